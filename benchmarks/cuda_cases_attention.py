@@ -1,0 +1,142 @@
+"""Cases of attention: head sizes, masks, causal, grouped heads, packed and permuted operands, odd sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.cuda_case import ROUNDOFF, Array, Case, Output, rounding, stored, value
+from tracea_onnx.dims import DimLike, symbol
+from tracea_onnx.ops import DType
+
+
+@dataclass(frozen=True)
+class Shape:
+    b: int
+    h: int
+    kv: int
+    s: int
+    t: int
+    d: int
+    dv: int
+    causal: bool = False
+    past: int = 0
+    mask: int = 0
+    broadcast: str = "bhqk"  # axes the mask really has
+    fill: float = float("-inf")
+    clean: bool = False
+    packed: bool = False  # q, k and v in one [B, S, 3, H, D]
+    scale: float = 0.0
+    odd: bool = False  # pitches that allow no vector access
+
+    @property
+    def name(self) -> str:
+        flags = [k for k in ("causal", "clean", "packed", "odd") if getattr(self, k)]
+        mask = f" mask{self.mask}[{self.broadcast}]" if self.mask else ""
+        return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask} {' '.join(flags)}"
+
+
+SHAPES = (
+    Shape(2, 3, 3, 64, 64, 64, 64), Shape(1, 2, 1, 17, 129, 64, 64, causal=True, past=112), Shape(1, 4, 2, 127, 65, 128, 128), Shape(2, 2, 2, 1, 300, 64, 64),
+    Shape(1, 2, 2, 200, 200, 64, 64, causal=True), Shape(1, 1, 1, 129, 129, 128, 128, causal=True), Shape(1, 2, 2, 33, 47, 32, 32),
+    Shape(1, 2, 1, 50, 70, 40, 40),
+    Shape(1, 2, 2, 65, 66, 80, 80), Shape(1, 1, 1, 70, 90, 96, 96), Shape(1, 2, 2, 67, 131, 256, 256), Shape(1, 1, 1, 31, 97, 256, 256, causal=True, past=66),
+    Shape(2, 2, 2, 40, 77, 64, 64, mask=1), Shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk"), Shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk"),
+    Shape(2, 2, 2, 40, 40, 64, 64, mask=2, broadcast="qk", fill=-1e4), Shape(1, 2, 2, 40, 77, 128, 128, mask=3, broadcast="bhqk", clean=True),
+    Shape(1, 2, 2, 40, 77, 64, 64, mask=3, broadcast="bhqk", causal=True, past=37), Shape(1, 2, 2, 64, 64, 64, 64, mask=1, broadcast="hqk", causal=True),
+    Shape(2, 3, 3, 128, 128, 64, 64, packed=True), Shape(1, 2, 2, 13, 13, 40, 40, packed=True), Shape(1, 2, 1, 19, 23, 17, 13), Shape(1, 1, 1, 5, 3, 1, 1),
+    Shape(1, 2, 2, 30, 40, 64, 64, odd=True), Shape(1, 1, 1, 20, 0, 64, 64), Shape(0, 2, 2, 8, 8, 64, 64), Shape(1, 1, 1, 40, 50, 64, 64, scale=-0.3),
+    Shape(1, 2, 2, 40, 50, 64, 128), Shape(1, 2, 2, 40, 50, 128, 64), Shape(1, 1, 1, 70, 30, 64, 64, causal=True, past=-20), Shape(1, 8, 2, 3, 513, 128, 128),
+    Shape(2, 2, 2, 257, 300, 64, 64, mask=1, broadcast="b1k"), Shape(1, 2, 2, 300, 260, 128, 128, mask=2, broadcast="qk", clean=True),
+    Shape(1, 2, 2, 385, 385, 64, 64, causal=True),
+    Shape(1, 1, 1, 256, 512, 128, 128, causal=True, past=256), Shape(1, 3, 3, 150, 352, 128, 128), Shape(9, 16, 8, 129, 65, 64, 64),
+)  # fmt: skip
+
+
+def _mask(rng: np.random.Generator, p: Shape, dtype: DType) -> tuple[Array, Array, dict[str, DimLike]]:
+    """The mask as stored, as what it does to scores (NaN where it writes the fill), and its strides."""
+    sizes = {"b": p.b, "h": p.h, "q": p.s, "k": p.t}
+    shape = [sizes[a] if a in p.broadcast else 1 for a in "bhqk"]
+    if p.mask == 1:
+        m = stored(np.where(rng.random(shape) < 0.2, -np.inf if dtype == DType.F32 else -1e4, rng.standard_normal(shape)), dtype)
+        effect = value(m, dtype)
+    else:
+        keep = rng.random(shape) < 0.7
+        if "q" in p.broadcast:
+            keep[..., :1, :] = False  # a row without keys
+        m = (keep if p.mask == 2 else ~keep).astype(np.uint8)
+        effect = np.where(keep, 0.0, np.nan)
+    strides: dict[str, DimLike] = {}
+    step = 1
+    for axis, n in zip("kqhb", reversed(shape), strict=True):
+        strides[f"m_{axis}"] = step if n != 1 else 0
+        step *= n
+    return m, effect, strides
+
+
+def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> tuple[Array, Array]:
+    """Attention of [B, H, S, D] operands in float64, and the same of |v| (what rounding the weights errs relative to)."""
+    group = p.h // p.kv
+    k, v = (np.repeat(a, group, 1) for a in (k, v))
+    scores = (p.scale or p.d**-0.5) * (q @ k.swapaxes(2, 3))
+    if effect is not None:
+        scores = np.where(np.isnan(effect), p.fill, scores + np.nan_to_num(effect, nan=0.0, neginf=-np.inf))
+    seen = np.arange(p.t)[None, :] <= np.arange(p.s)[:, None] + p.past if p.causal else np.ones((p.s, p.t), bool)
+    scores = np.where(seen, scores, -np.inf)
+    with np.errstate(all="ignore"):
+        top = scores.max(3, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - np.where(np.isinf(top), 0.0, top))
+        total = e.sum(3, keepdims=True)
+        weights = e / total
+    nothing = 0.0 if p.clean or not p.mask else np.nan
+    weights = np.where(total == 0, nothing, weights)
+    out, size = weights @ v, weights @ np.abs(v)
+    if p.t == 0:
+        out, size = np.full(out.shape, nothing), np.zeros(size.shape)
+    return out, size
+
+
+def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic: bool = False) -> Case:
+    pad = 1 if p.odd else 0
+    operands: dict[str, Array] = {}
+    ints: dict[str, DimLike] = {"B": p.b, "H": p.h, "KVH": p.kv, "S": p.s, "T": p.t, "D": p.d, "DV": p.dv, "causal": int(p.causal), "past": p.past}
+    values: dict[str, Array] = {}
+    if p.packed:
+        whole = stored(rng.standard_normal((p.b, p.s, 3, p.h, p.d)), dtype)
+        for j, name in enumerate("qkv"):
+            operands[name] = whole.reshape(-1)[j * p.h * p.d :]
+            values[name] = value(whole, dtype)[:, :, j].transpose(0, 2, 1, 3)
+            ints |= {f"{name}_b": p.s * 3 * p.h * p.d, f"{name}_s": 3 * p.h * p.d, f"{name}_h": p.d}
+    else:
+        for name, heads, rows, width in (("q", p.h, p.s, p.d), ("k", p.kv, p.t, p.d), ("v", p.kv, p.t, p.dv)):
+            a = stored(rng.standard_normal((p.b, rows, heads, width + pad)), dtype)
+            operands[name] = a
+            values[name] = value(a, dtype)[..., :width].transpose(0, 2, 1, 3)
+            ints |= {f"{name}_b": rows * heads * (width + pad), f"{name}_s": heads * (width + pad), f"{name}_h": width + pad}
+    effect = None
+    if p.mask:
+        operands["mask"], effect, strides = _mask(rng, p, dtype)
+        ints |= strides | {"mask_kind": p.mask, "nan_to_zero": int(p.clean)}
+    want, size = reference(p, values["q"], values["k"], values["v"], effect)
+    u = ROUNDOFF[dtype]
+    bound = rounding(want, dtype, 0) + (2.02 * u if dtype != DType.F32 else 0.0) * size + 2.0**-24 * (32 + 2 * p.d) * (size + np.abs(want)) + 1e-30
+    row = p.h * (p.dv + pad)
+    ints |= {"y_b": p.s * row, "y_s": row, "y_h": p.dv + pad}
+    out = Output(dtype, max(p.b * p.s * row, 1), want.shape, [p.s * row, p.dv + pad, row, 1], want, bound)
+    env: dict[str, int] = {}
+    if symbolic:
+        env = {"B": p.b, "S": p.s, "T": p.t}
+        ints |= {"B": symbol("B"), "S": symbol("S"), "T": symbol("T")}
+    floats = {"scale": p.scale or p.d**-0.5, "fill": p.fill}
+    return Case(p.name + (" symbolic" if symbolic else ""), "attention", dtype, ints, operands, {"y": out}, floats, env=env)
+
+
+def attention(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype in (DType.F32, DType.F16, DType.BF16):
+        for k, p in enumerate(SHAPES):
+            yield attention_case(rng, p, dtype, symbolic=k % 7 == 0 and p.b > 0)
+
+
+FAMILIES = {"attention": attention}

@@ -1,0 +1,220 @@
+"""Cases of the row families: softmax, norms, rotary embedding, reductions, argmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.cuda_case import Array, Case, Output, contiguous, plain, rounding, stored, value
+from tracea_onnx.dims import DimLike, symbol
+from tracea_onnx.ops import DType
+
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+def _pair(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, scale: float = 1.0) -> tuple[Array, Array]:
+    """A random tensor as stored and in float64."""
+    s = stored(rng.standard_normal(shape) * scale, dtype)
+    return s, value(s, dtype)
+
+
+def softmax(rng: np.random.Generator) -> Iterator[Case]:
+    shapes = [(3, 1, 1), (5, 17, 1), (2, 128, 1), (7, 1000, 1), (3, 4096, 1), (2, 40000, 1), (3, 5, 7), (2, 64, 33), (0, 8, 1), (4, 1021, 1)]
+    for dtype in FLOATS:
+        for log in (0, 1):
+            for outer, n, inner in shapes:
+                x, v = _pair(rng, (outer, n, inner), dtype, 3.0)
+                d = v - v.max(1, keepdims=True) if outer else v
+                total = np.exp(d).sum(1, keepdims=True)
+                want = d - np.log(total) if log else np.exp(d) / total
+                bound = rounding(want, dtype, np.abs(d) + 1 if log else want * (np.abs(d) + 8))
+                ints = {"outer": outer, "n": n, "inner": inner, "log": log}
+                yield Case(f"softmax {outer}x{n}x{inner} log={log}", "softmax", dtype, ints, {"x": x}, {"y": plain(dtype, want, bound)})
+    x, v = _pair(rng, (3, 100, 1), DType.F16)
+    x[0, 5], x[1, :], x[2, 3] = np.nan, -np.inf, -np.inf
+    v = value(x, DType.F16)
+    with np.errstate(all="ignore"):
+        e = np.exp(v - v.max(1, keepdims=True))
+        want = e / e.sum(1, keepdims=True)
+    free: dict[str, DimLike] = {"outer": symbol("outer"), "n": symbol("n"), "inner": 1, "log": 0}
+    yield Case(
+        "softmax NaN and -inf rows, symbolic",
+        "softmax",
+        DType.F16,
+        free,
+        {"x": x},
+        {"y": plain(DType.F16, want, rounding(want, DType.F16, 4))},
+        env={"outer": 3, "n": 100},
+    )
+
+
+def layernorm(rng: np.random.Generator) -> Iterator[Case]:
+    shapes = [(3, 1), (5, 17), (4, 768), (2, 1024), (3, 3072), (2, 5000), (1, 40000), (6, 127), (0, 64), (5, 256), (3, 1031), (1, 33000)]
+    for dtype in FLOATS:
+        for k, (rows, n) in enumerate(shapes):
+            present = [("res", "gamma", "beta", "skip"), ("gamma", "beta"), ("xbias", "res", "gamma", "skip"), ()][k % 4]
+            rms, add = int(k % 3 == 1), int(k % 5 == 2)
+            x, s = _pair(rng, (rows, n), dtype)
+            operands = {"x": x + stored(np.array(2.0), dtype) if dtype != DType.BF16 else x}
+            s = value(operands["x"], dtype)
+            weights: dict[str, Array] = {}
+            for name in present:
+                if name == "skip":
+                    continue
+                operands[name], weights[name] = _pair(rng, (rows, n) if name == "res" else (n,), dtype)
+            size = np.abs(s) + np.abs(weights.get("res", 0.0)) + np.abs(weights.get("xbias", 0.0))
+            s = s + weights.get("res", 0.0) + weights.get("xbias", 0.0)
+            centred = s if rms else s - s.mean(1, keepdims=True) if rows else s
+            variance = (centred**2).mean(1, keepdims=True) if rows else centred[:, :1]
+            eps = 1e-5
+            unit = centred / np.sqrt(variance + eps)
+            gain = weights.get("gamma", np.ones(n)) + (add if "gamma" in weights else 0)
+            want = unit * gain + (0.0 if rms else weights.get("beta", 0.0))
+            error = (size + 1) / np.sqrt(variance + eps) * np.abs(gain) + np.abs(want) + 1
+            outputs = {"y": plain(dtype, want, rounding(want, dtype, error, 32))}
+            if "skip" in present:
+                outputs["skip"] = plain(dtype, s, rounding(s, dtype, size))
+            ints: dict[str, DimLike] = {"rows": rows, "N": n, "rms": rms, "gamma_add": add}
+            yield Case(f"layernorm {rows}x{n} {'+'.join(present)} rms={rms}", "layernorm", dtype, ints, operands, outputs, {"eps": eps})
+    x, s = _pair(rng, (5, 96), DType.F16)
+    want = (s - s.mean(1, keepdims=True)) / np.sqrt(s.var(1, keepdims=True) + 1e-5)
+    sizes: dict[str, DimLike] = {"rows": symbol("rows"), "N": symbol("width"), "rms": 0, "gamma_add": 0}
+    yield Case(
+        "layernorm symbolic",
+        "layernorm",
+        DType.F16,
+        sizes,
+        {"x": x},
+        {"y": plain(DType.F16, want, rounding(want, DType.F16, 4, 32))},
+        {"eps": 1e-5},
+        env={"rows": 5, "width": 96},
+    )
+
+
+def groupnorm(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype in FLOATS:
+        for b, c, g, h, w, act in (
+            (2, 32, 8, 5, 7, 0),
+            (1, 6, 6, 3, 1, 1),
+            (3, 40, 4, 16, 16, 5),
+            (1, 320, 32, 9, 8, 5),
+            (1, 7, 1, 1, 1, 0),
+            (2, 16, 2, 33, 31, 0),
+        ):
+            x, v = _pair(rng, (b, c, h, w), dtype)
+            gamma, vg = _pair(rng, (c,), dtype)
+            beta, vb = _pair(rng, (c,), dtype)
+            grouped = v.reshape(b, g, -1)
+            unit = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + 1e-5)
+            want = unit.reshape(v.shape) * vg[:, None, None] + vb[:, None, None]
+            with np.errstate(all="ignore"):
+                want = want if act == 0 else np.maximum(want, 0) if act == 1 else want / (1 + np.exp(-want))
+            bound = rounding(want, dtype, np.abs(want) + 4, 32) * (2 if act == 5 else 1)
+            floats = {"eps": 1e-5, "p0": 0.0, "p1": 0.0}
+            operands = {"x": x, "gamma": gamma, "beta": beta}
+            ints = {"B": b, "C": c, "G": g, "inner": h * w, "act": act}
+            yield Case(f"groupnorm {b}x{c}/{g}x{h}x{w}", "groupnorm", dtype, ints, operands, {"y": plain(dtype, want, bound)}, floats)
+            cs = -(-c // 8) * 8
+            packed = np.full((b, h, w, cs), np.nan)
+            packed[..., :c] = v.transpose(0, 2, 3, 1)
+            strides = [h * w * cs, 1, w * cs, cs]
+            out = Output(dtype, b * h * w * cs, want.shape, strides, want, bound)
+            pitches = {f"{s}_{p}": q for s in "xy" for p, q in (("cs", cs), ("rs", w * cs), ("ns", h * w * cs))}
+            image = {"N": b, "C": c, "G": g, "H": h, "W": w, **pitches, "act": act}
+            yield Case(f"groupnorm_nhwc {b}x{c}/{g}x{h}x{w}", "groupnorm_nhwc", dtype, image, {**operands, "x": stored(packed, dtype)}, {"y": out}, floats)
+
+
+def rope(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype in FLOATS:
+        for b, s, h, d, rot, interleaved, full in ((2, 5, 3, 64, 64, 0, 1), (1, 7, 2, 80, 32, 1, 0), (2, 3, 1, 17, 16, 0, 0), (1, 1, 4, 128, 128, 1, 1)):
+            x, v = _pair(rng, (b, h, s, d), dtype)
+            cos, vc = _pair(rng, (s, rot if full else rot // 2), dtype)
+            sin, vs = _pair(rng, (s, rot if full else rot // 2), dtype)
+            half = rot // 2
+            first, second = (np.arange(half) * 2, np.arange(half) * 2 + 1) if interleaved else (np.arange(half), np.arange(half) + half)
+            c0, s0 = vc[:, :half], vs[:, :half]
+            c1, s1 = (vc[:, half:], vs[:, half:]) if full else (c0, s0)
+            want = v.copy()
+            want[..., first] = v[..., first] * c0 - v[..., second] * s0
+            want[..., second] = v[..., second] * c1 + v[..., first] * s1
+            sx = contiguous(v.shape)
+            ints = {"B": b, "S": s, "H": h, "D": d, "rot": rot, "x_b": sx[0], "x_h": sx[1], "x_s": sx[2], "y_b": sx[0], "y_h": d, "y_s": h * d,
+                    "c_b": 0, "c_s": cos.shape[1], "interleaved": interleaved, "full": full}  # fmt: skip
+            out = Output(dtype, v.size, want.shape, [sx[0], d, h * d, 1], want, rounding(want, dtype, 16))
+            yield Case(f"rope {b}x{s}x{h}x{d}/{rot} interleaved={interleaved} full={full}", "rope", dtype, ints, {"x": x, "cos": cos, "sin": sin}, {"y": out})
+
+
+_REDUCE = ("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum", "log_sum_exp")
+
+
+def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
+    """Reduction over axis 1 in float64, and the magnitude its error scales with."""
+    name, count = _REDUCE[kind], v.shape[1]
+    with np.errstate(all="ignore"):
+        total = np.abs(v).sum(1)
+        table = {
+            "sum": lambda: (v.sum(1), total), "mean": lambda: (v.sum(1) / np.float64(count), total / max(count, 1)),
+            "max": lambda: (v.max(1, initial=-np.inf), 0 * total), "min": lambda: (v.min(1, initial=np.inf), 0 * total),
+            "prod": lambda: (v.prod(1), np.abs(v.prod(1)) * count), "l1": lambda: (total, total), "l2": lambda: (np.sqrt((v**2).sum(1)),) * 2,
+            "sum_square": lambda: ((v**2).sum(1),) * 2, "log_sum": lambda: (np.log(v.sum(1)), 1 + np.abs(np.log(v.sum(1)))),
+            "log_sum_exp": lambda: (np.log(np.exp(v).sum(1)), 4 + np.abs(np.log(np.exp(v).sum(1)))),
+        }  # fmt: skip
+        return table[name]()
+
+
+def reduce(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype in FLOATS:
+        for kind in range(10):
+            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1)):
+                if kind == 4 and n > 300:
+                    continue
+                x, v = _pair(rng, (outer, n, inner), dtype)
+                if kind == 8:
+                    x, v = stored(np.abs(v) + 0.1, dtype), value(stored(np.abs(v) + 0.1, dtype), dtype)
+                want, magnitude = _reduced(kind, v)
+                ints = {"kind": kind, "outer": outer, "n": n, "inner": inner, "dtype": int(dtype)}
+                out = plain(dtype, want, rounding(want, dtype, magnitude, 16))
+                yield Case(f"reduce {_REDUCE[kind]} {outer}x{n}x{inner}", "reduce", dtype, ints, {"x": x}, {"y": out})
+    for kind in (0, 2, 3, 4):
+        for it in (DType.I64, DType.I32):
+            x = rng.integers(-9, 9, (3, 37, 5)).astype(stored(np.zeros(1), it).dtype)
+            with np.errstate(all="ignore"):
+                exact = (x.sum(1, dtype=x.dtype), None, x.max(1), x.min(1), x.prod(1, dtype=x.dtype))[kind]
+            assert exact is not None
+            ints = {"kind": kind, "outer": 3, "n": 37, "inner": 5, "dtype": int(it)}
+            yield Case(f"reduce {_REDUCE[kind]} {it.name}", "reduce", DType.F32, ints, {"x": x}, {"y": plain(it, exact, None)})
+    empty: dict[str, DimLike] = {"kind": 1, "outer": 2, "n": symbol("n"), "inner": 3, "dtype": 1}
+    yield Case(
+        "reduce mean of nothing",
+        "reduce",
+        DType.F32,
+        empty,
+        {"x": np.zeros(4, np.float32)},
+        {"y": plain(DType.F32, np.full((2, 3), np.nan), 1.0)},
+        env={"n": 0},
+    )
+
+
+def argmax(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype in (*FLOATS, DType.I64):
+        for least in (0, 1):
+            for last in (0, 1):
+                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1)):
+                    v = rng.integers(-3, 4, (outer, n, inner)).astype(np.float64)
+                    x = stored(v, dtype)
+                    scan = (-v if least else v)[:, ::-1] if last else (-v if least else v)
+                    at = scan.argmax(1)
+                    want = (n - 1 - at if last else at).astype(np.int64)
+                    ints = {"outer": outer, "n": n, "inner": inner, "min": least, "last": last, "dtype": int(dtype)}
+                    yield Case(
+                        f"argmax {outer}x{n}x{inner} min={least} last={last}",
+                        "argmax",
+                        dtype if dtype in FLOATS else DType.F32,
+                        ints,
+                        {"x": x},
+                        {"y": plain(DType.I64, want, None)},
+                    )
+
+
+FAMILIES = {"softmax": softmax, "layernorm": layernorm, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax}

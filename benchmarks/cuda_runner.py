@@ -1,0 +1,380 @@
+"""Runs family launches on a GPU straight from their `Request`s, without ONNX Runtime: what the provider's launcher does, in ctypes.
+
+    launch = bind(request, {"x": x.data_ptr(), "y": y.data_ptr()})
+    launch(torch.cuda.current_stream().cuda_stream)
+
+Needs PyTorch with CUDA (memory, streams, graphs, references) and NVRTC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tracea_onnx import registry
+from tracea_onnx.cuda import Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.dims import DimLike, evaluate
+from tracea_onnx.families import FAMILIES
+from tracea_onnx.ops import DType
+
+C = ctypes
+_MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3}
+_SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
+
+
+def torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def torch_dtype(dtype: DType) -> Any:
+    t = torch()
+    names = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16", DType.I64: "int64", DType.I32: "int32", DType.BOOL: "bool", DType.U8: "uint8"}
+    return getattr(t, names[dtype])
+
+
+# --- driver ---------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def driver() -> C.CDLL:
+    lib = C.CDLL("libcuda.so.1")
+    void, u32, i32 = C.c_void_p, C.c_uint32, C.c_int
+    lib.cuTensorMapEncodeTiled.argtypes = [void, i32, u32, void, void, void, void, void, i32, i32, i32, i32]
+    lib.cuTensorMapEncodeIm2col.argtypes = [void, i32, u32, void, void, void, void, void, u32, u32, void, i32, i32, i32, i32]
+    return lib
+
+
+def check(status: int, what: str) -> None:
+    if status:
+        text = C.c_char_p()
+        driver().cuGetErrorString(status, C.byref(text))
+        raise RuntimeError(f"{what}: CUDA {status} {(text.value or b'').decode()}")
+
+
+@cache
+def driver_version() -> int:
+    v = C.c_int()
+    driver().cuDriverGetVersion(C.byref(v))
+    return v.value
+
+
+@cache
+def device() -> tuple[int, int]:
+    """(compute capability x 10, multiprocessors) of the current device."""
+    p = torch().cuda.get_device_properties(0)
+    return p.major * 10 + p.minor, p.multi_processor_count
+
+
+class _Attribute(C.Structure):
+    _fields_ = (("id", C.c_int), ("pad", C.c_int), ("value", C.c_uint32 * 16))
+
+
+class _Config(C.Structure):
+    _fields_ = (
+        *((n, C.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "smem")),
+        ("stream", C.c_void_p), ("attributes", C.POINTER(_Attribute)), ("count", C.c_uint),
+    )  # fmt: skip
+
+
+_modules: dict[bytes, C.c_void_p] = {}
+
+
+def _function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
+    torch().cuda.current_stream().synchronize()  # a context exists
+    if cubin not in _modules:
+        module = C.c_void_p()
+        check(driver().cuModuleLoadData(C.byref(module), cubin), f"loading {symbol}")
+        _modules[cubin] = module
+    function = C.c_void_p()
+    check(driver().cuModuleGetFunction(C.byref(function), _modules[cubin], symbol.encode()), f"finding {symbol}")
+    if smem > 48 * 1024:
+        check(driver().cuFuncSetAttribute(function, 8, C.c_int(smem)), f"{smem} bytes of shared memory for {symbol}")
+    return function
+
+
+def _tensor_map(t: TensorMap, address: int, env: dict[str, int]) -> Any:
+    raw = C.create_string_buffer(256)
+    out = (C.c_char * 128).from_buffer(raw, -C.addressof(raw) % 64)
+    rank = len(t.dims)
+    sizes = [max(evaluate(d, env), 1) for d in t.dims]
+    dims, strides = (C.c_uint64 * rank)(*sizes), (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides])
+    steps = (C.c_uint32 * rank)(*(t.steps or [1] * rank))
+    where, kind, swizzle = C.addressof(out), _MAP_TYPES[t.dtype], _SWIZZLE[t.swizzle]
+    if t.im2col is None:
+        box = (C.c_uint32 * rank)(*t.box)
+        check(driver().cuTensorMapEncodeTiled(where, kind, rank, address, dims, strides, box, steps, 0, swizzle, 3, 0), f"tensor map {t} {sizes}")
+    else:
+        lower, upper = (C.c_int * (rank - 2))(*t.im2col[0]), (C.c_int * (rank - 2))(*t.im2col[1])
+        encode = driver().cuTensorMapEncodeIm2col
+        check(encode(where, kind, rank, address, dims, strides, lower, upper, t.im2col[2], t.im2col[3], steps, 0, swizzle, 3, 0), f"im2col map {t} {sizes}")
+        total = t.dtype.size
+        for s in sizes:
+            total *= s
+        if driver_version() <= 13010 and total < 131072:  # such drivers set a bit that misreads small tensors
+            (C.c_uint64 * 16).from_buffer(out)[1] &= ~(1 << 21)
+    return out
+
+
+# --- launches ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Launch:
+    """The bound kernels of one request; calling it enqueues them on a stream."""
+
+    kernels: Sequence[Kernel]
+    calls: list[Callable[[int], None]] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+
+    def __call__(self, stream: int) -> None:
+        for call in self.calls:
+            call(stream)
+
+
+def request(
+    family: str, dtype: DType, ints: Mapping[str, DimLike], floats: Mapping[str, float] | None = None, program: Mapping[str, Any] | None = None,
+    operands: Iterable[str] = (), *, target: tuple[int, int] | None = None, unaligned: Iterable[str] = (),
+) -> Request:  # fmt: skip
+    """A Request with the parameters that were not given set to 0, as lowering leaves them."""
+    spec = FAMILIES[family]
+    unknown = (set(ints) - set(spec.ints)) | (set(operands) - {o.rstrip("?") for o in spec.operands})
+    if unknown:
+        raise ValueError(f"{family} has no {sorted(unknown)}")
+    arch, sms = target or device()
+    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, sms, frozenset(unaligned))
+
+
+_forced: dict[int, tuple[Request, Any]] = {}
+
+
+def force(r: Request, tile: Any) -> Request:
+    """A copy of `r` whose kernels use `tile` rather than the one that the backend would choose."""
+    copy = replace(r)
+    _forced[id(copy)] = copy, tile
+    return copy
+
+
+def kernels(r: Request) -> list[Kernel]:
+    backend = registry.module("kernels", "cuda")
+    if id(r) not in _forced:
+        return list(backend.emit(r))
+    product, tile = backend.part("_product"), _forced[id(r)][1]
+    choose, product.choose = product.choose, lambda *_, **__: tile
+    try:
+        return list(backend.emit(r))
+    finally:
+        product.choose = choose
+
+
+def tiles(dtype: DType) -> list[Any]:
+    """Every tile of the general kernel with every split, then those of the Hopper kernel."""
+    product, wgmma = (registry.module("kernels", "cuda").part(n) for n in ("_product", "_wgmma"))
+    general = [replace(t, split=s) for t in product.tiles(dtype) for s in (1, 2, 4, 8)]
+    return general + (list(wgmma.TILES) if dtype != DType.F32 and device()[0] == 90 else [])
+
+
+def forced_tile(r: Request) -> Any:
+    return _forced[id(r)][1]
+
+
+def plausible(m: int, n: int, k: int, *, steps: int = 0, dtype: DType = DType.F16, most: int = 9) -> list[Any]:
+    """The tiles of each kernel that the cost model likes best; `steps` of the Hopper kernel along k (0: k / 64)."""
+    product, wgmma = (registry.module("kernels", "cuda").part(name) for name in ("_product", "_wgmma"))
+    sms, f32 = device()[1], dtype == DType.F32
+    count = -(-k // 64)
+    general = sorted((t for t in tiles(dtype) if hasattr(t, "split")), key=lambda t: product.tile_cost(t, m, n, count, 1, sms, f32))
+    hopper = sorted(wgmma.TILES, key=lambda t: wgmma.tile_cost(t, m, n, steps or count, sms)) if steps >= 0 else []
+    return [t for t in general if t.split == 1 or count >= 2 * t.split][:most] + hopper[:most]
+
+
+def tile_name(t: Any) -> str:
+    if hasattr(t, "split"):
+        return f"tile {t.bm}x{t.bn} split{t.split}"
+    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}"
+
+
+def compile_all(requests: Iterable[Request]) -> dict[str, str]:
+    """Compile every kernel of the requests in parallel; source -> error of those that do not compile."""
+    todo: dict[str, int] = {}
+    for r in requests:
+        try:
+            todo |= {k.source: r.arch for k in kernels(r)}
+        except Exception as e:
+            print(f"emit {r.family}: {e}", flush=True)
+    failed: dict[str, str] = {}
+    # Processes, not threads: a compiler may hold one lock for all of a process.
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for (source, arch), cubin in zip(todo.items(), pool.map(_compile_one, todo.items(), chunksize=4), strict=True):
+            if isinstance(cubin, bytes):
+                _cubins[source, arch] = cubin
+            else:
+                failed[source] = cubin
+    return failed
+
+
+def _compile_one(item: tuple[str, int]) -> bytes | str:
+    try:
+        cubin: bytes = registry.module("kernels", "cuda").compile(*item)
+        return cubin
+    except Exception as e:
+        return str(e)
+
+
+_cubins: dict[tuple[str, int], bytes] = {}
+
+
+def _cubin(backend: Any, source: str, arch: int) -> bytes:
+    if (source, arch) not in _cubins:
+        _cubins[source, arch] = backend.compile(source, arch)
+    return _cubins[source, arch]
+
+
+def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None = None) -> Launch:
+    """Compile and bind `r` to device addresses; `env` gives the values of symbols."""
+    backend, names = registry.module("kernels", "cuda"), dict(env or {})
+    launch = Launch(kernels(r))
+    places = dict(operands)
+    for j, size in enumerate(next((k.scratch for k in launch.kernels if k.scratch), ())):
+        buffer = torch().full((max(evaluate(size, names), 1),), 0xA5, dtype=torch().uint8, device="cuda")
+        launch.keep.append(buffer)
+        places[f"scratch{j}"] = buffer.data_ptr()
+    for k in launch.kernels:
+        call = _call(k, _cubin(backend, k.source, r.arch), places, names, launch)
+        if call is not None:
+            launch.calls.append(call)
+    return launch
+
+
+def _call(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int], launch: Launch) -> Callable[[int], None] | None:
+    grid = [evaluate(d, env) for d in k.grid]
+    if min(grid) <= 0:
+        return None
+    if grid[0] % k.cluster:
+        raise RuntimeError(f"{k.symbol}: grid {grid} against a cluster of {k.cluster}")
+    values: list[Any] = []
+    for a in k.args:
+        if isinstance(a, Int32):
+            values.append(C.c_int32(evaluate(a.value, env)))
+        elif isinstance(a, Int64):
+            values.append(C.c_int64(evaluate(a.value, env)))
+        elif isinstance(a, Float32):
+            values.append(C.c_float(a.value))
+        else:
+            p = a if isinstance(a, Pointer) else a.pointer
+            base = places.get(p.operand, 0)
+            if isinstance(a, Pointer):
+                values.append(C.c_uint64(base + evaluate(p.offset, env) if base else 0))
+            else:
+                values.append(_tensor_map(a, base + evaluate(p.offset, env), env) if base else (C.c_char * 128)())
+    pointers = (C.c_void_p * max(len(values), 1))(*[C.addressof(v) for v in values])
+    attributes = (_Attribute * 2)()
+    count = 0
+    if k.cluster > 1:
+        attributes[count].id = 4
+        attributes[count].value[0], attributes[count].value[1], attributes[count].value[2] = k.cluster, 1, 1
+        count += 1
+    if k.pdl:
+        attributes[count].id = 6
+        attributes[count].value[0] = 1
+        count += 1
+    config = _Config(grid[0], grid[1], grid[2], k.block, 1, 1, k.smem, None, attributes, count)
+    function = _function(cubin, k.symbol, k.smem)
+    if k.cluster > 8:
+        check(driver().cuFuncSetAttribute(function, 14, C.c_int(1)), "non-portable cluster size")
+    launch.keep += [values, pointers, attributes, config]
+
+    def call(stream: int) -> None:
+        config.stream = stream
+        check(driver().cuLaunchKernelEx(C.byref(config), function, pointers, None), f"launching {k.symbol}")
+
+    return call
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------------
+
+
+def current_stream() -> int:
+    return int(torch().cuda.current_stream().cuda_stream)
+
+
+def graph_of(fn: Callable[[int], Any], sets: int, repetitions: int) -> Any:
+    """A CUDA graph of `repetitions` calls fn(i), i rotating over the input sets."""
+    t = torch()
+    side = t.cuda.Stream()
+    side.wait_stream(t.cuda.current_stream())
+    with t.cuda.stream(side):
+        for i in range(min(sets, 2)):
+            fn(i)
+    t.cuda.current_stream().wait_stream(side)
+    t.cuda.synchronize()
+    graph = t.cuda.CUDAGraph()
+    with t.cuda.graph(graph):
+        for k in range(repetitions):
+            fn(k % sets)
+    return graph
+
+
+def measure(variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96) -> dict[str, float | str]:
+    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant that fails gives its error line."""
+    t = torch()
+    results: dict[str, float | str] = {}
+    graphs: dict[str, tuple[Any, int]] = {}
+    for name, fn in variants.items():
+        try:
+            for i in range(2):
+                fn(i % sets)
+            t.cuda.synchronize()
+            begin = time.perf_counter()
+            for i in range(4):
+                fn(i % sets)
+            t.cuda.synchronize()
+            once = (time.perf_counter() - begin) / 4 * 1e6
+            count = max(2, min(most, int(target_us / max(once, 1.0))))
+            count = max(sets, count // sets * sets)
+            graphs[name] = graph_of(fn, sets, count), count
+        except Exception as e:
+            results[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:140] if str(e) else ''}"
+            t.cuda.synchronize()
+    times: dict[str, list[float]] = {n: [] for n in graphs}
+    for graph, _ in graphs.values():
+        graph.replay()
+    t.cuda.synchronize()
+    for _ in range(rounds):
+        for name, (graph, count) in graphs.items():
+            a, b = t.cuda.Event(enable_timing=True), t.cuda.Event(enable_timing=True)
+            a.record()
+            graph.replay()
+            b.record()
+            b.synchronize()
+            times[name].append(a.elapsed_time(b) / count * 1e3)
+    return results | {n: round(statistics.median(v), 3) for n, v in times.items()}
+
+
+def sets_for(bytes_per_set: int, total: int = 160 << 20, most: int = 12) -> int:
+    """How many input sets make the rotation larger than the L2 cache."""
+    return max(1, min(most, -(-total // max(bytes_per_set, 1))))
+
+
+class Log:
+    """Lines to stdout and to a file in $OUT (or the working directory)."""
+
+    def __init__(self, name: str) -> None:
+        folder = Path(os.environ.get("OUT") or "out")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = (folder / name).open("w")
+        self.begin = time.time()
+
+    def __call__(self, *parts: object) -> None:
+        line = f"[{time.time() - self.begin:6.1f}s] " + " ".join(map(str, parts))
+        print(line, flush=True)
+        print(line, file=self.file, flush=True)

@@ -1,0 +1,100 @@
+"""The sessions that are compared: stock ONNX Runtime and the Tracea provider, set up alike."""
+
+from __future__ import annotations
+
+import platform
+import traceback
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+_compile_failures: list[str] = []
+TRACEA = "TraceaExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+
+def session(
+    model: onnx.ModelProto | bytes | Path, *, provider: bool = False, threads: int = 1, optimize: bool = True, everything: bool = False
+) -> ort.InferenceSession:
+    """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize` False turns ORT's own graph optimizations off (the oracle).
+
+    everything: the provider takes every node it can run, not only those where it should be the faster.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    # Two sessions live in one process: the one that is not running must not spin on the other's cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source: Any = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model) if isinstance(model, Path) else model
+    if not provider:
+        return ort.InferenceSession(source, options, providers=[CPU])
+    import tracea_onnx
+
+    tracea_onnx.register()
+    _watch_compiler()
+    _compile_failures.clear()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if everything:
+        options.add_session_config_entry("ep.traceaexecutionprovider.claim", "all")
+    made = ort.InferenceSession(source, options, providers=[TRACEA, CPU], enable_fallback=0)
+    if TRACEA not in made.get_providers():
+        raise RuntimeError(f"the session does not use {TRACEA}")
+    if _compile_failures:
+        raise RuntimeError(f"the partition compiler raised {_compile_failures[0]}")
+    return made
+
+
+def _watch_compiler() -> None:
+    """Notes exceptions of the partition compiler: the provider logs them and leaves the nodes to ORT, which would hide a defect here."""
+    from tracea_onnx import compiler
+    from tracea_onnx.errors import TraceaError
+
+    if getattr(compiler.compile_request, "watched", False):
+        return
+    original = compiler.compile_request
+
+    def watched(request: bytes) -> bytes:
+        try:
+            return original(request)
+        except TraceaError:
+            raise
+        except Exception as e:
+            where = traceback.extract_tb(e.__traceback__)[-1]
+            _compile_failures.append(f"{type(e).__name__}: {e} ({Path(where.filename).name}:{where.lineno})")
+            raise
+
+    watched.watched = True  # type: ignore[attr-defined]
+    compiler.compile_request = watched
+
+
+def assigned(s: ort.InferenceSession) -> tuple[int, int]:
+    """(nodes the provider runs, all nodes) of a session made with `provider=True`."""
+    ours = total = 0
+    for part in s.get_provider_graph_assignment_info():
+        count = len(part.get_nodes())
+        total += count
+        ours += count if part.ep_name == TRACEA else 0
+    return ours, total
+
+
+def machine() -> str:
+    """One line: processor, system, versions."""
+    import numpy as np
+
+    import tracea_onnx
+
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text().splitlines()
+        fields = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        cores = sum(line.startswith("processor") for line in lines)
+        name = f"{fields.get('model name', name)} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}), {cores} logical cores"
+    return (
+        f"{name}; {platform.system()} {platform.release()}; Python {platform.python_version()}, onnx {onnx.__version__}, onnxruntime {ort.__version__}, "
+        f"numpy {np.__version__}, tracea-onnx {tracea_onnx.__version__}"
+    )

@@ -1,0 +1,300 @@
+"""Scaled dot-product attention: softmax(scale * q k^T + masks) v.
+
+before  MatMul, Mul/Div, Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and the head splits and transposes around them;
+after   attention(q, k, v, masks*) that reads the projections where they lie
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import TensorProto
+
+from tracea_onnx import dims
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.dims import DimLike
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns_attention import Axes, Operand, finish, heads, query_key, trace, with_values
+from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
+from tracea_onnx.patterns_shape import Shapes, same, shapes
+
+_WIDTH: dict[int, int] = {TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8}
+_PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
+
+
+@dataclass
+class _Scores:
+    """What was read between the product of q and k and the softmax; masks outermost first."""
+
+    product: Node
+    scale: float = 1.0
+    masks: list[Mask] = field(default_factory=list)
+    causal: DimLike | None = None
+    nodes: list[Node] = field(default_factory=list)
+    frames: list[str] = field(default_factory=list)  # the scores each mask meets, for its broadcasting
+
+
+def match(g: Graph, softmax: Node) -> Match:
+    s = shapes(g)
+    scores = _scores(g, s, softmax)
+    shape = s.dims(softmax.input(0))
+    axis = softmax.attr("axis", 1 if g.opset() < 13 else -1)
+    if axis != -1 and (shape is None or axis != len(shape) - 1):
+        raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis", softmax)
+    after, product, transposed, nan_to_zero = _probabilities(g, softmax)
+    scores.masks = [simplified(g, s, m) for m in scores.masks]
+    core = [*scores.nodes, softmax, *after, product]
+    rank = len(s.dims(scores.product.outputs[0]) or ())
+    if rank not in (3, 4):
+        raise Refuse(f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known", scores.product)
+    if len(s.dims(product.outputs[0]) or ()) != rank:
+        raise Refuse("the product with the values has another rank than the scores", product)
+    lead = ("b", "h") if rank == 4 else ("bh",)
+    qk, v = query_key(scores.product, lead), with_values(product, after[-1].outputs[0] if after else softmax.outputs[0], lead, transposed)
+    if qk is None or v is None:
+        raise Refuse("an Einsum of the chain is not a product over head elements or over keys", scores.product if qk is None else product)
+    operands = (*qk, v[0])
+    tries = [(False, False), (False, True), *([(True, False)] if rank == 3 else [])]
+    refused: Refuse | None = None
+    for merge, keep in tries:
+        found = _build(g, s, softmax, scores, core, product, operands, v[1], nan_to_zero, merge_heads=merge, keep_views=keep)
+        if not isinstance(found, Refuse):
+            return found
+        refused = refused or found
+    assert refused is not None
+    raise refused
+
+
+def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
+    """Whether `value` is a product of two run-time values, up to scaling and masking."""
+    node = g.producer(value)
+    if node is None or depth == 0:
+        return False
+    if node.op in _PRODUCTS:
+        return len(node.inputs) == 2 and not any(g.is_const(i) for i in node.inputs)
+    if node.op in ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
+        data = node.inputs if node.op in ("Add", "Mul") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
+        return any(_is_product(g, i, depth - 1) for i in data)
+    return False
+
+
+def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
+    value = softmax.input(0)
+    if not _is_product(g, value):
+        raise Refuse("what Softmax reads is not a product of two run-time values", softmax, near=False)
+    out = _Scores(softmax)
+    while True:
+        node = g.producer(value)
+        assert node is not None  # _is_product
+        out.nodes.append(node)
+        if node.op in _PRODUCTS:
+            out.product = node
+            if node.op == "com.microsoft.FusedMatMul":
+                out.scale *= node.attr("alpha", 1.0)
+                if node.attr("transA", 0) or node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
+                    raise Refuse("FusedMatMul transposes its queries", node)
+            return out
+        if node.op == "Cast":
+            _keep_precision(g, node)
+            value = node.input(0)
+        elif node.op in ("Identity", "Reshape", "Unsqueeze", "Squeeze"):
+            a, b = s.dims(node.input(0)), s.dims(node.outputs[0])
+            if a is None or b is None or len(a) < 2 or len(b) < 2 or not all(same(x, y) for x, y in zip(a[-2:], b[-2:], strict=True)):
+                raise Refuse(f"{node.op} regroups the scores' rows or columns", node)
+            value = node.input(0)
+        elif node.op in ("Mul", "Div"):
+            value = _scaled(g, s, node, out)
+        elif node.op == "Add":
+            inner = next(i for i in node.inputs if _is_product(g, i))
+            other = node.inputs[1 - node.inputs.index(inner)]
+            _masked(g, s, node, inner, out, Mask(other, "add"), triangle(g, s, other))
+            value = inner
+        elif node.op == "Where":
+            value = _where(g, s, node, out)
+        elif node.op == "Sub":
+            value = _subtracted(g, s, node, out)
+        else:
+            raise Refuse(f"{node.op} stands between the scores and Softmax", node)
+
+
+def _keep_precision(g: Graph, cast: Node) -> None:
+    old, new = g.dtype(cast.input(0)), cast.attr("to")
+    if new not in _WIDTH:
+        raise Refuse("a Cast to a type that is not floating point stands between scores and values", cast)
+    if old is not None and _WIDTH.get(old, 0) > _WIDTH[new]:
+        raise Refuse("the scores are rounded to a narrower type before Softmax", cast)
+
+
+def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
+    a, b = node.inputs
+    for x, c in ((a, b), (b, a)) if node.op == "Mul" else ((a, b),):
+        factor = s.scalar(c)
+        if factor is not None and _is_product(g, x):
+            if node.op == "Div" and factor == 0:
+                raise Refuse("the scores are divided by zero", node)
+            out.scale *= factor if node.op == "Mul" else 1.0 / factor
+            return x
+    raise Refuse(f"the factor of the scores in {node.op} is not a constant scalar", node)
+
+
+def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None) -> None:
+    """Record a mask, as causal when its triangle says so."""
+    if shape is not None and not shape.uniform:
+        if mask.kind == "add":
+            hides = shape.below == 0 and shape.above * out.scale <= MASKED
+        else:
+            hides = bool(shape.below) == (mask.kind == "bool")
+        frame, extent = s.dims(scores), s.dims(mask.value)
+        if hides and out.causal is None and frame is not None and extent is not None and _covers(extent, frame) and _aligned(shape.offset, frame):
+            out.causal = shape.offset
+            return
+    if mask.kind == "add" and out.scale != 1.0:
+        raise Refuse("a mask is added before the scores are scaled", node)
+    if len(out.masks) == 2:
+        raise Refuse("more than two masks are applied to the scores", node)
+    mask.fill *= out.scale
+    out.masks.append(mask)
+    out.frames.append(scores)
+
+
+def _covers(extent: Sequence[DimLike], frame: Sequence[DimLike]) -> bool:
+    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them to broadcast at all)."""
+    return len(extent) >= 2 and not any(m == 1 and f != 1 for m, f in zip(extent[-2:], frame[-2:], strict=True))
+
+
+def _aligned(offset: DimLike, frame: Sequence[DimLike]) -> bool:
+    return offset >= 0 if isinstance(offset, int) else same(offset, frame[-1] - frame[-2])
+
+
+def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
+    keep = _is_product(g, node.inputs[1])
+    inner, other = (node.inputs[1], node.inputs[2]) if keep else (node.inputs[2], node.inputs[1])
+    fill = triangle(g, s, other)
+    if fill is None or not fill.uniform:
+        raise Refuse("what Where writes into the scores is not one constant", node)
+    if not fill.below <= MASKED:
+        raise Refuse(f"Where writes {fill.below:g} into the scores, which does not mask them", node)
+    _masked(g, s, node, inner, out, Mask(node.inputs[0], "bool" if keep else "drop", float(fill.below)), triangle(g, s, node.inputs[0]))
+    return inner
+
+
+def _subtracted(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
+    """scores * b - 10000 * (1 - b) with b lower triangular, as early GPT-2 exports write a causal mask."""
+    inner, hidden = node.input(0), triangle(g, s, node.input(1))
+    if hidden is None or hidden.uniform:
+        raise Refuse("a run-time value is subtracted from the scores", node)
+    product = g.producer(inner)
+    if product is not None and product.op == "Mul":
+        for x, b in (product.inputs, product.inputs[::-1]):
+            kept = triangle(g, s, b)
+            if kept is not None and (kept.below, kept.above) == (1.0, 0.0) and same(kept.offset, hidden.offset):
+                out.nodes.append(product)
+                inner = x
+    negated = Triangle(0.0 - hidden.below, 0.0 - hidden.above, hidden.offset)
+    before = len(out.masks)
+    _masked(g, s, node, inner, out, Mask(node.input(1), "add"), negated)
+    if len(out.masks) != before:
+        raise Refuse("what is subtracted from the scores is not a causal mask", node)
+    return inner
+
+
+def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, bool]:
+    """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared)."""
+    nodes: list[Node] = []
+    value, transposed, nan_to_zero = softmax.outputs[0], False, False
+    while True:
+        uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
+        if g.is_output(value):
+            raise Refuse(f"the probabilities '{value}' are a graph output", softmax)
+        if len(uses) == 2 and uses[0].op == "IsNaN" and uses[1].op == "Where" and uses[1].inputs[0] == uses[0].outputs[0] and uses[1].inputs[2] == value:
+            if g.scalar(uses[1].inputs[1]) != 0.0 or g.sole_consumer(uses[0].outputs[0]) is not uses[1]:
+                raise Refuse("NaN probabilities are replaced by something other than 0", uses[1])
+            nodes += uses
+            value, nan_to_zero = uses[1].outputs[0], True
+            continue
+        if len(uses) != 1:
+            raise Refuse(f"the probabilities '{value}' have {len(uses)} consumers, not one", softmax, near=len(uses) > 1)
+        node = uses[0]
+        if node.op in _PRODUCTS:
+            if any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB")) or node.attr("alpha", 1.0) != 1.0:
+                raise Refuse("FusedMatMul transposes or scales the product with the values", node)
+            if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
+                raise Refuse("the probabilities are not the left operand of the product with the values", node)
+            return nodes, node, transposed, nan_to_zero
+        perm = node.attr("perm", [])
+        if node.op == "Transpose" and not transposed and perm[:-2] == list(range(len(perm) - 2)) and perm[-2:] == [len(perm) - 1, len(perm) - 2]:
+            transposed = True
+        elif node.op == "Dropout":
+            if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len([o for o in node.outputs if o]) > 1:
+                raise Refuse("Dropout is in training mode", node)
+        elif node.op not in ("Cast", "Identity", "Reshape"):
+            raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
+        elif node.op == "Cast" and node.attr("to") not in _WIDTH:
+            raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
+        elif node.op == "Reshape":
+            a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
+            if a is None or b is None or not all(same(x, y) for x, y in zip(a[-2:], b[-2:], strict=True)):
+                raise Refuse("Reshape regroups the probabilities' rows or columns", node)
+        nodes.append(node)
+        value = node.outputs[0]
+
+
+def _build(
+    g: Graph,
+    s: Shapes,
+    softmax: Node,
+    scores: _Scores,
+    core: list[Node],
+    product: Node,
+    operands: Sequence[Axes],
+    out_axes: Sequence[str],
+    nan_to_zero: bool,
+    *,
+    merge_heads: bool,
+    keep_views: bool,
+) -> Match | Refuse:
+    masks = [replace(m) for m in scores.masks[::-1]]
+    t = trace(g, s, operands, product.outputs[0], out_axes, core, [m.value for m in masks], merge_heads=merge_heads, keep_views=keep_views)
+    if isinstance(t, Refuse):
+        return t
+    counts = heads(t.q, t.k, t.v)
+    if isinstance(counts, str):
+        return Refuse(counts, scores.product)
+    for m, frame in zip(masks, scores.frames[::-1], strict=True):
+        if not _fits(s, m, frame, t.q, t.k):
+            return Refuse(f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]", scores.product)
+    if t.v.scale != 1.0:
+        return Refuse("the values are scaled inside the chain", product)
+    attrs = {"scale": scores.scale * t.q.scale * t.k.scale, "nan_to_zero": nan_to_zero, **causal_attrs(scores.causal), **mask_attrs(masks)}
+    return finish(g, "attention", softmax, t, counts, [m.value for m in masks], attrs)
+
+
+def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
+    """Whether a mask met the scores as [batch, heads, queries, keys]; sets `merged` when as [batch * heads, ...], and `period` when as
+    [batch / windows, windows, heads, queries, keys]."""
+    extent, scores = s.dims(mask.value), s.dims(frame)
+    if extent is None or scores is None or len(extent) > len(scores) or len(scores) > 5:
+        return False
+    if len(scores) == 3 and len(extent) == 3 and extent[0] != 1 and q.view.sizes["b"] != 1:
+        if not same(extent[0], dims.mul(q.view.sizes["b"], q.view.sizes["h"])):
+            return False
+        mask.merged, extent = True, extent[1:]
+    if len(scores) == 4 and not (same(scores[0], q.view.sizes["b"]) and same(scores[1], q.view.sizes["h"])):
+        return False
+    want: list[DimLike] = [q.view.sizes["b"], q.view.sizes["h"], q.view.sizes["s"], k.view.sizes["s"]]
+    if len(scores) == 5:  # shifted windows: the reshapes around keep heads, rows and columns, so axis 0 is batch / windows
+        if not same(scores[2], want[1]) or (len(extent) == 5 and extent[0] != 1):
+            return False
+        want[0] = scores[1]
+        period = extent[-4] if len(extent) > 3 else 0
+        if not isinstance(period, int):
+            return False
+        mask.period, extent = period, extent[-4:]
+    return not any(w == 1 and e != 1 for e, w in zip(extent[::-1], want[::-1], strict=False))
+
+
+RULE = Rule(
+    "attention", "Attention", frozenset(("Softmax",)), match,
+    "softmax(scale * q k^T + masks) v with the head splits, transposes and masks around it", priority=10,
+)  # fmt: skip

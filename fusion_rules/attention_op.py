@@ -1,0 +1,107 @@
+"""Attention written as one operator: Attention (ONNX 23) and com.microsoft.MultiHeadAttention.
+
+before  Attention(q, k, v, mask?) with head splits before and transposes after it
+after   attention(q, k, v, mask*) that reads the projections where they lie
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import TensorProto
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.dims import DimLike
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns_attention import Operand, Traced, finish, heads, trace
+from tracea_onnx.patterns_mask import Mask, causal_attrs, mask_attrs
+from tracea_onnx.patterns_shape import Shapes, same, shapes
+from tracea_onnx.patterns_view import Named
+
+
+def match(g: Graph, node: Node) -> Match:
+    return _standard(g, node) if node.op == "Attention" else _contrib(g, node)
+
+
+def _scale(given: float | None, head_size: DimLike | None, node: Node) -> float:
+    if given:
+        return float(given)
+    if not isinstance(head_size, int):
+        raise Refuse("the head size, and so the default scale, is not constant", node)
+    return float(head_size**-0.5)
+
+
+def _standard(g: Graph, node: Node) -> Match:
+    s = shapes(g)
+    for attr, plain in (("softcap", 0.0), ("qk_matmul_output_mode", 0)):
+        if node.attr(attr, plain) != plain:
+            raise Refuse(f"Attention has {attr} {node.attr(attr)}", node)
+    if any(node.input(k) for k in range(4, len(node.inputs))) or any(node.outputs[1:]):
+        raise Refuse("Attention keeps its own key/value cache", node)
+    shape = s.dims(node.input(0)) or ()
+    masks = _mask(g, s, node, node.input(3), shape)
+    if len(shape) == 4:
+        letters = ("b", "h", "s", "d")
+        t = trace(g, s, [(node.input(k), letters) for k in range(3)], node.outputs[0], letters, [node], [m.value for m in masks])
+        if isinstance(t, Refuse):
+            raise t
+        counts = heads(t.q, t.k, t.v)
+        if isinstance(counts, str):
+            raise Refuse(counts, node)
+        head_size: DimLike | None = shape[3]
+    elif len(shape) == 3:
+        counts = (node.attr("q_num_heads", 0), node.attr("kv_num_heads", 0))
+        if not all(counts):
+            raise Refuse("Attention on rank 3 has no q_num_heads or kv_num_heads", node)
+        t, head_size = _flat(node), _per_head(shape[2], counts[0])
+    else:
+        raise Refuse(f"the query of Attention has rank {len(shape) or 'unknown'}", node)
+    if t.v.scale != 1.0:
+        raise Refuse("the values are scaled inside the chain", node)
+    # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys.
+    scale = _scale(node.attr("scale"), head_size, node) * t.q.scale * t.k.scale
+    attrs = {"scale": scale, "nan_to_zero": False, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
+    return finish(g, RULE.name, node, t, counts, [m.value for m in masks], attrs)
+
+
+def _mask(g: Graph, s: Shapes, node: Node, value: str, query: Sequence[DimLike]) -> list[Mask]:
+    if not value:
+        return []
+    extent, key = s.dims(value), s.dims(node.input(1))
+    if extent is None or not 2 <= len(extent) <= 4:
+        raise Refuse(f"the rank of mask '{value}' is not known to be 2, 3 or 4", node)
+    last, keys = extent[-1], None if key is None else key[-2]
+    fixed = isinstance(last, int) and isinstance(keys, int)
+    # From opset 24 on a mask may be shorter than the keys; before, one that does not broadcast is not valid.
+    if keys is None or (last != 1 and not same(last, keys) and (fixed or g.opset() >= 24 or node.op != "Attention")):
+        raise Refuse(f"mask '{value}' is not known to cover every key", node)
+    return [Mask(value, "bool" if g.dtype(value) == TensorProto.BOOL else "add")]
+
+
+def _flat(node: Node) -> Traced:
+    q, k, v, out = (Operand(name, Named("bsx", None, {}), 1.0, ()) for name in (*node.inputs[:3], node.outputs[0]))
+    return Traced(q, k, v, out, [node])
+
+
+def _per_head(width: DimLike, count: int) -> DimLike | None:
+    return width // count if isinstance(width, int) and count and width % count == 0 else None
+
+
+def _contrib(g: Graph, node: Node) -> Match:
+    s = shapes(g)
+    ranks = [len(s.dims(node.input(k)) or ()) if node.input(k) else 0 for k in range(3)]
+    if ranks != [3, 3, 3]:
+        raise Refuse("MultiHeadAttention reads packed or cached keys and values", node)
+    if any(node.input(k) for k in (3, 4, *range(6, len(node.inputs)))) or any(node.outputs[1:]) or node.attr("unidirectional", 0):
+        raise Refuse("MultiHeadAttention has a bias, a padding mask, a cache or is unidirectional", node)
+    count, shape = node.attr("num_heads", 0), s.dims(node.input(0)) or ()
+    masks = _mask(g, s, node, node.input(5), shape)
+    scale = _scale(node.attr("scale"), _per_head(shape[2], count), node)
+    attrs = {"scale": scale, "nan_to_zero": False, **causal_attrs(None), **mask_attrs(masks)}
+    return finish(g, RULE.name, node, _flat(node), (count, count), [m.value for m in masks], attrs)
+
+
+RULE = Rule(
+    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention")), match,
+    "the Attention and MultiHeadAttention operators with the head splits and transposes around them", priority=10,
+)  # fmt: skip

@@ -1,0 +1,27 @@
+"""Group normalisation with any activation after it: statistics per image over groups of channels, weights per channel.
+
+before  Reshape [N, G, -1], InstanceNormalization (scale 1, bias 0), Reshape back, Mul, Add, pointwise ...; or GroupNormalization, pointwise ...
+after   groupnorm(x, gamma?, beta?) with groups
+"""
+
+from __future__ import annotations
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns import build_match, float_type, grow_epilogue
+from tracea_onnx.patterns_groupnorm import Grouped, channel_weights, grouped, grouped_operator
+
+
+def match(g: Graph, node: Node) -> Match:
+    norm: Grouped | None = grouped_operator(g, node) if node.op == "GroupNormalization" else grouped(g, node)
+    if norm is None:
+        raise Refuse("no reshape into groups stands before it, so this is an instance normalisation", node, near=False)
+    float_type(g, norm.x, node)
+    channel_weights(g, norm)
+    tail = grow_epilogue(g, norm.out, max_operands=0)
+    attrs = {"groups": norm.groups, "eps": norm.eps, **tail.attrs()}
+    roles = [("x", norm.x), ("gamma", norm.gamma), ("beta", norm.beta)]
+    return build_match(g, rule="groupnorm", anchor=node, nodes=[*norm.nodes, *tail.nodes], op="groupnorm", roles=roles, attrs=attrs, outputs=[tail.output])
+
+
+RULE = Rule("groupnorm", "GroupNorm", frozenset(("InstanceNormalization", "GroupNormalization")), match, "group normalisation with its activation")

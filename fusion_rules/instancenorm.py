@@ -1,0 +1,30 @@
+"""Instance normalisation with any activation after it: (x - mean) / sqrt(var + eps) * gamma + beta per image and channel.
+
+before  InstanceNormalization, pointwise ...
+after   groupnorm(x, gamma, beta) with groups = -1
+"""
+
+from __future__ import annotations
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns import build_match, float_type, grow_epilogue
+from tracea_onnx.patterns_groupnorm import grouped
+
+
+def match(g: Graph, node: Node) -> Match:
+    x, gamma, beta = node.inputs[:3]
+    float_type(g, x, node)
+    try:
+        inner = grouped(g, node)
+    except Refuse:
+        inner = None
+    if inner is not None:
+        raise Refuse("the reshapes around it make this a group normalisation", node, near=False)
+    tail = grow_epilogue(g, node.outputs[0], max_operands=0)
+    attrs = {"groups": -1, "eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
+    roles = [("x", x), ("gamma", gamma), ("beta", beta)]
+    return build_match(g, rule="instancenorm", anchor=node, nodes=[node, *tail.nodes], op="groupnorm", roles=roles, attrs=attrs, outputs=[tail.output])
+
+
+RULE = Rule("instancenorm", "InstanceNorm", frozenset(("InstanceNormalization",)), match, "instance normalisation with its activation")

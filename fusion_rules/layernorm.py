@@ -1,0 +1,44 @@
+"""Layer normalisation, alone or of a residual sum: (s - mean(s)) / sqrt(var(s) + eps) * gamma + beta over the last axes.
+
+before  ReduceMean, Sub, Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul), Mul, Add with Casts between; LayerNormalization;
+        com.microsoft.SkipLayerNormalization; for the skip form also the Add of a residual (and of a bias) before
+after   layernorm(x, res?, xbias?, gamma?, beta?) -> y, skip?
+"""
+
+from __future__ import annotations
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns_norm import Norm, absorb_residual, absorb_weights, build, decomposed, operator, skip_operator
+
+
+def _read(g: Graph, anchor: Node) -> Norm:
+    if anchor.op == "LayerNormalization":
+        return operator(g, anchor, rms=False)
+    norm = decomposed(g, anchor)
+    if norm.rms:
+        raise Refuse("the mean is not subtracted, so this is an RMS normalisation", anchor, near=False)
+    absorb_weights(g, norm)
+    return norm
+
+
+def match(g: Graph, anchor: Node) -> Match:
+    return build(g, "layernorm", anchor, _read(g, anchor))
+
+
+def match_skip(g: Graph, anchor: Node) -> Match:
+    if anchor.op == "com.microsoft.SkipLayerNormalization":
+        return build(g, "skip_layernorm", anchor, skip_operator(g, anchor, rms=False))
+    norm = _read(g, anchor)
+    if not absorb_residual(g, norm):
+        raise Refuse(f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape", anchor, near=False)
+    return build(g, "skip_layernorm", anchor, norm)
+
+
+RULES = (
+    Rule("layernorm", "LayerNorm", frozenset(("ReduceMean", "LayerNormalization")), match, "layer normalisation, as one operator or decomposed"),
+    Rule(
+        "skip_layernorm", "SkipLayerNorm", frozenset(("ReduceMean", "LayerNormalization", "com.microsoft.SkipLayerNormalization")), match_skip,
+        "residual sum (and bias) followed by layer normalisation; the sum stays available", priority=1,
+    ),
+)  # fmt: skip

@@ -1,0 +1,130 @@
+"""Chains of pointwise operators, with broadcasting, that no convolution, matrix product or BatchNormalization takes as its epilogue.
+
+    a ── Add ── Relu ── Mul ──    ⇒   pointwise(a, b, c) with expr = mul(relu(add(in0, in1)), in2)
+    b ───┘       c ──────┘
+"""
+
+from __future__ import annotations
+
+import heapq
+from weakref import WeakKeyDictionary
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.expr import Expr
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns import MAX_CODE, POINTWISE, Region, build_match, dims_of, float_type, label, refuse_quantised, same_shape
+from tracea_onnx.patterns_conv import CONVOLUTIONS, match_batch_norm, match_convolution
+from tracea_onnx.patterns_linear import LINEAR_OPS, match_linear
+
+_MAX_INPUTS = 6
+
+#: The chains of a graph depend on each other (a node belongs to one), so they are found together, once.
+_chains: WeakKeyDictionary[Graph, dict[int, Match | Refuse]] = WeakKeyDictionary()
+
+
+def match(graph: Graph, node: Node) -> Match:
+    if graph not in _chains:
+        _chains[graph] = _all_chains(graph)
+    found = _chains[graph][id(node)]
+    if isinstance(found, Refuse):
+        raise Refuse(found.reason, found.node, near=found.near)
+    return found
+
+
+def _all_chains(graph: Graph) -> dict[int, Match | Refuse]:
+    """For each pointwise node the chain it ends, or why it ends none. Later nodes choose first, so chains are maximal towards the outputs."""
+    taken = _claimed(graph)
+    out: dict[int, Match | Refuse] = {}
+    for node in reversed(graph.nodes):
+        if node.op not in POINTWISE or id(node) in out:
+            continue
+        if id(node) in taken:
+            out[id(node)] = Refuse(f"{label(node)} belongs to the kernel of {taken[id(node)]}", node, near=False)
+            continue
+        try:
+            if not _producers(graph, node):
+                raise Refuse(f"no pointwise operator comes before {label(node)}", node, near=False)
+            refuse_quantised(graph, node)
+            chain, region = _grow(graph, node, taken, out)
+            out[id(node)] = _match(graph, node, chain, region)
+        except Refuse as why:
+            out[id(node)] = why
+            continue
+        for member in chain:
+            out.setdefault(id(member), Refuse(f"{label(member)} is part of the chain that ends in {label(node)}", member, near=False))
+    return out
+
+
+def _claimed(graph: Graph) -> dict[int, str]:
+    """Nodes that run inside the kernel of a convolution, matrix product or BatchNormalization, and the name of that."""
+    out: dict[int, str] = {}
+    for node in graph.nodes:
+        try:
+            if node.op in LINEAR_OPS:
+                found = match_linear(graph, node, rule="gemm")
+            elif node.op in CONVOLUTIONS:
+                found = match_convolution(graph, node, rule="conv", op=CONVOLUTIONS[node.op])
+            elif node.op == "BatchNormalization":
+                found = match_batch_norm(graph, node, rule="batch_norm")
+            else:
+                continue
+        except Refuse:
+            continue
+        out.update({id(n): label(node) for n in found.nodes})
+    return out
+
+
+def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse]) -> tuple[list[Node], Region]:
+    """The nodes of the chain ending in `last`: producers of the same shape whose every reader is in the chain, nearest first."""
+    target = last.outputs[0]
+    dtype, shape = float_type(graph, target, last), dims_of(graph, target)
+    chain: list[Node] = [last]
+    region = _compile(graph, chain, target, dtype)
+    heap = [(-p.index, p) for p in _producers(graph, last)]
+    heapq.heapify(heap)
+    seen = {id(p) for _, p in heap}
+    while heap:
+        node = heapq.heappop(heap)[1]
+        inside = {id(n) for n in chain}
+        value = node.outputs[0]
+        if id(node) in taken or id(node) in done or graph.is_output(value) or any(id(c) not in inside for c in graph.consumers(value)):
+            continue
+        if not same_shape(dims_of(graph, value), shape):
+            continue
+        try:
+            refuse_quantised(graph, node)
+            region = _compile(graph, [node, *chain], target, dtype)
+        except Refuse:
+            continue
+        chain.insert(0, node)
+        for p in _producers(graph, node):
+            if id(p) not in seen:
+                seen.add(id(p))
+                heapq.heappush(heap, (-p.index, p))
+    return chain, region
+
+
+def _producers(graph: Graph, node: Node) -> list[Node]:
+    found = {id(p): p for i in node.inputs if i and (p := graph.producer(i)) is not None and p.op in POINTWISE}
+    return list(found.values())
+
+
+def _compile(graph: Graph, chain: list[Node], target: str, dtype: int) -> Region:
+    region = Region(graph, dims_of(graph, target), dtype, max_operands=_MAX_INPUTS, max_code=MAX_CODE)
+    for node in sorted(chain, key=lambda n: n.index):
+        region.absorb(node)
+    return region
+
+
+def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match:
+    if len(chain) < 2:
+        raise Refuse(f"no other pointwise operator fuses with {label(last)}", last, near=False)
+    if not region.code.operands:
+        raise Refuse(f"the chain that ends in {label(last)} reads no tensor", last, near=False)
+    expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
+    roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
+    attrs = {"expr": expr.to_json()}
+    return build_match(graph, rule="pointwise", anchor=last, nodes=chain, op="pointwise", roles=roles, attrs=attrs, outputs=[last.outputs[0]])
+
+
+RULE = Rule("pointwise", "Pointwise", frozenset(POINTWISE) - {"Identity"}, match, "chains of two or more pointwise operators with broadcasting")

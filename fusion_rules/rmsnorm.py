@@ -1,0 +1,47 @@
+"""Root-mean-square normalisation, alone or of a residual sum: s / sqrt(mean(s^2) + eps) * gamma over the last axes.
+
+before  Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul; or Pow(-0.5), Mul), Mul with Casts between and gamma or 1 + gamma;
+        RMSNormalization (ONNX 23), SimplifiedLayerNormalization, com.microsoft.SkipSimplifiedLayerNormalization
+after   layernorm(x, res?, xbias?, gamma?) with rms -> y, skip?
+"""
+
+from __future__ import annotations
+
+from tracea_onnx.core import Match, Refuse, Rule
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns_norm import Norm, absorb_residual, absorb_weights, build, decomposed, operator, skip_operator
+
+_OPERATORS = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+_SKIP = "com.microsoft.SkipSimplifiedLayerNormalization"
+
+
+def _read(g: Graph, anchor: Node) -> Norm:
+    if anchor.op in _OPERATORS:
+        return operator(g, anchor, rms=True)
+    norm = decomposed(g, anchor)
+    if not norm.rms:
+        raise Refuse("the mean is subtracted, so this is a layer normalisation", anchor, near=False)
+    absorb_weights(g, norm)
+    return norm
+
+
+def match(g: Graph, anchor: Node) -> Match:
+    return build(g, "rmsnorm", anchor, _read(g, anchor))
+
+
+def match_skip(g: Graph, anchor: Node) -> Match:
+    if anchor.op == _SKIP:
+        return build(g, "skip_rmsnorm", anchor, skip_operator(g, anchor, rms=True))
+    norm = _read(g, anchor)
+    if not absorb_residual(g, norm):
+        raise Refuse(f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape", anchor, near=False)
+    return build(g, "skip_rmsnorm", anchor, norm)
+
+
+RULES = (
+    Rule("rmsnorm", "RMSNorm", frozenset(("ReduceMean", *_OPERATORS)), match, "root-mean-square normalisation, as one operator or decomposed"),
+    Rule(
+        "skip_rmsnorm", "SkipRMSNorm", frozenset(("ReduceMean", *_OPERATORS, _SKIP)), match_skip,
+        "residual sum followed by root-mean-square normalisation; the sum stays available", priority=1,
+    ),
+)  # fmt: skip

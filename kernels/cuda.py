@@ -1,0 +1,132 @@
+"""The CUDA backend: family launches become generated CUDA C++, and NVRTC turns that into cubins (no GPU needed).
+
+`kernels/cuda/emit_<name>.py` modules each hold `FAMILIES`: family name -> function from `tracea_onnx.cuda.Request` to kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from tracea_onnx.cache import Cache
+from tracea_onnx.cuda import Kernel, Request, Unfit
+from tracea_onnx.errors import TraceaError
+
+Emit = Callable[[Request], list[Kernel]]
+_FOLDER = Path(__file__).resolve().parent / "cuda"
+#: Architectures whose own instructions (wgmma, setmaxnreg) need the `a` target.
+_SPECIFIC = frozenset({90, 100, 103, 120})
+
+
+def emit(request: Request) -> list[Kernel]:
+    """The kernels that compute one family launch; raises Unfit with a sentence when the backend has none."""
+    fn = families().get(request.family)
+    if fn is None:
+        raise Unfit(f"the CUDA backend has no kernel for {request.family}")
+    return fn(request)
+
+
+@cache
+def families() -> dict[str, Emit]:
+    """Every family some `emit_*.py` provides."""
+    found: dict[str, Emit] = {}
+    for path in sorted(_FOLDER.glob("emit_*.py")):
+        found |= _module(path).FAMILIES
+    return found
+
+
+def template(name: str) -> str:
+    """Text of the template `kernels/cuda/<name>.cuh`."""
+    return (_FOLDER / f"{name}.cuh").read_text()
+
+
+def part(name: str) -> ModuleType:
+    """The module `kernels/cuda/<name>.py` (code that several emitters share)."""
+    return _module(_FOLDER / f"{name}.py")
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"tracea_onnx.kernels.cuda.{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+# --- compilation ----------------------------------------------------------------------------------------------------------
+
+
+def target(arch: int) -> str:
+    return f"sm_{arch}a" if arch in _SPECIFIC else f"sm_{arch}"
+
+
+def compile(source: str, arch: int) -> bytes:  # the backend protocol's name
+    """Cubin of `source` for compute capability `arch` (x 10), from the cache when it was compiled before.
+
+    Raises TraceaError with the compiler's first error when the source does not compile (a fault of the template)."""
+    version = _nvrtc_version()
+    key = hashlib.sha256(repr((source, target(arch), version)).encode()).hexdigest()
+    cached = Cache().get(key)
+    if cached is not None:
+        return cached
+    cubin = _compile(source, target(arch))
+    Cache().put(key, cubin)
+    return cubin
+
+
+@cache
+def nvrtc() -> ctypes.CDLL:
+    """The NVRTC library: from the pip wheel, else the system's."""
+    candidates = [str(p) for base in sys.path for p in sorted(Path(base or ".").glob("nvidia/*/lib/libnvrtc.so.1[0-9]"), reverse=True)]
+    for name in [*candidates, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
+        try:
+            for builtins in Path(name).parent.glob("libnvrtc-builtins.so.*") if "/" in name else ():
+                ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which works once it is loaded
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise TraceaError("NVRTC, the CUDA run-time compiler, is not installed", 'python -m pip install "tracea-onnx[gpu]"')
+
+
+@cache
+def _nvrtc_version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        nvrtc().nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise TraceaError(f"{what} failed: {nvrtc().nvrtcGetErrorString(status).decode()}", "see `tracea-onnx doctor`")
+
+
+def _compile(source: str, arch: str) -> bytes:
+    lib, program = nvrtc(), ctypes.c_void_p()
+    _check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"tracea.cu", 0, None, None), "nvrtcCreateProgram")
+    try:
+        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"-default-device"]
+        status = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        if status:
+            size = ctypes.c_size_t()
+            lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            lib.nvrtcGetProgramLog(program, log)
+            first = next((line for line in log.value.decode(errors="replace").splitlines() if "error" in line), "no message")
+            raise TraceaError(f"a generated CUDA kernel does not compile for {arch}: {first}", "report this")
+        size = ctypes.c_size_t()
+        _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
+        cubin = ctypes.create_string_buffer(size.value)
+        _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+        return cubin.raw
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))

@@ -1,0 +1,121 @@
+"""The epilogue of products and convolutions as CUDA text: scale, bias, residual, activation or program on neighbouring columns of one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx.cuda import Argument, Float32, Int64, Pointer, Request, multiple_of
+from tracea_onnx.cuda_text import activation_source, program_source
+from tracea_onnx.dims import DimLike
+
+FULL, CHANNEL, ROW, SCALAR = range(4)
+Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """`source` defines `struct Epilogue` and `finish(e, v, m, full, n, count)` on `float v[WIDTH]`: columns n.. of row m, of which `count` exist.
+
+    `parameters` are kernel parameters; `arguments` fills the struct."""
+
+    source: str
+    parameters: tuple[Parameter, ...]
+    arguments: str
+
+
+_LOAD = r"""
+// Elements p[0..count) of up to WIDTH, zero beyond; one access (two for eight f32) where VECTOR allows it.
+template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[WIDTH]) {
+  if (VECTOR && count >= WIDTH) {
+#if IS_F32
+#pragma unroll
+    for (int k = 0; k < WIDTH; k += 4) *(float4*)(v + k) = *(const float4*)(p + k);
+#elif WIDTH == 8
+    const uint4 w = *(const uint4*)p;
+    unpack2((T*)0, w.x, v[0], v[1]);
+    unpack2((T*)0, w.y, v[2], v[3]);
+    unpack2((T*)0, w.z, v[4], v[5]);
+    unpack2((T*)0, w.w, v[6], v[7]);
+#else
+    unpack2((T*)0, *(const u32*)p, v[0], v[1]);
+#endif
+  } else {
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++) v[k] = k < count ? to_float(p[k]) : 0.f;
+  }
+}
+"""
+
+
+def vector(r: Request, operand: str, pitches: tuple[DimLike, ...], columns: DimLike = 0) -> bool:
+    """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned; `columns` is where a group's columns start."""
+    return operand not in r.unaligned and all(multiple_of(p) * r.dtype.size >= 16 for p in (*pitches, columns))
+
+
+def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False) -> Epilogue:
+    """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
+    columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
+    width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`."""
+    fields: list[tuple[str, str, Argument]] = []
+    body: list[str] = []
+    conv = len(pitches) > 1
+    if scaled and r.floats.get("alpha", 1.0) != 1.0:
+        fields.append(("float", "alpha", Float32(float(r.floats["alpha"]))))
+        body.append("for (int k = 0; k < WIDTH; k++) v[k] *= e.alpha;")
+    if "bias" in r.operands:
+        fields.append(("const float*", "bias", Pointer("bias")))
+        if multiple_of(columns) >= 8 and width == 8:  # a bias has at least 8 readable values from any multiple of 8
+            body.append(
+                "{ const float4 s = *(const float4*)(e.bias + n), t = *(const float4*)(e.bias + n + 4);\n"
+                "  v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w, v[4] += t.x, v[5] += t.y, v[6] += t.z, v[7] += t.w; }"
+            )
+        elif multiple_of(columns) >= 8:
+            body.append("if (count > 0) { const float2 s = *(const float2*)(e.bias + n); v[0] += s.x, v[1] += s.y; }")
+        else:
+            body.append("for (int k = 0; k < WIDTH; k++) if (k < count) v[k] += e.bias[n + k];")
+    source = f"#define WIDTH {width}\n{_LOAD}"
+    if r.program is not None:
+        source += program_source(r.program)
+        names = ["v[k]"]
+        for k in range(int(r.program["n_in"]) - 1):
+            names.append(_operand(r, k, conv, pitches, columns, fields, body))
+        body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = program({', '.join(names)});")
+    else:
+        act, mode = int(r.ints.get("act", 0)), int(r.ints.get("res_mode", 0)) if "res" in r.operands else 0
+        source += activation_source(act)
+        if act:
+            fields += [("float", f"p{k}", Float32(float(r.floats.get(f"p{k}", 0.0)))) for k in range(2)]
+        value = "activation({}, e.p0, e.p1)" if act else "{}"
+        if mode and not staged:
+            fields.append(("const T*", "res", Pointer("res")))
+            body.append(f"float r[WIDTH]; load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, count, r);")
+        expression = {0: value.format("v[k]"), 1: value.format("v[k] + r[k]"), 2: value.format("v[k]") + " + r[k]"}[mode]
+        body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = {expression};")
+    members = " ".join(f"{t} {n};" for t, n, _ in fields)
+    lines = "\n".join(f"  {'#pragma unroll' + chr(10) + '  ' if line.startswith('for') else ''}{line}" for line in body)
+    source += f"struct Epilogue {{ {members} }};\n"
+    given = ", const float (&r)[WIDTH]" if staged else ""
+    source += f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{lines}\n}}\n"
+    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields))
+
+
+def _operand(r: Request, k: int, conv: bool, pitches: tuple[DimLike, ...], columns: DimLike, fields: list[Parameter], body: list[str]) -> str:
+    """Text of program operand k for column `k` of the eight; adds the fields and loads it needs."""
+    kind, name = int(r.ints.get(f"o{k}_kind", FULL)), f"o{k}"
+    fields.append(("const T*", name, Pointer(name)))
+    if kind in (ROW, SCALAR):
+        body.append(f"const float {name} = to_float(e.{name}[{'m' if kind == ROW else '0'}]);")
+        return name
+    if kind == CHANNEL:
+        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, {name});")
+    elif conv:
+        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, count, {name});")
+    else:
+        ld = r.ints.get(f"{name}_ld", 0)
+        fields.append(("i64", f"{name}_ld", Int64(ld)))
+        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (ld,), columns))}>(e.{name} + m * e.{name}_ld + n, count, {name});")
+    return f"{name}[k]"
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,203 @@
+"""Products as tiles (`tile.cuh`): tile choice, operand access and kernels for matrices and for convolutions as implicit GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_epilogue = _backend.part("_epilogue")
+MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
+#: Rows that a symbolic M is tuned for: the launch list holds one kernel for each range, and the ranges that do not apply have empty grids.
+BUCKETS = (16, 64, 512, None)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k."""
+
+    bm: int
+    bn: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def smem(self) -> int:
+        return max(self.stages * (self.bm + self.bn) * 128, self.bm * (self.bn + 8) * 4)
+
+
+_TILES = (
+    Tile(128, 128, 2, 2, 3), Tile(64, 128, 2, 2, 3), Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 4), Tile(32, 64, 1, 4, 4), Tile(16, 64, 1, 4, 6),
+    Tile(16, 32, 1, 2, 8),
+)  # fmt: skip
+_TILES_F32 = (Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 3), Tile(32, 64, 2, 2, 4), Tile(16, 64, 2, 2, 4))
+#: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync f16, FFMA f32), clocks before the first step's data and after the last.
+_L2_BYTES, _FLOPS, _FLOPS_F32, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 200.0, 2500.0, 700.0, 1500.0
+
+
+def tiles(dtype: DType) -> tuple[Tile, ...]:
+    return _TILES_F32 if dtype == DType.F32 else _TILES
+
+
+def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bool) -> float:
+    """Clocks for the product of m x n with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency."""
+    blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
+    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
+    waves = -(-blocks // (sms * resident))
+    flops = 2.0 * t.bm * t.bn * (32 if f32 else 64)
+    efficiency = 1.0 if t.bm * t.bn >= 16384 else 0.8 if t.bm * t.bn >= 8192 else 0.65 if t.bm * t.bn >= 4096 else 0.5
+    step = max(resident * flops / ((_FLOPS_F32 if f32 else _FLOPS) * efficiency), resident * (t.bm + t.bn) * 128 / _L2_BYTES, _STEP_LATENCY / (t.stages - 1))
+    return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
+
+
+def choose(m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, hopper: int = 0) -> Any:
+    """The cheapest tile for these sizes: a Tile, or a HopperTile where `hopper`, its steps along k, is not 0.
+
+    transposed: operands that need tiles of at least 64; split: whether k may be divided."""
+    f32 = r.dtype == DType.F32
+    steps = -(-k // (32 if f32 else 64))
+    limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
+    options = []
+    for t in tiles(r.dtype):
+        if (transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64) or t.smem > limit:
+            continue
+        for s in (1, 2, 4, 8) if split else (1,):
+            if s == 1 or steps >= 2 * s:
+                options.append(Tile(t.bm, t.bn, t.warps_m, t.warps_n, t.stages, s))
+    best = min(options, key=lambda t: tile_cost(t, m, n, steps, batch, r.sms, f32))
+    if hopper:
+        cost, tile = _backend.part("_wgmma").choose(m, n, hopper, r.sms)
+        if cost < tile_cost(best, m, n, steps, batch, r.sms, f32):
+            return tile
+    return best
+
+
+@dataclass(frozen=True)
+class Access:
+    """How one operand is copied: bytes at a time, along k or across it (`trans`), or element by element (`gather`)."""
+
+    bytes: int
+    trans: bool = False
+    gather: bool = False
+
+
+def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others: Sequence[DimLike] = ()) -> Access:
+    """Access of `operand` whose element (row, k) lies at row * row_step + k * k_step (+ others, which only matter for alignment)."""
+    size = r.dtype.size
+
+    def alignment(*steps: DimLike) -> int:
+        return size if operand in r.unaligned else min([16, *(multiple_of(s) * size for s in steps)])
+
+    if isinstance(k_step, int) and k_step == 1:
+        return Access(alignment(row_step, *others))
+    if size == 2 and isinstance(row_step, int) and row_step == 1 and alignment(k_step, *others) >= 4:
+        return Access(alignment(k_step, *others), trans=True)
+    return Access(size, gather=True)
+
+
+def known(d: DimLike, typical: int) -> int:
+    return d if isinstance(d, int) else typical
+
+
+def product(
+    r: Request, tile: Tile, *, source: int, params: Sequence[tuple[str, str, Argument]], a: Access, b: Access, pitches: tuple[DimLike, ...], y_vector: bool,
+    rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, defines: Sequence[str], group: DimLike = 0, active: DimLike = 1,
+) -> list[Kernel]:  # fmt: skip
+    """Kernels of one product. source: 0 matrices, 1 convolution. params: kernel parameters beyond the epilogue's. active: 0 empties the grid."""
+    epi = _epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul")
+    cluster = r.arch >= 90 and tile.split > 1
+    scratch: tuple[DimLike, ...] = ()
+    parameters = [*params, *epi.parameters]
+    if tile.split > 1 and not cluster:
+        n8 = D.round_up(columns, 8)
+        scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
+        parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
+    f32 = r.dtype == DType.F32
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
+        f"#define CLUSTER {int(cluster)}",
+        f"#define SOURCE {source}", *defines, f"#define PARAMETERS {', '.join(declaration(t, n) for t, n, _ in parameters)}",
+        f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, STAGES = {tile.stages};",
+        f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
+        f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
+        f"constexpr bool Y_VECTOR = {int(y_vector)};",
+        epi.source, _backend.template("tile"),
+    ])  # fmt: skip
+    args = tuple(v for _, _, v in parameters)
+    tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
+    pdl = r.arch >= 90
+    grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
+    main = Kernel(text, "product_tile", grid, tile.threads, args, tile.smem, tile.split if cluster else 1, pdl, scratch)
+    if not scratch:
+        return [main]
+    blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
+    return [main, Kernel(text, "product_sum", (D.mul(blocks, active), grid_y, grid_z), 128, args, 0, 1, pdl, scratch)]
+
+
+def declaration(ctype: str, name: str) -> str:
+    return f"{ctype} __restrict__ {name}" if ctype.startswith("const ") and ctype.endswith("*") else f"{ctype} {name}"
+
+
+def bucketed(rows: DimLike) -> list[tuple[int, DimLike]]:
+    """(rows to tune for, condition) of each kernel the launch list needs: one when `rows` is known."""
+    if isinstance(rows, int):
+        return [(rows, 1)]
+    out: list[tuple[int, DimLike]] = []
+    low = 0
+    for limit in BUCKETS:
+        above: DimLike = D.less(low, rows) if low else 1
+        out.append((limit or 4096, above if limit is None else D.mul(above, D.less(rows, limit + 1))))
+        low = limit or 0
+    return out
+
+
+def merged(choices: Sequence[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
+    """Neighbouring ranges that use one tile become one."""
+    out: list[tuple[Any, DimLike]] = []
+    for tile, active in choices:
+        if out and out[-1][0] == tile:
+            out[-1] = (tile, D.add(out[-1][1], active))
+        else:
+            out.append((tile, active))
+    return [(out[0][0], 1)] if len(out) == 1 else out
+
+
+def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels with one scratch buffer large enough for each of them."""
+    sizes = [k.scratch[0] for k in kernels if k.scratch]
+    if not sizes:
+        return list(kernels)
+    most = reduce(D.maximum, sizes)
+    return [replace(k, scratch=(most,)) for k in kernels]
+
+
+def static(r: Request, name: str) -> int:
+    """An integer parameter that a kernel must know at compile time."""
+    value = r.ints.get(name, 0)
+    if not isinstance(value, int):
+        raise Unfit(f"{r.family} with a symbolic {name}")
+    return value
+
+
+def int_params(r: Request, names: Sequence[str]) -> list[tuple[str, str, Argument]]:
+    return [("int", n, Int32(r.ints.get(n, 0))) for n in names]
+
+
+def long_params(r: Request, names: Sequence[str]) -> list[tuple[str, str, Argument]]:
+    return [("i64", n, Int64(r.ints.get(n, 0))) for n in names]

@@ -1,0 +1,158 @@
+"""Products on Hopper (`wgmma.cuh`): tiles, tensor maps and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_epilogue = _backend.part("_epilogue")
+_PANEL = 64 * 128
+_LIMIT = 232448  # bytes of shared memory one block may have
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
+    staging: 64 x 64 buffers for results of each warpgroup."""
+
+    bm: int
+    bn: int
+    ping: bool
+    cluster: int = 1
+    staging: int = 2
+
+    @property
+    def stages(self) -> int:
+        return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL) // ((self.bm + self.bn) * 128))
+
+    @property
+    def smem(self) -> int:
+        return self.stages * (self.bm + self.bn) * 128 + 2 * self.staging * _PANEL + 2048
+
+
+TILES = tuple(
+    HopperTile(bm, bn, ping, cluster)
+    for bm, bn, ping in (
+        (128, 256, False), (256, 128, False), (128, 192, False), (128, 128, False), (128, 128, True), (64, 256, True), (128, 64, True),
+        (64, 128, True), (64, 192, True),
+    )
+    for cluster in (1, 2)
+)  # fmt: skip
+#: Per multiprocessor: flops a clock (dense f16), bytes a clock from L2; clocks to start a kernel, to start a tile, and to finish 64 x 64
+#: results of one warpgroup.
+_FLOPS, _L2_BYTES, _START, _TILE_START, _PANEL_CLOCKS = 3600.0, 30.0, 2200.0, 400.0, 260.0
+
+
+def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int) -> float:
+    """Clocks, comparable with `_product.tile_cost`."""
+    tiles_m = -(-m // (t.bm * t.cluster))
+    tiles = tiles_m * -(-n // t.bn)
+    turns = -(-tiles // (sms // t.cluster))
+    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, (t.bm + t.bn / t.cluster) * 128 / _L2_BYTES)
+    panels = t.bm * t.bn / 4096 * (1 if t.ping else 0.5)
+    finish = panels * _PANEL_CLOCKS
+    multiply = steps * step + _TILE_START
+    body = max(turns * multiply, -(-turns // 2) * finish) + finish if t.ping else turns * (multiply + finish)
+    return _START + body + (300 if t.cluster > 1 else 0)
+
+
+def choose(m: int, n: int, steps: int, sms: int) -> tuple[float, HopperTile]:
+    return min(((tile_cost(t, m, n, steps, sms), t) for t in TILES), key=lambda x: x[0])
+
+
+def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
+    """y[m, n] = epilogue(x[m, :] . w[n, :])."""
+    params: list[tuple[str, str, Argument]] = [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("int", "K", Int32(k)), ("i64", "ldr", Int64(ldr))]
+    a = matrix(r, "x", m, k, ldx, (tile.bm, 64))
+    b = matrix(r, "w", n, k, -(-k // 8) * 8, (tile.bn // tile.cluster, 64))
+    return product(r, tile, source=0, a=a, b=b, rows=m, columns=n, ldy=ldy, ldr=ldr, params=params, active=active)
+
+
+def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic or out of what a tensor map holds."""
+    i = r.ints
+    upper = [(i[f"O{a}"] - 1) * i[f"S{a}"] + 1 - i[f"I{a}"] - i[p] for a, p in (("W", "PL"), ("H", "PT"))]
+    steps = [i["SW"], i["SH"], (i["KW"] - 1) * i["DW"], (i["KH"] - 1) * i["DH"], i["PL"], i["PT"]]
+    if any(not isinstance(v, int) for v in (*upper, *steps)):
+        return None
+    low = (-int(steps[4]), -int(steps[5]))
+    high = (int(upper[0]), int(upper[1]))
+    if not all(-128 <= v <= 127 for v in (*low, *high)) or max(int(s) for s in steps[:2]) > 8 or max(int(s) for s in steps[2:4]) > 255:
+        return None
+    return low, high
+
+
+def convolution(r: Request, tile: HopperTile, rows: DimLike, active: DimLike) -> Kernel:
+    """A convolution without groups whose output pixels follow each other; `corners` must not be None."""
+    i = r.ints
+    box = corners(r)
+    assert box is not None
+    ic, oc = int(i["IC"]), int(i["OC"])
+    taps, pitch, chunks = int(i["KH"]) * int(i["KW"]), -(-ic // 8) * 8, -(-ic // 64)
+    params: list[tuple[str, str, Argument]] = [("int", n, Int32(v)) for n, v in (("M", rows), ("N", oc), ("chunks", chunks))]
+    params.append(("i64", "ldr", Int64(i.get("r_cs", 0))))
+    params += [("int", n, Int32(i[n])) for n in ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
+    a = TensorMap(
+        Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128, (box[0], box[1], 64, tile.bm),
+        (1, int(i["SW"]), int(i["SH"]), 1),
+    )  # fmt: skip
+    b = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.bn // tile.cluster))
+    r = replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}})
+    return product(r, tile, source=1, a=a, b=b, rows=rows, columns=oc, ldy=i["y_cs"], ldr=i.get("r_cs", 0), params=params, active=active)
+
+
+def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> bool:
+    """Whether every operand can be a tensor map: 16-byte aligned with pitches of 16-byte multiples, 16-bit types, Hopper."""
+    return r.arch == 90 and r.dtype in (DType.F16, DType.BF16) and not set(operands) & r.unaligned and all(multiple_of(p) * 2 >= 16 for p in pitches)
+
+
+def matrix(r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: DimLike, box: tuple[int, int]) -> TensorMap:
+    """Row-major [rows, columns]; box = (rows, columns) of one copy."""
+    return TensorMap(Pointer(operand), r.dtype, (columns, rows), (D.mul(pitch, 2),), (box[1], box[0]))
+
+
+def product(
+    r: Request, tile: HopperTile, *, source: int, a: TensorMap, b: TensorMap, rows: DimLike, columns: int, ldy: DimLike, ldr: DimLike,
+    params: Sequence[tuple[str, str, Argument]], active: DimLike = 1,
+) -> Kernel:  # fmt: skip
+    """The kernel. params: sizes that the source needs."""
+    staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    if staged:  # all residual panels of a tile fly while it is multiplied
+        tile = replace(tile, staging=max(2, min(4, tile.bm * tile.bn // 4096 // (1 if tile.ping else 2))))
+    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
+    map_type = "const __grid_constant__ TensorMap"
+    maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (64, 64))))
+    parameters: list[tuple[str, str, Argument]] = [(map_type, n, v) for n, v in maps]
+    if staged:
+        parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
+    parameters += [*params, *epi.parameters]
+    mma = "f16" if r.dtype == DType.F16 else "bf16"
+    text = "\n".join([
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
+        f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging};",
+        f"constexpr bool PING = {int(tile.ping)};", _multiply(tile.bn, mma), epi.source, _backend.template("wgmma"),
+    ])  # fmt: skip
+    tiles = D.mul(D.ceildiv(rows, tile.bm * tile.cluster), D.ceildiv(columns, tile.bn))
+    grid = D.mul(D.mul(D.minimum(tiles, r.sms // tile.cluster), tile.cluster), active)
+    return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
+
+
+def _multiply(n: int, mma: str) -> str:
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`."""
+    count = n // 2
+    registers = ", ".join(f"%{k}" for k in range(count))
+    outputs = ", ".join(f'"+f"(d[{k}])' for k in range(count))
+    return (
+        f'DEV void multiply(float (&d)[{count}], u64 a, u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;}}"\n'
+        f'    : {outputs} : "l"(a), "l"(b), "r"(add));\n}}\n'
+    )

@@ -1,0 +1,28 @@
+// What every attention kernel shares: the problem, which keys a row sees, masks.
+struct Attention {
+  const T *q, *k, *v;
+  const void* mask;
+  T* y;
+  int B, H, KVH, S, Tk;
+  i64 q_b, q_s, q_h, k_b, k_s, k_h, v_b, v_s, v_h, y_b, y_s, y_h, m_b, m_h, m_q, m_k;
+  int past;
+  float scale, fill;
+};
+constexpr float kLog2e = 1.4426950408889634f, kLowest = -3.402823466e38f;
+
+// A finite mask value stays finite in units of log2.
+DEV float to_log2(float m) {
+  const float r = m * kLog2e;
+  return sizeof(T) == 2 && MASK == 1 && IS_HALF ? r : r == -INF && m != -INF ? kLowest : r;
+}
+// The score (times scale * log2 e) of a key after the mask; `at` is the element of the mask.
+DEV float masked(float score, const void* mask, i64 at, float fill) {
+  if (MASK == 1) return score + to_log2(to_float(((const T*)mask)[at]));
+  if (MASK == 2) return ((const u8*)mask)[at] ? score : fill;
+  if (MASK == 3) return ((const u8*)mask)[at] ? fill : score;
+  return score;
+}
+// 1 / sum; a row without weights is what softmax of nothing is.
+DEV float inverse_of(float sum) { return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum; }
+// How many keys row s sees.
+DEV int visible_keys(const Attention& g, int s) { return CAUSAL ? max(0, min(g.Tk, s + g.past + 1)) : g.Tk; }

@@ -1,0 +1,56 @@
+// Vectors, warp and block reductions. Follows `cuda_text.prelude`, which has the element types and conversions.
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+#define INF __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
+#define FULL_WARP 0xffffffffu
+
+DEV float to_float(double v) { return float(v); }
+DEV float to_float(i64 v) { return float(v); }
+DEV float to_float(i32 v) { return float(v); }
+DEV float to_float(u32 v) { return float(v); }
+DEV float to_float(u64 v) { return float(v); }
+template <class T> DEV T rounded(float v) { T r; from_float(r, v); return r; }
+
+// V elements moved by one access.
+template <class T, int V> struct alignas(sizeof(T) * V) Vec { T v[V]; };
+template <int V, class T> DEV Vec<T, V> load(const T* p) { return *(const Vec<T, V>*)p; }
+template <int V, class T> DEV void store(T* p, Vec<T, V> v) { *(Vec<T, V>*)p = v; }
+// Whether an address (null counts) is a multiple of `bytes`, a power of two.
+DEV bool aligned(const void* p, int bytes) { return (u64(p) & u64(bytes - 1)) == 0; }
+
+struct Sum {
+  template <class A> static __device__ __forceinline__ A join(A a, A b) { return a + b; }
+  static __device__ __forceinline__ float start() { return 0.f; }
+};
+struct Largest {
+  static __device__ __forceinline__ float join(float a, float b) { return fmaxf(a, b); }
+  static __device__ __forceinline__ float start() { return -INF; }
+};
+
+// `v` of the THREADS threads of a row joined; every thread gets the result. THREADS is 32 (a warp has the row) or the block's size; then
+// `shared` holds 32 values.
+template <class Op, int THREADS, class A> DEV A join_threads(A v, A* shared) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) v = Op::join(v, __shfl_xor_sync(FULL_WARP, v, o));
+  if (THREADS > 32) {
+    const int lane = threadIdx.x & 31;
+    __syncthreads();  // readers of an earlier call are done
+    if (lane == 0) shared[threadIdx.x >> 5] = v;
+    __syncthreads();
+    v = lane < THREADS / 32 ? shared[lane] : A(Op::start());
+#pragma unroll
+    for (int o = 16; o; o >>= 1) v = Op::join(v, __shfl_xor_sync(FULL_WARP, v, o));
+  }
+  return v;
+}
+
+// First statement of every kernel: on Hopper the next kernel of the stream may be brought onto the device while this one runs, and this one waits
+// until what the one before wrote can be seen.
+DEV void after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

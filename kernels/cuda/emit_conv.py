@@ -1,0 +1,125 @@
+"""Convolutions over channels-last images: implicit GEMM (`tile.cuh`), 1x1 as a matrix product, transposed by output phases, depthwise.
+
+Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution), depthwise ones [KH * KW, round_up(C, 8)].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
+_wgmma = _backend.part("_wgmma")
+_SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
+_OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+
+
+def _same(a: DimLike, b: DimLike) -> bool:
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+def _flat(r: Request, side: str, height: DimLike, width: DimLike) -> bool:
+    """Whether the pixels of that operand follow each other at one pitch, rows and images included."""
+    i = r.ints
+    rows = _same(i[f"{side}_rs"], D.mul(width, i[f"{side}_cs"])) or _same(height, 1)
+    return (
+        rows
+        and (_same(i[f"{side}_ns"], D.mul(height, i[f"{side}_rs"])) or _same(i["N"], 1))
+        and (_same(height, 1) or _same(i[f"{side}_rs"], D.mul(width, i[f"{side}_cs"])))
+    )
+
+
+def _reads_full(r: Request) -> bool:
+    """Whether the epilogue reads operands with the residual's pitches."""
+    if r.program is None:
+        return "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    return any(r.ints.get(f"o{k}_kind", 0) == _epilogue.FULL for k in range(int(r.program["n_in"]) - 1))
+
+
+def conv2d(r: Request) -> list[Kernel]:
+    i = r.ints
+    g, ic, oc = (_product.static(r, n) for n in ("G", "IC", "OC"))
+    flat = _flat(r, "y", i["OH"], i["OW"]) and (not _reads_full(r) or _flat(r, "r", i["OH"], i["OW"]))
+    unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and _same(i["OH"], i["IH"]) and _same(i["OW"], i["IW"])
+    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _row_operands(r):
+        ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
+        return list(_gemm.rows_by_weight(replace(r, ints=ints), D.product([i["N"], i["OH"], i["OW"]]), oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0)))
+    return _implicit(r, flat, transposed=False)
+
+
+def _row_operands(r: Request) -> bool:
+    return any(r.ints.get(f"o{k}_kind", 0) == _epilogue.ROW for k in range(4))
+
+
+def deconv2d(r: Request) -> list[Kernel]:
+    return _implicit(r, False, transposed=True)
+
+
+def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
+    i = r.ints
+    g = _product.static(r, "G")
+    ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
+    sh, sw = _product.static(r, "SH"), _product.static(r, "SW")
+    taps = _product.static(r, "KH") * _product.static(r, "KW")
+    pitch = -(-ic // 8) * 8
+    params: list[tuple[str, str, Argument]] = [("const T*", "a", Pointer("x")), ("const T*", "b", Pointer("w")), ("T*", "y", Pointer("y"))]
+    phases = sh * sw if transposed else 1
+    rows_h, rows_w = (D.ceildiv(i["OH"], sh), D.ceildiv(i["OW"], sw)) if transposed else (i["OH"], i["OW"])
+    rows = D.product([i["N"], rows_h, rows_w])
+    params += [("int", "M", Int32(rows)), ("int", "N", Int32(oc)), ("int", "IC", Int32(ic)), ("int", "pitch", Int32(pitch))]
+    params += _product.int_params(r, _SIZES)
+    params += [("int", "x_cs", Int32(i["x_cs"])), ("int", "x_rs", Int32(i["x_rs"])), ("i64", "x_ns", Int64(i["x_ns"])), *_product.long_params(r, _OUTPUT)]
+    columns = 0 if g == 1 else oc
+    full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
+    a = _product.access(r, "x", i["x_cs"], 1, (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ())))
+    y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]), columns)
+    tensor_maps = not transposed and g == 1 and flat and ic >= 24 and _wgmma.corners(r) is not None
+    tensor_maps = tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"], i["y_cs"], i.get("r_cs", 0)), ("x", "y", "res"))
+    hopper = taps * -(-ic // 64) if tensor_maps else 0
+    choices = []
+    for size, active in _product.bucketed(rows):
+        batch = g * phases
+        choices.append((_product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, hopper=hopper), active))
+    kernels: list[Kernel] = []
+    for tile, active in _product.merged(choices):
+        if isinstance(tile, _wgmma.HopperTile):
+            kernels.append(_wgmma.convolution(r, tile, rows, active))
+            continue
+        kernels += _product.product(
+            r, tile, source=1, params=params, a=a, b=_product.Access(16), pitches=full, y_vector=y_vector, rows=rows, columns=oc, grid_y=1, grid_z=g * phases,
+            defines=(f"#define TRANSPOSED {int(transposed)}", f"constexpr bool Y_FLAT = {int(flat)};"), group=columns, active=active,
+        )  # fmt: skip
+    return list(_product.shared_scratch(kernels))
+
+
+def conv2d_dw(r: Request) -> list[Kernel]:
+    i = r.ints
+    c, kh, kw, sh, sw, dh, dw = (_product.static(r, n) for n in ("OC", "KH", "KW", "SH", "SW", "DH", "DW"))
+    vector = _epilogue.vector(r, "x", (i["x_cs"], i["x_rs"], i["x_ns"]))
+    columns = 4 if sw * dw <= 2 else 2  # outputs of one thread along a row share their inputs
+    full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
+    epi = _epilogue.epilogue(r, full)
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
+    params += [("int", "C", Int32(c)), ("int", "weight_pitch", Int32(-(-c // 8) * 8)), *_product.long_params(r, ("x_cs", "x_rs", "x_ns", *_OUTPUT))]
+    parameters = [*params, *epi.parameters]
+    y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]))
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
+        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns};",
+        f"constexpr bool X_VECTOR = {int(vector)}, Y_VECTOR = {int(y_vector)};",
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        epi.source, _backend.template("depthwise"),
+    ])  # fmt: skip
+    threads = D.product([i["N"], i["OH"], D.ceildiv(i["OW"], columns), -(-c // 8)])
+    return [Kernel(text, "depthwise", (D.ceildiv(threads, 128), 1, 1), 128, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
+
+
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": conv2d_dw}

@@ -1,0 +1,98 @@
+"""CUDA kernels over channels-last images: pooling and resizing."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+#: Pixels from which global pooling splits an image, pixels of a slice, and the most slices.
+_SPLIT_FROM, _SLICE, _SLICES = 1024, 256, 32
+
+
+def _head(request: Request) -> str:
+    return prelude(request.dtype) + template("base", "image")
+
+
+def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
+    return Int32(parameters(request)[f"{side}_cs"]), Int64(parameters(request)[f"{side}_rs"]), Int64(parameters(request)[f"{side}_ns"])
+
+
+def _pixels(request: Request) -> DimLike:
+    """Blocks for a thread per output pixel and 16 bytes of channels."""
+    i, wide = parameters(request), 16 // request.dtype.size
+    return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide)]), 256, request.sms * 16)
+
+
+_POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
+
+
+def pool2d(request: Request) -> list[Kernel]:
+    mode = static(parameters(request)["mode"], "pooling mode")
+    source = f"""{_head(request)}
+extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", ".join(f"int {n}" for n in _POOL)},
+    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
+  after_previous();
+  pool<{mode}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+}}
+"""
+    args: tuple[Argument, ...] = (
+        Pointer("x"), Pointer("y"), *(Int32(parameters(request)[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"),
+    )  # fmt: skip
+    return [Kernel(source, "pool2d", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+
+
+def global_pool(request: Request) -> list[Kernel]:
+    i, largest = parameters(request), "false" if static(parameters(request)["mode"], "pooling mode") else "true"
+    n, c, pixels = i["N"], static(i["C"], "channel count"), D.mul(i["H"], i["W"])
+    size = known(pixels)
+    slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM else 1
+    wide = 16 // request.dtype.size if c > 32 and all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
+    across = -(-c // (32 * wide))
+    source = f"""{_head(request)}
+extern "C" __global__ void __launch_bounds__(256) global_pool(const T* x, T* y, float* partial, int N, int C, int H, int W, int cs, i64 rs, i64 ns, i64 y_ns,
+    int across) {{
+  after_previous();
+  pool_whole<{largest}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
+}}
+extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {{
+  after_previous();
+  pool_join<{largest}>(partial, y, slices, N, C, pixels, y_ns);
+}}
+"""
+    scratch: tuple[DimLike, ...] = (D.mul(n, slices * c * 4),) if slices > 1 else ()
+    sizes = (Int32(n), Int32(c), Int32(i["H"]), Int32(i["W"]))
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("scratch0"), *sizes, *_pitch(request, "x"), Int64(i["y_ns"]), Int32(across))
+    first = Kernel(source, "global_pool", (D.mul(n, across), slices, 1), 256, args, scratch=scratch, pdl=overlapped(request))
+    if slices == 1:
+        return [first]
+    args = (Pointer("scratch0"), Pointer("y"), Int32(slices), Int32(n), Int32(c), Int32(pixels), Int64(i["y_ns"]))
+    return [first, Kernel(source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request))]
+
+
+_RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
+
+
+def resize2d(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    mode, coord, rounding = (static(i[k], f"resize {k}") for k in ("mode", "coord", "rounding"))
+    if mode not in (0, 1):
+        raise Unfit(f"resize mode {mode}")
+    source = f"""{_head(request)}
+extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, float scale_h, float scale_w,
+    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
+  after_previous();
+  const Resize g{{{", ".join(_RESIZE)}, scale_h, scale_w}};
+  resize<{"true" if mode else "false"}, {coord}, {rounding}>(x, y, g, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+}}
+"""
+    scales = (Float32(request.floats["scale_h"]), Float32(request.floats["scale_w"]))
+    args: tuple[Argument, ...] = (
+        Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *scales, *_pitch(request, "x"), *_pitch(request, "y"),
+    )  # fmt: skip
+    return [Kernel(source, "resize2d", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+
+
+FAMILIES = {"pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d}

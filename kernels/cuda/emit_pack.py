@@ -1,0 +1,131 @@
+"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization.
+
+Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)]; conv2d_dw [KH * KW, round_up(C, 8)].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+_product = registry.module("kernels", "cuda").part("_product")
+_BLOCK = 256
+# One thread per packed element; `index` is its position.
+_ELEMENT = r"""
+extern "C" __global__ void __launch_bounds__(256) pack(PARAMETERS) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  const i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (index >= count) return;
+  BODY
+}
+"""
+_GEMM = r"""
+  const i64 n = index % N, k = index / N;  // neighbouring threads read neighbouring columns of [K, N]
+  float v = 0.f;
+  if (k < K) v = to_float(trans ? w[n * ldw + k] : w[k * ldw + n]) * alpha * (scale ? scale[n] : 1.f);
+  from_float(packed[(n0 + n) * pitch + k], v);
+"""
+_CONV = r"""
+  const int c = (int)(index % pitch);
+  i64 rest = index / pitch;
+  const int kw = (int)(rest % KW);
+  rest /= KW;
+  const int kh = (int)(rest % KH), oc = (int)(rest / KH), group = oc / OCG;
+  float v = 0.f;
+  if (c < ICG) {
+    const i64 from = transposed ? ((i64)(group * ICG + c) * OCG + oc - group * OCG) * KH * KW : ((i64)oc * ICG + c) * KH * KW;
+    v = to_float(w[from + kh * KW + kw]) * (scale ? scale[oc] : 1.f);
+  }
+  from_float(packed[index], v);
+"""
+_DEPTHWISE = r"""
+  const int c = (int)(index % pitch), tap = (int)(index / pitch);
+  float v = 0.f;
+  if (c < OC) v = to_float(w[(i64)c * taps + tap]) * (scale ? scale[c] : 1.f);
+  from_float(packed[index], v);
+"""
+_BIAS = r"""
+  float v = 0.f;
+  if (index < OC) v = (b ? to_float(b[index]) : 0.f) * (scale ? scale[index] : 1.f) + (shift ? shift[index] : 0.f);
+  packed[index] = v;
+"""
+_FOLD = r"""
+  const double s = (double)to_float(gamma[index]) / sqrt((double)to_float(var[index]) + (double)eps);
+  scale[index] = (float)s;
+  shift[index] = (float)((double)to_float(beta[index]) - (double)to_float(mean[index]) * s);
+"""
+
+
+def _kernel(r: Request, body: str, count: DimLike, params: list[tuple[str, str, Argument]]) -> list[Kernel]:
+    parameters = [*params, ("i64", "count", Int64(count))]
+    text = "\n".join([
+        prelude(r.dtype), f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", _ELEMENT.replace("BODY", body),
+    ])  # fmt: skip
+    return [Kernel(text, "pack", (D.ceildiv(count, _BLOCK), 1, 1), _BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
+
+
+def _weights(packed: str = "T*") -> list[tuple[str, str, Argument]]:
+    return [("const T*", "w", Pointer("w")), ("const float*", "scale", Pointer("scale")), (packed, "packed", Pointer("packed"))]
+
+
+def pack_gemm(r: Request) -> list[Kernel]:
+    n, k = _product.static(r, "N"), _product.static(r, "K")
+    pitch = -(-k // 8) * 8
+    params = _weights() + _product.int_params(r, ("trans", "n0", "K"))
+    params += [
+        ("i64", "N", Int64(n)),
+        ("i64", "ldw", Int64(r.ints["ldw"])),
+        ("int", "pitch", Int32(pitch)),
+        ("float", "alpha", Float32(float(r.floats.get("alpha", 1.0)))),
+    ]
+    return _kernel(r, _GEMM, n * pitch, params)
+
+
+def _pack_conv(r: Request, *, transposed: bool) -> list[Kernel]:
+    oc, ic, kh, kw, g = (_product.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
+    pitch = -(-(ic // g) // 8) * 8
+    values = {"OCG": oc // g, "ICG": ic // g, "KH": kh, "KW": kw, "pitch": pitch, "transposed": int(transposed)}
+    return _kernel(r, _CONV, oc * kh * kw * pitch, _weights() + [("int", n, Int32(v)) for n, v in values.items()])
+
+
+def pack_conv2d(r: Request) -> list[Kernel]:
+    return _pack_conv(r, transposed=False)
+
+
+def pack_deconv2d(r: Request) -> list[Kernel]:
+    return _pack_conv(r, transposed=True)
+
+
+def pack_conv2d_dw(r: Request) -> list[Kernel]:
+    oc, taps = _product.static(r, "OC"), _product.static(r, "KH") * _product.static(r, "KW")
+    pitch = -(-oc // 8) * 8
+    return _kernel(r, _DEPTHWISE, taps * pitch, _weights() + [("int", n, Int32(v)) for n, v in (("OC", oc), ("taps", taps), ("pitch", pitch))])
+
+
+def pack_bias(r: Request) -> list[Kernel]:
+    oc = _product.static(r, "OC")
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "b", Pointer("b")),
+        ("const float*", "scale", Pointer("scale")),
+        ("const float*", "shift", Pointer("shift")),
+    ]
+    return _kernel(r, _BIAS, -(-oc // 32) * 32, [*params, ("float*", "packed", Pointer("packed")), ("int", "OC", Int32(oc))])
+
+
+def fold_bn(r: Request) -> list[Kernel]:
+    params: list[tuple[str, str, Argument]] = [("const T*", n, Pointer(n)) for n in ("gamma", "beta", "mean", "var")]
+    params += [("float*", n, Pointer(n)) for n in ("scale", "shift")]
+    return _kernel(r, _FOLD, r.ints["C"], [*params, ("float", "eps", Float32(float(r.floats.get("eps", 0.0))))])
+
+
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {
+    "pack_gemm": pack_gemm, "pack_conv2d": pack_conv2d, "pack_deconv2d": pack_deconv2d, "pack_conv2d_dw": pack_conv2d_dw, "pack_bias": pack_bias,
+    "fold_bn": fold_bn,
+}  # fmt: skip

@@ -1,0 +1,150 @@
+// Pooling and resizing of channels-last images: a thread per pixel and V channels. Where C is not a multiple of V, pad channels up to the next
+// one are read and written too.
+struct Pitch { int cs; i64 rs, ns; };
+DEV bool wide_pitch(const void* p, Pitch q, int v) { return aligned(p, v * int(sizeof(T))) && ((q.cs | q.rs | q.ns) & (v - 1)) == 0; }
+
+struct Pool { int N, C, IH, IW, OH, OW, KH, KW, SH, SW, DH, DW, PT, PL, PB, PR; };
+
+// Window taps start + k * dilation, k < taps, that lie in [low, high): the first such k and how many.
+struct Taps { int first, count; };
+DEV Taps clip_taps(int start, int taps, int dilation, int low, int high) {
+  const int first = start >= low ? 0 : (low - start + dilation - 1) / dilation, end = start >= high ? 0 : (high - start + dilation - 1) / dilation;
+  return {first, max(min(end, taps) - first, 0)};
+}
+
+// mode 0 max, 1 average of what lies in the image, 2 average over the window clipped to the padded image.
+template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+  const u32 vectors = (g.C + V - 1) / V;
+  const u64 total = u64(g.N) * g.OH * g.OW * vectors;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+    const u64 pixels = total >> 31 ? u / vectors : u64(u32(u) / vectors);
+    const int c = int(u - pixels * vectors) * V;
+    const u64 rows = total >> 31 ? pixels / g.OW : u64(u32(pixels) / u32(g.OW));
+    const int ow = int(pixels - rows * g.OW), n = int(rows / g.OH), oh = int(rows - u64(n) * g.OH);
+    const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
+    const Taps th = clip_taps(top, g.KH, g.DH, 0, g.IH), tw = clip_taps(left, g.KW, g.DW, 0, g.IW);
+    const T* p = x + n * from.ns + i64(top + th.first * g.DH) * from.rs + i64(left + tw.first * g.DW) * from.cs + c;
+    float a[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = MODE == 0 ? -INF : 0.f;
+    for (int kh = 0; kh < th.count; kh++)
+#pragma unroll 3
+      for (int kw = 0; kw < tw.count; kw++) {
+        const Vec<T, V> v = load<V>(p + i64(kh * g.DH) * from.rs + i64(kw * g.DW) * from.cs);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+      }
+    if (MODE != 0) {
+      int count = th.count * tw.count;
+      if (MODE == 2) count = clip_taps(top, g.KH, g.DH, -g.PT, g.IH + g.PB).count * clip_taps(left, g.KW, g.DW, -g.PL, g.IW + g.PR).count;
+      const float scale = count ? 1.f / float(count) : 0.f;
+#pragma unroll
+      for (int j = 0; j < V; j++) a[j] *= scale;
+    }
+    Vec<T, V> out;
+#pragma unroll
+    for (int j = 0; j < V; j++) from_float(out.v[j], a[j]);
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
+  }
+}
+template <int MODE> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+  constexpr int V = 16 / sizeof(T);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) pool_pixels<MODE, V>(x, y, g, from, to);
+  else pool_pixels<MODE, 1>(x, y, g, from, to);
+}
+
+// 32 lanes across vectors of V channels, 8 warps down the pixels; partial sums meet in shared memory. blockIdx.x: image x channel block (`across` of
+// them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c].
+template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+  __shared__ float shared[8][32 * V];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / across, slices = gridDim.y, pixels = H * W;
+  const int begin = int(i64(pixels) * blockIdx.y / slices), end = int(i64(pixels) * (blockIdx.y + 1) / slices);
+  for (int first = blockIdx.x % across * 32 * V; first < C; first += across * 32 * V) {
+    const int c = first + lane * V;
+    float a[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = MAX ? -INF : 0.f;
+    if (c < C) {
+      const T* p = x + n * from.ns + c;
+#pragma unroll 4
+      for (int k = begin + warp; k < end; k += 8) {
+        const Vec<T, V> v = load<V>(p + i64(k / W) * from.rs + i64(k % W) * from.cs);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = MAX ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < V; j++) shared[warp][lane * V + j] = a[j];
+    __syncthreads();
+    for (int k = threadIdx.x; k < 32 * V && first + k < C; k += 256) {
+      float s = shared[0][k];
+#pragma unroll
+      for (int w = 1; w < 8; w++) s = MAX ? keep_max(s, shared[w][k]) : s + shared[w][k];
+      if (slices == 1) from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
+      else partial[(i64(blockIdx.y) * N + n) * C + first + k] = s;
+    }
+  }
+}
+template <bool MAX> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+  constexpr int V = 16 / sizeof(T);
+  if (C > 32 && wide_pitch(x, from, V)) pool_slice<MAX, V>(x, y, partial, N, C, H, W, from, y_ns, across);
+  else pool_slice<MAX, 1>(x, y, partial, N, C, H, W, from, y_ns, across);
+}
+template <bool MAX> DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= N * C) return;
+  float s = partial[at];
+  for (int k = 1; k < slices; k++) s = MAX ? keep_max(s, partial[i64(k) * N * C + at]) : s + partial[i64(k) * N * C + at];
+  from_float(y[at / C * y_ns + at % C], MAX ? s : s / float(pixels));
+}
+
+struct Resize { int N, C, IH, IW, OH, OW; float scale_h, scale_w; };
+struct Tap { int low, high; float weight; };
+
+// coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel; rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil.
+template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int out, float scale) {
+  float s;
+  if (COORD == 1) s = float(at) / scale;
+  else if (COORD == 2) s = out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
+  else if (COORD == 3 && out <= 1) s = 0.f;
+  else s = (float(at) + 0.5f) / scale - 0.5f;
+  if (!LINEAR) {
+    int k = int(ROUNDING == 1 ? floorf(s) : ROUNDING == 2 ? ceilf(s) : ROUNDING == 3 ? floorf(s + 0.5f) : ceilf(s - 0.5f));
+    k = min(max(k, 0), in - 1);
+    return {k, k, 0.f};
+  }
+  s = fminf(fmaxf(s, 0.f), float(in - 1));
+  const int low = int(s);
+  return {low, min(low + 1, in - 1), s - float(low)};
+}
+
+template <bool LINEAR, int COORD, int ROUNDING, int V> DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
+  const u32 vectors = (g.C + V - 1) / V;
+  const u64 total = u64(g.N) * g.OH * g.OW * vectors;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+    const u64 pixels = total >> 31 ? u / vectors : u64(u32(u) / vectors);
+    const int c = int(u - pixels * vectors) * V;
+    const u64 rows = total >> 31 ? pixels / g.OW : u64(u32(pixels) / u32(g.OW));
+    const int ow = int(pixels - rows * g.OW), n = int(rows / g.OH), oh = int(rows - u64(n) * g.OH);
+    const Tap row = tap<LINEAR, COORD, ROUNDING>(oh, g.IH, g.OH, g.scale_h), column = tap<LINEAR, COORD, ROUNDING>(ow, g.IW, g.OW, g.scale_w);
+    const T *top = x + n * from.ns + row.low * from.rs + c, *bottom = x + n * from.ns + row.high * from.rs + c;
+    const i64 low = i64(column.low) * from.cs, high = i64(column.high) * from.cs;
+    Vec<T, V> out = load<V>(top + low);
+    if (LINEAR) {
+      const Vec<T, V> b = load<V>(top + high), d = load<V>(bottom + low), e = load<V>(bottom + high);
+#pragma unroll
+      for (int j = 0; j < V; j++) {
+        const float up = to_float(out.v[j]) * (1.f - column.weight) + to_float(b.v[j]) * column.weight;
+        const float down = to_float(d.v[j]) * (1.f - column.weight) + to_float(e.v[j]) * column.weight;
+        from_float(out.v[j], up * (1.f - row.weight) + down * row.weight);
+      }
+    }
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
+  }
+}
+template <bool LINEAR, int COORD, int ROUNDING> DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
+  constexpr int V = 16 / sizeof(T);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) resize_pixels<LINEAR, COORD, ROUNDING, V>(x, y, g, from, to);
+  else resize_pixels<LINEAR, COORD, ROUNDING, 1>(x, y, g, from, to);
+}

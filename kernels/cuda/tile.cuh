@@ -1,0 +1,457 @@
+// One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
+// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; 16-bit types use the tensor cores (mma.sync), f32 uses FFMA.
+//
+// Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so
+// that ldmatrix and the copies are free of bank conflicts. A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
+//
+// The generator defines: T, BM, BN, WARPS_M, WARPS_N, STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
+// Y_VECTOR, Y_FLAT, and the epilogue (struct Epilogue, finish).
+
+#define METHOD __device__ __forceinline__
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
+constexpr int BK = 8 * CHUNK;
+constexpr bool SIMT = sizeof(T) == 4;
+constexpr int A_STAGE = BM * 128, STAGE = (BM + BN) * 128;
+constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
+DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void copy8(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void copy4(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void ldmatrix(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+DEV void ldmatrix_transposed(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+
+// One chunk: `count` elements (0..CHUNK) from `from`, `step` elements apart (1 unless GATHER); the rest is zero.
+template <int BYTES, bool GATHER> DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
+  count = max(0, min(count, CHUNK));
+  if (BYTES == 16) {
+    copy16(to, from, count * (int)sizeof(T));
+  } else if (BYTES == 8) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) copy8(to + 8 * k, count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from, max(0, min(8, count * (int)sizeof(T) - 8 * k)));
+  } else if (BYTES == 4) {
+    constexpr int E = 4 / sizeof(T);
+#pragma unroll
+    for (int k = 0; k < 4; k++) copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from, max(0, min(4, (count - E * k) * (int)sizeof(T))));
+  } else {
+    u16 v[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = k < count ? ((const u16*)from)[GATHER ? k * step : k] : (u16)0;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0] | (u32)v[1] << 16), "r"(v[2] | (u32)v[3] << 16), "r"(v[4] | (u32)v[5] << 16), "r"(v[6] | (u32)v[7] << 16) : "memory");
+  }
+}
+
+// Where the chunks that this thread copies lie in a tile of ROWS rows: row-fastest when neighbouring rows are neighbours in memory.
+template <int ROWS, bool GATHER> struct Rows {
+  static constexpr int COUNT = (ROWS * 8 + THREADS - 1) / THREADS;
+  DEV int row(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t % ROWS : t / 8; }
+  DEV int chunk(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t / ROWS : t % 8; }
+  DEV bool active(int i) { return ROWS * 8 % THREADS == 0 || (int)threadIdx.x + i * THREADS < ROWS * 8; }
+  DEV u32 offset(int i) { return row(i) * 128 + ((chunk(i) ^ (row(i) & 7)) << 4); }
+};
+
+// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
+  using Place = Rows<ROWS, GATHER>;
+  const T* base;
+  i64 row_step, k_step;
+  int rows, k;  // what is left from the tile's first row; all of k
+  METHOD void load(u32 to, int k0) const {
+    if (TRANS) {  // chunks of neighbouring rows at one k
+#pragma unroll
+      for (int i = 0; i < ROWS * 8 / THREADS; i++) {
+        const int t = threadIdx.x + i * THREADS, line = t / (ROWS / CHUNK), c = t % (ROWS / CHUNK), r = c * CHUNK;
+        const int count = k0 + line < k ? rows - r : 0;
+        copy_chunk<BYTES, false>(to + (c / 8) * (BK * 128) + line * 128 + (((c & 7) ^ (line & 7)) << 4), count > 0 ? base + (i64)(k0 + line) * k_step + r : base, count, 1);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Place::COUNT; i++) {
+        if (!Place::active(i)) continue;
+        const int r = Place::row(i), kk = k0 + Place::chunk(i) * CHUNK, count = r < rows ? k - kk : 0;
+        copy_chunk<BYTES, GATHER>(to + Place::offset(i), count > 0 ? base + r * row_step + (GATHER ? kk * k_step : kk) : base, count, k_step);
+      }
+    }
+  }
+};
+
+#if SOURCE == 1
+// The taps of a convolution that meet one output phase: tap t along an axis reads input index first + t * step and weight index k_first + t * k_step.
+struct Axis {
+  int taps, step, k_first, k_step;
+};
+
+// Rows of A are output pixels, k runs over (kh, kw, channel) with `pitch` channels per tap; B is the packed weight [OC, KH, KW, pitch].
+// Every chunk of one thread has the same k, which moves on by BK per stage.
+struct Image {
+  using Place = Rows<BM, false>;
+  static_assert(THREADS % 8 == 0, "one k per thread");
+  const T* pixel[Place::COUNT];
+  int ih[Place::COUNT], iw[Place::COUNT];
+  int rs, cs, height, width, channels, pitch;
+  Axis v, h;
+  int kh, kw, c;
+  METHOD void start(int k0) {
+    const int k = k0 + (threadIdx.x % 8) * CHUNK, tap = k / pitch;
+    c = k - tap * pitch;
+    kh = tap / max(h.taps, 1);
+    kw = tap - kh * h.taps;
+  }
+  METHOD void advance() {
+    c += BK;
+    while (c >= pitch) {
+      c -= pitch;
+      if (++kw == h.taps) kw = 0, kh++;
+    }
+  }
+  METHOD void load(u32 to) const {
+    const int count = kh < v.taps ? channels - c : 0;
+#pragma unroll
+    for (int i = 0; i < Place::COUNT; i++) {
+      if (!Place::active(i)) continue;
+      const int y = ih[i] + kh * v.step, x = iw[i] + kw * h.step;
+      const bool inside = (u32)y < (u32)height && (u32)x < (u32)width && count > 0;
+      copy_chunk<A_BYTES, false>(to + Place::offset(i), inside ? pixel[i] + (i64)y * rs + (i64)x * cs + c : pixel[i], inside ? count : 0, 1);
+    }
+  }
+  METHOD void load_weight(u32 to, const T* w, i64 row_step, int rows, int kernel_width) const {
+    using W = Rows<BN, false>;
+    const i64 tap = (i64)((v.k_first + kh * v.k_step) * kernel_width + h.k_first + kw * h.k_step) * pitch + c;
+#pragma unroll
+    for (int i = 0; i < W::COUNT; i++) {
+      if (!W::active(i)) continue;
+      const int r = W::row(i);
+      const bool inside = r < rows && kh < v.taps;
+      copy_chunk<16, false>(to + W::offset(i), inside ? w + r * row_step + tap : w, inside ? CHUNK : 0, 1);
+    }
+  }
+};
+
+// Taps of a forward convolution, or of the output phase `phase` of a transposed one (its first input index is for output index `phase`).
+DEV Axis taps_of(int kernel, int stride, int dilation, bool transposed, int pad, int phase, int& first) {
+  if (!transposed) return {kernel, dilation, 0, 1};
+  Axis a{0, 0, 0, 1};
+  for (int k = kernel - 1; k >= 0; k--) {
+    const int at = phase + pad - k * dilation;
+    if ((at % stride + stride) % stride) continue;
+    if (a.taps) a.k_step = a.k_first - k;
+    a.taps++;
+    a.k_first = k;
+    first = at >= 0 ? at / stride : -((-at) / stride);
+  }
+  a.step = -(a.k_step * dilation) / stride;
+  return a;
+}
+#endif
+
+#if SPLIT > 1 && CLUSTER
+DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+DEV void add_peer4(float* v, u32 address, u32 peer) {
+  float a, b, c, d;
+  asm volatile("{.reg .b32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [p];}" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address), "r"(peer) : "memory");
+  v[0] += a, v[1] += b, v[2] += c, v[3] += d;
+}
+#endif
+DEV void wait_for_producers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#if !IS_F32
+constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
+struct Accumulator {
+  float v[MT][NT][4];
+  METHOD void multiply(u32 a, u32 b) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM, wn = (warp % WARPS_N) * WN;
+#pragma unroll
+    for (int kk = 0; kk < 4; kk++) {
+      u32 fa[MT][4], fb[NT / 2][4];
+#pragma unroll
+      for (int i = 0; i < MT; i++) {
+        if (A_TRANS) {
+          const int k = kk * 16 + (lane >> 4) * 8 + (lane & 7), c = (wm + i * 16) / 8 + ((lane >> 3) & 1);
+          ldmatrix_transposed(fa[i], a + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+        } else {
+          const int r = wm + i * 16 + (lane & 15), c = kk * 2 + (lane >> 4);
+          ldmatrix(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < NT / 2; j++) {
+        if (B_TRANS) {
+          const int k = kk * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), c = (wn + j * 16) / 8 + (lane >> 4);
+          ldmatrix_transposed(fb[j], b + (c / 8) * (BK * 128) + k * 128 + (((c & 7) ^ (k & 7)) << 4));
+        } else {
+          const int r = wn + j * 16 + (lane >> 4) * 8 + (lane & 7), c = kk * 2 + ((lane >> 3) & 1);
+          ldmatrix(fb[j], b + r * 128 + ((c ^ (r & 7)) << 4));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++)
+          asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                       : "+f"(v[i][j][0]), "+f"(v[i][j][1]), "+f"(v[i][j][2]), "+f"(v[i][j][3])
+                       : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]), "r"(fb[j / 2][j % 2 * 2]), "r"(fb[j / 2][j % 2 * 2 + 1]));
+    }
+  }
+  METHOD void clear() {
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int j = 0; j < NT; j++) v[i][j][0] = v[i][j][1] = v[i][j][2] = v[i][j][3] = 0.f;
+  }
+  METHOD void stage(float* to) const {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, wm = (warp / WARPS_N) * WM, wn = (warp % WARPS_N) * WN;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int j = 0; j < NT; j++) {
+        float* p = to + (wm + i * 16 + (lane >> 2)) * PITCH + wn + j * 8 + (lane & 3) * 2;
+        *(float2*)p = make_float2(v[i][j][0], v[i][j][1]);
+        *(float2*)(p + 8 * PITCH) = make_float2(v[i][j][2], v[i][j][3]);
+      }
+  }
+};
+#else
+constexpr int TX = 8, TY = THREADS / TX, TM = BM / TY, TN = BN / TX;
+struct Accumulator {
+  float v[TM][TN];
+  METHOD float4 at(u32 base, int row, int c) {
+    float4 r;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(base + row * 128 + ((c ^ (row & 7)) << 4)) : "memory");
+    return r;
+  }
+  METHOD void multiply(u32 a, u32 b) {
+    const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
+#pragma unroll 2
+    for (int c = 0; c < 8; c++) {
+      float4 fa[TM];
+#pragma unroll
+      for (int i = 0; i < TM; i++) fa[i] = at(a, ty + i * TY, c);
+#pragma unroll
+      for (int j = 0; j < TN; j++) {
+        const float4 fb = at(b, tx + j * TX, c);
+#pragma unroll
+        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].x, fb.x, fmaf(fa[i].y, fb.y, fmaf(fa[i].z, fb.z, fmaf(fa[i].w, fb.w, v[i][j]))));
+      }
+    }
+  }
+  METHOD void clear() {
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int j = 0; j < TN; j++) v[i][j] = 0.f;
+  }
+  METHOD void stage(float* to) const {
+    const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int j = 0; j < TN; j++) to[(ty + i * TY) * PITCH + tx + j * TX] = v[i][j];
+  }
+};
+#endif
+
+DEV void store8(T* y, const float (&v)[8], int count) {
+  if (Y_VECTOR && count >= 8) {
+    if (SIMT) {
+      *(float4*)y = make_float4(v[0], v[1], v[2], v[3]);
+      *((float4*)y + 1) = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+#if !IS_F32
+      *(uint4*)y = make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
+#endif
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (k < count) from_float(y[k], v[k]);
+  }
+}
+
+// Where row m of the product lies: offsets in elements of y and of the full operands of the epilogue. False for rows that do not exist.
+struct Output {
+#if SOURCE == 1
+  int OH, OW, rows_h, rows_w, step_h, step_w, phase_h, phase_w;
+  i64 y_cs, y_rs, y_ns, r_cs, r_rs, r_ns;
+  METHOD bool place(int m, i64& to, i64& full) const {
+    if (Y_FLAT) {
+      to = m * y_cs;
+      full = m * r_cs;
+      return true;
+    }
+    const int n = m / (rows_h * rows_w), r = m - n * (rows_h * rows_w), oh = r / rows_w * step_h + phase_h, ow = r % rows_w * step_w + phase_w;
+    to = n * y_ns + oh * y_rs + ow * y_cs;
+    full = n * r_ns + oh * r_rs + ow * r_cs;
+    return oh < OH && ow < OW;
+  }
+#else
+  i64 ldy, ldr;
+  METHOD bool place(int m, i64& to, i64& full) const {
+    to = m * ldy;
+    full = m * ldr;
+    return true;
+  }
+#endif
+};
+
+#if SOURCE == 1
+constexpr bool kTransposed = TRANSPOSED;
+#define OUTPUT_PHASES \
+  const int phases = kTransposed ? SH * SW : 1, phase = blockIdx.z % phases, group = blockIdx.z / phases, phase_h = phase / (kTransposed ? SW : 1), phase_w = phase % (kTransposed ? SW : 1); \
+  const int rows_h = kTransposed ? (OH + SH - 1) / SH : OH, rows_w = kTransposed ? (OW + SW - 1) / SW : OW; \
+  const Output out{OH, OW, rows_h, rows_w, kTransposed ? SH : 1, kTransposed ? SW : 1, phase_h, phase_w, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns}; \
+  const int channel0 = group * N;
+#else
+#define OUTPUT_PHASES \
+  const Output out{ldy, ldr}; \
+  const int channel0 = 0;
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
+  extern __shared__ __align__(128) char shared[];
+  const u32 base = shared_address(shared);
+  const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
+  // Eight tile rows at a time go through all columns: their operands stay in L2.
+  const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, band = tile / (8 * tiles_n), height = min(tiles_m - band * 8, 8), rest = tile - band * 8 * tiles_n;
+  const int m0 = (band * 8 + rest % height) * BM, n0 = rest / height * BN;
+  OUTPUT_PHASES
+#if SOURCE == 1
+  Image image;
+  int first_h = 0, first_w = 0;
+  image.v = taps_of(KH, SH, DH, kTransposed, PT, phase_h, first_h);
+  image.h = taps_of(KW, SW, DW, kTransposed, PL, phase_w, first_w);
+  image.rs = x_rs, image.cs = x_cs, image.height = IH, image.width = IW, image.channels = IC, image.pitch = pitch;
+#pragma unroll
+  for (int i = 0; i < Image::Place::COUNT; i++) {
+    const int m = m0 + Image::Place::row(i), n = m / (rows_h * rows_w), r = m - n * (rows_h * rows_w), oh = r / rows_w, ow = r - oh * rows_w;
+    image.pixel[i] = a + (m < M ? n * x_ns : 0) + group * IC;
+    image.ih[i] = m >= M ? -(1 << 30) : kTransposed ? first_h + oh : oh * SH - PT;
+    image.iw[i] = kTransposed ? first_w + ow : ow * SW - PL;
+  }
+  const int K = image.v.taps * image.h.taps * pitch;
+  const i64 weight_row = (i64)KH * KW * pitch;
+  const T* weight = b + (i64)(group * N + n0) * weight_row;
+#else
+#if BATCHED
+  a += blockIdx.z * a_0 + blockIdx.y * a_1;
+  b += blockIdx.z * b_0 + blockIdx.y * b_1;
+  y += blockIdx.z * y_0 + blockIdx.y * y_1;
+  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
+#endif
+  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K};
+  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K};
+#endif
+  const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT), end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
+#if SOURCE == 1
+  image.start(begin * BK);
+#define LOAD_LEFT(to, k) image.load(to)
+#define LOAD_RIGHT(to, k) image.load_weight((to) + A_STAGE, weight, weight_row, N - n0, KW)
+#define ADVANCE image.advance()
+#else
+#define LOAD_LEFT(to, k) left.load(to, k)
+#define LOAD_RIGHT(to, k) right.load((to) + A_STAGE, k)
+#define ADVANCE
+#endif
+  wait_for_producers();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (s < count) {
+      LOAD_LEFT(base + s * STAGE, (begin + s) * BK);
+      LOAD_RIGHT(base + s * STAGE, (begin + s) * BK);
+      ADVANCE;
+    }
+    copy_commit();
+  }
+  Accumulator sum;
+  sum.clear();
+  int slot = 0, target = STAGES - 1;
+  for (int s = 0; s < count; s++) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    if (s + STAGES - 1 < count) {
+      LOAD_LEFT(base + target * STAGE, (begin + s + STAGES - 1) * BK);
+      LOAD_RIGHT(base + target * STAGE, (begin + s + STAGES - 1) * BK);
+      ADVANCE;
+    }
+    copy_commit();
+    sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE);
+    if (++slot == STAGES) slot = 0;
+    if (++target == STAGES) target = 0;
+  }
+  copy_wait<0>();
+  __syncthreads();
+  float* staged = (float*)shared;
+  sum.stage(staged);
+#if SPLIT > 1 && CLUSTER
+  cluster_sync();
+  constexpr int ROWS = (BM + SPLIT - 1) / SPLIT;
+  const int row0 = part * ROWS;
+#else
+  __syncthreads();
+  constexpr int ROWS = BM;
+  const int row0 = 0;
+#endif
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  for (int t = threadIdx.x; t < ROWS * (BN / 8); t += THREADS) {
+    const int r = row0 + t / (BN / 8), c = t % (BN / 8) * 8, m = m0 + r, left_columns = N - n0 - c;
+    i64 to, full;
+    if (r >= BM || m >= M || left_columns <= 0 || !out.place(m, to, full)) continue;
+    float v[8];
+    *(float4*)v = *(const float4*)(staged + r * PITCH + c);
+    *(float4*)(v + 4) = *(const float4*)(staged + r * PITCH + c + 4);
+#if SPLIT > 1 && CLUSTER
+#pragma unroll
+    for (int peer = 1; peer < SPLIT; peer++) {
+      const u32 address = base + (r * PITCH + c) * 4, from = (part + peer) % SPLIT;
+      add_peer4(v, address, from);
+      add_peer4(v + 4, address + 16, from);
+    }
+#endif
+#if SPLIT > 1 && !CLUSTER
+    float* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + n0 + c;
+    *(float4*)partial = *(const float4*)v;
+    *(float4*)(partial + 4) = *(const float4*)(v + 4);
+#else
+    const int n = channel0 + n0 + c;
+    finish(epilogue, v, m, full, n, left_columns);
+    store8(y + to + n, v, left_columns);
+#endif
+  }
+#if SPLIT > 1 && CLUSTER
+  cluster_sync();
+#endif
+}
+
+#if SPLIT > 1 && !CLUSTER
+// Sums the partial products of all parts and finishes them: one thread takes 8 columns.
+extern "C" __global__ void __launch_bounds__(128) product_sum(PARAMETERS) {
+  OUTPUT_PHASES
+  wait_for_producers();
+  const i64 t = (i64)blockIdx.x * 128 + threadIdx.x;
+  const int chunks = N8 / 8, m = (int)(t / chunks), c = (int)(t % chunks) * 8;
+  i64 to, full;
+  if (m >= M || !out.place(m, to, full)) return;
+  float v[8] = {};
+  for (int part = 0; part < SPLIT; part++) {
+    const float* partial = scratch + (((i64)blockIdx.z * SPLIT + part) * M + m) * N8 + c;
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] += partial[k];
+  }
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  const int n = channel0 + c;
+  finish(epilogue, v, m, full, n, N - c);
+  store8(y + to + n, v, N - c);
+}
+#endif

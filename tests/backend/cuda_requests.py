@@ -1,0 +1,52 @@
+"""Requests to the CUDA backend, and what every kernel it answers with must satisfy on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tracea_onnx import registry
+from tracea_onnx.cuda import Kernel, Request, TensorMap
+from tracea_onnx.dims import DimLike
+from tracea_onnx.families import FAMILIES
+from tracea_onnx.ops import DType
+
+#: Bytes of shared memory one block may have.
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+
+
+def request(
+    family: str,
+    dtype: DType,
+    ints: Mapping[str, DimLike],
+    floats: Mapping[str, float] | None = None,
+    program: Mapping[str, Any] | None = None,
+    operands: Iterable[str] = (),
+    *,
+    arch: int = 90,
+    unaligned: Iterable[str] = (),
+) -> Request:
+    spec = FAMILIES[family]
+    assert set(ints) <= set(spec.ints) and set(operands) <= {o.rstrip("?") for o in spec.operands}
+    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, 132, frozenset(unaligned))
+
+
+def check_kernels(kernels: list[Kernel], arch: int) -> None:
+    for k in kernels:
+        assert k.smem <= SHARED[arch], (k.symbol, k.smem)
+        assert k.block % 32 == 0 and k.block <= 1024 and 1 <= k.cluster <= 8 and (k.cluster == 1 or arch >= 90)
+        assert not isinstance(k.grid[0], int) or k.grid[0] % k.cluster == 0
+        for a in k.args:
+            if isinstance(a, TensorMap):
+                assert len(a.strides) == len(a.dims) - 1
+                assert all(0 < b <= 256 for b in a.box) and (not a.box or a.box[0] * a.dtype.size <= 128)
+                assert all(s % 16 == 0 for s in a.strides if isinstance(s, int))
+
+
+def compile_kernels(kernels: list[Kernel], arch: int) -> None:
+    """Each source becomes a cubin that holds the symbols its launches name."""
+    check_kernels(kernels, arch)
+    backend = registry.module("kernels", "cuda")
+    for k in kernels:
+        cubin = backend.compile(k.source, arch)
+        assert cubin[:4] == b"\x7fELF" and k.symbol.encode() in cubin

@@ -1,0 +1,93 @@
+"""CUDA attention: every kernel compiles without a GPU and fits the device; Hopper gets the warp-specialised one where tensor copies can read the operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backend.cuda_requests import compile_kernels, request
+from tracea_onnx import registry
+from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit
+from tracea_onnx.dims import DimLike, evaluate, symbol
+from tracea_onnx.ops import DType
+
+cuda = registry.module("kernels", "cuda")
+
+
+def attention(
+    dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2, mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
+    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4,
+) -> Request:  # fmt: skip
+    dv = dv or d
+    ints: dict[str, DimLike] = {"B": b, "H": heads, "KVH": heads // 2, "S": s, "T": t, "D": d, "DV": dv, "causal": causal, "past": 0, "nan_to_zero": clean}
+    for o, n, width in (("q", heads, d), ("k", heads // 2, d), ("v", heads // 2, dv), ("y", heads, dv)):
+        ints |= {f"{o}_h": width + pad, f"{o}_s": n * (width + pad), f"{o}_b": n * (width + pad) * 512}
+    if mask:
+        ints |= {"mask_kind": mask, "m_k": 1, "m_b": 300}
+    operands = ("q", "k", "v", "y", *(["mask"] if mask else []))
+    return request("attention", dtype, ints, {"scale": scale, "fill": float("-inf")}, operands=operands, arch=arch, unaligned=unaligned)
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for d in (32, 40, 64, 80, 96, 128, 256):
+        yield f"{d} sm_90", attention(DType.F16, d)
+        yield f"{d} sm_80", attention(DType.BF16, d, arch=80)
+        yield f"{d} sm_89", attention(DType.F32, d, arch=89)
+    for dtype, arch in ((DType.F16, 90), (DType.BF16, 89), (DType.F32, 80)):
+        yield f"causal sm_{arch}", attention(dtype, 64, causal=1, s=8192, t=8192, arch=arch)
+        for mask in (1, 2, 3):
+            yield f"mask {mask} sm_{arch}", attention(dtype, 64, mask=mask, clean=mask % 2, causal=int(mask == 3), arch=arch)
+    yield "odd heads", attention(DType.F16, 17, dv=13)
+    yield "odd pitches", attention(DType.BF16, 64, pad=1)
+    yield "negative scale", attention(DType.BF16, 128, scale=-0.1)
+    yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
+
+
+@pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name}") for n, r in cases()])
+def test_compiles(r: Request) -> None:
+    compile_kernels(cuda.emit(r), r.arch)
+
+
+def _kernel(r: Request) -> Kernel:
+    k: Kernel
+    (k,) = cuda.emit(r)
+    return k
+
+
+def _hopper(r: Request) -> bool:
+    return any(isinstance(a, TensorMap) for a in _kernel(r).args)
+
+
+def test_hopper_needs_tensor_copies() -> None:
+    assert _hopper(attention(DType.F16, 64)) and _hopper(attention(DType.BF16, 128, s=symbol("S")))
+    assert not _hopper(attention(DType.F16, 64, arch=80))
+    assert not _hopper(attention(DType.F32, 64))
+    assert not _hopper(attention(DType.F16, 64, pad=1))
+    assert not _hopper(attention(DType.F16, 64, unaligned=("k",)))
+    assert not _hopper(attention(DType.F16, 256))
+    assert not _hopper(attention(DType.F16, 36))
+
+
+@pytest.mark.parametrize(("s", "t", "d", "groups", "keys"), [(64, 128, 64, 1, 128), (128, 128, 64, 2, 128), (197, 197, 64, 2, 112), (4096, 4096, 64, 3, 128)])
+def test_tiles_fit_short_sequences(s: int, t: int, d: int, groups: int, keys: int) -> None:
+    k = _kernel(attention(DType.F16, d, s=s, t=t))
+    q, rows, _ = (a for a in k.args if isinstance(a, TensorMap))
+    assert (q.box[1], rows.box[1], k.block) == (64 * groups, keys, 128 * (groups + 1))
+
+
+def test_grid_is_persistent_on_hopper() -> None:
+    k = _kernel(attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=1))
+    assert evaluate(k.grid[0], {"S": 128, "T": 5}) == 4 and evaluate(k.grid[0], {"S": 100000, "T": 5}) == 132 and evaluate(k.grid[0], {"S": 0, "T": 5}) == 0
+
+
+@pytest.mark.parametrize(("d", "dv"), [(0, 64), (64, 257), (300, 64)])
+def test_head_sizes_out_of_range_are_refused(d: int, dv: int) -> None:
+    with pytest.raises(Unfit, match="heads of"):
+        cuda.emit(attention(DType.F16, d, dv=dv))
+
+
+def test_symbolic_heads_are_refused() -> None:
+    r = attention(DType.F16, 64)
+    with pytest.raises(Unfit, match="fixed head size"):
+        cuda.emit(Request(r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, 90, 132))

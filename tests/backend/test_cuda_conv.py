@@ -1,0 +1,117 @@
+"""CUDA convolutions: every kind compiles without a GPU, within the hardware's limits, and tensor maps are used only where they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.backend.cuda_requests import check_kernels, compile_kernels, request
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Kernel, Request, TensorMap
+from tracea_onnx.families import packed_elements
+from tracea_onnx.ops import DType
+
+cuda = registry.module("kernels", "cuda")
+TYPES = (DType.F16, DType.BF16, DType.F32)
+GATED = {"type": 0, "n_in": 3, "regs": 3, "out": 0, "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]]}
+
+
+def conv(
+    dtype: DType, n: D.DimLike, c: int, h: D.DimLike, w: D.DimLike, oc: int, kernel: int = 3, stride: int = 1, pad: int = 1, groups: int = 1, *,
+    family: str = "conv2d", res_mode: int = 0, arch: int = 90, slack: int = 0, **more: D.DimLike,
+) -> Request:  # fmt: skip
+    deconv = family == "deconv2d"
+
+    def out(d: D.DimLike) -> D.DimLike:
+        return (d - 1) * stride + kernel - 2 * pad if deconv else D.floordiv(d + (2 * pad - kernel), stride) + 1
+
+    oh, ow = out(h), out(w)
+    ints: dict[str, D.DimLike] = {
+        "N": n, "IC": c, "IH": h, "IW": w, "OC": oc, "OH": oh, "OW": ow, "KH": kernel, "KW": kernel, "SH": stride, "SW": stride, "DH": 1, "DW": 1,
+        "PT": pad, "PL": pad, "G": groups, "act": 1, "res_mode": res_mode,
+    }  # fmt: skip
+    for side, channels, height, width in (("x", c, h, w), ("y", oc, oh, ow), ("r", oc, oh, ow)):
+        cs = -(-channels // 8) * 8 + slack
+        ints |= {f"{side}_cs": cs, f"{side}_rs": D.mul(width, cs), f"{side}_ns": D.mul(height, D.mul(width, cs))}
+    return request(family, dtype, ints | more, operands=("x", "w", "bias", "y", *(["res"] if res_mode else [])), arch=arch)
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for arch in (80, 89, 90):
+        for d in TYPES if arch == 90 else (DType.F16,):
+            yield f"3x3 {d.name} sm_{arch}", conv(d, 64, 64, 56, 56, 64, arch=arch)
+            yield f"one image {d.name} sm_{arch}", conv(d, 1, 512, 7, 7, 512, arch=arch, res_mode=1)
+            yield f"depthwise {d.name} sm_{arch}", conv(d, 2, 40, 15, 15, 40, 5, 2, 2, 40, family="conv2d_dw", arch=arch)
+    for d in TYPES:
+        yield f"stem {d.name}", conv(d, 2, 3, 64, 64, 32, 7, 2, 3)
+        yield f"1x1 with residual {d.name}", conv(d, 64, 64, 56, 56, 256, 1, 1, 0, res_mode=1)
+        yield f"groups {d.name}", conv(d, 2, 20, 10, 10, 30, groups=5)
+        yield f"transposed {d.name}", conv(d, 2, 64, 8, 8, 32, 4, 2, 1, family="deconv2d")
+        r = conv(d, 8, 64, 28, 28, 96, o0_kind=0, o1_kind=1)
+        yield f"program {d.name}", replace(r, program=GATED, operands=r.operands | {"o0", "o1"})
+
+
+@pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
+def test_compiles(name: str, r: Request) -> None:
+    compile_kernels(cuda.emit(r), r.arch)
+
+
+def test_packing_compiles_and_fits() -> None:
+    for d in TYPES:
+        for family, ints in (
+            ("pack_conv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}), ("pack_deconv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}),
+            ("pack_conv2d_dw", {"OC": 6, "KH": 3, "KW": 2}),
+        ):  # fmt: skip
+            (k,) = cuda.emit(request(family, d, ints))
+            compile_kernels([k], 80)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8, 17, 64])
+def test_packed_weights_fit_their_buffers(channels: int) -> None:
+    pitch = -(-channels // 8) * 8
+    assert packed_elements("pack_conv2d", OC=5, IC=channels, KH=3, KW=3, G=1) >= 5 * 9 * pitch
+    assert packed_elements("pack_deconv2d", OC=10, IC=2 * channels, KH=3, KW=3, G=2) >= 10 * 9 * pitch
+    assert packed_elements("pack_gemm", K=channels, N_total=1001) >= 1001 * pitch
+    assert packed_elements("pack_conv2d_dw", OC=channels, KH=3, KW=3) >= 9 * pitch
+
+
+def kernels_of(r: Request) -> list[Kernel]:
+    kernels: list[Kernel] = cuda.emit(r)
+    check_kernels(kernels, r.arch)
+    return kernels
+
+
+def hopper(r: Request) -> bool:
+    return any(k.symbol == "product_wgmma" for k in kernels_of(r))
+
+
+def test_im2col_maps() -> None:
+    (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512, 3, 2))
+    maps = [a for a in k.args if isinstance(a, TensorMap)]
+    assert k.symbol == "product_wgmma" and maps[0].im2col is not None
+    lower, upper, channels, pixels = maps[0].im2col
+    assert (lower, upper, channels) == ((-1, -1), (-2, -2), 64) and pixels in (64, 128, 256)
+    assert maps[0].steps == (1, 2, 2, 1)
+
+
+def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
+    n, h = D.symbol("n"), D.symbol("h")
+    assert hopper(conv(DType.F16, n, 256, 28, 28, 512))
+    assert hopper(conv(DType.F16, 64, 256, h, 28, 512))  # stride 1: the corner does not depend on the height
+    assert not hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))
+    assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, slack=4))
+    assert not hopper(conv(DType.F32, 64, 256, 28, 28, 512))
+    assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, groups=2))
+
+
+def test_one_by_one_is_a_product() -> None:
+    (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512, 1, 1, 0))
+    assert all(a.im2col is None for a in k.args if isinstance(a, TensorMap))
+
+
+def test_output_of_a_transposed_convolution_has_a_phase_per_stride() -> None:
+    kernels = kernels_of(conv(DType.F16, 2, 64, 8, 8, 32, 4, 3, 0, 2, family="deconv2d"))
+    assert all(k.grid[2] == 2 * 9 for k in kernels)

@@ -1,0 +1,116 @@
+"""CUDA matrix products: every kernel compiles without a GPU, within the hardware's limits, and the emitters choose what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backend.cuda_requests import check_kernels, compile_kernels, request
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Kernel, Request, Unfit, multiple_of
+from tracea_onnx.dims import evaluate
+from tracea_onnx.ops import ACTIVATIONS, DType
+
+cuda = registry.module("kernels", "cuda")
+TYPES = (DType.F16, DType.BF16, DType.F32)
+GATED = {"type": 0, "n_in": 3, "regs": 3, "out": 0, "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]]}
+
+
+def gemm(
+    dtype: DType, m: D.DimLike, n: int, k: int, arch: int = 90, *, res_mode: int = 0, act: int = 1, pad: int = 0, unaligned: tuple[str, ...] = ()
+) -> Request:
+    ints = {"M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n + pad, "ldy": n + pad, "act": act, "res_mode": res_mode}
+    return request("gemm", dtype, ints, operands=("x", "w", "bias", "y", *(["res"] if res_mode else [])), arch=arch, unaligned=unaligned)
+
+
+def matmul(dtype: DType, a: tuple[int, int], b: tuple[int, int], arch: int = 90) -> Request:
+    """a = (a_m, a_k), b = (b_k, b_n) of a product of 72 x 40 x 56."""
+    ints = {"B0": 2, "B1": 3, "M": 72, "N": 40, "K": 56, "a_0": 3 * 4096, "a_1": 4096, "a_m": a[0], "a_k": a[1], "b_0": 3 * 4096, "b_1": 4096}
+    return request(
+        "matmul", dtype, ints | {"b_k": b[0], "b_n": b[1], "y_0": 3 * 2880, "y_1": 2880, "ldy": 40}, {"alpha": 0.5}, operands=("a", "b", "y"), arch=arch
+    )
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for arch in (80, 89, 90):
+        for d in TYPES if arch == 90 else (DType.F16, DType.F32):
+            yield f"wide {d.name} sm_{arch}", gemm(d, 4096, 1024, 512, arch, res_mode=1)
+            yield f"one row {d.name} sm_{arch}", gemm(d, 1, 1000, 4096, arch)
+            yield f"primes {d.name} sm_{arch}", gemm(d, 67, 131, 257, arch, res_mode=2, act=10)
+    for d in TYPES:
+        yield f"a and b along k {d.name}", matmul(d, (56, 1), (1, 56))
+        yield f"a along m, b along n {d.name}", matmul(d, (1, 72), (40, 1))
+        yield f"strided {d.name}", matmul(d, (112, 2), (80, 2))
+        ints = {"M": 100, "N": 104, "K": 64, "ldx": 64, "ldy": 104, "o0_kind": 0, "o0_ld": 104, "o1_kind": 1}
+        yield f"program {d.name}", request("gemm", d, ints, program=GATED, operands=("x", "w", "bias", "y", "o0", "o1"))
+
+
+@pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
+def test_compiles(name: str, r: Request) -> None:
+    compile_kernels(cuda.emit(r), r.arch)
+
+
+def test_packing_compiles() -> None:
+    for d in TYPES:
+        for family, ints in (("pack_gemm", {"K": 5, "N": 7, "ldw": 7, "N_total": 7}), ("pack_bias", {"OC": 7}), ("fold_bn", {"C": 7})):
+            compile_kernels(cuda.emit(request(family, d, ints)), 80)
+
+
+def test_every_activation_compiles() -> None:
+    text = registry.module("kernels", "cuda").part("_epilogue")
+    for act in range(len(ACTIVATIONS)):
+        r = gemm(DType.F16, 64, 64, 64, 80, act=act)
+        assert text.epilogue(r, (64,)).source != text.epilogue(gemm(DType.F16, 64, 64, 64, 80, act=(act + 1) % len(ACTIVATIONS)), (64,)).source
+    compile_kernels(cuda.emit(gemm(DType.F16, 64, 64, 64, 80, act=ACTIVATIONS.index("mish"))), 80)
+
+
+def kernels_of(r: Request) -> list[Kernel]:
+    kernels: list[Kernel] = cuda.emit(r)
+    check_kernels(kernels, r.arch)
+    return kernels
+
+
+def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
+    assert kernels_of(gemm(DType.F16, 8192, 4096, 4096))[0].symbol == "product_wgmma"
+    for r in (
+        gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096), gemm(DType.F16, 8192, 4096, 4097), gemm(DType.F16, 8192, 4095, 4096),
+        gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1),
+    ):  # fmt: skip
+        assert kernels_of(r)[0].symbol == "product_tile"
+
+
+def test_rows_known_at_run_time_take_one_kernel_each() -> None:
+    """The ranges of M that a symbolic product is tuned for cover every M once."""
+    m = D.symbol("m")
+    for arch in (80, 90):
+        kernels = kernels_of(gemm(DType.F16, m, 768, 3072, arch))
+        mains = [k for k in kernels if k.symbol != "product_sum"]
+        assert len(mains) > 1
+        for value in (1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 100000):
+            grids = [evaluate(k.grid[0], {"m": value}) for k in mains]
+            assert sum(g > 0 for g in grids) == 1, (value, grids)
+        assert all(evaluate(k.grid[0], {"m": 0}) == 0 for k in mains)
+
+
+def test_few_rows_share_k() -> None:
+    assert any(k.cluster > 1 for k in kernels_of(gemm(DType.F16, 1, 768, 8192)))
+    split = kernels_of(gemm(DType.F16, 1, 768, 8192, 80))
+    assert [k.symbol for k in split] == ["product_tile", "product_sum"]
+    assert split[0].scratch == split[1].scratch != ()
+
+
+def test_sizes_the_kernels_cannot_take() -> None:
+    r = gemm(DType.F16, 8, 8, 8)
+    with pytest.raises(Unfit, match="symbolic K"):
+        cuda.emit(request("gemm", DType.F16, {**r.ints, "K": D.symbol("k")}, operands=("x", "w", "y")))
+
+
+def test_multiple_of() -> None:
+    s = D.symbol("s")
+    assert [multiple_of(v) for v in (0, 1, 8, 24, 1 << 20)] == [4096, 1, 8, 8, 4096]
+    assert multiple_of(s) == 1
+    assert multiple_of(D.mul(s, 24)) == 8
+    assert multiple_of(D.add(D.mul(s, 16), 8)) == 8
+    assert multiple_of(D.select(D.equal(s, 1), D.mul(s, 32), 8)) == 8

@@ -1,0 +1,79 @@
+"""CUDA data movement: every kernel compiles without a GPU; the emitters see transpositions, and empty work launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.backend.cuda_requests import compile_kernels, request
+from tracea_onnx import registry
+from tracea_onnx.cuda import Request
+from tracea_onnx.dims import DimLike, evaluate, symbol
+from tracea_onnx.ops import DType
+
+cuda = registry.module("kernels", "cuda")
+ARCHITECTURES = (80, 89, 90)
+
+
+def _copy(elem: int, shape: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], arch: int = 90) -> Request:
+    ints: dict[str, DimLike] = {"elem": elem}
+    for name, values, fill in (("n", shape, 1), ("x", xs, 0), ("y", ys, 0)):
+        ints |= {f"{name}{k}": v for k, v in enumerate([*[fill] * (6 - len(values)), *values])}
+    return request("copy", DType.F32, ints, operands="xy", arch=arch)
+
+
+def _image(family: str, dtype: DType, c: int, arch: int) -> Request:
+    sides = {"nchw_to_nhwc": "y", "nhwc_to_nchw": "x", "copy_nhwc": "xy"}[family]
+    pitches = {f"{s}_{p}": v for s in sides for p, v in (("cs", 128), ("rs", 128 * 6), ("ns", 128 * 30))}
+    return request(family, dtype, {"N": 2, "C": c, "H": 5, "W": 6, **pitches}, operands="xy", arch=arch)
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for elem, arch in ((1, 80), (2, 89), (4, 90), (8, 80)):
+        yield f"run {elem}", _copy(elem, [1009], [1], [1], arch)
+        yield f"transpose {elem}", _copy(elem, [3, 100, 70], [7000, 1, 100], [7000, 70, 1], arch)
+        yield f"six dims {elem}", _copy(elem, [2, 3, 4, 5, 6, 7], [1, 2, 6, 24, 120, 720], [2520, 840, 210, 42, 7, 1], arch)
+        yield f"fill {elem}", request("fill", DType.F32, {"elem": elem, "count": 100, "value": -1}, operands="y", arch=arch)
+        for index in (DType.I64, DType.I32):
+            ints = {"elem": elem, "outer": 2, "n": 30, "inner": 64, "count": 5, "idx_dtype": int(index)}
+            for family in ("gather", "gather_elements"):
+                yield f"{family} {elem} by {index.name}", request(family, DType.F32, ints, operands=("x", "idx", "y"), arch=arch)
+    for (dtype, arch), c in ((p, c) for p in ((DType.F32, 80), (DType.F16, 90)) for c in (3, 100)):
+        for family in ("nchw_to_nhwc", "nhwc_to_nchw", "copy_nhwc"):
+            yield f"{family} {dtype.name} {c}", _image(family, dtype, c, arch)
+    border = {"N": 2, "H": 3, "W": 4, "PT": 1, "PL": 1, "PB": 1, "PR": 1, "y_cs": 8, "y_rs": 48, "y_ns": 240}
+    yield "zero_border", request("zero_border", DType.F16, border, operands="y", arch=89)
+    for dtype in (DType.I64, DType.I32, DType.F32):
+        yield f"range {dtype.name}", request("range", DType.F32, {"count": 9, "start": 1, "delta": 2, "dtype": int(dtype)}, operands="y", arch=89)
+    stored: dict[str, DimLike] = {"count": 2, "dtype": int(DType.I64), "v0": symbol("n"), "v1": 3}
+    yield "store_ints", request("store_ints", DType.F32, stored, operands="y", arch=80)
+
+
+@pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} sm_{r.arch}") for n, r in cases()])
+def test_compiles(r: Request) -> None:
+    compile_kernels(cuda.emit(r), r.arch)
+
+
+def test_a_transposition_goes_through_tiles() -> None:
+    (k,) = cuda.emit(_copy(2, [4, 100, 70], [7000, 1, 100], [7000, 70, 1]))
+    assert "copy_turned<u16, 3, 1>" in k.source and k.grid[0] == 4 * 2 * 2
+    n, m = symbol("n"), symbol("m")
+    (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
+    assert "copy_turned<u16, 2, 0>" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
+
+
+@pytest.mark.parametrize("shape", [(100, 3), (3, 100)])
+def test_narrow_transpositions_do_not(shape: tuple[int, int]) -> None:
+    (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
+    assert "copy_turned" not in k.source.split('extern "C"')[1]
+
+
+def test_nothing_to_do_launches_nothing() -> None:
+    for r in (
+        _copy(4, [3, 0, 5], [1, 2, 3], [0, 5, 1]),
+        request("fill", DType.F32, {"elem": 4, "count": 0, "value": 1}, operands="y"),
+        request("gather", DType.F32, {"elem": 4, "outer": 1, "n": 5, "inner": 8, "count": 0, "idx_dtype": 7}, operands=("x", "idx", "y")),
+    ):
+        assert all(0 in k.grid for k in cuda.emit(r))
+    assert cuda.emit(request("store_ints", DType.F32, {"count": 0, "dtype": 7}, operands="y")) == []

@@ -1,0 +1,86 @@
+"""CUDA softmax, norms, rotary embedding, reductions and argmax: every kernel compiles without a GPU; the emitters choose what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backend.cuda_requests import compile_kernels, request
+from tracea_onnx import registry
+from tracea_onnx.cuda import Request, Unfit
+from tracea_onnx.dims import evaluate, symbol
+from tracea_onnx.ops import DType
+
+cuda = registry.module("kernels", "cuda")
+#: Every type, and every architecture, once.
+PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
+_ROPE = {"B": 2, "S": 5, "H": 3, "D": 64, "rot": 32, "x_b": 960, "x_s": 192, "x_h": 64, "y_b": 960, "y_s": 192, "y_h": 64, "c_s": 16}
+
+
+def _norm(dtype: DType, n: int, arch: int, *, rms: int = 0, rows: int = 7) -> Request:
+    operands = ("x", "gamma", "y") if rms else ("x", "res", "xbias", "gamma", "beta", "y", "skip")
+    return request("layernorm", dtype, {"rows": rows, "N": n, "rms": rms, "gamma_add": rms}, {"eps": 1e-5}, operands=operands, arch=arch)
+
+
+def cases() -> Iterator[tuple[str, Request]]:
+    for d, arch in PAIRS:
+        for n, inner, log in ((1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1)):
+            yield f"softmax {n}x{inner}", request("softmax", d, {"outer": 3, "n": n, "inner": inner, "log": log}, operands="xy", arch=arch)
+        for n, rms in ((768, 0), (1031, 1), (40000, 0)):
+            yield f"layernorm {n}", _norm(d, n, arch, rms=rms)
+        for interleaved, full in ((0, 1), (1, 0)):
+            ints = _ROPE | {"interleaved": interleaved, "full": full}
+            yield f"rope {interleaved}{full}", request("rope", d, ints, operands=("x", "cos", "sin", "y"), arch=arch)
+        for kind, n, inner in ((0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9)):
+            ints = {"kind": kind, "outer": 3, "n": n, "inner": inner, "dtype": int(d)}
+            yield f"reduce {kind} {n}x{inner}", request("reduce", d, ints, operands="xy", arch=arch)
+        for n, last in ((17, 0), (5000, 1)):
+            ints = {"outer": 3, "n": n, "inner": 2, "min": 0, "last": last, "dtype": int(d)}
+            yield f"argmax {n}", request("argmax", d, ints, operands="xy", arch=arch)
+        floats = {"eps": 1e-5, "p0": 0.0, "p1": 0.0}
+        plain = {"B": 2, "C": 40, "G": 4, "inner": 63, "act": 5}
+        yield "groupnorm", request("groupnorm", d, plain, floats, operands=("x", "gamma", "beta", "y"), arch=arch)
+        pitches = {f"{s}_{p}": v for s in "xy" for p, v in (("cs", 40), ("rs", 400), ("ns", 4000))}
+        image = {"N": 2, "C": 40, "G": 4, "H": 10, "W": 10, "act": 0, **pitches}
+        yield "groupnorm_nhwc", request("groupnorm_nhwc", d, image, floats, operands=("x", "y"), arch=arch)
+    for t in (DType.I64, DType.I32):
+        ints = {"kind": 4, "outer": 3, "n": 7, "inner": 2, "dtype": int(t)}
+        yield f"reduce {t.name}", request("reduce", DType.F32, ints, operands="xy", arch=80)
+    yield "argmax I64", request("argmax", DType.F32, {"outer": 3, "n": 7, "inner": 2, "min": 1, "last": 0, "dtype": int(DType.I64)}, operands="xy", arch=80)
+
+
+@pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
+def test_compiles(r: Request) -> None:
+    compile_kernels(cuda.emit(r), r.arch)
+
+
+@pytest.mark.parametrize(("n", "threads"), [(1, 32), (768, 32), (1024, 32), (1031, 128), (3072, 256), (4096, 256), (30000, 1024), (100000, 1024)])
+def test_long_rows_get_more_threads(n: int, threads: int) -> None:
+    (k,) = cuda.emit(_norm(DType.F16, n, 90))
+    rows = k.block // threads
+    assert k.block in (threads, 128) and k.grid[0] == -(-7 // rows)
+
+
+def test_absent_operands_are_no_parameters() -> None:
+    (k,) = cuda.emit(_norm(DType.F16, 768, 90, rms=1))
+    assert [a.operand for a in k.args if hasattr(a, "operand")] == ["x", "gamma", "y"]
+
+
+def test_empty_launches_have_empty_grids() -> None:
+    rows = symbol("rows")
+    (k,) = cuda.emit(request("softmax", DType.F16, {"outer": rows, "n": 128, "inner": 1}, operands="xy"))
+    assert evaluate(k.grid[0], {"rows": 0}) == 0 and evaluate(k.grid[0], {"rows": 5}) == 2
+    (k,) = cuda.emit(request("argmax", DType.F16, {"outer": 3, "n": symbol("n"), "inner": 1, "dtype": 10}, operands="xy"))
+    assert evaluate(k.grid[0], {"n": 0}) == 0 and evaluate(k.grid[0], {"n": 4}) == 3
+
+
+def test_launches_overlap_on_hopper_only() -> None:
+    for arch, overlaps in ((80, False), (90, True)):
+        (k,) = cuda.emit(_norm(DType.F16, 768, arch))
+        assert k.pdl == overlaps and "after_previous();" in k.source
+
+
+def test_integer_means_have_no_kernel() -> None:
+    with pytest.raises(Unfit, match="Mean"):
+        cuda.emit(request("reduce", DType.F32, {"kind": 1, "outer": 1, "n": 2, "inner": 1, "dtype": int(DType.I64)}))

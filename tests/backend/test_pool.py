@@ -1,0 +1,161 @@
+"""`pool2d`, `global_pool` and `resize2d` against float64 and ONNX Runtime; borders hold NaN, which must not be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx import TensorProto, helper
+
+from tracea_onnx.native import aligned, isas, run_kernel
+
+F32 = npt.NDArray[np.float32]
+ISAS = isas()
+
+
+def _random(seed: int, *shape: int) -> F32:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _channels_last(x: F32, cs: int, border: int = 1) -> tuple[F32, int]:
+    """[N, C, H, W] in a channels-last buffer surrounded by NaN, and the offset of its first pixel."""
+    n, c, h, w = x.shape
+    buffer = aligned((n, h + 2 * border, w + 2 * border, cs))
+    buffer.fill(np.nan)
+    buffer[:, border : border + h, border : border + w, :c] = x.transpose(0, 2, 3, 1)
+    return buffer, (border * (w + 2 * border) + border) * cs
+
+
+def _pitches(name: str, buffer: F32) -> dict[str, int]:
+    return {f"{name}_cs": buffer.shape[3], f"{name}_rs": buffer.shape[2] * buffer.shape[3], f"{name}_ns": buffer[0].size}
+
+
+def _reference(node: str, x: F32, **attributes: Any) -> F32:
+    ort = pytest.importorskip("onnxruntime")
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    initializers, names = [], ["x"]
+    if node == "Resize":
+        scales = attributes.pop("scales")
+        initializers, names = [helper.make_tensor("scales", TensorProto.FLOAT, [4], [1.0, 1.0, *scales])], ["x", "", "scales"]
+    graph = helper.make_graph([helper.make_node(node, names, ["y"], **attributes)], "g", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return np.asarray(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0], np.float32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("size", "kernel", "strides", "dilations", "pads", "ceil"),
+    [
+        ((2, 3, 7, 9), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), 0),
+        ((1, 64, 12, 12), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), 0),
+        ((1, 17, 9, 10), (3, 3), (2, 2), (1, 1), (0, 1, 1, 0), 1),
+        ((1, 33, 20, 20), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2), 0),
+        ((2, 16, 11, 8), (3, 2), (1, 3), (2, 1), (1, 0, 2, 1), 0),
+        ((1, 80, 5, 5), (5, 5), (1, 1), (1, 1), (0, 0, 0, 0), 0),
+        ((1, 1, 1, 1), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), 0),
+        ((1, 5, 1, 31), (1, 3), (1, 2), (1, 1), (0, 1, 0, 1), 1),
+        ((1, 7, 6, 6), (3, 3), (2, 2), (1, 1), (0, 0, 0, 0), 1),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows(
+    size: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    ceil: int,
+    mode: int,
+    isa: str,
+    threads: int,
+) -> None:
+    x = _random(0, *size)
+    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "ceil_mode": ceil}
+    if mode:
+        attributes["count_include_pad"] = int(mode == 2)
+    expected = _reference("AveragePool" if mode else "MaxPool", x, **attributes)
+    n, c, oh, ow = expected.shape
+    source, first = _channels_last(x, c + 4)
+    target = np.full((n, oh, ow, c + 3), 8.0, np.float32)
+    ints = {
+        "mode": mode,
+        "N": n,
+        "C": c,
+        "IH": size[2],
+        "IW": size[3],
+        "OH": oh,
+        "OW": ow,
+        "KH": kernel[0],
+        "KW": kernel[1],
+        "SH": strides[0],
+        "SW": strides[1],
+    }
+    ints |= {"DH": dilations[0], "DW": dilations[1], "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3]} | _pitches("x", source) | _pitches("y", target)
+    run_kernel("pool2d", {"x": (source, first), "y": target}, ints, isa=isa, threads=threads)
+    got = target[..., :c].transpose(0, 3, 1, 2)
+    if mode:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(got, expected)
+    assert (target[..., c:] == 8.0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize(("n", "c", "h", "w"), [(1, 1, 1, 1), (2, 3, 5, 7), (1, 64, 7, 7), (2, 100, 3, 40), (1, 130, 33, 1), (3, 16, 2, 2), (1, 20, 200, 170)])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_global(mode: int, n: int, c: int, h: int, w: int, isa: str, threads: int) -> None:
+    x = _random(1, n, c, h, w) + 3
+    source, first = _channels_last(x, c + 2)
+    y = np.full((n, c + 5), 8.0, np.float32)
+    ints = {"mode": mode, "N": n, "C": c, "H": h, "W": w, "y_ns": c + 5} | _pitches("x", source)
+    run_kernel("global_pool", {"x": (source, first), "y": y}, ints, isa=isa, threads=threads)
+    exact = x.astype(np.float64)
+    expected = exact.mean((2, 3)) if mode else exact.max((2, 3))
+    np.testing.assert_allclose(y[:, :c], expected, rtol=3e-7 if mode else 0)
+    assert (y[:, c:] == 8.0).all()
+
+
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+ROUNDINGS = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
+
+
+def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding: int, isa: str, threads: int) -> tuple[F32, F32]:
+    attributes: dict[str, Any] = {"mode": "linear" if mode else "nearest", "coordinate_transformation_mode": COORDINATES[coord]}
+    if not mode:
+        attributes["nearest_mode"] = ROUNDINGS[rounding]
+    expected = _reference("Resize", x, scales=scales, **attributes)
+    n, c, oh, ow = expected.shape
+    source, first = _channels_last(x, c + 1)
+    target = np.full((n, oh, ow, c + 3), 8.0, np.float32)
+    ints = (
+        {"mode": mode, "coord": coord, "rounding": rounding, "N": n, "C": c, "IH": x.shape[2], "IW": x.shape[3], "OH": oh, "OW": ow}
+        | _pitches("x", source)
+        | _pitches("y", target)
+    )
+    run_kernel("resize2d", {"x": (source, first), "y": target}, ints, {"scale_h": scales[0], "scale_w": scales[1]}, isa=isa, threads=threads)
+    assert (target[..., c:] == 8.0).all()
+    return target[..., :c].transpose(0, 3, 1, 2), expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("coord", range(4))
+@pytest.mark.parametrize("rounding", range(4))
+@pytest.mark.parametrize("scales", [(2.0, 2.0), (1.5, 0.5), (3.0, 0.6), (0.4, 1.0)])
+def test_nearest(coord: int, rounding: int, scales: tuple[float, float], isa: str) -> None:
+    for threads, shape in ((1, (2, 17, 7, 9)), (3, (1, 3, 5, 4))):
+        got, expected = _resize(_random(2, *shape), scales, 0, coord, rounding, isa, threads)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("coord", range(4))
+@pytest.mark.parametrize("scales", [(2.0, 2.0), (1.5, 0.5), (3.0, 0.6), (0.4, 1.0)])
+def test_linear(coord: int, scales: tuple[float, float], isa: str) -> None:
+    for threads, shape in ((1, (2, 17, 7, 9)), (3, (1, 3, 5, 4))):
+        got, expected = _resize(_random(3, *shape), scales, 1, coord, 0, isa, threads)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,103 @@
+"""Builds the stand-in for NVIDIA's driver and runs cases with it, in a process of their own (a process loads one driver for good).
+
+A module of cases has functions `case_<name>()`; `python -m tests.fake.driver MODULE` runs them and prints one JSON object: name -> error or null.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_SKIPPED = "skipped: "
+SOURCE = Path(__file__).resolve().parent / "libcuda.cc"
+
+
+def build(folder: Path) -> Path:
+    """Compiles the stand-in into `folder`; skips the test where there is no compiler. Returns the folder to search."""
+    command = next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if command is None and importlib.util.find_spec("ziglang"):
+        command = [sys.executable, "-m", "ziglang", "c++"]
+    if command is None or sys.platform != "linux":
+        pytest.skip("no C++ compiler for the stand-in of the CUDA driver")
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    done = subprocess.run([*command, *flags, "-o", str(folder / "libcuda.so.1"), str(SOURCE), "-pthread"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(folder: Path, code: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the stand-in as its driver; settings: its environment, without the prefix FAKE_CUDA_."""
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": python_path, **{f"FAKE_CUDA_{k.upper()}": v for k, v in settings.items()}}
+    return subprocess.run([sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def outcomes(folder: Path, module: str, **settings: str) -> dict[str, str | None]:
+    """Runs all cases of a module: the error of each, or None."""
+    done = run(folder, ["-m", "tests.fake.driver", module], **settings)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def check(outcome: str | None) -> None:
+    """Passes, skips or fails as the case did."""
+    if outcome is not None and outcome.startswith(_SKIPPED):
+        pytest.skip(outcome[len(_SKIPPED) :])
+    assert outcome is None, outcome
+
+
+def cases(path: Path) -> list[str]:
+    """Names of the cases a module has, read from its text: importing it here would load the provider without the stand-in."""
+    return [line[len("def case_") : line.index("(")] for line in path.read_text().splitlines() if line.startswith("def case_")]
+
+
+class Log:
+    """What the driver was asked to do."""
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL("libcuda.so.1")
+        self._lib.fake_cuda_log.restype = ctypes.c_char_p
+        self._lib.fake_cuda_used.restype = ctypes.c_size_t
+
+    def take(self) -> list[str]:
+        """Lines since the last call."""
+        lines = self._lib.fake_cuda_log().decode().splitlines()
+        self._lib.fake_cuda_clear()
+        return [str(line) for line in lines]
+
+    def used(self) -> int:
+        """Bytes of device memory that are allocated."""
+        return int(self._lib.fake_cuda_used())
+
+
+def _main(module: str) -> None:
+    found = importlib.import_module(module)
+    result: dict[str, str | None] = {}
+    for name, case in vars(found).items():
+        if not name.startswith("case_"):
+            continue
+        try:
+            case()
+            result[name[len("case_") :]] = None
+        except pytest.skip.Exception as e:
+            result[name[len("case_") :]] = f"{_SKIPPED}{e}"
+        except BaseException:
+            result[name[len("case_") :]] = traceback.format_exc()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

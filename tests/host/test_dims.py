@@ -1,0 +1,65 @@
+"""Symbolic dims: simplification never changes a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracea_onnx import dims as D
+
+BINARY: dict[str, tuple[Callable[[D.DimLike, D.DimLike], D.DimLike], Callable[[int, int], int]]] = {
+    "add": (D.add, lambda a, b: a + b),
+    "sub": (D.sub, lambda a, b: a - b),
+    "mul": (D.mul, lambda a, b: a * b),
+    "floordiv": (D.floordiv, lambda a, b: a // b),
+    "ceildiv": (D.ceildiv, lambda a, b: -(-a // b)),
+    "mod": (D.mod, lambda a, b: a % b),
+    "max": (D.maximum, max),
+    "min": (D.minimum, min),
+    "eq": (D.equal, lambda a, b: int(a == b)),
+    "lt": (D.less, lambda a, b: int(a < b)),
+}
+ENV = {"a": 1, "b": 7, "c": 12}
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 4) -> tuple[D.DimLike, int]:
+    """An expression and its value under ENV."""
+    if depth == 0 or draw(st.booleans()):
+        if draw(st.booleans()):
+            name = draw(st.sampled_from(sorted(ENV)))
+            return D.symbol(name), ENV[name]
+        k = draw(st.integers(-3, 13))
+        return k, k
+    (a, x), (b, y) = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
+    name = draw(st.sampled_from(sorted(BINARY)))
+    if name in ("floordiv", "ceildiv", "mod") and y <= 0:
+        return a, x
+    make, value = BINARY[name]
+    return make(a, b), value(x, y)
+
+
+@given(expressions())
+def test_simplified_value_equals_plain_arithmetic(case: tuple[D.DimLike, int]) -> None:
+    expression, value = case
+    assert D.evaluate(expression, ENV) == value
+
+
+def test_equal_structure_is_one_object() -> None:
+    n, s = D.symbol("n"), D.symbol("s")
+    assert D.mul(n, s) is D.mul(s, n)
+    assert D.add(D.add(n, 2), s) is D.add(s, D.add(2, n))
+    assert D.sub(D.add(n, 3), n) == 3
+    assert D.floordiv(D.mul(n, 12), D.mul(n, 4)) == 3
+    assert D.floordiv(D.mul(D.mul(n, s), 64), s) is D.mul(n, 64)
+    assert D.maximum(n, 0) is n
+
+
+def test_a_symbol_has_no_value_of_its_own() -> None:
+    with pytest.raises(TypeError, match="not known"):
+        bool(D.symbol("n"))
+    with pytest.raises(TypeError, match="before the input shapes"):
+        range(D.symbol("n"))

@@ -1,0 +1,307 @@
+"""Every anchor that stayed unfused has a reason, many a remedy; what would leave the provider is named; the page shows it all."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
+from tracea_onnx import explain, page, registry
+from tracea_onnx.core import DOMAIN
+from tracea_onnx.errors import UsageError
+
+
+def account(model: ModelProto, **options: object) -> explain.Account:
+    return explain.explain(model, backend="cpu", **options)  # type: ignore[arg-type]
+
+
+def left(model: ModelProto, op: str, **options: object) -> explain.Explanation:
+    return next(e for e in account(model, **options).anchors if e.op == op and not e.fused_by)
+
+
+# --- a reason for everything ------------------------------------------------------------------------------------------------
+_UNARY = ("Relu", "Sigmoid", "Erf", "Softplus", "Identity", "Neg", "Exp", "Elu")
+
+
+def random_model(seed: int) -> ModelProto:
+    """A graph of 20 to 40 nodes over [2, 8, 6, 6] values in which chains are begun, broken, shared and exposed at random."""
+    rng = np.random.default_rng(seed)
+    nodes: list[NodeProto] = []
+    weights: dict[str, Array] = {}
+    values = ["x0", "x1"]
+
+    def weight(*shape: int) -> str:
+        name = f"w{len(weights)}"
+        weights[name] = rng.standard_normal(shape).astype(np.float32)
+        return name
+
+    def pick() -> str:
+        return str(values[-1] if rng.random() < 0.6 else values[rng.integers(len(values))])
+
+    for k in range(int(rng.integers(20, 41))):
+        out, kind = f"v{k}", int(rng.integers(9))
+        if kind == 0:
+            nodes.append(helper.make_node("Conv", [pick(), weight(8, 8, 3, 3)], [out], pads=[1, 1, 1, 1]))
+        elif kind == 1:
+            nodes.append(helper.make_node("MatMul", [pick(), weight(6, 6) if rng.random() < 0.5 else pick()], [out]))
+        elif kind == 2:
+            nodes.append(helper.make_node("Softmax", [pick()], [out], axis=int(rng.integers(-1, 4))))
+        elif kind == 3:
+            nodes.append(helper.make_node("LayerNormalization", [pick(), weight(6)], [out]))
+        elif kind == 4:
+            names = [weight(8), weight(8), weight(8), f"w{len(weights)}"]
+            weights[names[3]] = rng.random(8).astype(np.float32) + 0.5
+            nodes.append(helper.make_node("BatchNormalization", [pick(), *names], [out]))
+        elif kind == 5:
+            nodes.append(helper.make_node("Transpose", [pick()], [out], perm=[0, 1, 3, 2]))
+        elif kind == 6:
+            nodes.append(helper.make_node(("Add", "Mul")[k % 2], [pick(), pick()], [out]))
+        else:
+            nodes.append(helper.make_node(_UNARY[rng.integers(len(_UNARY))], [pick()], [out]))
+        values.append(out)
+    shape: list[str | int | None] = ["batch", 8, 6, 6]
+    exposed = sorted({values[-1], *(v for v in values[2:] if rng.random() < 0.1)})
+    graph = helper.make_graph(
+        nodes,
+        f"random{seed}",
+        [helper.make_tensor_value_info(x, TensorProto.FLOAT, shape) for x in ("x0", "x1")],
+        [helper.make_tensor_value_info(v, TensorProto.FLOAT, shape) for v in exposed],
+        [numpy_helper.from_array(v, n) for n, v in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+_HEAVY = {"Conv", "MatMul", "Softmax", "LayerNormalization", "BatchNormalization"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_unfused_anchor_of_generated_models_has_a_reason(seed: int) -> None:
+    found = account(random_model(seed))
+    told = {e.anchor: e for e in found.anchors if not e.fused_by}
+    for n in found.model.graph.node:
+        if n.op_type in _HEAVY or n.op_type in {op for r in registry.rules() for op in r.anchors}:
+            e = told.pop(n.name)
+            assert e.refusals and all(r.reason and r.node is not None for r in e.refusals)
+            assert n.op_type not in _HEAVY or not e.light
+    assert not told  # nothing is explained that is not there
+    calls = [n for n in found.model.graph.node if n.domain == DOMAIN]
+    assert len(calls) == sum(1 for e in found.anchors if e.fused_by)
+
+
+def test_anchors_inside_the_users_functions_are_explained() -> None:
+    m = parse(
+        "g (float[2, 8] x) => (float[2, 8] y) { a = mine.F (x, w)  y = Relu (a) }"
+        '<domain: "mine", opset_import: ["" : 17]> F (x, w) => (y) { [inside] p = MatMul (x, w)  y = Transpose <perm = [0, 1]> (p) }',
+        extra=', "mine" : 1',
+        w=normal(8, 8),
+    )
+    assert any("inside" in e.anchor for e in account(m).anchors)
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    m = parse("g (float[4, 2, 3] x) => (float[4, 1, 2, 5] y) { y = LSTM <hidden_size = 5> (x, w, r) }", w=normal(1, 20, 3), r=normal(1, 20, 5))
+    assert left(m, "LSTM").refusals[0].reason == "no rule starts at LSTM"
+
+
+# --- what would help --------------------------------------------------------------------------------------------------------
+def attention(extra: str = "", outputs: str = "", opset: int = 17, scale: str = "s") -> ModelProto:
+    text = f"""
+    g (float[2, 4, 8, 16] q, float[2, 4, 16, 8] k, float[2, 4, 8, 16] v{extra}) => (float[2, 4, 8, 16] y{outputs})
+    {{ a = MatMul (q, k)  b = Mul (a, {scale})  p = Softmax <axis = -1> (b)  y = MatMul (p, v) }}
+    """
+    model = parse(text, opset=opset)
+    model.graph.initializer.extend([] if extra else [numpy_helper.from_array(np.array(0.25, np.float32), "s")])
+    return model
+
+
+def conv_bn(attributes: str = "", extra: str = "", outputs: str = "z") -> ModelProto:
+    text = f"""
+    g (float[1, 3, 8, 8] x{extra}) => (float[1, 4, 8, 8] y)
+    {{ a = Conv <pads = [1, 1, 1, 1]> (x, w)  {outputs} = BatchNormalization {attributes} (a, gamma, beta, mean, var)  y = Relu (z) }}
+    """
+    model = parse(text, w=normal(4, 3, 3, 3), var=np.ones(4, np.float32), beta=np.zeros(4, np.float32), mean=np.zeros(4, np.float32))
+    model.graph.initializer.extend([] if extra else [numpy_helper.from_array(np.ones(4, np.float32), "gamma")])
+    return model
+
+
+def test_the_exporter_wrote_the_scale_as_a_graph_input() -> None:
+    e = left(attention(", float scale", scale="scale"), "Softmax")
+    assert "not a constant scalar" in e.refusals[0].reason and e.refusals[0].rule == "attention"
+    assert e.fix == "the exporter wrote 'scale' as a graph input: re-export with it as a constant (export_params=True)"
+    said = account(attention(", float scale", scale="scale"))
+    assert any("fix: the exporter wrote 'scale'" in line for line in explain.text(said))
+    assert next(a for a in said.to_json()["anchors"] if a["op"] == "Softmax")["nearest"]["node"] == "Mul_b"
+
+
+def test_probabilities_that_are_returned() -> None:
+    e = left(attention(outputs=", float[2, 4, 8, 8] p"), "Softmax")
+    assert "graph output" in e.refusals[0].reason and "'p' is an output of the model" in e.fix and "output_attentions=False" in e.fix
+
+
+def test_batch_statistics() -> None:
+    e = left(conv_bn("<training_mode = 1>", outputs="z, m, v"), "BatchNormalization")
+    assert "training" in e.refusals[0].reason and "model.eval()" in e.fix
+
+
+def test_weights_that_callers_may_give() -> None:
+    m = conv_bn(extra=", float[4] gamma")
+    assert "wrote 'gamma' as a graph input" in left(m, "BatchNormalization").fix
+    m.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "gamma"))
+    kept = left(m, "BatchNormalization", keep_initializer_inputs=True)
+    assert "leave out --keep-initializer-inputs" in kept.fix
+    assert all(e.fused_by for e in account(m).anchors if e.op in ("Conv", "BatchNormalization"))
+
+
+def test_where_types_are_lost() -> None:
+    text = "g (float[2, 8] x) => (float[2, 8] y) {{ a = {} (x)  b = MatMul (a, w)  y = Relu (b) }}"
+    e = left(parse(text.format("com.microsoft.Unheard"), extra=', "com.microsoft" : 1', w=normal(8, 8)), "MatMul")
+    assert "not known" in e.refusals[0].reason and "lost at com.microsoft.Unheard 'Unheard_a'" in e.fix
+
+
+def test_a_file_that_was_optimised_before() -> None:
+    m = parse(
+        'g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) { y = com.microsoft.FusedConv <activation = "Relu", pads = [1, 1, 1, 1]> (x, w) }',
+        extra=', "com.microsoft" : 1',
+        w=normal(4, 3, 3, 3),
+    )
+    assert left(m, "com.microsoft.FusedConv").fix == "the file was optimised for ONNX Runtime before: optimize the exporter's own file"
+
+
+def test_old_operator_sets() -> None:
+    text = """
+    g (float[2, 4, 6] x) => (float[2, 4, 6] y)
+    { y = GroupNormalization <num_groups = 2> (x, scale, bias) }
+    """
+    e = left(parse(text, opset=18, scale=normal(2), bias=normal(2)), "GroupNormalization")
+    assert e.fix == "re-export with opset 21 or later"
+    e = left(parse("g (float[2, 4, 6] x) => (float[2, 4, 6] y) { y = Softmax <axis = 1> (x) }", opset=11), "Softmax")
+    assert e.fix == "re-export with opset 13 or later"
+
+
+def test_quantised_operators_need_no_remedy() -> None:
+    m = parse(
+        """
+        g (uint8[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y)
+        { a = DequantizeLinear (x, s, z)  w = DequantizeLinear (q, s, z)  b = Conv <pads = [1, 1, 1, 1]> (a, w)  y = Relu (b) }
+        """,
+        s=np.float32(0.1),
+        z=np.uint8(128),
+        q=np.full((4, 3, 3, 3), 130, np.uint8),
+    )
+    e = left(m, "Conv")
+    assert "quantised" in e.refusals[0].reason and not e.fix
+
+
+# --- the provider -----------------------------------------------------------------------------------------------------------
+def leaving() -> ModelProto:
+    return parse(
+        """
+        g (float[1, 3, 8, 8] x, int64[4] i) => (float[1, 4, 8, 8] y, float[4, 5] h, float[1, 4, 8, 8] d)
+        {
+          a = Conv <pads = [1, 1, 1, 1]> (x, w)
+          y = Relu (a)
+          h = OneHot (i, depth, values)
+          d = Det2 (y)
+        }
+        """.replace("Det2", "com.microsoft.Unheard"),
+        extra=', "com.microsoft" : 1',
+        w=normal(4, 3, 3, 3),
+        depth=np.array(5),
+        values=np.array([0, 1], np.float32),
+    )
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None:
+    found = explain.explain(leaving(), backend=backend, provider=True).coverage
+    assert found is not None and (found.backend, found.total) == (backend, 3)
+    assert {n.op: n.reason for n in found.leaving} == {
+        "OneHot": "no kernel computes OneHot",
+        "com.microsoft.Unheard": "no kernel computes com.microsoft.Unheard",
+    }
+    assert found.to_json()["leaving"][0].keys() == {"node", "op", "reason"}
+
+
+def test_light_nodes_alone_stay_with_the_runtime() -> None:
+    m = parse("g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu (x) }")
+    (n,) = explain.explain(m, backend="cpu", provider=True).coverage.leaving  # type: ignore[union-attr]
+    assert "light" in n.reason
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------------
+class Page(HTMLParser):
+    """Tags with their attributes, and a check that they nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert [t for t in self.open if t not in ("html", "p", "td", "tr")] == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "rect", "path", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "path"):
+            assert self.open.pop() == tag
+
+    handle_startendtag = handle_starttag
+
+
+def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
+    text = page.page(account(leaving(), provider=True))
+    found = Page(text)
+    boxes = [a for t, a in found.tags if t == "g"]
+    assert [b["class"] for b in boxes].count("fused") == 1
+    fused = next(b["data-tip"] or "" for b in boxes if b["class"] == "fused")
+    assert "fused by conv" in fused and "Conv_a" in fused and "Relu_y" in fused and "saves about" in fused
+    assert any("leaves the provider: no kernel computes OneHot" in (b["data-tip"] or "") for b in boxes)
+    assert not re.search(r"https?:|<link|src=|@import|url\(", text) and "{{" not in text
+
+
+def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
+    text = page.page(account(random_model(7)))
+    at = [(float(a["x"] or 0), float(a["y"] or 0)) for t, a in Page(text).tags if t == "rect"]
+    assert len(at) == len(set(at)) > 10
+    rows: dict[float, list[float]] = {}
+    for x, y in at:
+        rows.setdefault(y, []).append(x)
+    assert all(b - a >= 150 for row in rows.values() for a, b in zip(sorted(row), sorted(row)[1:], strict=False))
+    path = next(a["d"] or "" for t, a in Page(text).tags if t == "path")
+    for step in path.split("M")[1:]:
+        ends = [float(v) for v in re.findall(r"-?\d+", step)]
+        assert ends[1] < ends[-1]
+
+
+def test_names_are_escaped() -> None:
+    m = small_cnn()
+    m.graph.node[0].name, m.graph.name = "<script>&\"'", "<b>"
+    text = page.page(account(m, rules=RULES))
+    assert "<script>&" not in text and "<b></title>" not in text and Page(text).tags
+
+
+def test_bodies_are_drawn_too() -> None:
+    m = parse(
+        "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) { s = Add (x, x) u = Relu (s) },"
+        " else_branch = e () => (float[3] v) { v = Neg (x) }> }"
+    )
+    assert page.page(account(m, rules=RULES)).count("<svg") == 3
+
+
+def test_without_networkx_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(UsageError, match=r"pip install \"tracea-onnx\[html\]\""):
+        page.page(account(small_cnn(), rules=RULES))
+
+
+def test_the_checker_accepts_the_generated_models() -> None:
+    onnx.checker.check_model(random_model(0), full_check=True)

@@ -1,0 +1,304 @@
+"""Models in and out of files: one clear error each, external data kept inside its folder, whole files or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from tests.host.pipeline_models import normal, parse, run, same_bits, small_cnn
+from tracea_onnx import infer, io, pipeline
+from tracea_onnx.errors import ModelError, UsageError
+
+
+def big() -> ModelProto:
+    return parse("g (float[2, 64] x) => (float[2, 32] y) { z = MatMul (x, w) y = Add (z, b) }", w=normal(64, 32), b=normal(32))
+
+
+def saved(folder: Path, external: str = "always", name: str = "m.onnx") -> Path:
+    io.save(io.Source(big()), folder / name, external_data=external)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"<!DOCTYPE html><html></html>", "HTML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"PK\x03\x04" + bytes(60), "zip archive"),
+        (b"just some words\n" * 9, "text file"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "tf2onnx"),
+        (bytes(range(256)), "truncated or is not an ONNX model"),
+        (bytes(4) + b"ORTM" + bytes(40), ".ort format"),
+    ],
+)
+def test_what_is_not_a_model_is_told_apart(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=says) as e:
+        io.load(path)
+    assert "\n" not in str(e.value) and str(path) in str(e.value)
+
+
+def test_missing_files_folders_and_cut_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        io.load(tmp_path / "none.onnx")
+    with pytest.raises(ModelError, match="is a folder"):
+        io.load(tmp_path)
+    data = io.serialize(big())
+    for cut in range(1, len(data), 97):  # every prefix is refused, some with another reason
+        (tmp_path / "cut.onnx").write_bytes(data[:cut])
+        with pytest.raises(ModelError):
+            io.load(tmp_path / "cut.onnx")
+
+
+def test_models_from_the_future_and_without_operators_are_refused() -> None:
+    m = big()
+    m.opset_import[0].version = 999
+    with pytest.raises(ModelError, match="uses opset 999"):
+        io.load(m)
+    m.ir_version = 999
+    with pytest.raises(ModelError, match="IR version 999"):
+        io.load(m)
+    with pytest.raises(ModelError, match="imports no operator set"):
+        io.load(_without_opset())
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        io.load(ModelProto())
+
+
+def _without_opset() -> ModelProto:
+    m = big()
+    del m.opset_import[:]
+    return m
+
+
+def test_unknown_operators_and_cycles_are_named() -> None:
+    m = parse("g (float[3] x) => (float[3] y) { y = Frobnicate (x) }")
+    with pytest.raises(ModelError, match="unknown operator Frobnicate"):
+        pipeline.optimize(m, backend="cpu")
+    m = parse("g (float[3] x) => (float[3] y) { y = acme.Op (x) }", extra=', "acme" : 1')
+    with pytest.raises(ModelError, match=r"unknown operator acme.Op"):
+        pipeline.optimize(m, backend="cpu")
+    m = parse("g (float[3] x) => (float[3] y) { a = Add (x, b) b = Relu (a) y = Neg (b) }")
+    with pytest.raises(ModelError, match="cycle"):
+        pipeline.optimize(m, backend="cpu")
+    m = parse("g (float[3] x) => (float[3] y) { y = Add (x, nowhere) }")
+    with pytest.raises(ModelError, match="nowhere"):
+        pipeline.optimize(m, backend="cpu")
+
+
+def test_what_only_the_runtime_knows_is_taken_with_a_note() -> None:
+    m = parse("g (float[3] x) => (float[3] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }", extra=', "com.microsoft" : 1')
+    infer.check(m, "m")
+    assert pipeline.optimize(m, backend="cpu").report.notes == []
+
+
+# --- external data -------------------------------------------------------------------------------------------------------
+def test_external_data_round_trip(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+    source = io.load(path)
+    assert {t.name for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL} == {"w"}  # small ones stay inside
+    onnx.checker.check_model(str(path))
+    loaded = onnx.load(str(path))
+    assert same_bits(run(big(), {"x": normal(2, 64)}), run(loaded, {"x": normal(2, 64)}))
+    whole = tmp_path / "whole.onnx"
+    io.save(source, whole, external_data="never")
+    assert same_bits([numpy_helper.to_array(t) for t in onnx.load(str(whole)).graph.initializer], [numpy_helper.to_array(t) for t in big().graph.initializer])
+
+
+def test_auto_keeps_the_way_of_the_source(tmp_path: Path) -> None:
+    external = io.load(saved(tmp_path))
+    inside = io.load(saved(tmp_path, "never", "n.onnx"))
+    assert len(io.save(external, tmp_path / "a.onnx")) == 2 and len(io.save(inside, tmp_path / "b.onnx")) == 1
+
+
+def test_saving_is_deterministic(tmp_path: Path) -> None:
+    files = []
+    for k in range(2):
+        (tmp_path / str(k)).mkdir()
+        path = saved(tmp_path / str(k))
+        files.append((path.read_bytes(), path.with_name("m.onnx.data").read_bytes()))
+    assert files[0] == files[1]
+
+
+def test_a_model_in_memory_cannot_have_external_data(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="give the model's path"):
+        io.load(io.load(saved(tmp_path)).model)
+
+
+def _edit(path: Path, key: str, value: str) -> None:
+    m = onnx.load(str(path), load_external_data=False)
+    for t in m.graph.initializer:
+        for e in t.external_data:
+            if e.key == key:
+                e.value = value
+    path.write_bytes(m.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("location", "/etc/passwd", "outside the model's folder"),
+        ("location", "../m.onnx.data", "outside the model's folder"),
+        ("location", "sub/../../m.onnx.data", "outside the model's folder"),
+        ("location", "C:\\secret", "outside the model's folder"),
+        ("location", "", "outside the model's folder"),
+        ("location", "gone.bin", "missing or unreadable"),
+        ("location", ".", "not a regular file"),
+        ("offset", "-4", "ends at byte"),
+        ("offset", "1", "ends at byte"),
+        ("offset", "99999999999999999999", "ends at byte"),
+        ("offset", "x", "malformed"),
+        ("length", "12", "claims 12"),
+    ],
+)
+def test_external_data_that_leads_astray_is_refused(tmp_path: Path, key: str, value: str, says: str) -> None:
+    (tmp_path / "in").mkdir()
+    path = saved(tmp_path / "in")
+    (tmp_path / "m.onnx.data").write_bytes(bytes(64 * 32 * 4))
+    _edit(path, key, value)
+    with pytest.raises(ModelError, match=says):
+        io.load(path)
+
+
+def test_a_truncated_data_file_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    data = path.with_name("m.onnx.data")
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="truncated"):
+        io.load(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) -> None:
+    """A Hugging Face cache: snapshots/<rev>/model.onnx -> ../../blobs/<hash>, its data beside it."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "rev"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    path = saved(tmp_path)
+    path.rename(blobs / "aaa")
+    (tmp_path / "m.onnx.data").rename(blobs / "bbb")
+    (snapshot / "m.onnx").symlink_to("../../blobs/aaa")
+    (snapshot / "m.onnx.data").symlink_to("../../blobs/bbb")
+    result = pipeline.optimize(snapshot / "m.onnx", output=tmp_path / "out.onnx", backend="cpu")
+    assert result.report.verify is not None and result.report.verify.ok
+    assert same_bits(run(big(), {"x": normal(2, 64)}), run(onnx.load(str(tmp_path / "out.onnx")), {"x": normal(2, 64)}))
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(64 * 32 * 4))
+    (snapshot / "m.onnx.data").unlink()
+    (snapshot / "m.onnx.data").symlink_to(secret)
+    with pytest.raises(ModelError, match="leads outside"):
+        io.load(snapshot / "m.onnx")
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+def test_a_model_may_replace_itself_and_its_data(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    before = run(onnx.load(str(path)), {"x": normal(2, 64)})
+    pipeline.optimize(path, output=path, backend="cpu")
+    assert same_bits(before, run(onnx.load(str(path)), {"x": normal(2, 64)}))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+
+
+def test_the_weights_of_another_model_are_not_overwritten(tmp_path: Path) -> None:
+    path = saved(tmp_path, name="b.onnx")
+    _ = path.rename(tmp_path / "a.onnx")
+    with pytest.raises(UsageError, match="holds the weights of"):
+        io.save(io.load(tmp_path / "a.onnx"), tmp_path / "b.onnx")
+
+
+def test_unwritable_targets_are_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        io.check_output(tmp_path / "no" / "m.onnx")
+    with pytest.raises(UsageError, match="is a folder"):
+        io.check_output(tmp_path)
+
+
+def test_a_failing_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "m.onnx"
+    target.write_bytes(b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        io.save(io.Source(small_cnn()), target)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"] and target.read_bytes() == b"old"
+
+
+_WRITER = """
+import sys, time
+from pathlib import Path
+import tracea_onnx.io as io
+from tests.host.test_io import big
+target = Path(sys.argv[1])
+print("ready", flush=True)
+while True:
+    io.save(io.Source(big()), target, external_data=sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill")
+@pytest.mark.parametrize("external", ["never", "always"])
+def test_a_killed_writer_never_leaves_a_partial_model(tmp_path: Path, external: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    expected = run(big(), {"x": normal(2, 64)})
+    for k in range(4):
+        with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / "m.onnx"), external], cwd=root, stdout=subprocess.PIPE) as p:
+            assert p.stdout is not None and p.stdout.readline() == b"ready\n"
+            time.sleep(0.05 + 0.013 * k)
+            p.send_signal(signal.SIGKILL)
+        if (tmp_path / "m.onnx").exists():
+            assert same_bits(expected, run(onnx.load(str(tmp_path / "m.onnx")), {"x": normal(2, 64)}))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    io.save(io.Source(big()), path)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+    path.chmod(0o640)
+    io.save(io.Source(big()), path)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_sub_byte_tensors_are_measured_packed() -> None:
+    t = TensorProto(data_type=TensorProto.INT4, dims=[3, 3])
+    assert io.tensor_bytes(t) == 5
+    assert io.tensor_bytes(numpy_helper.from_array(np.zeros((3, 5), np.float16))) == 30
+
+
+def test_every_tensor_is_found() -> None:
+    m = parse(
+        """
+        g (float[3] x, bool c) => (float[3] y)
+        {
+          k = Constant <value = float[3] {1, 2, 3}> ()
+          y = If (c) <then_branch = t () => (float[3] a) { u = Constant <value = float {2}> () a = Mul (k, u) },
+                      else_branch = e () => (float[3] b) { b = Add (k, w) }>
+        }
+        """,
+        w=normal(3),
+    )
+    assert sum(1 for _ in io.tensors(m)) == 3
+
+
+def test_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
+    m = big()
+    m.graph.node[0].name = "quite_a_long_name"
+    (tmp_path / "m.onnx").write_bytes(io.serialize(m).replace(b"quite_a_long", b"quite\xff\xfe_long"))
+    with pytest.raises(ModelError, match="not valid text"):
+        io.load(tmp_path / "m.onnx")

@@ -1,0 +1,160 @@
+"""The priority policy and the prices it orders by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper
+
+from tests.host.pipeline_models import RULES, parse, small_cnn
+from tracea_onnx import match, price, registry
+from tracea_onnx.core import Match, Refusal, Saving, Spec
+from tracea_onnx.errors import UsageError
+from tracea_onnx.graph import Graph
+
+Priced = list[tuple[Match, Saving, int]]
+
+
+def schedule(graph: Graph, priced: Priced) -> tuple[list[tuple[Match, Saving]], list[Refusal]]:
+    chosen, refused = registry.module("scheduler", "priority").schedule(graph, priced)
+    return list(chosen), list(refused)
+
+
+def chain(graph: Graph, names: str, us: float, rule: str = "r", priority: int = 0) -> tuple[Match, Saving, int]:
+    nodes = tuple(p for name in names.split() if (p := graph.producer(name)) is not None)
+    return (
+        Match(rule, nodes[0], nodes, (), tuple(graph.escapes(nodes)), Spec("pointwise", ())),
+        Saving(us, reason="" if us > 0 else "nothing to gain"),
+        priority,
+    )
+
+
+DIAMOND = "g (float[3] x) => (float[3] e) { a = Neg (x) b = Exp (a) c = Abs (a) d = Add (b, c) e = Relu (d) }"
+
+
+def test_the_larger_saving_wins_and_the_loser_is_told_why() -> None:
+    g = Graph(parse(DIAMOND))
+    chosen, refused = schedule(g, [chain(g, "b d", 1.0, "small"), chain(g, "d e", 2.0, "large")])
+    assert [m.rule for m, _ in chosen] == ["large"]
+    assert [(r.rule, r.anchor) for r in refused] == [("small", "b")] and "large" in refused[0].reason
+
+
+def test_ties_fall_by_priority_then_length_then_position() -> None:
+    g = Graph(parse(DIAMOND))
+    assert schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "d e", 1.0, "y", 1)])[0][0][0].rule == "y"
+    assert schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "c d e", 1.0, "y")])[0][0][0].rule == "y"
+    assert schedule(g, [chain(g, "c d", 1.0, "y"), chain(g, "b d", 1.0, "x")])[0][0][0].rule == "x"
+
+
+def test_what_saves_nothing_is_refused_with_its_reason() -> None:
+    g = Graph(parse(DIAMOND))
+    chosen, refused = schedule(g, [chain(g, "d e", 0.0)])
+    assert not chosen and refused[0].reason == "nothing to gain" and not refused[0].near
+
+
+def test_two_convex_chains_that_wait_for_each_other_are_not_both_taken() -> None:
+    g = Graph(parse("g (float[3] x, float[3] y) => (float[3] b, float[3] d) { a = Neg (x) c = Exp (y) b = Add (c, c) d = Mul (a, a) }"))
+    both = [chain(g, "a b", 2.0, "first"), chain(g, "c d", 1.0, "second")]
+    assert all(g.is_convex(m.nodes) for m, _, _ in both)
+    chosen, refused = schedule(g, both)
+    assert [m.rule for m, _ in chosen] == ["first"] and "cycle" in refused[0].reason
+
+
+def _acyclic_when_contracted(graph: Graph, groups: list[Match]) -> bool:
+    owner = {n.index: ("g", k) for k, m in enumerate(groups) for n in m.nodes}
+    edges: dict[object, set[object]] = {}
+    for n in graph.nodes:
+        for o in n.outputs:
+            for c in graph.consumers(o):
+                a, b = owner.get(n.index, n.index), owner.get(c.index, c.index)
+                if a != b:
+                    edges.setdefault(a, set()).add(b)
+    state: dict[object, int] = {}
+
+    def visit(v: object) -> bool:
+        if state.get(v) == 1:
+            return False
+        if state.get(v) == 2:
+            return True
+        state[v] = 1
+        ok = all(visit(w) for w in edges.get(v, ()))
+        state[v] = 2
+        return ok
+
+    return all(visit(v) for v in list(edges))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[ModelProto, list[tuple[list[int], float]]]:
+    """A random graph of Adds, and random sets of its nodes with savings."""
+    count = draw(st.integers(2, 12))
+    names = ["x"]
+    nodes = []
+    for k in range(count):
+        pick = st.sampled_from(names[-4:])
+        nodes.append(helper.make_node("Add", [draw(pick), draw(pick)], [f"v{k}"]))
+        names.append(f"v{k}")
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, [3])], [info(names[-1], TensorProto.FLOAT, [3])])
+    sets = draw(
+        st.lists(st.tuples(st.lists(st.integers(0, count - 1), min_size=1, max_size=4, unique=True), st.sampled_from([0.0, 1.0, 2.0, 3.0])), max_size=8)
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), sets
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(problem: tuple[ModelProto, list[tuple[list[int], float]]]) -> None:
+    model, sets = problem
+    graph = Graph(model)
+    priced = [chain(graph, " ".join(f"v{k}" for k in sorted(nodes)), us, f"r{i}") for i, (nodes, us) in enumerate(sets)]
+    priced = [p for p in priced if graph.is_convex(p[0].nodes)]
+    chosen, refused = schedule(graph, priced)
+    taken = [n.index for m, _ in chosen for n in m.nodes]
+    assert len(taken) == len(set(taken)) and len(chosen) + len(refused) == len(priced)
+    groups = [m for m, _ in chosen]
+    assert _acyclic_when_contracted(graph, groups)
+    for m, s, _ in priced:  # nothing that saves time and still fits was left out
+        if s.us > 0 and m not in groups and not {n.index for n in m.nodes} & set(taken):
+            assert not _acyclic_when_contracted(graph, [*groups, m])
+    again = schedule(graph, list(reversed(priced)))
+    assert [m.rule for m, _ in again[0]] == [m.rule for m, _ in chosen]
+
+
+# --- prices --------------------------------------------------------------------------------------------------------------
+def priced_by(model: ModelProto, backend: str = "cpu") -> dict[str, Saving]:
+    graph = Graph(model)
+    return {m.anchor.outputs[0]: price.price(graph, m, backend) for m in match.find(graph, rules=RULES)[0]}
+
+
+def test_a_price_is_the_rooflines_difference() -> None:
+    m = parse("g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }")
+    n = 64 * 1000 * 4
+    dev = price.device("cpu")
+    saving = priced_by(_typed(m))["a"]
+    # Add moves 3 tensors and Relu 2; fused, 3 tensors cross the border.
+    assert saving.bytes_removed == 2 * n and saving.launches_removed == 1
+    assert saving.us == pytest.approx(dev.launch + 2 * n / (dev.gbytes * 1e3), rel=1e-3)
+
+
+def _typed(m: ModelProto) -> ModelProto:
+    from tracea_onnx.canonical import canonicalise
+
+    return canonicalise(m)
+
+
+def test_a_larger_tensor_saves_more_and_every_backend_has_rates() -> None:
+    text = "g (float[{n}] x, float[{n}] y) => (float[{n}] z) {{ a = Add (x, y) z = Relu (a) }}"
+    small, large = (priced_by(_typed(parse(text.format(n=n))))["a"] for n in (10, 100000))
+    assert 0 < small.us < large.us
+    assert all(s.us > 0 for s in priced_by(_typed(small_cnn()), "cuda").values())
+    with pytest.raises(UsageError, match="no cost model for backend 'abacus'"):
+        price.device("abacus")
+
+
+def test_a_node_alone_saves_nothing() -> None:
+    g = Graph(parse("g (float[3] x) => (float[3] y) { y = Relu (x) }"))
+    lone = Match("r", g.nodes[0], (g.nodes[0],), ("x",), ("y",), Spec("pointwise", ("x0",)))
+    saving = price.price(g, lone, "cpu")
+    assert saving.us <= 0 and "nothing to fuse" in saving.reason

@@ -1,0 +1,193 @@
+"""Concurrent runs, memory and graphs of the provider on the stand-in of the driver. Run by test_cuda.py."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import helper as h
+
+from tests.fake.plans import HandPlan
+from tests.session.cuda_session import (
+    F32,
+    answer,
+    bound,
+    check_cube,
+    cube_model,
+    cube_plan,
+    device_tensor,
+    drain,
+    empty_tensor,
+    log,
+    mixed_model,
+    mixed_plan,
+    need_ort,
+    vector,
+)
+from tests.session.provider_plans import Entries, key, model
+from tracea_onnx import dims as D
+from tracea_onnx import provider
+from tracea_onnx.cuda import Int32
+from tracea_onnx.graph import Graph
+
+# --- several runs and sessions
+
+
+def case_concurrent_runs() -> None:
+    answer(cube_plan)
+    failures: list[BaseException] = []
+    for options in ({"backend": "cuda"}, {"backend": "cuda", "enable_cuda_graph": "1"}):
+        sessions = [provider.create_session(cube_model(), options) for _ in range(2)]
+
+        def work(seed: int, sessions: list[Any] = sessions) -> None:
+            try:
+                for k in range(30):
+                    check_cube(sessions[k % 2], (seed * 7 + k) % 23, seed)
+            except BaseException as e:
+                failures.append(e)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(5)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not failures, failures[0]
+
+
+def case_sessions_give_their_memory_back() -> None:
+    answer(cube_plan)
+
+    def use() -> None:
+        sessions = [provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "1"}) for _ in range(2)]
+        for _ in range(3):
+            for s in sessions:
+                check_cube(s, 5000)
+        del sessions[0]
+        gc.collect()
+        check_cube(s, 5000)
+
+    use()
+    gc.collect()
+    before = log.used()
+    for _ in range(3):
+        use()
+        gc.collect()
+    assert log.used() == before
+
+
+def case_out_of_memory_is_one_line() -> None:
+    def entries(graph: Graph) -> Entries:
+        b = HandPlan("large")
+        x = b.add_input("x", F32, 1)
+        b.define_symbol("n", 0, 0)
+        n = D.symbol("n")
+        u, y = b.add_output("u"), b.add_output("y")
+        b.kernel("add", [x, None, b.arena(D.mul(n, 2**26)), Int32(0)])
+        b.kernel("mul", [x, x, u, Int32(n)])
+        b.kernel("mul", [u, x, y, Int32(n)])
+        b.finish_output("u", F32, [n])
+        b.finish_output("y", F32, [n])
+        return [([key(node) for node in graph.nodes], b.to_json(), b.blobs)]
+
+    answer(entries)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"out of GPU memory: \d+ bytes were asked for, \d+ of 1073741824 are free") as e:
+            session.run(None, {"x": vector(100)})
+        assert "\n" not in str(e.value).strip()
+    check_cube(session, 2)
+
+
+# --- graphs
+
+
+def case_graph_per_partition_and_addresses() -> None:
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "1"})
+    x = vector(60)
+    bindings = [(device_tensor(k * x), empty_tensor([60]), empty_tensor([60])) for k in (1, 2)]
+    ios = [bound(session, g, {"u": u, "y": y}) for g, u, y in bindings]
+    log.take()
+    for _ in range(4):
+        for k, io in enumerate(ios):
+            session.run_with_iobinding(io)
+            np.testing.assert_allclose(bindings[k][2].numpy(), ((k + 1) * x) ** 3, rtol=1e-5)
+    lines = log.take()
+    assert lines.count("instantiate 3") == 2 and lines.count("replay") == 6
+    for _ in range(12):  # more addresses than are remembered
+        io = bound(session, device_tensor(x), {"u": empty_tensor([60]), "y": (y := empty_tensor([60]))})
+        session.run_with_iobinding(io)
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+
+
+def case_graph_of_the_whole_session() -> None:
+    """ORT's own capture: runs on fixed bindings become one replay, contents of the bound tensors are read anew."""
+    need_ort(1, 26, why="captures no graphs for plugins")
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    x = vector(60)
+    given, u, y = device_tensor(x), empty_tensor([60]), empty_tensor([60])
+    io = bound(session, given, {"u": u, "y": y})
+    log.take()
+    session.run_with_iobinding(io)
+    assert log.take().count("instantiate 3") == 1  # ORT runs until the graph is captured
+    np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+    for k in (2, 3, 4):
+        given.update_inplace(k * x)
+        log.take()
+        session.run_with_iobinding(io)
+        assert set(log.take()) == {"replay", "synchronize"}
+        np.testing.assert_allclose(y.numpy(), (k * x) ** 3, rtol=1e-5)
+    # Another graph id is another set of bindings.
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", "1")
+    short, v, w = device_tensor(x[:20]), empty_tensor([20]), empty_tensor([20])
+    second = bound(session, short, {"u": v, "y": w})
+    for _ in range(3):
+        session.run_with_iobinding(second, options)
+        np.testing.assert_allclose(w.numpy(), x[:20] ** 3, rtol=1e-5)
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), (4 * x) ** 3, rtol=1e-5)
+
+
+def case_graph_of_several_partitions_keeps_its_memory() -> None:
+    """What ORT allocated between partitions belongs to the captured graph: no later tensor may get it."""
+    need_ort(1, 26, why="captures no graphs for plugins")
+    answer(mixed_plan)
+    nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
+    session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})
+    sizes = (60, 120, 200, 256)  # whatever size ORT's memory plan has
+    held = drain(*sizes)
+    x = vector(60)
+    given, y = device_tensor(x), empty_tensor([60])
+    io = bound(session, given, {"y": y})
+    session.run_with_iobinding(io)
+    others = [device_tensor(np.full(n, k, np.float32)) for k in range(4) for n in sizes]
+    for k in (2, 3):
+        given.update_inplace(k * x)
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), 4 * (k * x) ** 2, rtol=1e-5)
+    for k, other in enumerate(others):
+        assert set(other.numpy()) == {k // len(sizes)}
+    del held
+
+
+def case_graph_of_the_session_refuses_host_tensors() -> None:
+    """A graph would not repeat copies from the host: an error, never stale results."""
+    need_ort(1, 26, why="captures no graphs for plugins")
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    with pytest.raises(Exception, match=r"[Gg]raph capture"):
+        session.run(None, {"x": vector(60)})
+
+
+def case_graph_of_the_session_needs_every_node() -> None:
+    need_ort(1, 26, why="captures no graphs for plugins")
+    answer(mixed_plan)
+    with pytest.raises(Exception, match="graph capture"):
+        provider.create_session(mixed_model(), {"backend": "cuda", "enable_cuda_graph": "session"})

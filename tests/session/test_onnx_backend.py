@@ -1,0 +1,62 @@
+"""A fast part of the ONNX backend suite: what ONNX Runtime's CPU provider passes, the optimizer and the provider pass, too.
+
+The whole suite, crash-proof, is `python -m benchmarks.onnx_backend_suite`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.onnx_backend_suite import Case, cases, run_case
+
+#: Groups of tests by regular expression on their names, without the "test_" in front.
+GROUPS = {
+    "activations": r"(relu|leakyrelu|elu|selu|sigmoid|hardsigmoid|hardswish|tanh|gelu|mish|softplus|prelu|clip|thresholdedrelu|softsign|celu)(_.*)?",
+    "arithmetic": r"(add|sub|mul|div|pow|mod|min|max|mean|sum|neg|abs|sqrt|reciprocal|exp|log|erf|floor|ceil|round|sign)(_.*)?",
+    "attention": r"attention_(4d|3d|4d_causal|4d_scaled|4d_gqa|4d_attn_mask|3d_gqa)(_expanded)?",
+    "comparisons": r"(equal|less|greater|less_equal|greater_equal|and\dd|or\dd|xor\dd|not_\dd|where|isnan|isinf)(_.*)?",
+    "convolution": r"(basic_)?(conv|convtranspose)(_.*)?",
+    "linear": r"(matmul|gemm)(_.*)?",
+    "movement": r"(reshape|transpose|concat|split|slice|gather|expand|tile|pad|depthtospace|spacetodepth|range)(_.*)?",
+    "shapes": r"(squeeze|unsqueeze|flatten|identity|shape|size)(_.*)?",
+    "normalisation": r"(batchnorm|layer_normalization|instancenorm|group_normalization|rms_normalization|softmax|logsoftmax|lrn)(_.*)?",
+    "pooling": r"(maxpool|averagepool|globalaveragepool|globalmaxpool|resize|upsample)(_.*)?",
+    "reductions": r"(reduce_.*|argmax.*|argmin.*|cumsum.*)",
+    "modules": r"(Conv2d|Linear|BatchNorm2d|MaxPool2d|AvgPool2d|ConvTranspose2d|GLU|PReLU|Softmax|PixelShuffle)(_.*)?",
+    "operators": r"operator_.*",
+}  # fmt: skip
+
+
+def selected(group: str) -> list[Case]:
+    pattern = re.compile(f"test_{GROUPS[group]}")
+    return [c for c in cases() if c.kind != "real" and pattern.fullmatch(c.name)]
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS))
+@pytest.mark.parametrize("leg", ["optimized", "provider", "both", "constants"])
+def test_passes_what_ort_passes(leg: str, group: str) -> None:
+    chosen = selected(group)
+    good = [c for c in chosen if run_case(c, "ort").status == "pass"]
+    assert len(good) >= 3, f"the group has {len(good)} tests that ONNX Runtime passes: its pattern matches too little"
+    outcomes = {c.name: run_case(c, leg) for c in good}
+    failed = {name: o.reason for name, o in outcomes.items() if o.status != "pass"}
+    assert not failed, "\n".join(f"{name}: {reason}" for name, reason in failed.items())
+
+
+def test_the_provider_runs_nodes_of_each_kind() -> None:
+    kinds = ("activations", "arithmetic", "convolution", "linear", "normalisation", "pooling")
+    ran = {g: sum(run_case(c, "constants").ours > 0 or run_case(c, "provider").ours > 0 for c in selected(g)) for g in kinds}
+    assert all(ran.values()), ran
+
+
+def test_a_wrong_result_is_a_failure() -> None:
+    case = next(c for c in cases() if c.name == "test_relu")
+    inputs, outputs = case.data[0]
+    spoiled: Any = [([*inputs], [np.asarray(outputs[0]) + 1])]
+    wrong = Case(case.name, case.kind, case.rtol, case.atol, case.model, spoiled)
+    assert run_case(case, "ort").status == "pass"
+    assert run_case(wrong, "ort").status == "fail"

@@ -1,0 +1,30 @@
+"""Graph-level optimizer for ONNX models and an ONNX Runtime execution provider that runs what it fused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracea_onnx.pipeline import OptimizeResult, optimize
+    from tracea_onnx.provider import assert_provider_selected, library_path, register
+
+__version__ = "0.1.0"
+__all__ = ["OptimizeResult", "__version__", "assert_provider_selected", "library_path", "optimize", "register"]
+
+# Imported on first use: the kernel generator imports this package while the wheel is built, where nothing else is installed.
+_HOMES = {
+    "optimize": "pipeline", "OptimizeResult": "pipeline",
+    "register": "provider", "library_path": "provider", "assert_provider_selected": "provider",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracea_onnx' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(f"tracea_onnx.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

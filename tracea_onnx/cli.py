@@ -1,0 +1,60 @@
+"""The command line. Text for people on stderr, `--json` on stdout, one line and an exit code for every error.
+
+Exit codes: 0 ok, 1 internal, 2 usage, 3 bad model, 4 verification failed, 5 a required fusion is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tracea_onnx import __version__
+from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, verify
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.infer import first_line
+
+_COMMANDS = (optimize, explain, inspect, verify, inline, demo, doctor, cache)
+_INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="tracea-onnx", description="Fuse ONNX models and run them faster in ONNX Runtime.")
+    p.add_argument("--version", action="version", version=f"tracea-onnx {__version__}")
+    p.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = p.add_subparsers(required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add(subparsers)
+    for sub in subparsers.choices.values():
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; no error of any kind gets out."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone; that is no error of ours
+        return 0
+    except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written", file=sys.stderr)
+        return _INTERRUPTED
+    except TraceaError as e:
+        if args.debug:
+            raise
+        print(f"error: {_line(e)}", file=sys.stderr)
+        return e.exit_code
+    except Exception as e:
+        if args.debug:
+            raise
+        print(f"error: internal: {type(e).__name__}: {first_line(e)}; report this, with the output of the same command and --debug", file=sys.stderr)
+        return TraceaError.exit_code
+    return code
+
+
+def _line(e: TraceaError) -> str:
+    return " ".join(str(e).split())

@@ -1,0 +1,336 @@
+"""The partition compiler: from the graph ORT shows the provider to Plans (docs/architecture.md, "Compiler callback").
+
+The same rules that rewrite a file run here, so a model that was never optimised fuses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+
+from tracea_onnx import __version__, match, partition, registry, worth
+from tracea_onnx import dims as D
+from tracea_onnx.core import DOMAIN, Match
+from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.lower import COMPUTE, lower
+from tracea_onnx.lower.blocks import reads_blocks
+from tracea_onnx.lower.context import Lowering, element_type
+from tracea_onnx.lower.conv import needed_border
+from tracea_onnx.lower.movement import RESHAPES
+from tracea_onnx.lower.op import Op, of_match, of_node
+from tracea_onnx.lower.target import CPU, CUDA, Target
+from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
+from tracea_onnx.price import price
+
+PRODUCER = f"tracea-onnx {__version__}"
+
+
+@dataclass
+class Compiled:
+    """What the provider would run: one entry per partition, and why the other nodes stay with ORT."""
+
+    entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = field(default_factory=list)
+    refused: list[tuple[Node, str]] = field(default_factory=list)
+
+
+_recordings: list[list[bytes]] = []
+
+
+@contextmanager
+def recording() -> Iterator[list[bytes]]:
+    """Collects every reply made while the context is open (how `optimize --pack` captures Plans)."""
+    packs: list[bytes] = []
+    _recordings.append(packs)
+    try:
+        yield packs
+    finally:
+        _recordings.remove(packs)
+
+
+def compile_request(request: bytes) -> bytes:
+    """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
+    model = onnx.ModelProto.FromString(request)
+    props = {p.key: p.value for p in model.metadata_props}
+    result = compile_graph(Graph(model), backend_of(props), everything=props.get("claim") == "all", body=props.get("body") == "1")
+    reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
+    for packs in _recordings:
+        packs.append(reply)
+    return reply
+
+
+def build_pack(model: str | bytes) -> bytes:
+    """Pack of every Plan a session over `model` asks for on this machine; a program loads it with the option `kernel_pack`.
+
+    Raises TraceaError when the provider would run nothing of the model."""
+    import onnxruntime
+
+    from tracea_onnx import provider
+
+    provider.register()
+    with recording() as packs:
+        onnxruntime.InferenceSession(model, providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+    pack = merge_packs(packs, PRODUCER)
+    if not read_pack(pack)[0]["entries"]:
+        raise TraceaError("the provider runs no part of this model, so there is nothing to pack", "see why with `tracea-onnx explain MODEL`")
+    return pack
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where Plans will run. `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away."""
+
+    target: Target
+    plan: Callable[[str, bool], PlanBuilder]
+
+
+CPU_BACKEND = Backend(CPU, lambda name, probe: PlanBuilder(name))
+
+
+def backend_of(props: Mapping[str, str]) -> Backend:
+    """The backend a compile request asks for in its metadata."""
+    if props.get("backend", "cpu") == "cpu":
+        return CPU_BACKEND
+    arch, sms = int(props.get("arch", "80")), int(props.get("sms", "108"))
+    return Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe))
+
+
+def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False) -> Compiled:
+    """Choose fusions, find what can be lowered, group it, and lower each group. `everything` takes partitions that do not pay, too.
+
+    `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it."""
+    chosen = choose(graph, backend.target.name)
+    result = Compiled()
+    while True:
+        ops = _ops(graph, chosen)
+        reasons, values = _probe(graph, ops, backend)
+        if body:
+            reasons |= {k: "ONNX Runtime inlines fused functions in the bodies of control flow" for k, op in enumerate(ops) if op.nodes[0].proto.domain == DOMAIN}
+        lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(graph, ops, [k not in reasons for k in range(len(ops))])
+        failed = {id(n) for op in lost if op.fused and op.nodes[0].proto.domain != DOMAIN for n in op.nodes}
+        if not failed:
+            break
+        chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
+    while True:
+        entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = []
+        bad: _Failed | None = None
+        declined: list[tuple[Node, str]] = []
+        for members in partition.groups(ops, [k not in reasons for k in range(len(ops))], graph):
+            if not everything and not any(ops[k].kind in COMPUTE for k in members):
+                continue
+            try:
+                plan, blobs = _lower_group(graph, [ops[k] for k in members], values, f"partition{len(entries)}", backend)
+            except _Failed as e:
+                bad = e
+                break
+            why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name) if plan is not None and not everything else None
+            if why is not None:
+                declined += [(n, why) for k in members for n in ops[k].nodes]
+            elif plan is not None:
+                entries.append(([n for k in members for n in ops[k].nodes], plan, blobs))
+        if bad is None:
+            break
+        reasons[next(k for k, op in enumerate(ops) if op is bad.op)] = str(bad.reason)
+    result.entries = entries
+    result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes] + declined
+    return result
+
+
+def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
+    """Fused ops with an operand that no node of their partition reads or makes (a value before a view that stayed outside): ORT would not pass it."""
+    out: list[Op] = []
+    for members in partition.groups(ops, supported, graph):
+        seen = {name for k in members for n in ops[k].nodes for name in (*n.inputs, *n.outputs)}
+        out += [ops[k] for k in members if any(i and i not in seen and not graph.is_const(i) for i in ops[k].inputs)]
+    return out
+
+
+def choose(graph: Graph, backend: str = "cpu") -> list[Match]:
+    """The fusions the scheduler would make in this graph."""
+    rules = {r.name: r.priority for r in registry.rules()}
+    matches, _ = match.find(graph)
+    chosen, _ = registry.module("scheduler", "priority").schedule(graph, [(m, price(graph, m, backend), rules[m.rule]) for m in matches])
+    return [m for m, _ in chosen]
+
+
+def _ops(graph: Graph, chosen: Sequence[Any]) -> list[Op]:
+    taken = {id(n) for m in chosen for n in m.nodes}
+    plain = [of_node(n, graph) for n in graph.nodes if id(n) not in taken]
+    return partition.topological([*(of_match(m, graph) for m in chosen), *plain], graph)
+
+
+def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int, str], dict[str, Value]]:
+    """Lower every op once into a Plan that is thrown away: which cannot be, and why; and the dims of every value."""
+    ctx = Lowering(graph, backend.plan("probe", True), backend.target)
+    for name in graph.inputs:
+        _foreign(ctx, name)
+    reasons: dict[int, str] = {}
+    for k, op in enumerate(ops):
+        try:
+            if _quantised(graph, op):
+                raise Unsupported("its operands are quantised, and ORT runs the quantised group as one integer kernel")
+            for name in op.inputs:
+                if name and name not in ctx.values and not graph.is_const(name) and not _foreign(ctx, name):
+                    raise Unsupported(f"the type or rank of '{name}' is not known")
+            lower(ctx, op)
+        except Unsupported as e:
+            reasons[k] = str(e)
+            for o in [o for n in op.nodes for o in n.outputs if o]:
+                ctx.values.pop(o, None)
+                _foreign(ctx, o)
+    return reasons, ctx.values
+
+
+_QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
+def _quantised(graph: Graph, op: Op) -> bool:
+    """Whether the op sits between DequantizeLinear and QuantizeLinear."""
+    makers = (graph.producer(i) for i in op.inputs if i)
+    readers = (c for o in op.outputs if o for c in graph.consumers(o))
+    return any(n is not None and n.op in _QUANTISERS for n in (*makers, *readers))
+
+
+def _foreign(ctx: Lowering, name: str) -> bool:
+    """Define a value the partition reads from outside, by the types ORT inferred; False when its rank is unknown."""
+    shape = ctx.graph.shape(name)
+    try:
+        dtype = element_type(name, ctx.graph.dtype(name))
+    except Unsupported:
+        return False
+    if shape is None:
+        return False
+    dims = tuple(d if isinstance(d, int) else D.symbol(d or f"{name}.{axis}") for axis, d in enumerate(shape))
+    ref = ctx.plan.add_input(name, dtype, len(dims))
+    for axis, d in enumerate(dims):
+        if isinstance(d, Dim):
+            ctx.plan.define_symbol(d.name, len(ctx.plan.inputs) - 1, axis)
+    v = ctx.define(name, dtype, dims)
+    v.view = View(ref, contiguous(dims))
+    return True
+
+
+class _Failed(Exception):
+    def __init__(self, op: Op, reason: Unsupported) -> None:
+        self.op, self.reason = op, reason
+
+
+def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], name: str, backend: Backend) -> tuple[dict[str, Any] | None, list[bytes]]:
+    """One partition as a Plan; None when nothing would run."""
+    made = [o for op in ops for n in op.nodes for o in n.outputs if o]
+    inside = set(made)
+    mine = {id(n) for op in ops for n in op.nodes}
+    visible = {o for op in ops for o in op.outputs if o}
+    outputs = [o for o in made if o in visible and (graph.is_output(o) or any(id(c) not in mine for c in graph.consumers(o)))]
+    read = list(dict.fromkeys(i for op in ops for i in op.inputs if i and i not in inside and not graph.is_const(i)))
+    plan = backend.plan(name, False)
+    ctx = Lowering(graph, plan, backend.target)
+    ctx.concat_channels = {}
+    _define_inputs(ctx, [known[i] for i in read])
+    ctx.add_outputs(outputs)
+    _plan_storage(ctx, graph, ops, known, outputs)
+    for op in ops:
+        try:
+            lower(ctx, op)
+        except Unsupported as e:
+            raise _Failed(op, e) from None
+    try:
+        ctx.finish()
+    except Unsupported as e:
+        raise _Failed(ops[-1], e) from None
+    if plan.launches == 0:
+        return None, []
+    return plan.to_json(), plan.blobs
+
+
+def _symbols(e: DimLike) -> set[str]:
+    if not isinstance(e, Dim):
+        return set()
+    return {e.name} if e.op == "sym" else set().union(*(_symbols(a) for a in e.args))
+
+
+def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
+    """Partition inputs with the dims the probe found. A dim whose symbols all stand alone somewhere is checked against its
+    expression; any other becomes a symbol of its own. Symbolic shape vectors need no input at all."""
+    alone = {d.name for v in values if v.ints is None for d in v.shape if isinstance(d, Dim) and d.op == "sym"}
+
+    def local(d: DimLike) -> DimLike:
+        return d if not isinstance(d, Dim) or _symbols(d) <= alone else D.symbol(repr(d))
+
+    tensors = [v for v in values if v.ints is None or v.data is not None or not all(_symbols(d) <= alone for d in (*v.ints, *v.shape))]
+    checks: list[tuple[int, int, DimLike]] = []
+    for v in values:
+        dims: Dims = tuple(local(d) for d in v.shape)
+        out = ctx.define(v.name, v.dtype, dims)
+        if v not in tensors:
+            out.ints = v.ints
+            continue
+        out.view = View(ctx.plan.add_input(v.name, v.dtype, v.rank), contiguous(dims))
+        index = len(ctx.plan.inputs) - 1
+        for axis, d in enumerate(dims):
+            if isinstance(d, Dim) and d.op == "sym":
+                ctx.plan.define_symbol(d.name, index, axis)
+            else:
+                checks.append((index, axis, d))
+    for index, axis, d in checks:
+        ctx.plan.check(index, axis, d)
+
+
+def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[str, Value], outputs: Sequence[str]) -> None:
+    """Look ahead: borders that convolutions will read, outputs that are mere reshapes, and concatenations written in place."""
+    for op in ops:
+        if op.kind in ("Conv", ":conv", "com.microsoft.FusedConv"):
+            need = needed_border(op, graph)
+            if need is not None and ctx.target.border:
+                _widen(ctx, *need)
+    if ctx.target.border:
+        ctx.block_concats = {op.outputs[0] for op in ops if op.kind == "Concat" and op.outputs[0] not in outputs and _one_block_reader(op, ops, graph)}
+    for op in ops:
+        if op.kind in RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
+            ctx.alias[op.input(0)] = op.outputs[0]
+    for op in ops:
+        if op.kind == "Concat" and op.outputs[0] not in outputs:
+            _place_concat(ctx, op, ops, known)
+
+
+def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:
+    readers = [op for op in ops if concat.outputs[0] in op.inputs]
+    return len(readers) == 1 and readers[0].kind in ("Conv", ":conv") and reads_blocks(readers[0], concat.outputs[0], graph)
+
+
+def _widen(ctx: Lowering, name: str, border: tuple[int, int, int, int]) -> None:
+    a = ctx.borders.get(name, (0, 0, 0, 0))
+    ctx.borders[name] = (max(a[0], border[0]), max(a[1], border[1]), max(a[2], border[2]), max(a[3], border[3]))
+
+
+_WRITES_IMAGES = frozenset({"Conv", "com.microsoft.FusedConv", ":conv", "ConvTranspose", ":conv_transpose", "MaxPool", "AveragePool", "Resize"})
+
+
+def _place_concat(ctx: Lowering, op: Op, ops: Sequence[Op], known: dict[str, Value]) -> None:
+    """Let image kernels write straight into their channel slice of a concatenation when slices start at vector boundaries."""
+    maker = {o: p for p in ops for o in p.outputs if o}
+    parts = [known[n] for n in op.inputs]
+    if int(op.attr("axis")) != 1 or any(p.rank not in (3, 4) or p.dtype not in ctx.target.types or not isinstance(p.shape[1], int) for p in parts):
+        return
+    channels = [int(p.shape[1]) for p in parts if isinstance(p.shape[1], int)]
+    if any(c % 16 for c in channels[:-1]):
+        return  # a kernel writes whole vectors and would spill into the next slice
+    direct = [n in maker and maker[n].kind in _WRITES_IMAGES and n not in ctx.slots and op.inputs.count(n) == 1 for n in op.inputs]
+    if sum(direct) * 2 < len(parts):
+        return
+    whole = op.outputs[0]
+    ctx.concat_channels[whole] = sum(channels)
+    at = 0
+    for n, c, d in zip(op.inputs, channels, direct, strict=True):
+        if d:
+            ctx.slots[n] = (whole, at)
+            if n in ctx.borders:
+                _widen(ctx, whole, ctx.borders[n])
+        at += c

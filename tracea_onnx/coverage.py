@@ -1,0 +1,66 @@
+"""Which nodes the provider would run, and why each other one would leave it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from tracea_onnx import canonical, compiler
+from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.lower.target import CUDA
+
+#: What a CUDA Plan is made for where no device is asked: an H200.
+_ARCH, _MULTIPROCESSORS = 90, 132
+_CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A node the provider would not run."""
+
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """`total` nodes, of which `leaving` would run on another provider. A fused op counts as one node."""
+
+    backend: str
+    total: int
+    partitions: int
+    leaving: tuple[Leaving, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"backend": self.backend, "nodes": self.total, "partitions": self.partitions, "leaving": [asdict(n) for n in self.leaving]}
+
+
+def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Coverage:
+    """Ask the partition compiler about every node of a model that holds inferred types. No kernel is compiled, and no device is needed."""
+    target = compiler.CPU_BACKEND
+    if backend == "cuda":
+        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _ARCH, _MULTIPROCESSORS, compile_kernels=False))
+    total, partitions, leaving = 0, 0, []
+    for proto, outer in canonical.scopes(model.graph):
+        graph = canonical.view(model, proto, outer, folder)
+        found = compiler.compile_graph(graph, target)
+        taken = {id(n) for nodes, _, _ in found.entries for n in nodes}
+        said = {id(n): reason for n, reason in found.refused}
+        total, partitions = total + len(graph.nodes), partitions + len(found.entries)
+        for n in graph.nodes:
+            if id(n) in taken:
+                continue
+            reason = "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
+            leaving.append(Leaving(n.name, n.op, reason or "alone or among light nodes only, ONNX Runtime runs it as fast"))
+    return Coverage(backend, total, partitions, tuple(leaving))
+
+
+def text(found: Coverage) -> list[str]:
+    """One line for people, and one for every node that would leave."""
+    stay = found.total - len(found.leaving)
+    head = f"on the provider ({found.backend}): {stay} of {found.total} nodes in {found.partitions} partitions"
+    return [head + ("; these leave it:" if found.leaving else "")] + [f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving]

@@ -1,0 +1,114 @@
+"""The contract between lowering and the CUDA backend: a family launch becomes one or more kernels made from source text.
+
+`kernels/cuda.py` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their sources into cubins, and the
+provider's launcher (driver API only) binds arguments and launches. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+
+def multiple_of(e: DimLike) -> int:
+    """A power of two, at most 4096, that divides `e` whatever its symbols are."""
+    if isinstance(e, int):
+        return 4096 if e == 0 else min(e & -e, 4096)
+    if e.op == "mul":
+        return min(multiple_of(e.args[0]) * multiple_of(e.args[1]), 4096)
+    if e.op in ("add", "sub", "max", "min"):
+        return min(multiple_of(e.args[0]), multiple_of(e.args[1]))
+    if e.op == "select":
+        return min(multiple_of(e.args[1]), multiple_of(e.args[2]))
+    return 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One launch of a kernel family (`families.FAMILIES`) as lowering asks for it.
+
+    dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands: which of the family's operands
+    are present. program: a pointwise/epilogue program in the Plan's form. Integer parameters may be symbolic; those that a kernel must
+    know at compile time (channels, head size) are plain ints in practice: raise `Unfit` when they are not.
+    arch: compute capability x 10 (80, 89, 90). sms: multiprocessors. unaligned: operands whose address is not known to be a multiple of
+    16 bytes (a channel slice of a concatenation, say); every other operand starts at one.
+    """
+
+    family: str
+    dtype: DType
+    ints: Mapping[str, DimLike]
+    floats: Mapping[str, float]
+    program: Mapping[str, Any] | None
+    operands: frozenset[str]
+    arch: int
+    sms: int
+    unaligned: frozenset[str] = frozenset()
+
+
+class Unfit(Exception):
+    """The backend has no kernel for this request; the sentence says why (the node then stays with ORT)."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Device address of a family operand (or of scratch buffer `scratch<k>`), plus an offset in bytes. Null when the operand is absent."""
+
+    operand: str
+    offset: DimLike = 0
+
+
+@dataclass(frozen=True)
+class Int32:
+    value: DimLike
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: DimLike
+
+
+@dataclass(frozen=True)
+class Float32:
+    value: float
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as cuTensorMapEncodeTiled takes it:
+    `dims` in elements, `strides` in bytes for dims[1:], `box` in elements, `swizzle` 0/32/64/128. `im2col`: cuTensorMapEncodeIm2col's
+    (lower corner, upper corner, channels per pixel, pixels per column) with W, H order; box is then unused. `steps` are element strides."""
+
+    pointer: Pointer
+    dtype: DType
+    dims: tuple[DimLike, ...]
+    strides: tuple[DimLike, ...]
+    box: tuple[int, ...]
+    swizzle: int = 128
+    im2col: tuple[tuple[int, ...], tuple[int, ...], int, int] | None = None
+    steps: tuple[int, ...] = ()
+
+
+Argument = Pointer | Int32 | Int64 | Float32 | TensorMap
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch. `source` is complete CUDA C++ (no headers beyond what NVRTC has built in); equal sources compile once.
+
+    scratch: sizes in bytes of buffers the kernels of this request share (`Pointer("scratch0")`); their contents start undefined.
+    pdl: launched with programmatic stream serialization (the kernel calls griddepcontrol.wait before it reads what others wrote).
+    """
+
+    source: str
+    symbol: str
+    grid: tuple[DimLike, DimLike, DimLike]
+    block: int
+    args: tuple[Argument, ...]
+    smem: int = 0
+    cluster: int = 1
+    pdl: bool = False
+    scratch: tuple[DimLike, ...] = field(default=())

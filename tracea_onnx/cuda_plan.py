@@ -1,0 +1,81 @@
+"""Plans for the CUDA launcher: every family launch is turned into cubin launches by `kernels/cuda.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.value import Unsupported
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import PlanBuilder, Ref
+
+
+class CudaPlanBuilder(PlanBuilder):
+    """A PlanBuilder whose launches name cubins. arch: compute capability x 10; sms: multiprocessors of the device.
+
+    `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists)."""
+
+    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True) -> None:
+        super().__init__(name, "cuda")
+        self.arch, self.sms, self.compile_kernels = arch, sms, compile_kernels
+        self._cubins: dict[str, int] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "arch": self.arch}
+
+    def _append(
+        self,
+        family: str,
+        refs: Mapping[str, Ref | None],
+        ints: Mapping[str, DimLike],
+        floats: Mapping[str, float],
+        program: Mapping[str, Any] | None,
+        dtype: DType,
+        to: list[dict[str, Any]],
+    ) -> None:
+        present = frozenset(n for n, r in refs.items() if r is not None)
+        unaligned = frozenset(n for n, r in refs.items() if r is not None and multiple_of(r.offset) % 16)
+        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned)
+        try:
+            kernels = registry.module("kernels", "cuda").emit(request)
+        except Unfit as e:
+            raise Unsupported(str(e)) from None
+        sizes = next((k.scratch for k in kernels if k.scratch), ())
+        scratch = {f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}
+        places = {**refs, **scratch}
+        to.extend(self._record(k, places) for k in kernels)
+
+    def _record(self, k: Kernel, places: Mapping[str, Ref | None]) -> dict[str, Any]:
+        return {
+            "k": "cuda", "cubin": self._cubin(k.source), "symbol": k.symbol, "grid": [self.expr(d) for d in k.grid], "block": k.block, "smem": k.smem,
+            "cluster": k.cluster, "pdl": k.pdl, "args": [self._argument(a, places) for a in k.args],
+        }  # fmt: skip
+
+    def _cubin(self, source: str) -> int:
+        if source not in self._cubins:
+            self.blobs.append(registry.module("kernels", "cuda").compile(source, self.arch) if self.compile_kernels else b"")
+            self._cubins[source] = len(self.blobs) - 1
+        return self._cubins[source]
+
+    def _argument(self, a: Argument, places: Mapping[str, Ref | None]) -> list[Any]:
+        if isinstance(a, Int32):
+            return ["i", self.expr(a.value)]
+        if isinstance(a, Int64):
+            return ["l", self.expr(a.value)]
+        if isinstance(a, Float32):
+            return ["f", a.value]
+        pointer = a.pointer if isinstance(a, TensorMap) else a
+        ref = places.get(pointer.operand)
+        if ref is None:
+            return ["null"]
+        place = ref.at(pointer.offset)
+        if isinstance(a, Pointer):
+            return ["p", place.buffer, self.expr(place.offset)]
+        im2col = [list(a.im2col[0]), list(a.im2col[1]), a.im2col[2], a.im2col[3]] if a.im2col is not None else None
+        return ["t", {
+            "buffer": place.buffer, "offset": self.expr(place.offset), "dtype": int(a.dtype), "dims": [self.expr(d) for d in a.dims],
+            "strides": [self.expr(d) for d in a.strides], "box": list(a.box), "swizzle": a.swizzle, "im2col": im2col, "steps": list(a.steps),
+        }]  # fmt: skip

@@ -1,0 +1,59 @@
+"""What the CUDA families share on the Python side: names of element types, compile-time parameters, grids."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Request, Unfit
+from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.families import FAMILIES
+from tracea_onnx.ops import DType
+
+#: C++ types of `kernels/cuda/base.cuh`.
+CTYPE = {
+    DType.F32: "f32", DType.F64: "f64", DType.F16: "f16", DType.BF16: "bf16", DType.I64: "i64", DType.I32: "i32", DType.I16: "i16", DType.I8: "i8",
+    DType.U64: "u64", DType.U32: "u32", DType.U16: "u16", DType.U8: "u8", DType.BOOL: "boolean",
+}  # fmt: skip
+#: Unsigned integers by size in bytes: what a copy moves.
+WORDS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+
+
+def template(*names: str) -> str:
+    """The texts `kernels/cuda/<name>.cuh`, one after the other."""
+    backend = registry.module("kernels", "cuda")
+    return "\n".join(backend.template(name) for name in names)
+
+
+def parameters(request: Request) -> dict[str, DimLike]:
+    """Every integer parameter of the family; lowering leaves out what is 0."""
+    return {name: request.ints.get(name, 0) for name in FAMILIES[request.family].ints}
+
+
+def static(d: DimLike, what: str) -> int:
+    """`d` as a number; raises Unfit when it is symbolic."""
+    if isinstance(d, Dim):
+        raise Unfit(f"the CUDA kernel needs a fixed {what}, not {d!r}")
+    return int(d)
+
+
+def known(d: DimLike) -> int | None:
+    """`d` when it is a number."""
+    return None if isinstance(d, Dim) else int(d)
+
+
+def vector_width(dtype: DType, *extents: DimLike) -> int:
+    """Largest power of two of elements, at most 16 bytes, that divides every extent (1 when one is symbolic)."""
+    width = 16 // dtype.size
+    while width > 1 and not all(isinstance(e, int) and e % width == 0 for e in extents):
+        width //= 2
+    return width
+
+
+def blocks(units: DimLike, per_block: int, most: int) -> DimLike:
+    """Blocks of a grid-stride loop over `units`, `per_block` a turn and at most `most`; 0 when there are no units."""
+    return D.minimum(D.ceildiv(units, per_block), most)
+
+
+def overlapped(request: Request) -> bool:
+    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`."""
+    return request.arch >= 90

@@ -1,0 +1,247 @@
+"""Symbolic integers: the dims of a Plan, evaluated natively once per set of input shapes.
+
+A dim is an `int` or a `Dim`: a node of a hash-consed expression over symbols. A symbol stands for one dimension of the
+partition's inputs (several inputs may share it: the EP checks they agree). Simplification is modest and exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive divisors.
+EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min", "eq", "lt", "select")
+
+
+@dataclass(frozen=True, eq=False)
+class Dim:
+    """One expression node. Equal structure is the same object, so `==` and `is` agree."""
+
+    op: str
+    args: tuple[DimLike, ...]
+    name: str = ""
+
+    def __add__(self, o: DimLike) -> DimLike:
+        return add(self, o)
+
+    __radd__ = __add__
+
+    def __sub__(self, o: DimLike) -> DimLike:
+        return sub(self, o)
+
+    def __rsub__(self, o: DimLike) -> DimLike:
+        return sub(o, self)
+
+    def __mul__(self, o: DimLike) -> DimLike:
+        return mul(self, o)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, o: DimLike) -> DimLike:
+        return floordiv(self, o)
+
+    def __mod__(self, o: DimLike) -> DimLike:
+        return mod(self, o)
+
+    def __repr__(self) -> str:
+        if self.op == "sym":
+            return self.name
+        return f"{self.op}({', '.join(map(repr, self.args))})"
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of symbolic dim {self!r} is not known")
+
+    def __index__(self) -> int:
+        raise TypeError(f"symbolic dim {self!r} has no value before the input shapes are known")
+
+
+DimLike = int | Dim
+_pool: dict[tuple[object, ...], Dim] = {}
+
+
+def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
+    # id() of pooled Dims is stable: the pool keeps every node alive.
+    key = (op, tuple(a if isinstance(a, int) else ("d", id(a)) for a in args), name)
+    return _pool.setdefault(key, Dim(op, args, name))
+
+
+def symbol(name: str) -> Dim:
+    """The symbol called `name`; one name is one value throughout a partition."""
+    return _make("sym", (), name)
+
+
+def _order(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:
+    if isinstance(a, int) and not isinstance(b, int):
+        return b, a
+    if isinstance(a, Dim) and isinstance(b, Dim) and repr(b) < repr(a):
+        return b, a
+    return a, b
+
+
+def add(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    terms: dict[DimLike, int] = {}
+    const = _collect(a, 1, terms) + _collect(b, 1, terms)
+    return _rebuild(terms, const)
+
+
+def sub(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    terms: dict[DimLike, int] = {}
+    const = _collect(a, 1, terms) + _collect(b, -1, terms)
+    return _rebuild(terms, const)
+
+
+def _collect(e: DimLike, scale: int, terms: dict[DimLike, int]) -> int:
+    """Add `scale * e` into linear `terms`; return its constant part."""
+    if isinstance(e, int):
+        return scale * e
+    if e.op == "add":
+        return _collect(e.args[0], scale, terms) + _collect(e.args[1], scale, terms)
+    if e.op == "sub":
+        return _collect(e.args[0], scale, terms) + _collect(e.args[1], -scale, terms)
+    if e.op == "mul" and isinstance(e.args[1], int):
+        return _collect(e.args[0], scale * e.args[1], terms)
+    terms[e] = terms.get(e, 0) + scale
+    return 0
+
+
+def _rebuild(terms: dict[DimLike, int], const: int) -> DimLike:
+    out: DimLike | None = None
+    for t in sorted((t for t, k in terms.items() if k), key=repr):
+        k = terms[t]
+        piece = t if k == 1 else _make("mul", (t, k))
+        out = piece if out is None else _make("add", (out, piece))
+    if out is None:
+        return const
+    return out if const == 0 else _make("add", (out, const))
+
+
+def mul(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    a, b = _order(a, b)
+    if isinstance(b, int):
+        terms: dict[DimLike, int] = {}
+        const = _collect(a, b, terms)
+        return _rebuild(terms, const)
+    if isinstance(a, Dim) and a.op == "mul" and isinstance(a.args[1], int):
+        return mul(mul(a.args[0], b), a.args[1])
+    if isinstance(b, Dim) and b.op == "mul" and isinstance(b.args[1], int):
+        return mul(mul(a, b.args[0]), b.args[1])
+    return _make("mul", (a, b))
+
+
+def floordiv(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1:
+        return a
+    if a is b:
+        return 1
+    if isinstance(a, Dim) and a.op == "mul":
+        if a.args[1] is b:
+            return a.args[0]
+        if a.args[0] is b:
+            return a.args[1]
+        if isinstance(b, int) and isinstance(a.args[1], int) and a.args[1] % b == 0:
+            return mul(a.args[0], a.args[1] // b)
+        if isinstance(a.args[1], int) and isinstance(a.args[0], Dim) and a.args[0].op == "mul" and b in a.args[0].args:
+            return mul(floordiv(a.args[0], b), a.args[1])
+        if (
+            isinstance(b, Dim)
+            and b.op == "mul"
+            and isinstance(b.args[1], int)
+            and a.args[0] is b.args[0]
+            and isinstance(a.args[1], int)
+            and a.args[1] % b.args[1] == 0
+        ):
+            return a.args[1] // b.args[1]
+    return _make("floordiv", (a, b))
+
+
+def ceildiv(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
+    return floordiv(add(a, sub(b, 1)), b)
+
+
+def mod(a: DimLike, b: DimLike) -> DimLike:
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b == 1 or a is b:
+        return 0
+    return _make("mod", (a, b))
+
+
+def _fold(op: str, f: Callable[[int, int], int]) -> Callable[[DimLike, DimLike], DimLike]:
+    def apply(a: DimLike, b: DimLike) -> DimLike:
+        if isinstance(a, int) and isinstance(b, int):
+            return f(a, b)
+        if a is b and op in ("max", "min"):
+            return a
+        if op == "eq" and (a is b or (isinstance(b, int) and b < 0 and _never_negative(a))):
+            return int(a is b)
+        if op == "lt" and b == 0 and _never_negative(a):
+            return 0
+        if op == "max" and b == 0 and _never_negative(a):
+            return a
+        if op == "min" and b == 0 and _never_negative(a):
+            return 0
+        return _make(op, (a, b))
+
+    return apply
+
+
+def _never_negative(e: DimLike) -> bool:
+    """Dims are counts: symbols are >= 0, and so is what is built from them without subtraction."""
+    if isinstance(e, int):
+        return e >= 0
+    if e.op == "select":
+        return _never_negative(e.args[1]) and _never_negative(e.args[2])
+    return e.op in ("sym", "eq", "lt") or (e.op in ("add", "mul", "floordiv", "mod", "min", "max") and all(map(_never_negative, e.args)))
+
+
+maximum = _fold("max", max)
+minimum = _fold("min", min)
+equal = _fold("eq", lambda a, b: int(a == b))
+less = _fold("lt", lambda a, b: int(a < b))
+
+
+def select(cond: DimLike, a: DimLike, b: DimLike) -> DimLike:
+    """`a` where `cond` is non-zero, else `b`."""
+    if isinstance(cond, int):
+        return a if cond else b
+    return a if a is b or a == b else _make("select", (cond, a, b))
+
+
+def product(dims: Sequence[DimLike]) -> DimLike:
+    out: DimLike = 1
+    for d in dims:
+        out = mul(out, d)
+    return out
+
+
+def round_up(a: DimLike, m: int) -> DimLike:
+    return mul(ceildiv(a, m), m)
+
+
+def is_static(dims: Sequence[DimLike]) -> bool:
+    return all(isinstance(d, int) for d in dims)
+
+
+def evaluate(e: DimLike, env: dict[str, int]) -> int:
+    """Value of `e` when the symbols have the values in `env` (the native evaluator's reference)."""
+    if isinstance(e, int):
+        return e
+    if e.op == "sym":
+        return env[e.name]
+    v = [evaluate(a, env) for a in e.args]
+    table: dict[str, Callable[[], int]] = {
+        "add": lambda: v[0] + v[1], "sub": lambda: v[0] - v[1], "mul": lambda: v[0] * v[1], "floordiv": lambda: v[0] // v[1],
+        "mod": lambda: v[0] % v[1], "max": lambda: max(v), "min": lambda: min(v), "eq": lambda: int(v[0] == v[1]),
+        "lt": lambda: int(v[0] < v[1]), "select": lambda: v[1] if v[0] else v[2],
+    }  # fmt: skip
+    return table[e.op]()

@@ -1,0 +1,14 @@
+// The callback that compiles partitions: Python's tracea_onnx.compiler in a Python process.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "pack.h"
+
+namespace tracea {
+
+bool has_compiler();
+// Asks the compiler about a request (a ModelProto) and parses its reply. Throws Failure with the compiler's line.
+std::shared_ptr<const Pack> compile(const std::string& request);
+
+}  // namespace tracea

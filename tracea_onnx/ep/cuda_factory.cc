@@ -1,0 +1,214 @@
+#include "cuda_factory.h"
+
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda_lane.h"
+#include "failure.h"
+#include "graph.h"
+#include "provider.h"
+
+namespace tracea::cuda {
+namespace {
+
+enum { kHardwareGpu = 1 };                            // OrtHardwareDeviceType
+enum { kMemoryCpu = 0, kMemoryGpu = 1 };              // OrtMemoryInfoDeviceType
+enum { kMemoryDefault = 0, kMemoryHostAccessible = 5 };  // OrtDeviceMemoryType
+
+struct Pairs {
+  Pairs() { ort.CreateKeyValuePairs(&p); }
+  ~Pairs() { ort.ReleaseKeyValuePairs(p); }
+  Pairs(const Pairs&) = delete;
+  void add(const char* key, const std::string& value) { ort.AddKeyValuePair(p, key, value.c_str()); }
+  OrtKeyValuePairs* p = nullptr;
+};
+
+std::string lower(std::string s) {
+  for (char& c : s) c = char(tolower(static_cast<unsigned char>(c)));
+  return s;
+}
+
+struct Allocator : OrtAllocator {
+  const OrtMemoryInfo* info;
+  int ordinal;
+  bool pinned;
+};
+
+// An allocator's interface has no error: the line goes to stderr, ORT reports the null.
+template <class Body>
+void reported(Body body) noexcept {
+  try {
+    body();
+  } catch (const std::exception& e) {
+    fprintf(stderr, "tracea-onnx: error: %s\n", e.what());
+  }
+}
+
+void* allocate(OrtAllocator* self, size_t bytes) {
+  const Allocator& a = *static_cast<Allocator*>(self);
+  void* p = nullptr;
+  reported([&] {
+    Device& device = Device::get(a.ordinal);
+    const Current current(device);
+    constexpr unsigned kPortable = 1;  // pinned for every context
+    if (a.pinned)
+      cuda::check(driver().host_alloc(&p, bytes ? bytes : 1, kPortable), "allocating " + std::to_string(bytes) + " bytes of pinned memory");
+    else
+      p = reinterpret_cast<void*>(device.pool.allocate(bytes, lane_of_thread(device)));
+  });
+  return p;
+}
+
+void release(OrtAllocator* self, void* p) {
+  if (!p) return;
+  const Allocator& a = *static_cast<Allocator*>(self);
+  reported([&] {
+    Device& device = Device::get(a.ordinal);
+    const Current current(device);
+    Lane* lane = lane_of_thread(device);
+    if (a.pinned)
+      driver().host_free(p);
+    else if (lane && lane->recording)
+      lane->held.push_back(reinterpret_cast<Address>(p));
+    else
+      device.pool.release(reinterpret_cast<Address>(p), lane);
+  });
+}
+
+bool ours(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryGpu && ort.MemoryDevice_GetVendorId(m) == kNvidia; }
+bool host(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryCpu || ort.MemoryDevice_GetMemoryType(m) == kMemoryHostAccessible; }
+
+// The device a copy belongs to.
+Device& device_of(const OrtValue* from, const OrtValue* to) {
+  const OrtMemoryDevice* m = ort.Value_GetMemoryDevice(on_host(from) ? to : from);
+  return Device::get(ours(m) ? int(ort.MemoryDevice_GetDeviceId(m)) : 0);
+}
+
+}  // namespace
+
+Factory::~Factory() {
+  for (const Exposed& e : exposed_) {
+    if (e.device) ort.ReleaseMemoryInfo(e.device);
+    if (e.pinned) ort.ReleaseMemoryInfo(e.pinned);
+    if (e.own) ort.ReleaseHardwareDevice(e.own);
+  }
+}
+
+const OrtHardwareDevice* Factory::virtual_device(Exposed& exposed) {
+  Pairs metadata;
+  metadata.add("is_virtual", "1");
+  tracea::check(ort.CreateHardwareDevice(kHardwareGpu, kNvidia, 0, "NVIDIA", metadata.p, &exposed.own));
+  return exposed.own;
+}
+
+void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
+  std::vector<const OrtHardwareDevice*> gpus;
+  for (size_t k = 0; k < n; k++)
+    if (ort.HardwareDevice_Type(hardware[k]) == kHardwareGpu && ort.HardwareDevice_VendorId(hardware[k]) == kNvidia) gpus.push_back(hardware[k]);
+  const int devices = Device::count();
+  exposed_.reserve(exposed_.size() + size_t(devices));
+  for (int ordinal = 0; ordinal < devices && *count < max; ordinal++) {
+    const DeviceFacts facts = Device::facts(ordinal);
+    const OrtHardwareDevice* match = nullptr;
+    for (const OrtHardwareDevice* gpu : gpus) {
+      const char* pci = ort.GetKeyValue(ort.HardwareDevice_Metadata(gpu), "pci_bus_id");
+      if (pci && lower(pci) == lower(facts.pci_bus_id)) match = gpu;
+    }
+    if (!match && devices == 1 && gpus.size() == 1) match = gpus.front();
+    Exposed& exposed = exposed_.emplace_back();
+    if (!match) match = virtual_device(exposed);
+    constexpr int kDeviceAllocator = 0;
+    tracea::check(ort.CreateMemoryInfo_V2("TraceaCuda", kMemoryGpu, kNvidia, ordinal, kMemoryDefault, 0, kDeviceAllocator, &exposed.device));
+    tracea::check(ort.CreateMemoryInfo_V2("TraceaCudaPinned", kMemoryGpu, kNvidia, ordinal, kMemoryHostAccessible, 0, kDeviceAllocator, &exposed.pinned));
+    Pairs metadata;
+    metadata.add("tracea_backend", "cuda");
+    metadata.add(kDeviceKey, std::to_string(ordinal));
+    metadata.add("name", facts.name);
+    metadata.add("arch", std::to_string(facts.arch));
+    tracea::check(ort.CreateEpDevice(self, match, metadata.p, nullptr, &out[*count]));
+    OrtEpDevice* made = out[(*count)++];
+    tracea::check(ort.EpDevice_AddAllocatorInfo(made, exposed.device));
+    tracea::check(ort.EpDevice_AddAllocatorInfo(made, exposed.pinned));
+  }
+}
+
+int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
+  int device = -1;
+  for (size_t k = 0; k < n; k++)
+    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr) device = atoi(text);
+  return device;
+}
+
+OrtAllocator* make_allocator(const OrtMemoryInfo* info) {
+  auto a = new Allocator();
+  a->version = ort.abi;
+  a->info = info;
+  tracea::check(ort.MemoryInfoGetId(info, &a->ordinal));
+  a->pinned = ort.MemoryInfoGetDeviceMemType(info) == kMemoryHostAccessible;
+  a->Alloc = allocate;
+  a->Reserve = allocate;
+  a->Free = release;
+  a->Info = [](const OrtAllocator* self) { return static_cast<const Allocator*>(self)->info; };
+  return a;
+}
+
+void release_allocator(OrtAllocator* allocator) { delete static_cast<Allocator*>(allocator); }
+
+OrtDataTransferImpl* make_data_transfer() {
+  auto d = new OrtDataTransferImpl();
+  d->ort_version_supported = ort.abi;
+  d->Release = [](OrtDataTransferImpl* self) { delete self; };
+  d->CanCopy = [](const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to) {
+    return (ours(from) && (ours(to) || host(to))) || (host(from) && ours(to));
+  };
+  d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n) {
+    return guarded([&] {
+      for (size_t k = 0; k < n; k++) copy_tensor(from[k], to[k]);
+      for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
+    });
+  };
+  return d;
+}
+
+bool on_host(const OrtValue* value) { return host(ort.Value_GetMemoryDevice(value)); }
+
+void copy_tensor(const OrtValue* from, OrtValue* to) {
+  size_t bytes = 0;
+  const void* source = nullptr;
+  void* target = nullptr;
+  tracea::check(ort.GetTensorSizeInBytes(from, &bytes));
+  if (!bytes) return;
+  tracea::check(ort.GetTensorData(from, &source));
+  tracea::check(ort.GetTensorMutableData(to, &target));
+  const bool from_host = on_host(from), to_host = on_host(to);
+  if (from_host && to_host) {
+    memcpy(target, source, bytes);
+    return;
+  }
+  Device& device = device_of(from, to);
+  const Current current(device);
+  if (Lane* lane = lane_of_thread(device)) {
+    lane->host_copies |= from_host || to_host;
+    cuda::check(driver().copy_async(reinterpret_cast<Address>(target), reinterpret_cast<Address>(source), bytes, lane->stream), "copying a tensor");
+    return;
+  }
+  // Outside of a run: on the legacy default stream, after whatever the lanes were given.
+  cuda::check(driver().copy(reinterpret_cast<Address>(target), reinterpret_cast<Address>(source), bytes), "copying a tensor");
+  if (!from_host && !to_host) cuda::check(driver().stream_synchronize(nullptr), "copying a tensor");
+}
+
+void finish_copies(const OrtValue* from, const OrtValue* to) {
+  if (on_host(from) == on_host(to)) return;
+  // The driver has taken pageable host memory when the copy call returns; pinned memory it reads later.
+  const bool read_later = on_host(from) && ort.MemoryDevice_GetDeviceType(ort.Value_GetMemoryDevice(from)) == kMemoryGpu;
+  if (!on_host(to) && !read_later) return;
+  Device& device = device_of(from, to);
+  if (Lane* lane = lane_of_thread(device)) {
+    const Current current(device);
+    cuda::check(driver().stream_synchronize(lane->stream), "copying a tensor");
+  }
+}
+
+}  // namespace tracea::cuda

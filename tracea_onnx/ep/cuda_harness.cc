@@ -1,0 +1,166 @@
+// Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of native_cuda.py, for kernel tests and the tuner.
+#include <cstdio>
+#include <cstring>
+#include <unordered_map>
+
+#include "cuda_partition.h"
+#include "failure.h"
+
+#define TRACEA_EXPORT extern "C" __attribute__((visibility("default")))
+
+using namespace tracea;
+
+namespace {
+
+struct Opened {
+  std::shared_ptr<cuda::Lanes> lanes;
+  std::unique_ptr<cuda::Partition> partition;
+};
+
+struct Run {
+  explicit Run(cuda::Lanes& all) : lanes(all), lane(all.enter()) {}
+  ~Run() {
+    try {
+      lanes.leave(true);
+    } catch (...) {  // a fault of the run was reported already
+    }
+  }
+  Run(const Run&) = delete;
+  cuda::Lanes& lanes;
+  cuda::Lane& lane;
+};
+
+struct EventPair {
+  EventPair() {
+    cuda::check(cuda::driver().event_create(&begin, 0), "making an event");
+    cuda::check(cuda::driver().event_create(&end, 0), "making an event");
+  }
+  ~EventPair() {
+    if (begin) cuda::driver().event_destroy(begin);
+    if (end) cuda::driver().event_destroy(end);
+  }
+  EventPair(const EventPair&) = delete;
+
+  // Microseconds on the device between the two ends of what `body` enqueues.
+  template <class Body>
+  double time(cuda::Stream stream, Body body) const {
+    cuda::check(cuda::driver().event_record(begin, stream), "timing");
+    body();
+    cuda::check(cuda::driver().event_record(end, stream), "timing");
+    cuda::check(cuda::driver().event_synchronize(end), "running");
+    float ms = 0;
+    cuda::check(cuda::driver().event_elapsed(&ms, begin, end), "timing");
+    return double(ms) * 1e3;
+  }
+  cuda::Event begin = nullptr, end = nullptr;
+};
+
+template <class Body>
+int reported(char* message, size_t size, Body body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& e) {
+    snprintf(message, size, "%s", e.what());
+    return 1;
+  }
+}
+
+struct HostTensor { const void* data; int32_t type; uint32_t rank; const int64_t* dims; };
+
+}  // namespace
+
+// Facts of a CUDA device; 0 on success, else 1 and a line in `message`.
+TRACEA_EXPORT int tracea_cuda_device(int ordinal, int* arch, int* sms, char* name, size_t name_size, char* message, size_t message_size) {
+  return reported(message, message_size, [&] {
+    const cuda::DeviceFacts facts = cuda::Device::facts(ordinal);
+    *arch = facts.arch;
+    *sms = facts.sms;
+    snprintf(name, name_size, "%s", facts.name.c_str());
+  });
+}
+
+TRACEA_EXPORT int tracea_cuda_device_count() { return cuda::Device::count(); }
+
+// Loads the first plan of a pack and prepares its constants. Null and a line in `message` on failure.
+TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_bytes, size_t n, const char* const* names, const void* const* data, const size_t* bytes,
+                                     size_t n_initializers, char* message, size_t message_size) {
+  auto opened = std::make_unique<Opened>();
+  const int failed = reported(message, message_size, [&] {
+    const auto pack = Pack::parse(pack_bytes, n);
+    if (pack->entries().empty()) throw Failure("the pack has no plan");
+    auto plan = Plan::parse(pack->entries().front(), pack, best_isa());
+    if (plan->backend != "cuda") throw Failure("the plan is for backend '" + plan->backend + "'");
+    std::unordered_map<std::string, Blob> initializers;
+    for (size_t k = 0; k < n_initializers; k++) initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
+    opened->lanes = std::make_shared<cuda::Lanes>(cuda::Device::get(ordinal));
+    opened->partition = std::make_unique<cuda::Partition>(plan, opened->lanes, [&](const std::string& name) {
+      const auto it = initializers.find(name);
+      if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
+      return it->second;
+    }, graphs != 0);
+  });
+  return failed ? nullptr : opened.release();
+}
+
+TRACEA_EXPORT void tracea_cuda_close(void* handle) { delete static_cast<Opened*>(handle); }
+
+// Runs once. `output(context, k, dims, rank)` gives host memory for output k, once per output and before anything runs.
+TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t n_inputs, void* (*output)(void* context, size_t k, const int64_t* dims, size_t rank), void* context,
+                                  char* message, size_t message_size) {
+  const Opened& o = *static_cast<Opened*>(handle);
+  return reported(message, message_size, [&] {
+    if (n_inputs != o.partition->plan().inputs.size()) throw Failure("the plan has " + std::to_string(o.partition->plan().inputs.size()) + " inputs");
+    std::vector<InputTensor> tensors;
+    std::vector<cuda::Tensor> in, out;
+    for (size_t k = 0; k < n_inputs; k++) {
+      tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
+      in.push_back({const_cast<void*>(inputs[k].data), true});
+    }
+    const cuda::Current current(o.lanes->device);
+    const auto bound = o.partition->bound(tensors);
+    for (size_t k = 0; k < bound->output_dims.size(); k++) out.push_back({output(context, k, bound->output_dims[k].data(), bound->output_dims[k].size()), true});
+    const Run run(*o.lanes);
+    o.partition->run(run.lane, bound, in, out);
+  });
+}
+
+// Times the launches of the last shapes given to `tracea_cuda_run`, on the data they left. `us[0]` gets the microseconds of all launches
+// as one graph, the mean of `replays` replays; `us[1 + k]`, for k < capacity - 1, those of launch k alone, repeated. Symbols come as lines
+// in `names`. Returns the number of launches, -1 with a line in `message` on failure.
+TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs, int replays, double* us, size_t capacity, char* names, size_t names_size, char* message,
+                                       size_t message_size) {
+  const Opened& o = *static_cast<Opened*>(handle);
+  int64_t count = -1;
+  reported(message, message_size, [&] {
+    std::vector<InputTensor> tensors;
+    for (size_t k = 0; k < n_inputs; k++) tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
+    const cuda::Current current(o.lanes->device);
+    const auto bound = o.partition->bound(tensors);
+    const Run run(*o.lanes);
+    cuda::Lane& lane = run.lane;
+    const cuda::LaunchList& launches = o.partition->launches(lane, bound);
+    const EventPair events;
+    if (launches.size()) {
+      const cuda::Graph graph(launches, lane.side);
+      graph.launch(lane.stream);  // the first replay also uploads the graph
+      us[0] = events.time(lane.stream, [&] {
+        for (int r = 0; r < replays; r++) graph.launch(lane.stream);
+      }) / replays;
+    } else {
+      us[0] = 0;
+    }
+    std::string text;
+    for (size_t k = 0; k < launches.size(); k++) {
+      text += std::string(launches.symbol(k)) + "\n";
+      if (k + 1 >= capacity) continue;
+      us[k + 1] = events.time(lane.stream, [&] {
+        for (int r = 0; r < replays; r++) launches.launch_one(k, lane.stream);
+      }) / replays;
+    }
+    snprintf(names, names_size, "%s", text.c_str());
+    lane.synchronize();
+    count = int64_t(launches.size());
+  });
+  return count;
+}

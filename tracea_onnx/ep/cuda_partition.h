@@ -1,0 +1,64 @@
+// One compiled partition on a GPU: its plan, its constants in device memory, and what repeated and concurrent runs share.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "bound.h"
+#include "cuda_lane.h"
+#include "cuda_launch.h"
+
+namespace tracea::cuda {
+
+// A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a 16-byte boundary), goes through the arena.
+struct Tensor { void* data; bool host; };
+
+class Partition {
+ public:
+  // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
+  // constants and runs the init launches. `graphs`: replay recorded graphs from the third run with the same shapes and addresses on.
+  // Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer, bool graphs);
+  ~Partition();
+
+  const Plan& plan() const { return *plan_; }
+  Lanes& lanes() const { return *lanes_; }
+  std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs) { return bounds_.get(*plan_, layout_, inputs); }
+  // Enqueues a run on the lane; waits for its end only when a tensor lies in host memory. Re-entrant for different lanes. Throws Failure.
+  void run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
+  // The launches of this lane's last run of `bound`, laid out for its addresses.
+  const LaunchList& launches(Lane& lane, const std::shared_ptr<const Bound>& bound);
+
+ private:
+  struct Recorded { Addresses key; Graph graph; };  // without a graph: seen once
+  // The launches for one set of shapes on one lane.
+  struct Prepared {
+    Prepared(const Partition& p, std::shared_ptr<const Bound> b) : bound(std::move(b)), launches(p.plan_->run, p.run_functions_, bound->operands, bound->ints) {}
+    std::shared_ptr<const Bound> bound;
+    LaunchList launches;
+    std::vector<Recorded> recorded;  // oldest first
+    long generation = -1;            // of the lane's arena when `recorded` began
+  };
+  struct LaneState { const Lane* lane; std::vector<std::unique_ptr<Prepared>> prepared; };  // most recent first
+
+  void load(const std::vector<LaunchSpec>& launches, std::vector<Function>& functions);
+  void make_constants(const std::function<Blob(const std::string&)>& initializer);
+  Prepared& prepared(const Lane& lane, const std::shared_ptr<const Bound>& bound);
+  void enqueue(Lane& lane, Prepared& p, const Addresses& addresses);
+
+  static constexpr size_t kPrepared = 16, kGraphs = 8;
+  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<Lanes> lanes_;
+  Device& device_;
+  const bool graphs_;
+  std::vector<std::shared_ptr<Module>> modules_;
+  std::vector<Function> run_functions_, init_functions_;
+  ConstantLayout layout_;
+  Buffer constants_;
+  BoundPlans bounds_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<LaneState>> states_;
+};
+
+}  // namespace tracea::cuda

@@ -1,0 +1,239 @@
+#include "cuda_session.h"
+
+#include <cstdlib>
+
+#include "cuda_factory.h"
+#include "failure.h"
+#include "graph.h"
+#include "provider.h"
+#include "stats.h"
+
+namespace tracea::cuda {
+namespace {
+
+constexpr int kStringTensor = 8, kLastType = 16;
+enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
+
+// The recording of the run on this thread.
+struct Recording { int id = -1; long generation = 0; };
+thread_local Recording recording;
+
+OrtStatus* copy_compute(OrtKernelImpl*, OrtKernelContext* context) {
+  return guarded([&] {
+    const OrtValue* from = nullptr;
+    OrtValue* to = nullptr;
+    tracea::check(ort.KernelContext_GetInput(context, 0, &from));
+    int type = 0;
+    const int64_t* dims = nullptr;
+    size_t rank = 0;
+    tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
+    tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
+    copy_tensor(from, to);
+    finish_copies(from, to);
+  });
+}
+
+OrtStatus* create_copy_kernel(void*, const OrtKernelInfo*, OrtKernelImpl** out) {
+  auto k = new OrtKernelImpl();
+  k->ort_version_supported = ort.abi;
+  k->Compute = copy_compute;
+  k->Release = [](OrtKernelImpl* self) { delete self; };
+  *out = k;
+  return nullptr;
+}
+
+// For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host memory; with kernels of ours it does not.
+OrtKernelRegistry* make_copy_kernels() {
+  OrtKernelRegistry* registry = nullptr;
+  tracea::check(ort.CreateKernelRegistry(&registry));
+  std::vector<const OrtDataType*> types;
+  for (int t = 1; t <= kLastType; t++) {
+    const OrtDataType* type = nullptr;
+    if (t == kStringTensor) continue;
+    if (OrtStatus* s = ort.GetTensorDataType(t, &type))
+      ort.ReleaseStatus(s);
+    else if (type)
+      types.push_back(type);
+  }
+  for (const bool to_host : {false, true}) {
+    OrtKernelDefBuilder* b = nullptr;
+    OrtKernelDef* d = nullptr;
+    tracea::check(ort.CreateKernelDefBuilder(&b));
+    tracea::check(ort.KernelDefBuilder_SetOperatorType(b, to_host ? "MemcpyToHost" : "MemcpyFromHost"));
+    tracea::check(ort.KernelDefBuilder_SetDomain(b, ""));
+    tracea::check(ort.KernelDefBuilder_SetSinceVersion(b, 1, 1));
+    tracea::check(ort.KernelDefBuilder_SetExecutionProvider(b, kProviderName));
+    tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput) : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
+    tracea::check(ort.KernelDefBuilder_AddTypeConstraint(b, "T", types.data(), types.size()));
+    tracea::check(ort.KernelDefBuilder_Build(b, &d));
+    tracea::check(ort.KernelRegistry_AddKernel(registry, d, create_copy_kernel, nullptr));
+    ort.ReleaseKernelDef(d);
+    ort.ReleaseKernelDefBuilder(b);
+  }
+  return registry;
+}
+
+int graph_id(const OrtRunOptions* options) {
+  const char* text = options ? ort.GetRunConfigEntry(options, "gpu_graph_id") : nullptr;
+  return text && *text ? atoi(text) : 0;
+}
+
+Session* (*session_of)(OrtEp*) = nullptr;
+
+}  // namespace
+
+Session::Session(int ordinal, bool device_memory, GraphMode graphs) : device_(Device::get(ordinal)), graphs_(graphs), lanes_(std::make_shared<Lanes>(device_)) {
+  if (graphs == GraphMode::kSession && (!device_memory || ort.abi < 26))
+    throw Failure(device_memory ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
+                                : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
+  if (device_memory) copy_kernels_ = make_copy_kernels();
+}
+
+Session::~Session() {
+  try {
+    const Current current(device_);
+    lanes_->synchronize();
+    captures_.clear();
+  } catch (...) {  // the driver is gone already: the process ends
+  }
+  if (copy_kernels_) ort.ReleaseKernelRegistry(copy_kernels_);
+}
+
+void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
+  session_of = find;
+  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { return guarded([&] { session_of(self)->run_start(options); }); };
+  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { return guarded([&] { session_of(self)->run_end(synchronize); }); };
+  ep.Sync = [](OrtEp* self) { return guarded([&] { session_of(self)->synchronize(); }); };
+  if (copy_kernels_)
+    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) -> OrtStatus* {
+      *out = session_of(self)->copy_kernels();
+      return nullptr;
+    };
+  if (graphs_ != GraphMode::kSession) return;
+  ep.IsGraphCaptureEnabled = [](const OrtEp*) { return true; };
+  ep.IsGraphCaptured = [](const OrtEp* self, int id) { return session_of(const_cast<OrtEp*>(self))->captured(id); };
+  ep.ReplayGraph = [](OrtEp* self, int id) { return guarded([&] { session_of(self)->replay(id); }); };
+  constexpr int kCpuForShapes = 1;  // their results are fixed as long as the bound tensors are
+  ep.GetGraphCaptureNodeAssignmentPolicy = [](const OrtEp*) { return kCpuForShapes; };
+  ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { return guarded([&] { session_of(self)->forget(id); }); };
+}
+
+std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
+  return std::make_shared<Partition>(std::move(plan), lanes_, initializer, graphs_ == GraphMode::kPartition);
+}
+
+std::vector<std::pair<std::string, std::string>> Session::metadata() const {
+  return {{"arch", std::to_string(device_.about.arch)}, {"sms", std::to_string(device_.about.sms)}, {"driver", std::to_string(driver().version)}};
+}
+
+std::string Session::description() const {
+  return "CUDA device " + std::to_string(device_.ordinal) + ", " + device_.about.name + ", sm_" + std::to_string(device_.about.arch) + ", " + std::to_string(device_.about.sms) + " multiprocessors";
+}
+
+void Session::run_start(const OrtRunOptions* options) {
+  Lane& lane = lanes_->enter();
+  if (graphs_ != GraphMode::kSession) return;
+  const int id = graph_id(options);
+  if (id < 0) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Capture& c = captures_[id];
+    if (c.done || !c.runs++) return;  // the first run allocates and loads
+  }
+  try {
+    const Current current(device_);
+    cuda::check(driver().capture_begin(lane.side, kCaptureRelaxed), "recording a graph");
+  } catch (...) {  // ORT does not end a run that did not begin
+    lanes_->leave(true);
+    throw;
+  }
+  lane.recording = true;
+  recording = {id, lane.generation};
+}
+
+bool Session::finish_recording(Lane& lane) {
+  lane.recording = false;
+  const Current current(device_);
+  Graph graph(lane.side);
+  if (lane.host_copies || lane.generation != recording.generation) return false;
+  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and the outputs are what they were
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Capture& c = captures_[recording.id];
+  if (c.done) return false;
+  c.done = std::make_unique<Captured>(Captured{std::move(graph), &lane});
+  return true;
+}
+
+void Session::run_end(bool synchronize) {
+  Lane* lane = lanes_->here();
+  if (!lane || !lane->recording) return lanes_->leave(synchronize);
+  bool keep = false;
+  try {
+    keep = finish_recording(*lane);
+  } catch (...) {
+    lane->release_held();
+    lanes_->leave(true);
+    throw;
+  }
+  if (!keep) lane->release_held();
+  lanes_->leave(true, keep);
+}
+
+bool Session::captured(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = captures_.find(id);
+  return it != captures_.end() && it->second.done;
+}
+
+void Session::replay(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);  // replays share their arena
+  const auto it = captures_.find(id);
+  if (it == captures_.end() || !it->second.done) throw Failure("no graph " + std::to_string(id) + " was captured");
+  const Current current(device_);
+  it->second.done->graph.launch(it->second.done->lane->stream);
+  it->second.done->lane->synchronize();
+}
+
+void Session::forget(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = captures_.find(id);
+  if (it == captures_.end()) return;
+  if (it->second.done) {
+    const Current current(device_);
+    Lane& lane = *it->second.done->lane;
+    lane.synchronize();
+    lane.release_held();
+    lanes_->release(lane);
+  }
+  captures_.erase(it);
+}
+
+void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs, const std::vector<size_t>& outputs) {
+  const Current current(partition.lanes().device);
+  const Plan& plan = partition.plan();
+  std::vector<InputTensor> tensors(inputs.size());
+  std::vector<Tensor> in(inputs.size()), out(outputs.size());
+  for (size_t k = 0; k < inputs.size(); k++) {
+    const OrtValue* value = nullptr;
+    tracea::check(ort.KernelContext_GetInput(context, inputs[k], &value));
+    if (!value) throw Failure("input '" + plan.inputs[k].name + "' is missing");
+    InputTensor& t = tensors[k];
+    tracea::check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
+    tracea::check(ort.GetTensorData(value, &t.data));
+    in[k] = {const_cast<void*>(t.data), on_host(value)};
+  }
+  const auto bound = partition.bound(tensors);
+  Borrowed borrowed(partition.lanes());
+  for (size_t k = 0; k < outputs.size(); k++) {
+    const auto& dims = bound->output_dims[k];
+    OrtValue* value = nullptr;
+    tracea::check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
+    tracea::check(ort.GetTensorMutableData(value, &out[k].data));
+    out[k].host = on_host(value);
+  }
+  partition.run(borrowed.lane(), bound, in, out);
+  borrowed.done();
+  stats.runs++;
+}
+
+}  // namespace tracea::cuda

@@ -1,0 +1,58 @@
+// The GPU side of a session: its lanes, the copy kernels ORT puts between providers, and graph capture as ORT asks for it.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda_partition.h"
+#include "options.h"
+#include "ort_abi.h"
+
+namespace tracea::cuda {
+
+class Session {
+ public:
+  // `device_memory`: ORT was given a GPU device, so tensors at the border of partitions lie in its memory; else they lie on the host and
+  // partitions copy them. Throws Failure.
+  Session(int ordinal, bool device_memory, GraphMode graphs);
+  ~Session();
+
+  // Sets the callbacks of `ep` that a GPU needs; `find` gets the session of an ep.
+  void attach(OrtEp& ep, Session* (*find)(OrtEp*));
+  std::shared_ptr<Partition> compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);
+  // What the compiler must know of the device, as metadata of its request.
+  std::vector<std::pair<std::string, std::string>> metadata() const;
+  std::string description() const;
+  int arch() const { return device_.about.arch; }
+
+  void run_start(const OrtRunOptions* options);
+  void run_end(bool synchronize);
+  bool captured(int id);
+  void replay(int id);
+  void forget(int id);
+  void synchronize() { lanes_->synchronize(); }
+  const OrtKernelRegistry* copy_kernels() const { return copy_kernels_; }
+
+ private:
+  struct Captured { Graph graph; Lane* lane; };
+  // The runs of one graph id (run option gpu_graph_id) so far.
+  struct Capture { int runs = 0; std::unique_ptr<Captured> done; };
+  // Whether the graph and its lane are kept for replays.
+  bool finish_recording(Lane& lane);
+
+  Device& device_;
+  const GraphMode graphs_;
+  std::shared_ptr<Lanes> lanes_;
+  OrtKernelRegistry* copy_kernels_ = nullptr;
+  std::mutex mutex_;
+  std::map<int, Capture> captures_;
+};
+
+// One run of a partition inside ORT. `inputs` and `outputs`: index in the fused node of each of the plan's tensors. Throws Failure.
+void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs, const std::vector<size_t>& outputs);
+
+}  // namespace tracea::cuda

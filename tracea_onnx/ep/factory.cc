@@ -1,0 +1,95 @@
+// The library's entry points for ONNX Runtime: one factory, with a device for the CPU and one for each NVIDIA GPU.
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "cuda_factory.h"
+#include "cuda_device.h"
+#include "failure.h"
+#include "provider.h"
+
+namespace tracea {
+
+Ort ort;
+
+namespace {
+
+struct Factory : OrtEpFactory {
+  cuda::Factory cuda;
+  Log log;
+};
+
+OrtStatus* supported_devices(OrtEpFactory* self, const OrtHardwareDevice* const* devices, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
+  *count = 0;
+  for (size_t k = 0; k < n && *count < max; k++) {
+    if (ort.HardwareDevice_Type(devices[k]) != 0 /* CPU */) continue;
+    OrtKeyValuePairs* metadata = nullptr;
+    ort.CreateKeyValuePairs(&metadata);
+    ort.AddKeyValuePair(metadata, "tracea_backend", "cpu");
+    ort.AddKeyValuePair(metadata, cuda::kDeviceKey, "-1");  // so that the provider option device_id never means this one
+    OrtStatus* status = ort.CreateEpDevice(self, devices[k], metadata, nullptr, &out[*count]);
+    ort.ReleaseKeyValuePairs(metadata);
+    if (status) return status;
+    ++*count;
+    break;  // one device for all sockets: the provider uses ORT's threads
+  }
+  // The CPU comes first: it is what a session gets that asks for no device.
+  auto& factory = *static_cast<Factory*>(self);
+  try {
+    factory.cuda.add_devices(self, devices, n, out, max, count);
+  } catch (const std::exception& e) {  // a broken driver must not take the CPU away
+    factory.log(LogLevel::kWarning, std::string("GPUs are not offered: ") + e.what());
+  }
+  return nullptr;
+}
+
+OrtStatus* create_ep(OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const* metadata, size_t n, const OrtSessionOptions* session, const OrtLogger* logger, OrtEp** out) {
+  *out = nullptr;
+  return guarded([&] { *out = new Provider(session, logger, cuda::chosen_device(metadata, n)); });
+}
+
+}  // namespace
+}  // namespace tracea
+
+#define TRACEA_EXPORT extern "C" __attribute__((visibility("default")))
+
+TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, const OrtLogger* logger, OrtEpFactory** factories, size_t max, size_t* n) {
+  using namespace tracea;
+  *n = 0;
+  unsigned major = 0, minor = 0;
+  const int fields = sscanf(base->GetVersionString(), "%u.%u", &major, &minor);
+  const uint32_t version = minor < kMaxAbi ? minor : kMaxAbi;
+  const OrtApi* api = base->GetApi(version);
+  if (!api) return nullptr;  // cannot even make a status
+  if (fields != 2 || major != 1 || minor < kMinAbi) {
+    auto create_status = reinterpret_cast<Ort::CreateStatus_t*>(reinterpret_cast<void* const*>(api)[0]);
+    return create_status(int(Code::kFail), "TraceaExecutionProvider needs ONNX Runtime 1.24 or newer; upgrade with: python -m pip install -U onnxruntime");
+  }
+  ort.attach(api, version);
+  return guarded([&] {
+    if (max < 1) throw Failure("no room for the factory");
+    auto f = new Factory();
+    f->log = {logger, LogLevel::kOff};
+    f->ort_version_supported = ort.abi;
+    f->GetName = [](const OrtEpFactory*) { return kProviderName; };
+    f->GetVendor = [](const OrtEpFactory*) { return "tracea-onnx"; };
+    f->GetVendorId = [](const OrtEpFactory*) { return uint32_t(0); };
+    f->GetVersion = [](const OrtEpFactory*) { return TRACEA_VERSION; };
+    f->GetSupportedDevices = supported_devices;
+    f->CreateEp = create_ep;
+    f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
+    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { return guarded([&] { *out = cuda::make_allocator(info); }); };
+    f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) { cuda::release_allocator(allocator); };
+    f->CreateDataTransfer = [](OrtEpFactory*, OrtDataTransferImpl** out) { return guarded([&] { *out = cuda::Device::count() ? cuda::make_data_transfer() : nullptr; }); };
+    f->IsStreamAware = [](const OrtEpFactory*) { return false; };
+    factories[0] = f;
+    *n = 1;
+  });
+}
+
+TRACEA_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) {
+  delete static_cast<tracea::Factory*>(factory);
+  return nullptr;
+}
+
+TRACEA_EXPORT const char* tracea_version() { return TRACEA_VERSION; }

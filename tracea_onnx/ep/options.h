@@ -1,0 +1,39 @@
+// Provider options of a session (session config `ep.traceaexecutionprovider.<key>`), and its log.
+#pragma once
+#include <string>
+
+#include "ort_abi.h"
+
+namespace tracea {
+
+constexpr const char* kProviderName = "TraceaExecutionProvider";
+
+// Whether launches are replayed as CUDA graphs: per partition and addresses, or a whole run by ORT (fixed IOBinding only).
+enum class GraphMode { kOff, kPartition, kSession };
+
+enum class LogLevel { kVerbose, kInfo, kWarning, kError, kOff };  // the first four are OrtLoggingLevel's numbers
+
+struct Options {
+  std::string backend;              // cpu, cuda; empty = that of the device the session was given
+  int device_id = -1;               // CUDA device; -1 = not given
+  GraphMode cuda_graph = GraphMode::kOff;
+  std::string kernel_pack;          // path of a pack file
+  std::string cache_dir;            // for the compiler
+  std::string precision = "keep";   // keep, bf16, fp16: for the compiler
+  std::string claim = "auto";       // auto: partitions that pay; all: every node a kernel can run
+  std::string isa;                  // instruction set; default: the machine's best
+  int num_threads = 0;              // 0 = ORT's pool, 1 = the calling thread alone, n = at most n of ORT's pool
+  LogLevel stderr_level = LogLevel::kOff;  // `log_level`: also print to stderr from this level on
+};
+
+// Throws Failure with one line for a value that is not allowed.
+Options read_options(const OrtSessionOptions* session);
+
+struct Log {
+  const OrtLogger* logger;
+  LogLevel stderr_level;
+  // Through ORT's logger, which applies the session's own severity; and to stderr when `log_level` asks for it.
+  void operator()(LogLevel level, const std::string& line) const;
+};
+
+}  // namespace tracea

@@ -1,0 +1,97 @@
+#include "partition.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "failure.h"
+#include "run_state.h"
+
+namespace tracea {
+
+Partition::Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) : plan_(std::move(plan)) {
+  const size_t n = plan_->buffers.size();
+  std::vector<char> used(n, 0);  // by a run launch: initializers and blobs that only init launches read are not copied
+  for (const LaunchSpec& l : plan_->run)
+    for (const OperandSpec& o : l.operands)
+      if (o.buffer >= 0) used[size_t(o.buffer)] = 1;
+
+  layout_.offset.assign(n, -1);
+  layout_.bytes.assign(n, 0);
+  std::vector<Blob> source(n, {nullptr, 0});
+  size_t total = 0;
+  for (size_t k = 0; k < n; k++) {
+    const BufferSpec& b = plan_->buffers[k];
+    if (b.kind == BufferKind::kInitializer) source[k] = initializer(b.name);
+    if (b.kind == BufferKind::kBlob) source[k] = plan_->pack->blobs()[size_t(b.index)];
+    const bool own = b.kind == BufferKind::kConst;
+    if (!own && !source[k].data) continue;
+    layout_.bytes[k] = own ? b.bytes : int64_t(source[k].bytes);
+    if (!own && !used[k]) continue;
+    layout_.offset[k] = int64_t(total);
+    total += align_up(size_t(layout_.bytes[k]) + kSlack, kAlign);
+  }
+  layout_.total = total;
+  constants_ = Memory(total);
+
+  std::vector<const char*> base(n, nullptr);
+  for (size_t k = 0; k < n; k++) {
+    base[k] = layout_.offset[k] >= 0 ? constants_.data() + layout_.offset[k] : source[k].data;
+    if (layout_.offset[k] >= 0 && source[k].bytes) memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
+  }
+  run_init(base);
+}
+
+Partition::~Partition() = default;
+
+// Packs weights. One thread: sessions of one process often load at the same time, and there is no pool to borrow outside a run.
+void Partition::run_init(const std::vector<const char*>& base) {
+  const std::vector<int64_t> value = plan_->evaluate({});
+  Memory scratch;
+  for (const LaunchSpec& l : plan_->init) {
+    std::vector<void*> operands;
+    std::vector<int64_t> ints;
+    for (const OperandSpec& o : l.operands) {
+      if (o.buffer < 0) {
+        operands.push_back(nullptr);
+        continue;
+      }
+      const int64_t offset = value[size_t(o.offset)];
+      if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
+      operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
+    }
+    for (int e : l.ints) ints.push_back(value[size_t(e)]);
+    int error = 0;
+    const Launch launch{operands.data(), ints.data(), l.floats.data(), l.has_program ? &l.program : nullptr, &error};
+    const size_t bytes = l.kernel->scratch ? l.kernel->scratch(launch, 1) : 0;
+    if (scratch.size() < bytes) scratch = Memory(bytes);
+    const int64_t tasks = l.kernel->tasks(launch, 1);
+    for (int64_t t = 0; t < tasks; t++) l.kernel->run(launch, t, tasks, scratch.data());
+    if (error) throw Failure(std::string("preparing constants: '") + l.name() + "' met bad data");
+  }
+}
+
+std::shared_ptr<const Bound> Partition::bound(const std::vector<InputTensor>& inputs) { return bounds_.get(*plan_, layout_, inputs); }
+
+void Partition::run(const std::shared_ptr<const Bound>& bound, const std::vector<const void*>& inputs, const std::vector<void*>& outputs, const Parallel& parallel) {
+  std::unique_ptr<RunState> state;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      auto it = std::find_if(idle_.begin(), idle_.end(), [&](const auto& s) { return s->bound == bound; });
+      if (it == idle_.end()) it = idle_.end() - 1;
+      state = std::move(*it);
+      idle_.erase(it);
+    }
+  }
+  if (!state) state = std::make_unique<RunState>();
+  state->attach(*plan_, bound, constants_.data(), parallel.threads, inputs, outputs);
+  state->run(parallel);
+  const int failed = state->take_failure();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(state));
+  }
+  if (failed >= 0) throw Failure(std::string("'") + plan_->run[size_t(failed)].name() + "' met an index out of range of its tensor (partition '" + plan_->name + "')");
+}
+
+}  // namespace tracea

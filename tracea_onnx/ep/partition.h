@@ -1,0 +1,45 @@
+// One compiled partition of a session: its plan, its constants, and what repeated and concurrent runs share.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bound.h"
+
+namespace tracea {
+
+// Runs body(context, k) for k in [0, n), on as many threads as there are; bodies may run one after the other on one thread.
+struct Parallel {
+  int threads;  // 1: never call `run`
+  void (*run)(void* self, void (*body)(void* context, size_t k), size_t n, void* context);
+  void* self;
+};
+
+struct RunState;
+
+class Partition {
+ public:
+  // `initializer` gives the contents of a constant by name; they are read only during construction. Runs the init launches. Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);
+  ~Partition();
+
+  const Plan& plan() const { return *plan_; }
+  // The plan for these input shapes; the last sets of shapes are remembered. Throws Failure.
+  std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs);
+  // Re-entrant. Throws Failure when a kernel reports bad data.
+  void run(const std::shared_ptr<const Bound>& bound, const std::vector<const void*>& inputs, const std::vector<void*>& outputs, const Parallel& parallel);
+
+ private:
+  void run_init(const std::vector<const char*>& base);
+
+  std::shared_ptr<const Plan> plan_;
+  ConstantLayout layout_;
+  Memory constants_;
+  std::mutex mutex_;
+  BoundPlans bounds_;
+  std::vector<std::unique_ptr<RunState>> idle_;          // one per run that was ever concurrent
+};
+
+}  // namespace tracea

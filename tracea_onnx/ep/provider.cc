@@ -1,0 +1,282 @@
+#include "provider.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+
+#include "compiler.h"
+#include "failure.h"
+#include "partition.h"
+#include "stats.h"
+
+namespace tracea {
+
+OrtStatus* failed(Code code, const char* line) {
+  try {
+    return ort.CreateStatus(int(code), (std::string(kProviderName) + ": " + line).c_str());
+  } catch (...) {
+    return ort.CreateStatus(int(code), "TraceaExecutionProvider: out of memory");
+  }
+}
+
+namespace {
+
+// What ORT holds for one fused node.
+struct Compiled : OrtNodeComputeInfo {
+  std::shared_ptr<Partition> partition;
+  std::shared_ptr<cuda::Partition> on_gpu;  // one of the two
+  std::shared_ptr<Threads> threads;
+  std::vector<size_t> inputs, outputs;  // index in the fused node of each of the plan's inputs and outputs
+
+  void compute(OrtKernelContext* context) const {
+    if (on_gpu) return cuda::compute(*on_gpu, context, inputs, outputs);
+    std::vector<InputTensor> tensors(inputs.size());
+    std::vector<const void*> in(inputs.size());
+    std::vector<void*> out(outputs.size());
+    for (size_t k = 0; k < inputs.size(); k++) {
+      const OrtValue* value = nullptr;
+      check(ort.KernelContext_GetInput(context, inputs[k], &value));
+      if (!value) throw Failure("input '" + partition->plan().inputs[k].name + "' is missing");
+      InputTensor& t = tensors[k];
+      check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
+      check(ort.GetTensorData(value, &t.data));
+      in[k] = t.data;
+    }
+    const auto bound = partition->bound(tensors);
+    for (size_t k = 0; k < outputs.size(); k++) {
+      const auto& dims = bound->output_dims[k];
+      OrtValue* value = nullptr;
+      check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
+      check(ort.GetTensorMutableData(value, &out[k]));
+    }
+    partition->run(bound, in, out, ort_parallel(context, threads->count(context)));
+    stats.runs++;
+  }
+};
+
+// Whether the graph stays without cycles when the nodes of each group (0, 1, ...; -1 = none) become one node. ORT drops every claim otherwise.
+bool acyclic(const Graph& graph, const std::vector<int>& group) {
+  const int n = int(graph.nodes.size());
+  const auto vertex = [&](int node) { return group[size_t(node)] < 0 ? node : n + group[size_t(node)]; };
+  std::vector<int> producer(graph.values.size(), -1);
+  for (int k = 0; k < n; k++)
+    for (int v : graph.nodes[size_t(k)].outputs)
+      if (v >= 0) producer[size_t(v)] = k;
+  std::vector<std::vector<int>> next(size_t(2 * n));
+  std::vector<int> waits(size_t(2 * n), 0), ready;
+  std::vector<char> exists(size_t(2 * n), 0);
+  for (int k = 0; k < n; k++) {
+    exists[size_t(vertex(k))] = 1;
+    for (const auto* reads : {&graph.nodes[size_t(k)].inputs, &graph.nodes[size_t(k)].captured})
+      for (int v : *reads) {
+        const int from = v < 0 ? -1 : producer[size_t(v)];
+        if (from < 0 || vertex(from) == vertex(k)) continue;
+        next[size_t(vertex(from))].push_back(vertex(k));
+        waits[size_t(vertex(k))]++;
+      }
+  }
+  size_t left = 0;
+  for (int k = 0; k < 2 * n; k++) {
+    left += size_t(exists[size_t(k)]);
+    if (exists[size_t(k)] && !waits[size_t(k)]) ready.push_back(k);
+  }
+  for (; !ready.empty(); left--) {
+    const int k = ready.back();
+    ready.pop_back();
+    for (int to : next[size_t(k)])
+      if (!--waits[size_t(to)]) ready.push_back(to);
+  }
+  return !left;
+}
+
+}  // namespace
+
+Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
+    : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level}, threads_(std::make_shared<Threads>(options_.num_threads)) {
+  if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack);
+  ort_version_supported = ort.abi;
+  GetName = [](const OrtEp*) { return kProviderName; };
+  OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) { return guarded([&] { static_cast<Provider*>(self)->get_capability(graph, info); }); };
+  OrtEp::Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused, size_t n, OrtNodeComputeInfo** out, OrtNode**) {
+    return guarded([&] {
+      for (size_t k = 0; k < n; k++) static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
+    });
+  };
+  OrtEp::ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t n) {
+    for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
+  };
+  if (options_.backend.empty()) options_.backend = gpu >= 0 || options_.device_id >= 0 ? "cuda" : "cpu";
+  if (options_.backend == "cpu" && (gpu >= 0 || options_.device_id >= 0)) throw Failure("provider option backend=cpu takes no device_id");
+  if (options_.backend == "cuda") {
+    cuda_ = std::make_unique<cuda::Session>(gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_.cuda_graph);
+    cuda_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->cuda_.get(); });
+    log_(LogLevel::kInfo, cuda_->description());
+  }
+  stats.sessions++;
+}
+
+std::string Provider::objection(const Graph& graph, const Entry& entry, const std::vector<int>& group, int mine) const {
+  std::vector<char> inside(graph.nodes.size(), 0), made(graph.values.size(), 0), needed(graph.values.size(), 0), read(graph.values.size(), 0);
+  for (size_t n = 0; n < group.size(); n++) inside[n] = group[n] == mine;
+  for (size_t n = 0; n < graph.nodes.size(); n++) {
+    const Node& node = graph.nodes[n];
+    for (int v : node.outputs)
+      if (v >= 0) made[size_t(v)] = inside[n];
+    for (const auto* reads : {&node.inputs, &node.captured})
+      for (int v : *reads)
+        if (v >= 0) (inside[n] ? read : needed)[size_t(v)] = 1;
+  }
+  for (int v : graph.outputs)
+    if (v >= 0) needed[size_t(v)] = 1;
+  for (const std::string& name : entry.inputs) {
+    const auto it = graph.index.find(name);
+    if (it == graph.index.end() || !read[size_t(it->second)] || made[size_t(it->second)]) return "its input '" + name + "' is not an input of its nodes";
+    if (graph.values[size_t(it->second)].constant) return "its input '" + name + "' is a constant";
+  }
+  for (size_t v = 0; v < graph.values.size(); v++)
+    if (made[v] && needed[v] && std::find(entry.outputs.begin(), entry.outputs.end(), graph.values[v].name) == entry.outputs.end())
+      return "it does not make '" + graph.values[v].name + "', which is needed outside";
+  for (const std::string& name : entry.outputs) {
+    const auto it = graph.index.find(name);
+    if (it == graph.index.end() || !made[size_t(it->second)]) return "its nodes do not make its output '" + name + "'";
+    if (!needed[size_t(it->second)]) return "its output '" + name + "' is not needed outside";
+  }
+  return acyclic(graph, group) ? "" : "fusing its nodes would make a cycle";
+}
+
+std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body) {
+  const std::string digest = graph.digest() + (body ? "body" : "");
+  const auto known = replies_.find(digest);
+  if (known != replies_.end()) return known->second;
+  const int threads = threads_->limit();
+  std::vector<std::pair<std::string, std::string>> metadata = {
+      {"backend", options_.backend}, {"isa", options_.isa}, {"threads", std::to_string(threads)}, {"precision", options_.precision}, {"claim", options_.claim}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
+  if (cuda_) {
+    const auto device = cuda_->metadata();
+    metadata.insert(metadata.end(), device.begin(), device.end());
+  }
+  std::shared_ptr<const Pack> pack;
+  try {
+    pack = compile(graph.serialize(metadata));
+  } catch (const Failure& e) {
+    log_(LogLevel::kError, "nothing of graph '" + graph.name + "' was compiled: " + e.what());
+  }
+  replies_.emplace(digest, pack);
+  return pack;
+}
+
+void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info) {
+  const Graph graph(handle);
+  if (graph.nodes.empty()) return;
+  const OrtNode* parent = nullptr;  // of the body of If, Loop or Scan
+  check(ort.Graph_GetParentNode(handle, &parent));
+  if (parent) {
+    // ORT cannot place a claimed node in a body that came with an inlined function: it misses the provider's domain there.
+    size_t n = 0;
+    check(ort.Node_GetNumInputs(parent, &n));
+    std::vector<const OrtValueInfo*> inputs(n);
+    check(ort.Node_GetInputs(parent, inputs.data(), n));
+    for (const OrtValueInfo* v : inputs) {
+      const char* name = nullptr;
+      if (v) check(ort.GetValueInfoName(v, &name));
+      if (name && !strncmp(name, "_inlfunc_", 9)) return;
+    }
+  }
+  std::unordered_map<std::string, int> by_key;
+  for (size_t n = 0; n < graph.nodes.size(); n++)
+    if (graph.nodes[n].available && !graph.nodes[n].has_body) by_key.emplace(graph.nodes[n].key, int(n));
+
+  long claimed = 0;
+  int groups = 0;
+  std::vector<int> group(graph.nodes.size(), -1);
+  const auto claim = [&](const std::shared_ptr<const Pack>& pack) {
+    for (const Entry& entry : pack->entries()) {
+      if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch())) continue;
+      std::vector<int> members;
+      for (const std::string& key : entry.nodes) {
+        const auto it = by_key.find(key);
+        if (it == by_key.end() || group[size_t(it->second)] >= 0) break;
+        members.push_back(it->second);
+      }
+      if (members.size() != entry.nodes.size()) continue;
+      for (int n : members) group[size_t(n)] = groups;
+      const std::string why_not = objection(graph, entry, group, groups);
+      if (!why_not.empty()) {
+        for (int n : members) group[size_t(n)] = -1;
+        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not);
+        continue;
+      }
+      std::vector<const OrtNode*> nodes;
+      for (int n : members) nodes.push_back(graph.nodes[size_t(n)].handle);
+      const OrtNodeFusionOptions fusion{ort.abi, true};
+      check(ort.EpGraphSupportInfo_AddNodesToFuse(info, nodes.data(), nodes.size(), &fusion));
+      for (const std::string& key : entry.nodes) claims_[key] = {pack, &entry};
+      claimed += long(members.size());
+      groups++;
+    }
+  };
+  if (pack_) claim(pack_);
+  if (!claimed && has_compiler()) {
+    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack);
+  } else if (!claimed) {
+    log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'" : "nothing claimed in graph '" + graph.name +
+         "': no compiler is registered and no kernel_pack was given");
+  }
+  stats.claimed_nodes += claimed;
+  log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " + std::to_string(graph.nodes.size()) + " nodes claimed");
+}
+
+void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out) {
+  const Graph graph(handle);
+  const auto it = graph.nodes.empty() ? claims_.end() : claims_.find(graph.nodes.front().key);
+  if (it == claims_.end()) throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" + (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
+  const Claim& claim = it->second;
+  auto plan = Plan::parse(*claim.entry, claim.pack, options_.isa.c_str());
+
+  auto compiled = std::make_unique<Compiled>();
+  compiled->ort_version_supported = ort.abi;
+  compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) -> OrtStatus* {
+    *state = self;
+    return nullptr;
+  };
+  compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};
+  compiled->Compute = [](OrtNodeComputeInfo* self, void*, OrtKernelContext* context) { 
+    return guarded([&] { static_cast<Compiled*>(self)->compute(context); }, Code::kInvalidArgument);
+  };
+  compiled->threads = threads_;
+  const auto positions = [&](bool outputs, const std::vector<TensorSpec>& wanted) {
+    size_t n = 0;
+    check(outputs ? ort.Node_GetNumOutputs(fused, &n) : ort.Node_GetNumInputs(fused, &n));
+    std::vector<const OrtValueInfo*> infos(n);
+    if (n) check(outputs ? ort.Node_GetOutputs(fused, infos.data(), n) : ort.Node_GetInputs(fused, infos.data(), n));
+    std::unordered_map<std::string, size_t> place;
+    for (size_t k = 0; k < n; k++) {
+      const char* name = nullptr;
+      if (infos[k]) check(ort.GetValueInfoName(infos[k], &name));
+      if (name) place.emplace(name, k);
+    }
+    std::vector<size_t> at;
+    for (const TensorSpec& t : wanted) {
+      const auto p = place.find(t.name);
+      if (p == place.end()) throw Failure("plan '" + plan->name + "': '" + t.name + "' is not " + (outputs ? "an output" : "an input") + " of the fused node");
+      at.push_back(p->second);
+    }
+    return at;
+  };
+  compiled->inputs = positions(false, plan->inputs);
+  compiled->outputs = positions(true, plan->outputs);
+  const auto initializer = [&](const std::string& name) -> Blob {
+    const auto v = graph.index.find(name);
+    if (v == graph.index.end() || !graph.values[size_t(v->second)].constant) throw Failure("plan '" + plan->name + "': '" + name + "' is not a constant of the model");
+    const Value& value = graph.values[size_t(v->second)];
+    return {static_cast<const char*>(value.data), value.bytes};
+  };
+  if (cuda_)
+    compiled->on_gpu = cuda_->compile(plan, initializer);
+  else
+    compiled->partition = std::make_shared<Partition>(plan, initializer);
+  stats.partitions++;
+  *out = compiled.release();
+}
+
+}  // namespace tracea

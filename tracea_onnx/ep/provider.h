@@ -1,0 +1,58 @@
+// The execution provider of one session.
+#pragma once
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda_session.h"
+#include "graph.h"
+#include "options.h"
+#include "pack.h"
+#include "threads.h"
+
+namespace tracea {
+
+// OrtErrorCode. Not ORT_EP_FAIL: on that code ORT's Python API silently repeats a run on its CPU provider.
+enum class Code { kFail = 1, kInvalidArgument = 2 };
+
+// An OrtStatus with `line`, made even when memory is short.
+OrtStatus* failed(Code code, const char* line);
+
+// Runs `body`; an exception becomes an OrtStatus, so that none crosses the ABI.
+template <class Body>
+OrtStatus* guarded(Body body, Code code = Code::kFail) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const std::exception& e) {
+    return failed(code, e.what());
+  } catch (...) {
+    return failed(code, "unknown error");
+  }
+}
+
+struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; };
+
+class Provider : public OrtEp {
+ public:
+  // `gpu`: CUDA device ORT chose for the session, or -1. Throws Failure.
+  Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu);
+
+ private:
+  void get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info);
+  void compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out);
+  std::shared_ptr<const Pack> ask_compiler(const Graph& graph, bool body);
+  // Why the entry cannot be claimed, or "". `group` says for each node which claim it belongs to (-1 = none); the entry's nodes are `mine`.
+  std::string objection(const Graph& graph, const Entry& entry, const std::vector<int>& group, int mine) const;
+
+  Options options_;
+  Log log_;
+  std::shared_ptr<Threads> threads_;
+  std::unique_ptr<cuda::Session> cuda_;                                       // null on the CPU
+  std::shared_ptr<const Pack> pack_;                                          // of option kernel_pack
+  std::unordered_map<std::string, std::shared_ptr<const Pack>> replies_;     // of the compiler, by graph: ORT asks twice while it loads a session
+  std::unordered_map<std::string, Claim> claims_;                            // by the key of the entry's first node
+};
+
+}  // namespace tracea

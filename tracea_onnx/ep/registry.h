@@ -1,0 +1,20 @@
+// The kernels compiled into this library, by instruction set and family name.
+#pragma once
+#include "families.h"
+
+namespace tracea {
+
+// `lists` is null-terminated; each entry points to one template's null-terminated table.
+struct IsaKernels { const char* isa; const Kernel* const* const* const* lists; };
+extern const IsaKernels kIsaKernels[];  // generated; best first, ends with a null isa
+
+// Name of the best instruction set this machine and this build have.
+const char* best_isa();
+// Whether the library has `isa` and the machine can run it.
+bool isa_available(const char* isa);
+// Null when there is no such kernel. `isa` must be available.
+const Kernel* find_kernel(const char* isa, const char* name);
+// Null when there is no such family.
+const FamilyInfo* find_family(const char* name);
+
+}  // namespace tracea

@@ -1,0 +1,42 @@
+"""Pointwise expressions: the one IR for epilogues and elementwise chains, on every backend.
+
+An `Expr` is a list of instructions over values: inputs 0..n_in-1 first, then one value per instruction. It serialises to
+JSON inside a fused op's spec and lowers to a native program (CPU) or to source text (CUDA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx.ops import OPCODES
+
+
+@dataclass(frozen=True)
+class Instr:
+    """value = op(args); `args` index earlier values; `imm` is the constant of op `const`."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    imm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Expr:
+    """`code` computes values n_in, n_in+1, ...; `out` is the index of the result."""
+
+    n_in: int
+    code: tuple[Instr, ...]
+    out: int
+
+    def __post_init__(self) -> None:
+        for k, ins in enumerate(self.code):
+            if ins.op not in OPCODES or any(not 0 <= a < self.n_in + k for a in ins.args):
+                raise ValueError(f"malformed pointwise expression at instruction {k}: {ins}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"n_in": self.n_in, "out": self.out, "code": [[i.op, list(i.args), i.imm] for i in self.code]}
+
+    @staticmethod
+    def from_json(d: dict[str, Any]) -> Expr:
+        return Expr(int(d["n_in"]), tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]), int(d["out"]))

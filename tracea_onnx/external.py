@@ -1,0 +1,183 @@
+"""Tensors a model stores and the files they lie in: where each is, that it may be read, and how to bring it in.
+
+A tensor's external data must lie within a regular file inside the model's own folder. Of a large model file read without its weights
+(`lazy.py`) that file is the model itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+
+from tracea_onnx.errors import ModelError
+from tracea_onnx.graph import MEMORY_LOCATION, external_info, subgraphs, tensor_array
+from tracea_onnx.surgery import graphs
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loaded model. `folder` is where external data is read from (None for a model without any)."""
+
+    model: ModelProto
+    folder: Path | None = None
+    path: Path | None = None
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor the model stores: initializers, sparse ones, and tensor attributes, in bodies and functions too."""
+    for g in graphs(model):
+        yield from g.initializer
+        for s in g.sparse_initializer:
+            yield s.values
+            yield s.indices
+        for n in g.node:
+            yield from _node_tensors(n)
+    for f in model.functions:
+        for n in f.node:
+            yield from _node_tensors(n, nested=True)
+
+
+def _node_tensors(node: NodeProto, *, nested: bool = False) -> Iterator[TensorProto]:
+    for a in node.attribute:
+        if a.type == AttributeProto.TENSOR or (not a.type and a.HasField("t")):
+            yield a.t
+        yield from a.tensors
+    if nested:
+        for g in subgraphs(node):
+            yield from g.initializer
+            for n in g.node:
+                yield from _node_tensors(n, nested=True)
+
+
+def tensor_bytes(t: TensorProto) -> int:
+    """Bytes of the tensor's elements by its dims and type (sub-byte types are packed); 0 for strings."""
+    bits = _BITS.get(t.data_type)
+    if bits is None:
+        bits = 0 if t.data_type == TensorProto.STRING else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
+    count = 1
+    for d in t.dims:
+        count *= d
+    return (count * bits + 7) // 8
+
+
+_BITS = {getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)}
+_BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(TensorProto, n)}
+
+
+def check_external_data(source: Source) -> None:
+    """Raise ModelError unless every external tensor lies within a regular file inside the model's folder."""
+    for t in tensors(source.model):
+        if t.data_location == TensorProto.EXTERNAL and external_info(t).get("location") != MEMORY_LOCATION:
+            _check_external(t, source)
+
+
+def _check_external(t: TensorProto, source: Source) -> None:
+    info = external_info(t)
+    location = info.get("location", "")
+    if source.folder is None or source.path is None:
+        raise ModelError(f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach", "give the model's path instead")
+    if not location or PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelError(f"tensor '{t.name}' has its data outside the model's folder ('{location}')", "save it again beside the model")
+    file = source.folder / location
+    # A Hugging Face cache links both the model and its data into one folder of blobs, so the real folder counts as well.
+    roots = (source.folder.resolve(), source.path.resolve().parent)
+    try:
+        real = file.resolve(strict=True)
+        size = real.stat().st_size
+        regular = stat.S_ISREG(real.stat().st_mode)
+    except OSError:
+        raise ModelError(f"the external data file {file} is missing or unreadable", "put it beside the model") from None
+    if not any(real.is_relative_to(r) for r in roots):
+        raise ModelError(f"the external data file {file} leads outside the model's folder", "put the file itself beside the model")
+    if not regular:
+        raise ModelError(f"the external data file {file} is not a regular file", "put the file itself beside the model")
+    try:
+        offset, length = int(info.get("offset", "0")), int(info.get("length", "-1"))
+    except ValueError:
+        raise ModelError(f"tensor '{t.name}' has a malformed external offset or length", "export the model again") from None
+    if any(d < 0 for d in t.dims):
+        raise ModelError(f"tensor '{t.name}' has a negative dimension", "export the model again")
+    need = tensor_bytes(t)
+    if length >= 0 and length != need:
+        raise ModelError(f"tensor '{t.name}' needs {need} bytes but claims {length} in {file.name}", "export the model again")
+    if offset < 0 or offset + need > size:
+        raise ModelError(f"tensor '{t.name}' ends at byte {offset + need} of {file.name}, which has {size}", "the file is truncated: download it again")
+
+
+def with_real_paths(source: Source) -> tuple[ModelProto, Path | None]:
+    """The model and the real folder its external data lies in, without links: ONNX Runtime refuses a link that leaves the folder.
+
+    The model is `source`'s own unless links make other locations necessary.
+    """
+    outside = [t for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL and external_info(t).get("location") != MEMORY_LOCATION]
+    if source.folder is None or not outside:
+        return source.model, None
+    real = {external_info(t)["location"]: (source.folder / external_info(t)["location"]).resolve() for t in outside}
+    folder = source.folder.resolve()
+    if all(file == folder / location for location, file in real.items()):
+        return source.model, folder
+    root = Path(os.path.commonpath([file.parent for file in real.values()]))
+    copy = ModelProto()
+    copy.CopyFrom(source.model)
+    for t in tensors(copy):
+        for e in t.external_data:
+            if e.key == "location" and e.value in real:
+                e.value = real[e.value].relative_to(root).as_posix()
+    return copy, root
+
+
+def in_own_file(t: TensorProto, source: Source) -> bool:
+    """Whether the tensor's data lies in the model file itself."""
+    return t.data_location == TensorProto.EXTERNAL and source.path is not None and external_info(t).get("location") == source.path.name
+
+
+def bring_in(source: Source, wanted: Callable[[TensorProto], bool]) -> None:
+    """Read the external data of the wanted tensors into the model, in place."""
+    for t in tensors(source.model):
+        if t.data_location == TensorProto.EXTERNAL and wanted(t):
+            t.raw_data = raw_bytes(t, source.folder)
+            t.ClearField("data_location")
+            del t.external_data[:]
+
+
+def raw_bytes(t: TensorProto, folder: Path | None) -> bytes:
+    """The tensor's elements as ONNX stores them, wherever they lie."""
+    if t.data_location == TensorProto.EXTERNAL and folder is not None and external_info(t)["location"] != MEMORY_LOCATION:
+        info = external_info(t)
+        with (folder / info["location"]).open("rb") as f:
+            f.seek(int(info.get("offset", "0")))
+            return f.read(tensor_bytes(t))
+    if t.HasField("raw_data"):
+        return t.raw_data
+    return tensor_array(t, folder).tobytes()
+
+
+def stored(t: TensorProto, folder: Path | None) -> memoryview | None:
+    """The tensor's stored bytes without reading them; None for one that is not stored as raw bytes."""
+    if t.data_location != TensorProto.EXTERNAL:
+        return memoryview(t.raw_data) if t.HasField("raw_data") else None
+    info, size = external_info(t), tensor_bytes(t)
+    if folder is None or not size or info["location"] == MEMORY_LOCATION:
+        return None
+    return np.memmap(folder / info["location"], np.uint8, "r", int(info.get("offset", "0")), (size,)).data
+
+
+def point(t: TensorProto, location: str, offset: int, length: int) -> None:
+    """Let the tensor's data lie in a file beside the model."""
+    name, dims, kind, doc = t.name, list(t.dims), t.data_type, t.doc_string
+    metadata = list(t.metadata_props) if hasattr(t, "metadata_props") else []
+    t.Clear()
+    t.name, t.data_type, t.data_location = name, kind, TensorProto.EXTERNAL
+    t.dims.extend(dims)
+    if doc:
+        t.doc_string = doc
+    if metadata:
+        t.metadata_props.extend(metadata)
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        t.external_data.add(key=key, value=value)

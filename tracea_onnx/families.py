@@ -1,0 +1,240 @@
+"""The kernel families a Plan may name: operands and parameters of each, in ABI order.
+
+One table serves both sides: the partition compiler fills parameters by name, `ep/generate.py` turns it into C++ enums
+(`conv2d::x`, `conv2d::IC`), and every CPU kernel reads its launch through those. All sizes and pitches count elements.
+
+Conventions
+* A channels-last ("NHWC") operand is given by its pointer to pixel (n=0, h=0, w=0, c=0) and three pitches: `cs` per pixel
+  (channel pitch, multiple of 16 except a stem input with C <= 4), `rs` per row, `ns` per image. A zero border wide enough for the reader's
+  padding lies around the pixels, and at least 64 elements of readable slack at the buffer's end. Pad channels (C..cs) hold
+  anything: a reader must not let them influence real channels, a writer may write them (up to round_up(C, 16)).
+* Epilogue of conv/gemm families: v = acc + bias; residual per `res_mode`; then `act` with floats p0, p1. When the launch has a
+  program, it replaces act and residual: register 0 = acc + bias, register 1.. = operands o0..o3 read per `o*_kind` (Broadcast) and `o*_ld`.
+* Packed operands come from the `pack_*` families, run once per session; their sizes are given by `packed_size` in `pack.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """Operands (trailing ``?`` = may be absent), integer and float parameters of one kernel family."""
+
+    operands: tuple[str, ...]
+    ints: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    program: bool = False  # whether a pointwise/epilogue program may be attached
+
+
+_EPI_OPERANDS = ("o0?", "o1?", "o2?", "o3?")
+_EPI_INTS = ("act", "res_mode", "o0_kind", "o0_ld", "o1_kind", "o1_ld", "o2_kind", "o2_ld", "o3_kind", "o3_ld")
+_CONV_INTS = (
+    "N", "IC", "IH", "IW", "OC", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "G",
+    "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns",
+)  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    # --- convolution, channels-last f32 -------------------------------------------------------------------------------
+    # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.
+    # The full-tensor operands o* of a conv program are channels-last with the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused.
+    "conv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and column past the border.
+    "conv2d_wino": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # Depthwise with channel multiplier 1: G = IC = OC.
+    "conv2d_dw": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # Transposed convolution; PT/PL are the *forward* pads of ONNX ConvTranspose (top, left crop). x needs no border.
+    "deconv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # Weight packing (ONNX layouts in: OIHW; ConvTranspose IOHW). scale? [OC] multiplies each output channel (folded BatchNormalization).
+    "pack_conv2d": Family(("w", "scale?", "packed"), ("OC", "IC", "KH", "KW", "G", "x_cs")),
+    "pack_conv2d_wino": Family(("w", "scale?", "packed"), ("OC", "IC")),
+    "pack_conv2d_dw": Family(("w", "scale?", "packed"), ("OC", "KH", "KW")),
+    "pack_deconv2d": Family(("w", "scale?", "packed"), ("OC", "IC", "KH", "KW", "G")),
+    # y[0..round_up(OC,16)) = b*scale + shift, zero-filled tail; absent b = 0, scale = 1, shift = 0.
+    "pack_bias": Family(("b?", "scale?", "shift?", "packed"), ("OC",)),
+    # scale = gamma / sqrt(var + eps); shift = beta - mean * scale (float64 inside).
+    "fold_bn": Family(("gamma", "beta", "mean", "var", "scale", "shift"), ("C",), ("eps",)),
+    # --- pooling and image movement, channels-last ---------------------------------------------------------------------
+    # mode 0 = max, 1 = average excluding padding, 2 = average including padding. Explicit bounds checks: the border is not read.
+    # PB/PR are the bottom/right pads (for the divisor of mode 2; ceil_mode windows that run past them are not counted).
+    "pool2d": Family(
+        ("x", "y"),
+        ("mode", "N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
+    ),
+    # mode 0 = max, 1 = mean over H x W; y is [N, C] with pitch y_ns.
+    "global_pool": Family(("x", "y"), ("mode", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_ns")),
+    # mode 0 nearest, 1 linear; coord 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel; rounding (nearest) 0 round_prefer_floor, 1
+    # floor, 2 ceil, 3 round_prefer_ceil.
+    # floats: scale_h, scale_w = output/input as ONNX uses them in the coordinate transform.
+    "resize2d": Family(
+        ("x", "y"), ("mode", "coord", "rounding", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w")
+    ),
+    # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
+    "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
+    "nhwc_to_nchw": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns")),
+    # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within [-PT, H+PB) x [-PL, W+PR).
+    "zero_border": Family(("y",), ("N", "H", "W", "PT", "PL", "PB", "PR", "y_cs", "y_rs", "y_ns")),
+    # Channels-last channel-slice copy (concat/split/slice of channels): y[..., y_c0 + c] = x[..., x_c0 + c]. Pointers are pre-offset: no c0.
+    "copy_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")),
+    # Pointwise program over channels-last operands; input k is full (kFull, own pitches), per channel (kChannel: [C], image pitch k_ns for [N,C], 0
+    # when shared),
+    # or scalar. dtype f32 only.
+    "pointwise_nhwc": Family(
+        ("x0", "x1?", "x2?", "x3?", "y"),
+        (
+            "N",
+            "C",
+            "H",
+            "W",
+            "x0_kind",
+            "x0_cs",
+            "x0_rs",
+            "x0_ns",
+            "x1_kind",
+            "x1_cs",
+            "x1_rs",
+            "x1_ns",
+            "x2_kind",
+            "x2_cs",
+            "x2_rs",
+            "x2_ns",
+            "x3_kind",
+            "x3_cs",
+            "x3_rs",
+            "x3_ns",
+            "y_cs",
+            "y_rs",
+            "y_ns",
+        ),
+        (),
+        True,
+    ),
+    # --- matrix products, row-major f32 -----------------------------------------------------------------------------------
+    # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are row pitches.
+    "gemm": Family(("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS), ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS), ("p0", "p1"), True),
+    # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output column; alpha scales all.
+    # n0 and N_total let several weights share one packed matrix (merged QKV): this source fills columns n0..n0+N.
+    "pack_gemm": Family(("w", "scale?", "packed"), ("K", "N", "trans", "ldw", "n0", "N_total"), ("alpha",)),
+    # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch = B0 x B1 with a stride per level
+    # (0 = broadcast); op by element strides: a[m*a_m + k*a_k], b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
+    "matmul": Family(
+        ("a", "b", "bias?", "res?", "y"),
+        ("B0", "B1", "M", "N", "K", "a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr", "act", "res_mode"),
+        ("alpha", "p0", "p1"),
+    ),
+    # softmax(scale * q k^T + mask) v per head. q[b, s, h, :]: b*q_b + s*q_s + h*q_h, unit last stride; same for k, v, y. Query head h reads
+    # key/value head h // (H // KVH). mask? f32 additive: b*m_b + h*m_h + s*m_q + t*m_k (0 = broadcast). causal: key t visible iff t <= s + past.
+    # kv_len counts the keys (T). mask_kind 0 = none, 1 = f32 additive, 2 = bool/u8 (true = keep), 3 = bool/u8 (true = drop);
+    # 2 and 3 write `fill` over what they mask. A row whose every key is masked by -inf gives NaN, or zeros with nan_to_zero.
+    "attention": Family(
+        ("q", "k", "v", "mask?", "y"),
+        (
+            "B",
+            "H",
+            "KVH",
+            "S",
+            "T",
+            "D",
+            "DV",
+            "q_b",
+            "q_s",
+            "q_h",
+            "k_b",
+            "k_s",
+            "k_h",
+            "v_b",
+            "v_s",
+            "v_h",
+            "y_b",
+            "y_s",
+            "y_h",
+            "m_b",
+            "m_h",
+            "m_q",
+            "m_k",
+            "mask_kind",
+            "causal",
+            "past",
+            "nan_to_zero",
+        ),
+        ("scale", "fill"),
+    ),
+    # --- rows: norms, softmax, reductions ------------------------------------------------------------------------------------
+    # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms = 1: mean not removed, no beta.
+    # gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
+    "layernorm": Family(("x", "res?", "xbias?", "gamma?", "beta?", "y", "skip?"), ("rows", "N", "rms", "gamma_add"), ("eps",)),
+    # Plain NCHW [B, C, inner]: groups of C/G channels; gamma/beta per channel; act fused.
+    "groupnorm": Family(("x", "gamma?", "beta?", "y"), ("B", "C", "G", "inner", "act"), ("eps", "p0", "p1")),
+    # Same over channels-last.
+    "groupnorm_nhwc": Family(
+        ("x", "gamma?", "beta?", "y"), ("N", "C", "G", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act"), ("eps", "p0", "p1")
+    ),
+    # Over axis n of [outer, n, inner]; log = 1 for LogSoftmax.
+    "softmax": Family(("x", "y"), ("outer", "n", "inner", "log")),
+    # kind 0 sum, 1 mean, 2 max, 3 min, 4 prod, 5 l1, 6 l2, 7 sum_square, 8 log_sum, 9 log_sum_exp; over n of [outer, n, inner]; dtype F32, or I64/I32
+    # for kinds 0, 2, 3, 4.
+    "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
+    # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x is F32 or I64.
+    "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
+    # --- movement and pointwise, plain layout -----------------------------------------------------------------------------------
+    # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] = x[sum i_d*x_d]. Any element size 1, 2, 4, 8.
+    "copy": Family(("x", "y"), ("elem", "n0", "n1", "n2", "n3", "n4", "n5", "x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "y3", "y4", "y5")),
+    # Fill count elements with a constant, given as the low `elem` bytes of value (bit pattern).
+    "fill": Family(("y",), ("elem", "count", "value")),
+    # y[j] = i[j] for j < count (count <= 8), of type I64, I32 or BOOL: materialises a shape computed from symbolic dims.
+    "store_ints": Family(("y",), ("count", "dtype", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7")),
+    # y[o, j, :] = x[o, idx[j], :] for x [outer, n, inner]; negative indices count from the end; index dtype I32 or I64.
+    # An index out of range makes Compute fail with an ORT-like message: the kernel writes 1 to the run's error flag.
+    "gather": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
+    # y[j] = start + j * delta for j < count, of type I64, I32 or F32.
+    "range": Family(("y",), ("count", "start", "delta", "dtype")),
+    # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner]; negative indices and errors as gather.
+    "gather_elements": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
+    # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5 (0 = broadcast) and element type k_dtype; y is
+    # contiguous of type y_dtype.
+    # f32 programs read F32/F16/BF16/F64/int/bool (converted), i64 programs read I64/I32/int/bool exactly. To bool: != 0. To int from float:
+    # truncation.
+    "pointwise": Family(
+        ("x0", "x1?", "x2?", "x3?", "x4?", "x5?", "y"),
+        ("n0", "n1", "n2", "n3", "n4", "n5", *(f"x{k}_{p}" for k in range(6) for p in ("0", "1", "2", "3", "4", "5", "dtype")), "y_dtype"),
+        (),
+        True,
+    ),
+    # Rotary embedding of x[b, s, h, :rot] (strides as attention's q); cos/sin rows [.., rot/2] at b*c_b + s*c_s; interleaved = 1 pairs (2i, 2i+1),
+    # else (i, i+rot/2).
+    # full = 1: cos/sin rows hold rot values, first half for element i, second for i + rot/2. Elements rot..D are copied.
+    "rope": Family(
+        ("x", "cos", "sin", "y"),
+        ("B", "S", "H", "D", "rot", "x_b", "x_s", "x_h", "y_b", "y_s", "y_h", "c_b", "c_s", "interleaved", "full"),
+    ),
+}
+
+
+def _round_up(n: int, m: int) -> int:
+    return -(-n // m) * m
+
+
+def packed_elements(family: str, **p: int) -> int:
+    """Elements the packing family writes for the given parameters, slack included: output channels rounded up to 16 or 32 (CPU), or the
+    reduced channels rounded up to 8 (CUDA), whichever is more. The buffer is zeroed before."""
+    if family in ("pack_conv2d", "pack_deconv2d"):
+        g = p["G"]
+        return max(g * _round_up(p["OC"] // g, 16) * (p["IC"] // g), p["OC"] * _round_up(p["IC"] // g, 8)) * p["KH"] * p["KW"] + 64
+    if family == "pack_conv2d_wino":
+        return 16 * p["IC"] * _round_up(p["OC"], 16) + 64
+    if family == "pack_conv2d_dw":
+        return p["KH"] * p["KW"] * _round_up(p["OC"], 16) + 64
+    if family == "pack_bias":
+        return _round_up(p["OC"], 32)
+    if family == "pack_gemm":
+        return max(p["K"] * _round_up(p["N_total"], 32), _round_up(p["K"], 8) * p["N_total"]) + 64
+    raise KeyError(family)
+
+
+def channel_pitch(channels: int) -> int:
+    """Elements per pixel of a channels-last buffer: rows at multiples of 4 KiB lose 15-20 points of peak, so pitches avoid 2 KiB multiples."""
+    if channels <= 4:
+        return channels
+    pitch = _round_up(channels, 16)
+    return pitch + 16 if pitch * 4 % 2048 == 0 else pitch

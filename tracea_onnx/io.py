@@ -1,0 +1,294 @@
+"""Reading and writing models: external data stays on disk, every error is one line, no partial file is ever left.
+
+A model is loaded without its external data. Each external tensor is checked (a regular file inside the model's own folder,
+offset and length within the file, bytes = dims x element size) and stays memory-mapped until something reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto, TensorProto
+
+from tracea_onnx import lazy
+from tracea_onnx.errors import ModelError, UsageError
+from tracea_onnx.external import Source as Source
+from tracea_onnx.external import bring_in, check_external_data, in_own_file, point, raw_bytes
+from tracea_onnx.external import tensor_bytes as tensor_bytes
+from tracea_onnx.external import tensors as tensors
+from tracea_onnx.external import with_real_paths as with_real_paths
+from tracea_onnx.graph import MEMORY_LOCATION, external_info
+from tracea_onnx.surgery import graphs
+
+_DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError  # protobuf ships no types
+
+EXTERNAL_DATA = ("auto", "always", "never")
+#: Protobuf refuses messages of 2 GiB and more; above this `auto` moves weights to a file of their own.
+INLINE_LIMIT = (1 << 31) - (64 << 20)
+#: Tensors below this many bytes always stay in the model file.
+EXTERNAL_MINIMUM = 1024
+_ALIGN = 4096  # lets ONNX Runtime map a tensor instead of copying it
+_CHUNK = 64 << 20
+
+
+def load(model: ModelProto | str | os.PathLike[str]) -> Source:
+    """Load and check a model file, or take a copy of a model in memory.
+
+    Raises ModelError (exit code 3) with one line for anything that is not a readable, well-formed ONNX model.
+    """
+    if isinstance(model, ModelProto):
+        own = ModelProto()
+        own.CopyFrom(model)
+        source = Source(own)
+    else:
+        path = Path(model)
+        source = Source(_parse(path, _read(path)), path.parent, path)
+    where = str(source.path) if source.path else "the model"
+    _check_header(source.model, where)
+    _check_contents(source.model, where)
+    check_external_data(source)
+    return source
+
+
+def _read(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelError(f"{path} is a folder", "give the .onnx file inside it")
+        if not stat.S_ISREG(mode):
+            raise ModelError(f"{path} is not a regular file", "give the path of an .onnx file")
+        with path.open("rb") as f:
+            if os.fstat(f.fileno()).st_size >= lazy.FILE:
+                with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                    small = lazy.light(view, path.name)
+                if small is not None:
+                    return small
+            data = f.read()
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist", "check the path") from None
+    except OSError as e:
+        raise ModelError(f"{path} cannot be read ({e.strerror or e})", "check the path and its permissions") from None
+    if not data:
+        raise ModelError(f"{path} is empty", "download or export the model again")
+    return data
+
+
+_UPGRADE = "upgrade onnx and onnxruntime, or export to a lower opset"
+_SIGNATURES = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the model itself", "run: git lfs pull"),
+    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint or an archive of a model)", "unpack it, or export the model with torch.onnx.export"),
+    (b"\x1f\x8b", "a gzip archive", "unpack it first"),
+    (b"\x89HDF", "an HDF5 file (a Keras model)", "convert it with tf2onnx"),
+    (b"%PDF", "a PDF document", "give an .onnx file"),
+)
+
+
+def _parse(path: Path, data: bytes) -> ModelProto:
+    head = data[:512].lstrip()
+    for signature, what, fix in _SIGNATURES:
+        if head.startswith(signature):
+            raise ModelError(f"{path} is {what}", fix)
+    if data[4:8] == b"ORTM":
+        raise ModelError(f"{path} is in ONNX Runtime's .ort format", "give the .onnx file it was made from")
+    if data[4:8] == b"TFL3":
+        raise ModelError(f"{path} is a TensorFlow Lite model", "convert it with tf2onnx")
+    if head[:1] == b"<":
+        raise ModelError(f"{path} is an HTML or XML page, not a model", "download the file itself, not the page that shows it")
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except _DecodeError:
+        if all(b in b"\t\n\r" or 32 <= b < 127 for b in data[:512]):
+            raise ModelError(f"{path} is a text file, not an ONNX model", "give an .onnx file") from None
+        raise ModelError(f"{path} is truncated or is not an ONNX model", "download or export it again") from None
+    return model
+
+
+def _check_header(model: ModelProto, where: str) -> None:
+    if not model.ir_version or not model.HasField("graph"):
+        raise ModelError(f"{where} is not an ONNX model (no IR version or no graph in it)", "download or export it again")
+    if not model.opset_import:
+        raise ModelError(f"{where} imports no operator set", "export it again")
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(f"{where} has IR version {model.ir_version}, the installed onnx knows up to {int(onnx.IR_VERSION)}", _UPGRADE)
+    newest = onnx.defs.onnx_opset_version()
+    for o in model.opset_import:
+        if o.domain in ("", "ai.onnx") and not 1 <= o.version <= newest:
+            raise ModelError(f"{where} uses opset {o.version}, the installed onnx knows 1 to {newest}", _UPGRADE)
+
+
+_KNOWN_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+
+
+def _check_contents(model: ModelProto, where: str) -> None:
+    """Names must be text (protobuf hands over bytes where they are not valid UTF-8), element types known: only a damaged file has others."""
+    nodes = [n for g in graphs(model) for n in g.node] + [n for f in model.functions for n in f.node]
+    texts: list[object] = [t for n in nodes for t in (n.name, n.op_type, n.domain, n.doc_string, *n.input, *n.output, *(a.name for a in n.attribute))]
+    texts += [e for n in nodes for p in n.metadata_props for e in (p.key, p.value)]
+    texts += [v.name for g in graphs(model) for v in [*g.input, *g.output, *g.value_info, *g.initializer]]
+    texts += [d.dim_param for g in graphs(model) for v in [*g.input, *g.output, *g.value_info] for d in v.type.tensor_type.shape.dim]
+    texts += [o.domain for o in model.opset_import] + [t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)]
+    if any(not isinstance(t, str) for t in texts):
+        raise ModelError(f"{where} is damaged: a name in it is not valid text", "download or export it again")
+    for t in tensors(model):
+        if t.data_type not in _KNOWN_TYPES or any(d < 0 for d in t.dims):
+            raise ModelError(f"{where} is damaged: tensor '{t.name}' has no valid type or shape", "download or export it again")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------------
+def check_output(target: Path) -> None:
+    """Raise UsageError when `target` cannot be written; called before long work."""
+    folder = target.parent
+    if not folder.is_dir():
+        raise UsageError(f"the folder {folder} does not exist", "create it first")
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", "give a file name")
+    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise UsageError(f"{target} cannot be written", "check the permissions of the file and its folder")
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A file descriptor for new contents of `target`, and the function that puts them in its place.
+
+    The temporary lies beside the target, so the rename is atomic; whatever goes wrong before, it is removed. A kill leaves at most a hidden
+    temporary, never a partial target.
+    """
+    try:
+        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    except OSError as e:
+        raise UsageError(f"{target} cannot be written ({e.strerror})", "check the folder and its permissions") from None
+
+    def commit() -> None:
+        os.fsync(fd)
+        # mkstemp gives 0600; a new file gets what the user's umask says, a replaced one keeps its mode.
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~mask)
+        Path(name).replace(target)
+
+    try:
+        yield fd, commit
+    except OSError as e:
+        raise UsageError(f"{target} cannot be written ({e.strerror})", "free some space or choose another place") from None
+    finally:
+        os.close(fd)
+        Path(name).unlink(missing_ok=True)
+
+
+def _write(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data[:_CHUNK]) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_bytes(target: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    check_output(target)
+    with _replacing(target) as (fd, commit):
+        _write(fd, memoryview(data))
+        commit()
+    _sync_folder(target.parent)
+
+
+def serialize(model: ModelProto) -> bytes:
+    """The same model gives the same bytes."""
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def save(source: Source, target: Path, *, external_data: str = "auto") -> list[Path]:
+    """Write the model, with its weights inside (`never`), in `<target>.data` (`always`), or there only when it must be (`auto`: the
+    source had external data, or the model would pass 2 GiB). Returns the files written. The same input gives the same bytes.
+    """
+    if external_data not in EXTERNAL_DATA:
+        raise UsageError(f"external data '{external_data}' is unknown", f"choose from {', '.join(EXTERNAL_DATA)}")
+    check_output(target)
+    mapped = [t for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL]
+    outside = [t for t in mapped if not in_own_file(t, source)]
+    size = source.model.ByteSize() + sum(tensor_bytes(t) for t in mapped)
+    if external_data == "never" and size > INLINE_LIMIT:
+        raise UsageError(f"the model has {size / 2**30:.1f} GiB, more than one ONNX file can hold", "leave out --external-data never")
+    if external_data == "always" or (external_data == "auto" and (outside or size > INLINE_LIMIT)):
+        return _save_external(source, target)
+    if mapped:
+        _save_whole(source, target)
+    else:
+        write_bytes(target, serialize(source.model))
+    return [target]
+
+
+def _save_whole(source: Source, target: Path) -> None:
+    """One file with all weights inside; those on disk go from file to file."""
+    light = Source(ModelProto(), source.folder, source.path)
+    light.model.CopyFrom(source.model)
+    streamed = {t.name for t in light.model.graph.initializer}  # a name is unique within a graph and those around it
+    bring_in(light, lambda t: t.name not in streamed)
+    with _replacing(target) as (fd, commit):
+        for piece in lazy.whole(memoryview(serialize(light.model)), source.folder or target.parent):
+            _write(fd, memoryview(piece.data))
+            if piece.length:
+                with piece.file.open("rb") as f:
+                    f.seek(piece.offset)
+                    for at in range(0, piece.length, _CHUNK):
+                        _write(fd, memoryview(f.read(min(_CHUNK, piece.length - at))))
+        commit()
+    _sync_folder(target.parent)
+
+
+def _save_external(source: Source, target: Path) -> list[Path]:
+    data = target.with_name(target.name + ".data")
+    check_output(data)
+    _guard_source(source, target, data)
+    light = ModelProto()
+    light.CopyFrom(source.model)
+    with _replacing(data) as (data_fd, commit_data), _replacing(target) as (fd, commit):
+        offset = 0
+        for g in graphs(light):
+            for t in g.initializer:
+                size = tensor_bytes(t)
+                if t.data_type == TensorProto.STRING or (size < EXTERNAL_MINIMUM and t.data_location != TensorProto.EXTERNAL):
+                    continue
+                raw = raw_bytes(t, source.folder)
+                padding = -offset % _ALIGN
+                _write(data_fd, memoryview(bytes(padding)))
+                _write(data_fd, memoryview(raw))
+                offset += padding
+                point(t, data.name, offset, size)
+                offset += size
+        for t in tensors(light):
+            if t.data_location == TensorProto.EXTERNAL and external_info(t)["location"] != data.name:
+                t.raw_data = raw_bytes(t, source.folder)
+                t.ClearField("data_location")
+                del t.external_data[:]
+        _write(fd, memoryview(serialize(light)))
+        if target.exists() and data.exists():
+            target.unlink()  # a kill between the two renames must leave no model rather than one with the other's weights
+        commit_data()
+        commit()
+    _sync_folder(target.parent)
+    return [target, data]
+
+
+def _guard_source(source: Source, target: Path, data: Path) -> None:
+    """Refuse to overwrite weights that the source model, still on disk under another name, goes on needing."""
+    if source.folder is None or source.path is None or not data.exists() or (target.exists() and target.samefile(source.path)):
+        return
+    for location in {external_info(t).get("location", "") for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL}:
+        if location not in (MEMORY_LOCATION, source.path.name) and (source.folder / location).samefile(data):
+            raise UsageError(f"{data} holds the weights of {source.path}", "choose another output name")

@@ -1,0 +1,24 @@
+"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it."""
+
+from __future__ import annotations
+
+from tracea_onnx.lower import attention, conv, copies, image, linear, movement, norm, pointwise
+from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Unsupported
+from tracea_onnx.patterns_ops import POINTWISE
+
+LOWER = {
+    **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise, "Cast": pointwise.cast,
+    **movement.OPS, **copies.OPS, **conv.OPS, **linear.OPS, **attention.OPS, **norm.OPS, **image.OPS,
+}  # fmt: skip
+#: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
+COMPUTE = frozenset({*conv.OPS, *linear.OPS, *attention.OPS, *norm.OPS, *image.OPS, ":pointwise"})
+
+
+def lower(ctx: Lowering, op: Op) -> None:
+    """Emit the launches of `op` and define its outputs; raises Unsupported with a sentence."""
+    fn = LOWER.get(op.kind)
+    if fn is None:
+        raise Unsupported(f"no kernel computes {op.kind}")
+    fn(ctx, op)

@@ -1,0 +1,335 @@
+"""State of one partition while it is lowered: values, layouts and the Plan under construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.families import packed_elements
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower.target import CPU, Target
+from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import PlanBuilder, Ref
+
+if TYPE_CHECKING:
+    from tracea_onnx.lower.blocks import Blocks
+
+#: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init launches).
+CONTENT_LIMIT = 4096
+Border = tuple[int, int, int, int]
+
+
+class Lowering:
+    """Lowers ops one by one into `plan`. Ops are lowered in topological order; `values` holds what is known so far."""
+
+    def __init__(self, graph: Graph, plan: PlanBuilder, target: Target = CPU) -> None:
+        self.graph, self.plan, self.target = graph, plan, target
+        self.values: dict[str, Value] = {}
+        self.borders: dict[str, Border] = {}  # zero border the readers of a value need
+        self.alias: dict[str, str] = {}  # value -> group output that is a reshape of it
+        self.slots: dict[str, tuple[str, int]] = {}  # value -> (concatenation it is a channel slice of, first channel)
+        self.concats: dict[str, Nhwc] = {}
+        self.block_concats: set[str] = set()  # concatenations that one convolution reads, which could read what they slice instead
+        self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
+        self._outputs: dict[str, Ref] = {}
+        self._packed: dict[tuple[Any, ...], Ref] = {}
+
+    # --- values -----------------------------------------------------------------------------------------------------
+    def value(self, name: str) -> Value:
+        """The tensor called `name`: lowered already, a partition input, or a constant of the graph."""
+        v = self.values.get(name)
+        if v is None:
+            v = self._constant(name)
+            self.values[name] = v
+        return v
+
+    def optional(self, name: str | None) -> Value | None:
+        return self.value(name) if name else None
+
+    def _constant(self, name: str) -> Value:
+        if not self.graph.is_const(name):
+            raise Unsupported(f"the type of '{name}' is not known")
+        dtype, shape = self.graph.dtype(name), self.graph.shape(name)
+        dt = element_type(name, dtype)
+        if shape is None or any(not isinstance(d, int) for d in shape):
+            raise Unsupported(f"constant '{name}' has no static shape")
+        dims: Dims = tuple(int(d) for d in shape if isinstance(d, int))
+        v = Value(name, dt, dims, initializer=name)
+        if int(math.prod(int(d) for d in shape if isinstance(d, int))) * dt.size <= CONTENT_LIMIT:
+            v.data = self.graph.const(name)
+            if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size <= 64:
+                v.ints = tuple(int(x) for x in v.data.reshape(-1))
+        return v
+
+    def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
+        """Declare the output of an op."""
+        v = Value(name, dtype, tuple(shape))
+        self.values[name] = v
+        return v
+
+    def contents(self, name: str, what: str) -> np.ndarray[Any, Any]:
+        """Values of a small constant the Plan may depend on."""
+        v = self.value(name)
+        if v.data is None:
+            raise Unsupported(f"{what} '{name}' is not a small constant")
+        return v.data
+
+    def int_list(self, name: str, what: str) -> Dims:
+        """Contents of an integer tensor, possibly symbolic."""
+        v = self.value(name)
+        if v.ints is None:
+            raise Unsupported(f"{what} '{name}' is computed at run time from tensor contents")
+        return v.ints
+
+    def require(self, v: Value, what: str) -> None:
+        """Refuse a tensor whose element type the backend's compute kernels do not take."""
+        if v.dtype not in self.target.types:
+            raise Unsupported(
+                f"{what} of type {v.dtype.name} ('{v.name}'); the {self.target.name} kernels take {', '.join(sorted(t.name for t in self.target.types))}"
+            )
+
+    # --- storage ----------------------------------------------------------------------------------------------------
+    def add_outputs(self, names: Sequence[str]) -> None:
+        for n in names:
+            self._outputs[n] = self.plan.add_output(n)
+
+    def new_plain(self, v: Value) -> Ref:
+        """Give `v` contiguous row-major storage that the next launch fills."""
+        target = v.name if v.name in self._outputs else self.alias.get(v.name, "")
+        ref = self._outputs[target] if target else self.plan.arena(D.mul(v.elements, v.dtype.size))
+        v.view = View(ref, contiguous(v.shape))
+        return ref
+
+    def new_nhwc(self, v: Value) -> Nhwc:
+        """Give the image `v` channels-last storage with the zero border its readers need."""
+        n, c, h, w = v.image()
+        if not isinstance(c, int):
+            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+        if v.name in self.slots:
+            whole, first = self.slots[v.name]
+            base = self._concat_storage(whole, v)
+            v.nhwc = Nhwc(base.ref.at(v.dtype.size * first), base.cs, base.rs, base.ns, base.border)
+            return v.nhwc
+        v.nhwc = self._nhwc_storage(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
+        return v.nhwc
+
+    def _nhwc_storage(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike, border: Border, pitch: int = 0) -> Nhwc:
+        t, left, b, r = border
+        cs = pitch or self.target.channel_pitch(c)
+        rs = D.mul(w + (left + r), cs)
+        ns = D.mul(h + (t + b), rs)
+        ref = self.plan.arena(D.mul(D.mul(n, ns), dtype.size))
+        inner = ref.at(D.mul(D.mul(rs, t) + left * cs, dtype.size))
+        out = Nhwc(inner, cs, rs, ns, border)
+        if any(border):
+            self.plan.launch(
+                "zero_border",
+                {},
+                {"y": inner},
+                {"N": n, "H": h, "W": w, "PT": t, "PL": left, "PB": b, "PR": r, "y_cs": cs, "y_rs": rs, "y_ns": ns},
+                whole=False,
+                dtype=dtype,
+            )
+        return out
+
+    def _concat_storage(self, whole: str, part: Value) -> Nhwc:
+        if whole not in self.concats:
+            n, _, h, w = part.image()
+            channels = self.concat_channels[whole]
+            self.concats[whole] = self._nhwc_storage(part.dtype, n, channels, h, w, self.borders.get(whole, (0, 0, 0, 0)))
+        return self.concats[whole]
+
+    #: Total channels of each concatenation in `slots`.
+    concat_channels: dict[str, int]
+
+    def plain(self, v: Value) -> Ref:
+        """Contiguous row-major storage of `v`, converting if it lies elsewhere."""
+        return self.strided(v, exact=contiguous(v.shape)).ref
+
+    def strided(self, v: Value, exact: Dims | None = None) -> View:
+        """`v` as a strided view; `exact` demands these strides."""
+        if v.view is not None and (exact is None or same_strides(v.view.strides, exact, v.shape)):
+            return v.view
+        if v.view is not None:
+            old = v.view
+            self.copy(old, self.fresh(v), v.shape, v.dtype)
+        elif v.nhwc is not None:
+            n, c, h, w = v.image()
+            src = v.nhwc
+            ref = self.fresh(v)
+            self.plan.launch(
+                "nhwc_to_nchw", {"x": src.ref}, {"y": ref.ref}, {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns}, dtype=v.dtype
+            )
+        elif v.ints is not None and v.data is None:
+            self._store_ints(v)
+        elif v.initializer:
+            v.view = View(self.plan.initializer(v.initializer), contiguous(v.shape))
+        elif v.data is not None:
+            v.view = View(self.plan.blob(v.data), contiguous(v.shape))
+        else:
+            raise AssertionError(f"value {v.name} lies nowhere")
+        return self.strided(v, exact)
+
+    def fresh(self, v: Value) -> View:
+        self.new_plain(v)
+        assert v.view is not None
+        return v.view
+
+    def _store_ints(self, v: Value) -> None:
+        assert v.ints is not None
+        if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:
+            raise Unsupported(f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name}")
+        ref = self.new_plain(v)
+        self.plan.launch("store_ints", {}, {"y": ref}, {"count": len(v.ints), "dtype": int(v.dtype), **{f"v{k}": d for k, d in enumerate(v.ints)}})
+
+    def copy(self, src: View, dst: View, shape: Dims, dtype: DType, *, whole: bool = True) -> None:
+        """Strided copy; adjacent dims that are contiguous on both sides are merged, at most 6 remain."""
+        rows = merge_dims(shape, [src.strides, dst.strides])
+        if len(rows) > 6:
+            raise Unsupported(f"a copy over {len(rows)} separate dims (the kernel takes 6)")
+        rows = pad_rows(rows, 6, 2)
+        ints: dict[str, DimLike] = {"elem": dtype.size}
+        for k, (n, s) in enumerate(rows):
+            ints |= {f"n{k}": n, f"x{k}": s[0], f"y{k}": s[1]}
+        self.plan.launch("copy", {"x": src.ref}, {"y": dst.ref}, ints, whole=whole)
+
+    def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
+        """`v` channels-last with at least this zero border. `stem` allows the unpadded pitch of up to 4 channels."""
+        n, c, h, w = v.image()
+        self.require(v, "an image")
+        if not isinstance(c, int):
+            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+        if v.nhwc is not None and all(have >= want for have, want in zip(v.nhwc.border, border, strict=True)):
+            return v.nhwc
+        if v.nhwc is None and h == 1 and w == 1 and not any(border) and (c % 16 == 0):
+            ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
+            v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
+            return v.nhwc
+        wanted = self.borders.get(v.name, (0, 0, 0, 0))
+        both = (max(border[0], wanted[0]), max(border[1], wanted[1]), max(border[2], wanted[2]), max(border[3], wanted[3]))
+        pitch = c if stem and c <= 4 and self.target.border else D.round_up(c, 16) if c <= 4 and self.target.border else self.target.channel_pitch(c)
+        old = v.nhwc
+        new = self._nhwc_storage(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
+        shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}
+        if old is not None:
+            self.plan.launch("copy_nhwc", {"x": old.ref}, {"y": new.ref}, {**shape, "x_cs": old.cs, "x_rs": old.rs, "x_ns": old.ns}, whole=False, dtype=v.dtype)
+        else:
+            self.plan.launch("nchw_to_nhwc", {"x": self.plain(v)}, {"y": new.ref}, shape, whole=False, dtype=v.dtype)
+        v.nhwc = new
+        return new
+
+    def finish(self) -> None:
+        """Bring every output of the partition to its buffer."""
+        for name, ref in self._outputs.items():
+            v = self.value(name)
+            goal = contiguous(v.shape)
+            if v.view is None and v.nhwc is not None:
+                self.strided(v)
+            if v.view is None and v.ints is not None and v.data is None:
+                self._store_ints(v)
+            view = self.strided(v)
+            if view.ref != ref or not same_strides(view.strides, goal, v.shape):
+                self.copy(view, View(ref, goal), v.shape, v.dtype)
+            self.plan.finish_output(name, v.dtype, v.shape)
+
+    # --- constants prepared once ------------------------------------------------------------------------------------------
+    def packed(
+        self, family: str, inputs: Mapping[str, Ref | None], params: Mapping[str, int], floats: Mapping[str, float] | None = None, *, dtype: DType = DType.F32
+    ) -> Ref:
+        """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal requests."""
+        given = sorted((k, v) for k, v in inputs.items() if v is not None)
+        key = (family, dtype, repr(given), repr(sorted(params.items())), repr(sorted((floats or {}).items())))
+        if key not in self._packed:
+            size = DType.F32.size if family == "pack_bias" else dtype.size
+            ref = self.plan.arena(size * packed_elements(family, **params))
+            self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
+            if not self.plan.is_constant(ref):
+                raise Unsupported(f"{family} of an operand that is not constant")
+            self._packed[key] = ref
+        return self._packed[key]
+
+
+def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -> list[tuple[DimLike, list[DimLike]]]:
+    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one."""
+    rows: list[tuple[DimLike, list[DimLike]]] = []
+    for k, n in enumerate(shape):
+        if n == 1:
+            continue
+        s = [st[k] for st in strides]
+        if rows:
+            m, outer = rows[-1]
+            if all(_same(o, D.mul(n, i)) for o, i in zip(outer, s, strict=True)):
+                rows[-1] = (D.mul(m, n), s)
+                continue
+        rows.append((n, s))
+    return rows
+
+
+def pad_rows(rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: int) -> list[tuple[DimLike, list[DimLike]]]:
+    """Leading loops of one iteration, up to the number of loops a kernel has."""
+    once: tuple[DimLike, list[DimLike]] = (1, [0] * operands)
+    return [*[once] * (count - len(rows)), *rows]
+
+
+def _same(a: DimLike, b: DimLike) -> bool:
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+def element_type(name: str, dtype: int | None) -> DType:
+    try:
+        return DType(dtype or 0)
+    except ValueError:
+        raise Unsupported(f"'{name}' has element type {dtype}, which no kernel reads") from None
+
+
+def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
+    """ONNX broadcast of the shapes. A symbol against another dim is resolved at run time by `select`."""
+    rank = max(len(s) for s in shapes)
+    out: list[DimLike] = []
+    for axis in range(rank):
+        d: DimLike = 1
+        for s, name in zip(shapes, names, strict=True):
+            k = axis - (rank - len(s))
+            if k < 0:
+                continue
+            e = s[k]
+            if _same(d, e) or e == 1:
+                continue
+            if isinstance(d, int) and isinstance(e, int):
+                if d != 1:
+                    raise Unsupported(f"'{name}' does not broadcast: {e} against {d}")
+                d = e
+            elif d == 1:
+                d = e
+            elif isinstance(d, int):
+                pass  # e is a symbol: it must be d or 1, and d > 1 decides
+            elif isinstance(e, int):
+                d = e
+            else:
+                d = D.select(D.equal(d, 1), e, d)
+        out.append(d)
+    return tuple(out)
+
+
+def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dims:
+    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what the symbols do not show."""
+    pad = len(out) - len(shape)
+    strides: list[DimLike] = [0] * pad
+    for d, s, o in zip(shape, v.strides, out[pad:], strict=True):
+        if d == 1 and o != 1:
+            strides.append(0)
+        elif _same(d, o) or d == 1:
+            strides.append(s)
+        else:
+            plan.require(D.select(D.equal(d, 1), o, d), o)
+            strides.append(D.select(D.equal(d, 1), 0, s))
+    return tuple(strides)
+
+
+LowerFn = Callable[["Lowering", Any], None]

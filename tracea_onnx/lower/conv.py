@@ -1,0 +1,269 @@
+"""Convolutions: layout, padding border, weight packing, kernel choice and fused epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower.blocks import spread_weight
+from tracea_onnx.lower.context import Border, Lowering
+from tracea_onnx.lower.epilogue import expression, plan_epilogue
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.pointwise import lower_expression
+from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import Ref
+
+
+def _roles(op: Op) -> Mapping[str, str]:
+    if op.fused:
+        return op.by_role
+    return {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+
+
+def _pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
+    """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1 (stride/dilation) or 0 (pad)."""
+    v = [int(x) for x in values] if values else [default] * spatial
+    return (v[0], v[1]) if spatial == 2 else (1, v[0])
+
+
+def resolve_pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Border:
+    """(top, left, bottom, right) from explicit pads or auto_pad."""
+    spatial = len(dims)
+    auto = op.attr("auto_pad", "NOTSET") or "NOTSET"
+    if auto in ("NOTSET", "VALID"):
+        pads = [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))] if auto == "NOTSET" else [0] * (2 * spatial)
+    else:
+        begin, end = [], []
+        for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
+            if not isinstance(n, int):
+                if s != 1:
+                    raise Unsupported(f"auto_pad {auto} with stride {s} over a symbolic dim")
+                total = (k - 1) * d
+            else:
+                total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            small, large = total // 2, total - total // 2
+            begin.append(small if auto == "SAME_UPPER" else large)
+            end.append(large if auto == "SAME_UPPER" else small)
+        pads = begin + end
+    if min(pads) < 0:
+        raise Unsupported("negative pads")
+    return (pads[0], pads[1], pads[2], pads[3]) if spatial == 2 else (0, pads[0], 0, pads[1])
+
+
+def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
+    """The input a convolution reads with a zero border, and that border, as far as attributes tell (a hint, not a promise)."""
+    roles = _roles(op)
+    shape = graph.shape(roles.get("w", ""))
+    if shape is None or len(shape) not in (3, 4) or any(not isinstance(d, int) for d in shape):
+        return None
+    kernel = [int(d) for d in shape[2:] if isinstance(d, int)]
+    x = graph.shape(roles["x"])
+    dims: list[DimLike] = [d if isinstance(d, int) else D.symbol("?") for d in (x or ())[2:]] or [D.symbol("?")] * len(kernel)
+    strides = [int(s) for s in op.attr("strides") or [1] * len(kernel)]
+    dilations = [int(s) for s in op.attr("dilations") or [1] * len(kernel)]
+    try:
+        t, left, b, r = resolve_pads(op, dims, kernel, strides, dilations)
+    except Unsupported:
+        return None
+    if kernel == [3, 3] and strides == [1, 1] and dilations == [1, 1] and int(op.attr("group", 1)) == 1:
+        b, r = b + 1, r + 1  # Winograd tiles may read one row and column further
+    return roles["x"], (t, left, b, r)
+
+
+def _batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -> tuple[Ref | None, Ref | None]:
+    """(scale, shift) that fold an inference BatchNormalization into weights and bias."""
+    if "bn_scale" not in roles:
+        return None, None
+    parts = {k: ctx.value(roles[f"bn_{r}"]) for k, r in (("gamma", "scale"), ("beta", "bias"), ("mean", "mean"), ("var", "var"))}
+    kinds = {v.dtype for v in parts.values()}
+    if not all(v.is_constant for v in parts.values()) or len(kinds) > 1 or not kinds <= ctx.target.types:
+        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
+    scale, shift = ctx.plan.arena(4 * channels), ctx.plan.arena(4 * channels)
+    ctx.plan.launch(
+        "fold_bn",
+        {k: ctx.plain(v) for k, v in parts.items()},
+        {"scale": scale, "shift": shift},
+        {"C": channels},
+        {"eps": float(op.attr("bn_eps", 1e-5))},
+        dtype=kinds.pop(),
+    )
+    return scale, shift
+
+
+def conv(ctx: Lowering, op: Op) -> None:
+    """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
+    roles = _roles(op)
+    x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
+    _check(ctx, x, w)
+    blocks = ctx.blocks.get(x.name)
+    if blocks is not None:
+        x, w = blocks.image, spread_weight(ctx, w, blocks)
+    spatial = w.rank - 2
+    oc, icg = int(w.shape[0]), int(w.shape[1])
+    kernel = [int(k) for k in w.shape[2:]]
+    g = int(op.attr("group", 1))
+    n, ic, h, wd = x.image()
+    if not isinstance(ic, int) or ic != icg * g or oc % g:
+        raise Unsupported(f"channels do not agree: input {ic}, weight {icg} x {g} groups")
+    sh, sw = _pair(op.attr("strides"), 1, spatial)
+    dh, dw = _pair(op.attr("dilations"), 1, spatial)
+    if blocks is not None:
+        sh = sw = 2
+    strides, dilations = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
+    pads = resolve_pads(op, (h, wd) if spatial == 2 else (wd,), kernel, strides, dilations)
+    if blocks is not None:
+        pads = (2 * pads[0], 2 * pads[1], 2 * pads[2], 2 * pads[3])
+    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
+    oh = D.floordiv(h + (pads[0] + pads[2] - dh * (kh - 1) - 1), sh) + 1
+    ow = D.floordiv(wd + (pads[1] + pads[3] - dw * (kw - 1) - 1), sw) + 1
+    if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
+        raise Unsupported("a convolution with an empty output")
+    out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)  # a line under a 2-d weight is an image of height 1, and so is its result
+    depthwise = g == ic == oc and g > 1
+    wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
+    border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
+    src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
+    scale, shift = _batch_norm(ctx, roles, op, oc)
+    if depthwise:
+        family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
+    elif wino:
+        family, packing, params = "conv2d_wino", "pack_conv2d_wino", {"OC": oc, "IC": ic}
+    else:
+        pitch = int(src.cs) if isinstance(src.cs, int) else 0
+        family, packing, params = "conv2d", "pack_conv2d", {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch}
+    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": scale}, params, dtype=x.dtype)
+    ints: dict[str, DimLike] = {
+        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+    }  # fmt: skip
+    _launch(ctx, op, x.dtype, family, src, packed, _bias(ctx, roles, scale, shift, oc), ints, out_shape)
+
+
+def conv_transpose(ctx: Lowering, op: Op) -> None:
+    """ConvTranspose with its epilogue; pads crop the full output."""
+    roles = _roles(op)
+    x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
+    _check(ctx, x, w)
+    spatial = w.rank - 2
+    g = int(op.attr("group", 1))
+    oc, kernel = int(w.shape[1]) * g, [int(k) for k in w.shape[2:]]
+    n, ic, h, wd = x.image()
+    if not isinstance(ic, int) or ic != w.shape[0]:
+        raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")
+    if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
+        raise Unsupported("ConvTranspose with output_shape or auto_pad")
+    sh, sw = _pair(op.attr("strides"), 1, spatial)
+    dh, dw = _pair(op.attr("dilations"), 1, spatial)
+    extra = [int(e) for e in op.attr("output_padding") or [0] * spatial]
+    eh, ew = (extra[0], extra[1]) if spatial == 2 else (0, extra[0])
+    pads = resolve_pads(op, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial)
+    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
+    oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
+    ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
+    src = ctx.nhwc(x)
+    scale, shift = _batch_norm(ctx, roles, op, oc)
+    packed = ctx.packed("pack_deconv2d", {"w": ctx.plain(w), "scale": scale}, {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g}, dtype=x.dtype)
+    ints: dict[str, DimLike] = {
+        "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+    }  # fmt: skip
+    shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
+    _launch(ctx, op, x.dtype, "deconv2d", src, packed, _bias(ctx, roles, scale, shift, oc), ints, shape)
+
+
+def _check(ctx: Lowering, x: Value, w: Value) -> None:
+    if not w.is_constant:
+        raise Unsupported("a convolution whose weight is computed at run time")
+    ctx.require(x, "a convolution")
+    if w.dtype != x.dtype:
+        raise Unsupported(f"a convolution of {x.dtype.name} with a weight of {w.dtype.name}")
+    if w.rank not in (3, 4) or x.rank != w.rank:
+        raise Unsupported(f"a convolution over {w.rank - 2} spatial dims")
+
+
+def _bias(ctx: Lowering, roles: Mapping[str, str], scale: Ref | None, shift: Ref | None, channels: int) -> Ref:
+    b = ctx.optional(roles.get("b"))
+    if b is not None and not b.is_constant:
+        raise Unsupported("a convolution whose bias is computed at run time")
+    return ctx.packed(
+        "pack_bias",
+        {"b": ctx.plain(b) if b is not None else None, "scale": scale, "shift": shift},
+        {"OC": channels},
+        dtype=b.dtype if b is not None else DType.F32,
+    )
+
+
+def _launch(ctx: Lowering, op: Op, dtype: DType, family: str, src: Nhwc, packed: Ref, bias: Ref, ints: dict[str, DimLike], shape: Dims) -> None:
+    expr = expression(op.attr("expr"))
+    extras = [ctx.value(n) for n in op.extras]
+    epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
+    name = op.outputs[0]
+    out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)
+    operands: dict[str, Ref | None] = {"x": src.ref, "w": packed, "bias": bias}
+    if epi is not None:
+        full = [epi.residual] if epi.residual is not None else [v for _, v in epi.full]
+        stored = [ctx.nhwc(v) for v in full]
+        if any(not _same_pitches(s, stored[0]) for s in stored[1:]):
+            epi = None  # a program reads its full operands with one set of pitches
+            del ctx.values[name]
+            out = ctx.define(name + "\0before", dtype, shape)
+        else:
+            operands |= epi.operands
+            if epi.residual is not None:
+                operands["res"] = stored[0].ref
+            for (k, _), s in zip(epi.full, stored, strict=False):
+                operands[f"o{k}"] = s.ref
+            if stored:
+                ints |= {"r_cs": stored[0].cs, "r_rs": stored[0].rs, "r_ns": stored[0].ns}
+            ints |= epi.ints
+    dst = ctx.new_nhwc(out)
+    ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
+    ctx.plan.launch(family, operands, {"y": dst.ref}, ints, epi.floats if epi else None, epi.program if epi else None, whole=False, dtype=dtype)
+    if epi is None:
+        assert expr is not None
+        lower_expression(ctx, expr, [out, *extras], name, dtype)
+
+
+def _same_pitches(a: Nhwc, b: Nhwc) -> bool:
+    return a.cs == b.cs and (a.rs is b.rs or a.rs == b.rs) and (a.ns is b.ns or a.ns == b.ns)
+
+
+_ORT_ACTIVATIONS = {
+    "Relu": ("relu",), "Sigmoid": ("sigmoid",), "Tanh": ("tanh",), "LeakyRelu": ("leaky_relu", 0.01),
+    "Clip": ("clip", -3.4028234663852886e38, 3.4028234663852886e38),
+    "HardSigmoid": ("hard_sigmoid", 0.2, 0.5),
+}  # fmt: skip
+
+
+def ort_fused_conv(ctx: Lowering, op: Op) -> None:
+    """com.microsoft.FusedConv(x, w, b?, z?): convolution, optional sum, then the named activation; what ORT's own tools leave behind."""
+    name = op.attr("activation", "")
+    if name and name not in _ORT_ACTIVATIONS:
+        raise Unsupported(f"com.microsoft.FusedConv with activation {name}")
+    code: list[Instr] = []
+    n_in = 2 if op.input(3) else 1
+    value = 0
+    if op.input(3):
+        code.append(Instr("add", (0, 1)))
+        value = n_in
+    if name:
+        opcode, *defaults = _ORT_ACTIVATIONS[name]
+        given = [float(p) for p in op.attr("activation_params") or []]
+        args = [value]
+        for p in given or defaults:
+            code.append(Instr("const", (), float(p)))
+            args.append(n_in + len(code) - 1)
+        code.append(Instr(str(opcode), tuple(args)))
+        value = n_in + len(code) - 1
+    roles = {r: n for r, n in zip(("x", "w", "b", "e0"), op.inputs, strict=False) if n}
+    attrs = {k: v for k, v in op.attrs.items() if k not in ("activation", "activation_params")}
+    if code:
+        attrs["expr"] = Expr(n_in, tuple(code), value).to_json()
+    conv(ctx, Op(":conv", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+
+
+OPS = {"com.microsoft.FusedConv": ort_fused_conv, "Conv": conv, ":conv": conv, "ConvTranspose": conv_transpose, ":conv_transpose": conv_transpose}

@@ -1,0 +1,244 @@
+"""Data movement that needs a kernel: concatenation, padding, tiling, index tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.blocks import find_blocks
+from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.movement import axis_of
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.ops import DType
+
+
+def concat(ctx: Lowering, op: Op) -> None:
+    parts = [ctx.value(n) for n in op.inputs]
+    first = parts[0]
+    k = axis_of(int(op.attr("axis")), first.rank)
+    if first.rank == 1 and all(p.ints is not None for p in parts):
+        joined = tuple(d for p in parts for d in (p.ints or ()))
+        ctx.define(op.outputs[0], first.dtype, (len(joined),)).ints = joined
+        return
+    total: DimLike = 0
+    for p in parts:
+        total = total + p.shape[k]
+    shape_ = tuple(total if a == k else d for a, d in enumerate(first.shape))
+    for p in parts:
+        for a in range(first.rank):
+            if a != k and not (p.shape[a] is first.shape[a] or p.shape[a] == first.shape[a]):
+                raise Unsupported(f"Concat of dims {p.shape[a]} and {first.shape[a]} on axis {a}")
+    out = ctx.define(op.outputs[0], first.dtype, shape_)
+    blocks = find_blocks(parts) if out.name in ctx.block_concats and k == 1 else None
+    if blocks is not None:
+        ctx.blocks[out.name] = blocks
+        return
+    images = [p for p in parts if p.nhwc is not None]
+    if k == 1 and first.rank in (3, 4) and images and len(images) * 2 >= len(parts) and first.dtype in ctx.target.types and isinstance(total, int):
+        _concat_channels(ctx, op, out, parts)
+        return
+    ref = ctx.new_plain(out)
+    strides = contiguous(shape_)
+    at: DimLike = 0
+    for p in parts:
+        dst = View(ref.at(D.mul(D.mul(at, strides[k]), first.dtype.size)), strides)
+        if p.elements != 0:
+            ctx.copy(ctx.strided(p), dst, p.shape, first.dtype, whole=False)
+        at = at + p.shape[k]
+
+
+def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> None:
+    n, _, h, w = out.image()
+    if out.name in ctx.concats:  # some producers wrote their slice in place
+        dst = out.nhwc = ctx.concats[out.name]
+    else:
+        dst = ctx.new_nhwc(out)
+    at = 0
+    for p in parts:
+        c = p.shape[1]
+        assert isinstance(c, int)
+        if ctx.slots.get(p.name) != (out.name, at) or p.nhwc is None:
+            src = ctx.nhwc(p)
+            ctx.plan.launch(
+                "copy_nhwc",
+                {"x": src.ref},
+                {"y": dst.ref.at(out.dtype.size * at)},
+                {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns},
+                whole=False,
+                dtype=out.dtype,
+            )
+        at += c
+
+
+def tile(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    repeats = ctx.int_list(op.input(1), "the repeats")
+    out = ctx.define(op.outputs[0], x.dtype, tuple(D.mul(d, r) for d, r in zip(x.shape, repeats, strict=True)))
+    ref = ctx.new_plain(out)
+    view, strides = ctx.strided(x), contiguous(out.shape)
+    # y[r, i] over (repeat, index) pairs per axis: a copy of twice the rank with stride 0 on the source's repeats
+    shape_ = tuple(d for r, n in zip(repeats, x.shape, strict=True) for d in (r, n))
+    src = tuple(s for st in view.strides for s in (0, st))
+    dst = tuple(s for st, n in zip(strides, x.shape, strict=True) for s in (D.mul(st, n), st))
+    ctx.copy(View(view.ref, src), View(ref, dst), shape_, x.dtype)
+
+
+def constant_of_shape(ctx: Lowering, op: Op) -> None:
+    dims = ctx.int_list(op.input(0), "the shape")
+    t = op.attr("value")
+    value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
+    dtype = DType(int(t.data_type) if t is not None else 1)
+    out = ctx.define(op.outputs[0], dtype, dims)
+    if dtype == DType.I64 and len(dims) <= 1 and isinstance(out.elements, int) and out.elements <= 64:
+        out.ints = (int(value.reshape(-1)[0]),) * out.elements
+        return
+    ctx.plan.launch(
+        "fill", {}, {"y": ctx.new_plain(out)}, {"elem": dtype.size, "count": out.elements, "value": _bits(value)}, whole=isinstance(out.elements, int)
+    )
+
+
+def _bits(value: np.ndarray[Any, Any]) -> int:
+    return int.from_bytes(value.reshape(-1)[:1].tobytes(), "little", signed=value.dtype.itemsize == 8)
+
+
+def range_(ctx: Lowering, op: Op) -> None:
+    start, limit, delta = (ctx.value(n) for n in op.inputs)
+    if start.ints is None or limit.ints is None or delta.ints is None or start.dtype not in (DType.I64, DType.I32):
+        raise Unsupported("a Range whose bounds are computed from tensor contents")
+    first, last, step = start.ints[0], limit.ints[0], delta.ints[0]
+    if not isinstance(step, int) or step == 0:
+        raise Unsupported("a Range with a symbolic step")
+    n = D.maximum(D.ceildiv(last - first, step) if step > 0 else D.ceildiv(first - last, -step), 0)
+    out = ctx.define(op.outputs[0], start.dtype, (n,))
+    if isinstance(n, int) and n <= 8 and start.dtype == DType.I64:
+        out.ints = tuple(first + step * k for k in range(n))
+        return
+    ctx.plan.launch("range", {}, {"y": ctx.new_plain(out)}, {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)})
+
+
+def gather_elements(ctx: Lowering, op: Op) -> None:
+    """Along one axis; x must match the indices on every other axis."""
+    x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    if idx.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
+    if any(not (a is b or a == b) for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True)) if j != k):
+        raise Unsupported("GatherElements from a tensor wider than its indices")
+    out = ctx.define(op.outputs[0], x.dtype, idx.shape)
+    ctx.plan.launch(
+        "gather_elements",
+        {"x": ctx.plain(x), "idx": ctx.plain(idx)},
+        {"y": ctx.new_plain(out)},
+        {
+            "elem": x.dtype.size,
+            "outer": D.product(x.shape[:k]),
+            "n": x.shape[k],
+            "inner": D.product(x.shape[k + 1 :]),
+            "count": idx.shape[k],
+            "idx_dtype": int(idx.dtype),
+        },
+    )
+
+
+def pad(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    mode = op.attr("mode", "constant")
+    if mode not in ("constant", "reflect", "edge"):
+        raise Unsupported(f"Pad in mode '{mode}'")
+    if op.attr("pads") is not None:
+        pads, value = [int(p) for p in op.attr("pads")], float(op.attr("value", 0.0))
+        fill = np.asarray(value, np.float32)
+    else:
+        amounts = ctx.int_list(op.input(1), "the pads")
+        if any(not isinstance(p, int) for p in amounts):
+            raise Unsupported("symbolic pads")
+        pads = [int(p) for p in amounts if isinstance(p, int)]
+        fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
+        if op.input(3):
+            axes = [axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes")]
+            full = [0] * (2 * x.rank)
+            for j, a in enumerate(axes):
+                full[a], full[a + x.rank] = pads[j], pads[j + len(axes)]
+            pads = full
+    if min(pads, default=0) < 0:
+        raise Unsupported("a Pad that crops")
+    if mode != "constant":
+        _pad_mirrored(ctx, op, x, pads, reflect=mode == "reflect")
+        return
+    if not fill.any():
+        fill = np.zeros(1, np.int64)
+    out = ctx.define(op.outputs[0], x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape)))
+    ref, strides = ctx.new_plain(out), contiguous(out.shape)
+    ctx.plan.launch("fill", {}, {"y": ref}, {"elem": x.dtype.size, "count": out.elements, "value": _bits(fill)}, whole=False)
+    start: DimLike = 0
+    for k in range(x.rank):
+        start = start + D.mul(strides[k], pads[k])
+    ctx.copy(ctx.strided(x), View(ref.at(D.mul(start, x.dtype.size)), strides), x.shape, x.dtype, whole=False)
+
+
+def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
+    """Reflect or edge padding, one axis after the other: the middle, then each side read backwards (or its edge repeated)."""
+    axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
+    if not axes:
+        raise Unsupported("a Pad that adds nothing")
+    for axis in axes:
+        before, after, n = pads[axis], pads[axis + x.rank], x.shape[axis]
+        if reflect and (not isinstance(n, int) or max(before, after) >= n):
+            raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")
+        shape_ = tuple(d + (before + after) if k == axis else d for k, d in enumerate(x.shape))
+        out = ctx.define(op.outputs[0] if axis == axes[-1] else f"{op.outputs[0]}\0pad{axis}", x.dtype, shape_)
+        ref, strides, src = ctx.new_plain(out), contiguous(shape_), ctx.strided(x)
+        size, step = x.dtype.size, src.strides[axis]
+        # (elements, first source index, source step, first target index)
+        parts: list[tuple[DimLike, DimLike, int, DimLike]] = [(n, 0, 1, before)]
+        if before:
+            parts.append((before, before if reflect else 0, -1 if reflect else 0, 0))
+        if after:
+            parts.append((after, n - 2 if reflect else n - 1, -1 if reflect else 0, before + n))
+        for count, first, direction, at in parts:
+            from_ = View(src.ref.at(D.mul(D.mul(first, step), size)), tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(src.strides)))
+            into = View(ref.at(D.mul(D.mul(at, strides[axis]), size)), strides)
+            ctx.copy(from_, into, tuple(count if k == axis else d for k, d in enumerate(x.shape)), x.dtype, whole=False)
+        x = out
+
+
+def depth_to_space(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    n, c, h, w = x.shape
+    b = int(op.attr("blocksize"))
+    if not isinstance(c, int):
+        raise Unsupported("DepthToSpace of symbolic channels")
+    out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
+    view = ctx.strided(x)
+    sn, sc, sh, sw = view.strides
+    q = c // (b * b)
+    # y[n, q, h, i, w, j]
+    if op.attr("mode", "DCR") == "DCR":
+        src = (sn, sc, sh, D.mul(sc, b * q), sw, D.mul(sc, q))
+    else:
+        src = (sn, D.mul(sc, b * b), sh, D.mul(sc, b), sw, sc)
+    six: Dims = (n, q, h, b, w, b)
+    ctx.copy(View(view.ref, src), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
+
+
+def space_to_depth(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    n, c, h, w = x.shape
+    b = int(op.attr("blocksize"))
+    view = ctx.strided(x)
+    sn, sc, sh, sw = view.strides
+    hb, wb = D.floordiv(h, b), D.floordiv(w, b)
+    out = ctx.define(op.outputs[0], x.dtype, (n, D.mul(c, b * b), hb, wb))
+    six: Dims = (n, b, b, c, hb, wb)
+    ctx.copy(View(view.ref, (sn, sh, sw, sc, D.mul(sh, b), D.mul(sw, b))), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
+
+
+OPS = {
+    "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_, "GatherElements": gather_elements, "Pad": pad,
+    "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth,
+}  # fmt: skip

@@ -1,0 +1,164 @@
+"""Pooling, resizing and squeeze-excite over channels-last images."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.conv import _pair, conv, resolve_pads
+from tracea_onnx.lower.linear import gemm
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.pointwise import lower_expression
+from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+
+
+def pool(ctx: Lowering, op: Op) -> None:
+    """MaxPool and AveragePool over one or two spatial dims."""
+    x = ctx.value(op.input(0))
+    if len([o for o in op.outputs if o]) > 1:
+        raise Unsupported("MaxPool with its indices as an output")
+    if op.attr("storage_order", 0):
+        raise Unsupported("MaxPool with column-major storage order")
+    kernel = [int(k) for k in op.attr("kernel_shape")]
+    spatial = len(kernel)
+    if spatial not in (1, 2) or x.rank != spatial + 2:
+        raise Unsupported(f"pooling over {spatial} spatial dims")
+    n, c, h, w = x.image()
+    sh, sw = _pair(op.attr("strides"), 1, spatial)
+    dh, dw = _pair(op.attr("dilations"), 1, spatial)
+    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
+    per_axis = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
+    pads = resolve_pads(op, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
+    ceil = bool(op.attr("ceil_mode", 0))
+
+    def extent(size: DimLike, k: int, s: int, d: int, begin: int, end: int) -> DimLike:
+        free = size + (begin + end - d * (k - 1) - 1)
+        if not ceil:
+            return D.floordiv(free, s) + 1
+        up = D.ceildiv(free, s) + 1
+        # a window must start inside the input or its leading pad
+        return D.select(D.less(D.mul(up - 1, s), size + begin), up, up - 1)
+
+    oh, ow = extent(h, kh, sh, dh, pads[0], pads[2]), extent(w, kw, sw, dw, pads[1], pads[3])
+    if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
+        raise Unsupported("pooling with an empty output")
+    shape: Dims = (n, c, oh, ow) if spatial == 2 else (n, c, ow)
+    ctx.require(x, "pooling")
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
+    src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3], "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+
+
+def global_pool(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    ctx.require(x, "global pooling")
+    out = ctx.define(op.outputs[0], x.dtype, (x.shape[0], x.shape[1], *(1 for _ in x.shape[2:])))
+    _global_pool(ctx, x, out, 0 if op.kind == "GlobalMaxPool" else 1)
+
+
+def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
+    if x.nhwc is None or x.view is not None:
+        # plain storage: a reduction over contiguous rows
+        ints: dict[str, DimLike] = {
+            "kind": 2 if mode == 0 else 1,
+            "outer": D.mul(x.shape[0], x.shape[1]),
+            "n": D.product(x.shape[2:]),
+            "inner": 1,
+            "dtype": int(x.dtype),
+        }
+        ctx.plan.launch("reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype)
+        return
+    n, c, h, w = x.image()
+    src = x.nhwc
+    ctx.plan.launch(
+        "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
+        {"mode": mode, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
+        dtype=x.dtype,
+    )  # fmt: skip
+
+
+_COORD = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3}
+_ROUNDING = {"round_prefer_floor": 0, "floor": 1, "ceil": 2, "round_prefer_ceil": 3}
+
+
+def resize(ctx: Lowering, op: Op) -> None:
+    """Nearest and linear Resize (and Upsample) of the two spatial dims."""
+    x = ctx.value(op.input(0))
+    if x.rank != 4:
+        raise Unsupported(f"Resize of a rank-{x.rank} tensor")
+    mode = op.attr("mode", "nearest")
+    if mode not in ("nearest", "linear"):
+        raise Unsupported(f"Resize in mode '{mode}'")
+    old = op.kind == "Upsample" or op.opset < 11
+    coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
+    if coord not in _COORD or op.attr("antialias", 0) or op.attr("axes") is not None or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
+    rounding = "floor" if old else op.attr("nearest_mode", "round_prefer_floor")
+    n, c, h, w = x.image()
+    scales_at, sizes_at = (1, 99) if old else (2, 3)
+    if op.input(sizes_at):
+        sizes = ctx.int_list(op.input(sizes_at), "the sizes")
+        if not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
+            raise Unsupported("Resize of the batch or channel dim")
+        oh, ow = sizes[2], sizes[3]
+        if not (isinstance(h, int) and isinstance(w, int) and isinstance(oh, int) and isinstance(ow, int)):
+            raise Unsupported("Resize to sizes of symbolic dims")
+        scale_h, scale_w = oh / h, ow / w
+    else:
+        scales = [float(s) for s in op.attr("scales")] if op.attr("scales") is not None else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
+        if len(scales) != 4 or scales[0] != 1 or scales[1] != 1:
+            raise Unsupported("Resize of the batch or channel dim")
+        scale_h, scale_w = scales[2], scales[3]
+        oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
+    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
+    src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "mode": int(mode == "linear"), "coord": _COORD[coord], "rounding": _ROUNDING[rounding], "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch("resize2d", {"x": src.ref}, {"y": dst.ref}, ints, {"scale_h": scale_h, "scale_w": scale_w}, whole=False, dtype=x.dtype)
+
+
+def _scaled(n: DimLike, scale: float) -> DimLike:
+    if isinstance(n, int):
+        return int(n * scale)
+    if scale != int(scale):
+        raise Unsupported(f"Resize of a symbolic dim by {scale}")
+    return D.mul(n, int(scale))
+
+
+def squeeze_excite(ctx: Lowering, op: Op) -> None:
+    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): pool, two small products, one channel-wise multiply."""
+    x = ctx.value(op.role("x"))
+    base = op.outputs[0]
+    ctx.require(x, "squeeze-excite")
+    pooled = ctx.define(base + "\0pool", x.dtype, (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]))
+    if x.rank != 4:
+        raise Unsupported(f"squeeze-excite of a rank-{x.rank} tensor")
+    _global_pool(ctx, x, pooled, 1)
+    step = pooled.name
+    for k in (1, 2):
+        roles = {"x": step, "w": op.role(f"w{k}"), **({"b": op.role(f"b{k}")} if op.role(f"b{k}") else {})}
+        step = f"{base}\0fc{k}"
+        attrs = {"expr": op.attr(f"expr{k}"), "trans_b": op.attr("trans_b", 0)}
+        part = Op(":conv" if op.attr("kind") == "conv" else ":gemm", op.label, tuple(roles.values()), (step,), attrs, op.nodes, tuple(roles), op.opset, roles)
+        (conv if op.attr("kind") == "conv" else gemm)(ctx, part)
+    gate = ctx.value(step)
+    if gate.rank == 2:
+        shaped = ctx.define(base + "\0gate", x.dtype, (*gate.shape, 1, 1))
+        shaped.view = View(ctx.plain(gate), contiguous(shaped.shape))
+        gate = shaped
+    lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), [x, gate], base, x.dtype)
+
+
+OPS = {
+    "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool, "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
+    ":squeeze_excite": squeeze_excite,
+}  # fmt: skip

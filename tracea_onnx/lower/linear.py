@@ -1,0 +1,195 @@
+"""Matrix products: packed-weight GEMM with fused epilogue, batched products of run-time operands, gated linear units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.pointwise import lower_expression
+from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.plan import PlanBuilder, Ref
+
+
+def gemm(ctx: Lowering, op: Op) -> None:
+    """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
+    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+    x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
+    for v in (x, w):
+        ctx.require(v, "a matrix product")
+        if v.dtype != x.dtype:
+            raise Unsupported(f"a matrix product of {x.dtype.name} and {v.dtype.name}")
+    trans_a, trans_b = bool(op.attr("trans_a", op.attr("transA", 0))), bool(op.attr("trans_b", op.attr("transB", 0)))
+    alpha, beta = float(op.attr("alpha", 1.0)), float(op.attr("beta", 1.0))
+    b = ctx.optional(roles.get("b"))
+    if w.rank == 2 and w.is_constant and x.rank >= 2 and not trans_a:
+        _packed(ctx, op, x, w, b, trans_b, alpha, beta)
+    else:
+        _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
+
+
+def _rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
+    """`v` as a matrix [rows, last]: pointer and row pitch. A view whose leading dims chain is read in place."""
+    view = ctx.strided(v)
+    last, lead = v.shape[-1], v.shape[:-1]
+    if view.strides[-1] == 1 or last == 1:
+        merged = merge_dims(lead, [view.strides[:-1]])
+        if not merged:
+            return view.ref, last
+        if len(merged) == 1:
+            return view.ref, merged[0][1][0]
+    return ctx.plain(v), last
+
+
+def _scaled_bias(ctx: Lowering, b: Value, beta: float, n: int) -> Ref | None:
+    """A constant bias row as the packed operand; None when it is not one value per column."""
+    if not b.is_constant or not all(d == 1 for d in b.shape[:-1]) or b.rank == 0 or b.shape[-1] != n or beta != 1.0:
+        return None
+    return ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype)
+
+
+def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b: bool, alpha: float, beta: float) -> None:
+    k, n = (int(w.shape[1]), int(w.shape[0])) if trans_b else (int(w.shape[0]), int(w.shape[1]))
+    if not _equal(x.shape[-1], k):
+        raise Unsupported(f"inner dims {x.shape[-1]} and {k} do not agree")
+    shape: Dims = (*x.shape[:-1], n)
+    expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
+    bias = _scaled_bias(ctx, b, beta, n) if b is not None else None
+    if b is not None and bias is None:
+        expr, extras = _with_bias(expr, extras, b, beta)
+    packed = ctx.packed(
+        "pack_gemm",
+        {"w": ctx.plain(w)},
+        {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n},
+        {"alpha": alpha},
+        dtype=x.dtype,
+    )
+    epi = plan_epilogue(ctx, expr, extras, x.dtype, shape, len(shape) - 1)
+    name = op.outputs[0]
+    src, ldx = _rows(ctx, x)
+    operands: dict[str, Ref | None] = {"x": src, "w": packed, "bias": bias}
+    ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
+    if epi is not None:
+        operands |= epi.operands
+        ints |= epi.ints
+        if epi.residual is not None:
+            operands["res"], ints["ldr"] = _rows(ctx, epi.residual)
+        for j, v in epi.full:
+            operands[f"o{j}"], ints[f"o{j}_ld"] = _rows(ctx, v)
+    out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
+    dst = ctx.new_plain(out)
+    ctx.plan.launch("gemm", operands, {"y": dst}, ints, epi.floats if epi else None, epi.program if epi else None, dtype=x.dtype)
+    if epi is None:
+        assert expr is not None
+        lower_expression(ctx, expr, [out, *extras], name, x.dtype)
+
+
+def _with_bias(expr: Expr | None, extras: list[Value], b: Value, beta: float) -> tuple[Expr, list[Value]]:
+    """Move `+ beta * b` into the epilogue expression."""
+    old = expr or Expr(1, (), 0)
+    n = old.n_in
+    code: list[Instr] = []
+    bias_at = n  # the new input
+    base = n + 1
+    if beta != 1.0:
+        code += [Instr("const", (), beta), Instr("mul", (base, bias_at))]
+        bias_at = base + 1
+    code.append(Instr("add", (0, bias_at)))
+    acc = base + len(code) - 1
+    shift = base + len(code) - n
+
+    def moved(i: int) -> int:
+        return acc if i == 0 else i if i < n else i + shift
+
+    code += [Instr(ins.op, tuple(moved(a) for a in ins.args), ins.imm) for ins in old.code]
+    return Expr(n + 1, tuple(code), moved(old.out)), [*extras, b]
+
+
+def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a: bool, trans_b: bool, alpha: float, beta: float) -> None:
+    """Both operands at run time, any rank (numpy matmul semantics)."""
+    a_view, b_view = ctx.strided(x), ctx.strided(w)
+    a_shape, a_st = (x.shape, a_view.strides) if x.rank > 1 else ((1, *x.shape), (0, *a_view.strides))
+    b_shape, b_st = (w.shape, b_view.strides) if w.rank > 1 else ((*w.shape, 1), (*b_view.strides, 0))
+    m, ka = (a_shape[-1], a_shape[-2]) if trans_a else (a_shape[-2], a_shape[-1])
+    kb, n = (b_shape[-1], b_shape[-2]) if trans_b else (b_shape[-2], b_shape[-1])
+    if not _equal(ka, kb):
+        raise Unsupported(f"inner dims {ka} and {kb} do not agree")
+    batch = broadcast([a_shape[:-2], b_shape[:-2]], [x.name, w.name])
+    full: Dims = (*batch, m, n)
+    shape = tuple(d for k, d in enumerate(full) if not (x.rank == 1 and k == len(full) - 2) and not (w.rank == 1 and k == len(full) - 1))
+    expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
+    if b is not None:
+        expr, extras = _with_bias(expr, extras, b, beta)
+    act, p0, p1 = 0, 0.0, 0.0
+    simple = expr is None
+    if expr is not None and not extras:
+        try:
+            act, p0, p1 = activation_only(expr)
+            simple = True
+        except Unsupported:
+            simple = False
+    out = ctx.define(op.outputs[0] if simple else op.outputs[0] + "\0before", x.dtype, shape)
+    dst = ctx.new_plain(out)
+    assert out.view is not None
+    ya = _expand_strides(ctx.plan, batch, batch, tuple(D.mul(s, D.mul(m, n)) for s in contiguous(batch)))
+    rows = merge_dims(batch, [_expand_strides(ctx.plan, a_shape[:-2], batch, a_st[:-2]), _expand_strides(ctx.plan, b_shape[:-2], batch, b_st[:-2]), ya])
+    if len(rows) > 2:
+        raise Unsupported(f"a matrix product over {len(rows)} separate batch dims (the kernel takes 2)")
+    rows = pad_rows(rows, 2, 3)
+    a_m, a_k = (a_st[-1], a_st[-2]) if trans_a else (a_st[-2], a_st[-1])
+    b_k, b_n = (b_st[-1], b_st[-2]) if trans_b else (b_st[-2], b_st[-1])
+    ints: dict[str, DimLike] = {
+        "B0": rows[0][0], "B1": rows[1][0], "M": m, "N": n, "K": ka, "a_0": rows[0][1][0], "a_1": rows[1][1][0], "a_m": a_m, "a_k": a_k,
+        "b_0": rows[0][1][1], "b_1": rows[1][1][1], "b_k": b_k, "b_n": b_n, "y_0": rows[0][1][2], "y_1": rows[1][1][2], "ldy": n, "act": act,
+    }  # fmt: skip
+    ctx.plan.launch("matmul", {"a": a_view.ref, "b": b_view.ref}, {"y": dst}, ints, {"alpha": alpha, "p0": p0, "p1": p1}, dtype=x.dtype)
+    if not simple:
+        assert expr is not None
+        lower_expression(ctx, expr, [out, *extras], op.outputs[0], x.dtype)
+
+
+def _expand_strides(plan: PlanBuilder, shape: Dims, batch: Dims, strides: Dims) -> Dims:
+    return broadcast_strides(plan, View(Ref(0), strides), shape, batch)
+
+
+def _equal(a: DimLike, b: DimLike) -> bool:
+    """False only when both are known and differ."""
+    return not (isinstance(a, int) and isinstance(b, int) and a != b)
+
+
+def swiglu(ctx: Lowering, op: Op) -> None:
+    """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two products and one pointwise pass."""
+    expr = Expr.from_json(op.attr("expr"))
+    x = ctx.value(op.role("x"))
+    trans_b = bool(op.attr("trans_b", 0))
+    halves: list[Value] = []
+    if op.role("w"):
+        w, b = ctx.value(op.role("w")), ctx.optional(op.role("b"))
+        both = _linear(ctx, x, w, b, trans_b, op.outputs[0] + "\0both")
+        view = ctx.strided(both)
+        n = both.shape[-1]
+        if not isinstance(n, int) or n % 2:
+            raise Unsupported("a packed gate of odd or symbolic width")
+        for k in range(2):
+            half = ctx.define(f"{op.outputs[0]}\0half{k}", x.dtype, (*both.shape[:-1], n // 2))
+            half.view = View(view.ref.at(x.dtype.size * (n // 2) * k), view.strides)
+            halves.append(half)
+        if int(op.attr("split", 0)) == 1:
+            halves.reverse()
+    else:
+        for part in ("gate", "up"):
+            halves.append(_linear(ctx, x, ctx.value(op.role(f"w_{part}")), ctx.optional(op.role(f"b_{part}")), trans_b, f"{op.outputs[0]}\0{part}"))
+    lower_expression(ctx, expr, halves, op.outputs[0], x.dtype)
+
+
+def _linear(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
+    inputs: Mapping[str, str] = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
+    gemm(ctx, Op(":gemm", name, tuple(inputs.values()), (name,), {"trans_b": int(trans_b)}, (), tuple(inputs), 0, inputs))
+    return ctx.value(name)
+
+
+OPS = {"MatMul": gemm, "Gemm": gemm, ":gemm": gemm, ":swiglu": swiglu}

@@ -1,0 +1,317 @@
+"""Shape arithmetic and views: they cost nothing, because a view or a symbolic value is enough.
+
+Small integer tensors (the Shape/Gather/Concat towers of dynamic exports) are followed symbolically; they reach memory only
+when something really reads them.
+"""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.ops import DType
+
+
+def axis_of(axis: int, rank: int) -> int:
+    return axis + rank if axis < 0 else axis
+
+
+def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
+    """Axes from the attribute (old opsets) or from the constant input."""
+    if op.attr("axes") is not None:
+        return [int(a) for a in op.attr("axes")]
+    if op.input(position):
+        return [int(a) for a in ctx.contents(op.input(position), "axes").reshape(-1)]
+    return None
+
+
+def _with_view(ctx: Lowering, op: Op, x: Value, shape: Dims, view: View | None) -> Value:
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    out.view = view
+    return out
+
+
+def shape(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    rank = x.rank
+    start, end = int(op.attr("start", 0)), op.attr("end")
+    dims = x.shape[slice(start, None if end is None else int(end))] if rank else ()
+    out = ctx.define(op.outputs[0], DType.I64, (len(dims),))
+    out.ints = tuple(dims)
+
+
+def size(ctx: Lowering, op: Op) -> None:
+    out = ctx.define(op.outputs[0], DType.I64, ())
+    out.ints = (ctx.value(op.input(0)).elements,)
+
+
+def identity(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    out.view, out.nhwc, out.ints, out.data, out.initializer = x.view, x.nhwc, x.ints, x.data, x.initializer
+
+
+def _relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
+    """Same elements in the same order under another shape."""
+    out = ctx.define(op.outputs[0], x.dtype, new)
+    if x.ints is not None:
+        out.ints = x.ints
+        if x.data is not None:
+            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
+        return
+    if x.initializer:
+        out.view = View(ctx.plan.initializer(x.initializer), contiguous(new))
+        if x.data is not None:
+            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
+        return
+    view = ctx.strided(x) if x.view is not None else None
+    out.view = _reshape_view(view, x.shape, new) if view is not None else None
+    if out.view is None:
+        out.view = View(ctx.plain(x), contiguous(new))
+
+
+def _reshape_view(view: View, old: Dims, new: Dims) -> View | None:
+    """The same elements under `new` without a copy, when only dims of 1 differ or the storage is contiguous."""
+    strides: list[DimLike] = []
+    k = 0
+    core = [(d, s) for d, s in zip(old, view.strides, strict=True) if d != 1]
+    for d in new:
+        if d == 1:
+            strides.append(0)
+            continue
+        if k >= len(core) or not (core[k][0] is d or core[k][0] == d):
+            return _split_view(view, old, new)
+        strides.append(core[k][1])
+        k += 1
+    return View(view.ref, tuple(strides)) if k == len(core) else _split_view(view, old, new)
+
+
+def _split_view(view: View, old: Dims, new: Dims) -> View | None:
+    """A strided view stays one when leading dims agree and the last one is split or dims that chain are merged."""
+    n = 0
+    while n < min(len(old), len(new)) and (old[n] is new[n] or old[n] == new[n]):
+        n += 1
+    rest_old, rest_new = old[n:], new[n:]
+    inner = contiguous(rest_old)
+    unit = view.strides[-1] if view.strides else 1
+    chained = [D.mul(s, unit) for s in inner]
+    if not rest_old or not all(d == 1 or s is t or s == t for d, s, t in zip(rest_old, view.strides[n:], chained, strict=True)):
+        return None
+    return View(view.ref, (*view.strides[:n], *(D.mul(s, unit) for s in contiguous(rest_new))))
+
+
+def reshape(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    target = tuple(int(v) for v in op.attr("shape")) if op.attr("shape") is not None else ctx.int_list(op.input(1), "the shape")
+    keep_zero = bool(op.attr("allowzero", 0))
+    dims: list[DimLike] = []
+    unknown = -1
+    for k, d in enumerate(target):
+        if isinstance(d, int) and d == 0 and not keep_zero:
+            if k >= x.rank:
+                raise Unsupported(f"Reshape copies dim {k} of a rank-{x.rank} tensor")
+            dims.append(x.shape[k])
+        elif isinstance(d, int) and d == -1:
+            unknown = k
+            dims.append(1)
+        else:
+            dims.append(d)
+    if unknown >= 0:
+        rest = [d for k, d in enumerate(dims) if k != unknown]
+        left = list(x.shape)
+        for d in list(rest):  # cancel equal factors before dividing
+            for e in left:
+                if e is d or (isinstance(e, int) and isinstance(d, int) and e == d):
+                    left.remove(e)
+                    rest.remove(d)
+                    break
+        over, under = D.product(left), D.product(rest)
+        if isinstance(over, int) and isinstance(under, int) and (under == 0 or over % under):
+            raise Unsupported(f"Reshape of {over} elements into multiples of {under}")
+        dims[unknown] = D.floordiv(over, under)
+    _relabel(ctx, op, x, tuple(dims))
+
+
+def flatten(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axis = axis_of(int(op.attr("axis", 1)), x.rank) if op.attr("axis", 1) != x.rank else x.rank
+    _relabel(ctx, op, x, (D.product(x.shape[:axis]), D.product(x.shape[axis:])))
+
+
+def squeeze(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axes = _axes(ctx, op, 1)
+    if axes is None:
+        if not D.is_static(x.shape):
+            raise Unsupported("Squeeze without axes of a tensor with symbolic dims")
+        gone = {k for k, d in enumerate(x.shape) if d == 1}
+    else:
+        gone = {axis_of(a, x.rank) for a in axes}
+        if any(x.shape[k] != 1 for k in gone):
+            raise Unsupported("Squeeze of a dim that is not known to be 1")
+    _relabel(ctx, op, x, tuple(d for k, d in enumerate(x.shape) if k not in gone))
+
+
+def unsqueeze(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axes = _axes(ctx, op, 1) or []
+    rank = x.rank + len(axes)
+    put = {axis_of(a, rank) for a in axes}
+    rest = iter(x.shape)
+    _relabel(ctx, op, x, tuple(1 if k in put else next(rest) for k in range(rank)))
+
+
+def transpose(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
+    if x.dtype.size not in (1, 2, 4, 8):
+        raise Unsupported("an element size the copy kernel does not move")
+    view = ctx.strided(x)
+    _with_view(ctx, op, x, tuple(x.shape[p] for p in perm), View(view.ref, tuple(view.strides[p] for p in perm)))
+
+
+def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
+    return D.minimum(D.maximum(v, lo), hi)
+
+
+def slice_(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if op.attr("starts") is not None:
+        starts: Dims = tuple(op.attr("starts"))
+        ends: Dims = tuple(op.attr("ends"))
+        axes = list(op.attr("axes") or range(len(starts)))
+        steps = [1] * len(starts)
+    else:
+        starts, ends = ctx.int_list(op.input(1), "the starts"), ctx.int_list(op.input(2), "the ends")
+        axes = [int(a) for a in ctx.contents(op.input(3), "the axes")] if op.input(3) else list(range(len(starts)))
+        steps = [int(s) for s in ctx.contents(op.input(4), "the steps")] if op.input(4) else [1] * len(starts)
+    shape_, offset = list(x.shape), [0] * x.rank
+    step_of = [1] * x.rank
+    begin: list[DimLike] = list(offset)
+    for a, s, e, st in zip(axes, starts, ends, steps, strict=True):
+        k = axis_of(a, x.rank)
+        n = x.shape[k]
+        first, last = _from_end(s, n), _from_end(e, n)
+        if st > 0:
+            first, last = _clamp(first, 0, n), _clamp(last, 0, n)
+            length = D.maximum(D.ceildiv(last - first, st), 0)
+        else:
+            if not isinstance(n, int) or not isinstance(first, int) or not isinstance(last, int):
+                raise Unsupported("a backward Slice of a symbolic dim")
+            first = min(max(first, 0), n - 1)
+            last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
+            length = max(-(-(last - first) // st), 0)
+        begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
+    if x.ints is not None and x.rank == 1 and isinstance(begin[0], int) and isinstance(shape_[0], int):
+        out = ctx.define(op.outputs[0], x.dtype, (shape_[0],))
+        out.ints = tuple(x.ints[begin[0] + step_of[0] * i] for i in range(shape_[0]))
+        return
+    view = ctx.strided(x)
+    start: DimLike = 0
+    for b, st2 in zip(begin, view.strides, strict=True):
+        start = start + D.mul(b, st2)
+    strides = tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True))
+    _with_view(ctx, op, x, tuple(shape_), View(view.ref.at(D.mul(start, x.dtype.size)), strides))
+
+
+def _from_end(v: DimLike, n: DimLike) -> DimLike:
+    if isinstance(v, int):
+        if v >= 2**31 - 1:
+            return n
+        return v if v >= 0 else D.maximum(n + v, 0) if v > -(2**31) else 0
+    return D.select(D.less(v, 0), v + n, v)
+
+
+def _known_length(x: Value, axis: int, start: DimLike, end: DimLike, step: int, length: DimLike) -> DimLike:
+    """Plain spellings of common symbolic slices: everything, and up to a dim that is no longer than the axis."""
+    n = x.shape[axis]
+    if step == 1 and isinstance(start, int) and start == 0 and ((isinstance(end, int) and end >= 2**31 - 1) or end is n):
+        return n
+    return length
+
+
+def split(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    n = x.shape[k]
+    sizes: Dims
+    if op.attr("split") is not None:
+        sizes = tuple(op.attr("split"))
+    elif op.input(1):
+        sizes = ctx.int_list(op.input(1), "the split sizes")
+    else:
+        if not isinstance(n, int):
+            raise Unsupported("an even Split of a symbolic dim")
+        each = -(-n // len(op.outputs))
+        sizes = tuple(min(each, n - each * i) for i in range(len(op.outputs)))
+    if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
+        at = 0
+        for name, s in zip(op.outputs, sizes, strict=True):
+            assert isinstance(s, int)
+            ctx.define(name, x.dtype, (s,)).ints = x.ints[at : at + s]
+            at += s
+        return
+    view = ctx.strided(x)
+    start: DimLike = 0
+    for name, s in zip(op.outputs, sizes, strict=True):
+        if name:
+            out = ctx.define(name, x.dtype, (*x.shape[:k], s, *x.shape[k + 1 :]))
+            out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
+        start = start + s
+
+
+def expand(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    target = ctx.int_list(op.input(1), "the shape")
+    shape_ = broadcast([x.shape, target], [op.input(0), "the target shape"])
+    if x.ints is not None and len(x.ints) == 1 and len(shape_) == 1 and isinstance(shape_[0], int) and shape_[0] <= 8:
+        ctx.define(op.outputs[0], x.dtype, shape_).ints = x.ints * shape_[0]
+        return
+    view = ctx.strided(x)
+    _with_view(ctx, op, x, shape_, View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
+
+
+def gather(ctx: Lowering, op: Op) -> None:
+    x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    shape_ = (*x.shape[:k], *idx.shape, *x.shape[k + 1 :])
+    n = x.shape[k]
+    if idx.ints is not None and all(isinstance(i, int) for i in idx.ints):
+        picks = [int(i) for i in idx.ints if isinstance(i, int)]
+        if x.ints is not None and x.rank == 1:
+            out = ctx.define(op.outputs[0], x.dtype, shape_)
+            out.ints = tuple(x.ints[i] for i in picks)
+            return
+        if len(picks) == 1:
+            view = ctx.strided(x)
+            at = n + picks[0] if picks[0] < 0 else picks[0]
+            strides = (*view.strides[:k], *(0 for _ in idx.shape), *view.strides[k + 1 :])
+            _with_view(ctx, op, x, shape_, View(view.ref.at(D.mul(D.mul(at, view.strides[k]), x.dtype.size)), strides))
+            return
+    if idx.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(f"Gather with indices of type {idx.dtype.name}")
+    out = ctx.define(op.outputs[0], x.dtype, shape_)
+    src, index = ctx.plain(x), ctx.plain(idx)
+    ctx.plan.launch(
+        "gather",
+        {"x": src, "idx": index},
+        {"y": ctx.new_plain(out)},
+        {
+            "elem": x.dtype.size,
+            "outer": D.product(x.shape[:k]),
+            "n": n,
+            "inner": D.product(x.shape[k + 1 :]),
+            "count": idx.elements,
+            "idx_dtype": int(idx.dtype),
+        },
+    )
+
+
+OPS = {
+    "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape, "Flatten": flatten, "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split, "Expand": expand, "Gather": gather,
+}  # fmt: skip
+#: Ops whose output is the input's elements in the same order (an output buffer may be written by their producer).
+RESHAPES = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})

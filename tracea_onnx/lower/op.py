@@ -1,0 +1,63 @@
+"""One operation to lower: an ONNX node, or a fused op with its spec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracea_onnx.core import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
+from tracea_onnx.graph import Graph, Node
+
+
+@dataclass(frozen=True)
+class Op:
+    """`kind` is an ONNX op type (`Transpose`), or a spec's op after a colon (`:conv`)."""
+
+    kind: str
+    label: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    nodes: tuple[Node, ...]
+    roles: tuple[str, ...] = ()
+    opset: int = 0
+    by_role: Mapping[str, str] = field(default_factory=dict)
+
+    def input(self, k: int) -> str:
+        return self.inputs[k] if k < len(self.inputs) else ""
+
+    def role(self, name: str) -> str:
+        """Name of the input in this role, "" when absent."""
+        return self.by_role.get(name, "")
+
+    @property
+    def extras(self) -> list[str]:
+        """Inputs in the epilogue roles e0, e1, ... in expression order."""
+        found = [(int(r[1:]), n) for r, n in self.by_role.items() if r[0] == "e" and r[1:].isdigit()]
+        return [n for _, n in sorted(found)]
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return self.attrs.get(name, default)
+
+    @property
+    def fused(self) -> bool:
+        return self.kind.startswith(":")
+
+
+def of_spec(spec: Spec, inputs: tuple[str, ...], outputs: tuple[str, ...], nodes: tuple[Node, ...], opset: int) -> Op:
+    return Op(":" + spec.op, nodes[0].name, inputs, outputs, spec.attrs, nodes, spec.roles, opset, dict(zip(spec.roles, inputs, strict=True)))
+
+
+def of_match(match: Match, graph: Graph) -> Op:
+    return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
+
+
+def of_node(node: Node, graph: Graph) -> Op:
+    """An ONNX node, or a call to a fused function (its spec attribute says what it computes)."""
+    if node.proto.domain == DOMAIN:
+        d = json.loads(node.attrs[SPEC_ATTRIBUTE])
+        roles = tuple(d["roles"])  # what follows them are constants only the body reads
+        return of_spec(Spec(d["op"], roles, d["attrs"]), node.inputs[: len(roles)], node.outputs, (node,), graph.opset())
+    return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())

@@ -1,0 +1,179 @@
+"""Pointwise expressions: symbolic on shape arithmetic, channels-last when their operands are, plain with broadcasting otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tracea_onnx import dims as D
+from tracea_onnx.core import Refuse
+from tracea_onnx.dims import DimLike
+from tracea_onnx.expr import Expr
+from tracea_onnx.graph import Graph, Node
+from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.epilogue_kinds import CHANNEL, FULL, SCALAR, operand_kind
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Dims, Unsupported, Value, contiguous
+from tracea_onnx.ops import I64_OPCODES, DType
+from tracea_onnx.patterns_ops import POINTWISE, Code
+from tracea_onnx.plan import Ref
+from tracea_onnx.program import compile_program
+
+_INTEGER = frozenset({DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32})
+_FLOAT = frozenset({DType.F32, DType.F16, DType.BF16})
+_IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
+
+
+def pointwise(ctx: Lowering, op: Op) -> None:
+    """A fused chain (`expr` over its inputs) or one ONNX pointwise node."""
+    if op.fused:
+        expr, names = Expr.from_json(op.attr("expr")), list(op.inputs)
+    else:
+        found = node_expression(ctx.graph, op.nodes[0])
+        if found is None:
+            raise Unsupported(f"no kernel computes {op.kind} with these attributes")
+        expr, names = found
+    values = [ctx.value(n) for n in names]
+    dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
+    lower_expression(ctx, expr, values, op.outputs[0], dtype)
+
+
+def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
+    """One ONNX pointwise node as an expression and its tensor operands; None for a form the expression language cannot say."""
+    code = Code()
+    ids: list[int] = []
+    for name in node.inputs:
+        if name:
+            value = graph.scalar(name)
+            exact = value is not None and math.isfinite(value) and (graph.dtype(name) in (1, 10, 16) or abs(value) < 2**24)
+            ids.append(code.const(value) if exact and value is not None else code.operand(name))
+    if not code.operands:
+        return None
+    if node.op == "Mod" and not node.attr("fmod", 0):
+        return code.finish(code.op("mod", *ids)), code.operands
+    try:
+        return code.finish(POINTWISE[node.op](code, graph, node, ids)), code.operands
+    except Refuse:
+        return None
+
+
+def cast(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    to = DType(int(op.attr("to")))
+    if to == x.dtype:
+        out = ctx.define(op.outputs[0], to, x.shape)
+        out.view, out.nhwc, out.ints, out.data, out.initializer = x.view, x.nhwc, x.ints, x.data, x.initializer
+        return
+    lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
+
+
+def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType) -> None:
+    """name = expr(inputs) with ONNX broadcasting."""
+    shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
+    if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
+        ints = _symbolic(expr, [v.ints or () for v in inputs], shape)
+        if ints is not None:
+            ctx.define(name, dtype, shape).ints = ints
+            return
+    kinds_in, kind_out = {v.dtype for v in inputs}, dtype
+    if not (kinds_in | {kind_out}) <= _INTEGER | _FLOAT:
+        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}")
+    narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
+    if narrow and expr.code:
+        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert")
+    integer = kinds_in <= _INTEGER and kind_out in _INTEGER and all(i.op in I64_OPCODES for i in expr.code)
+    if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
+        raise Unsupported("float arithmetic on integers wider than a float's mantissa")
+    if not integer and _image(ctx, expr, inputs, name, dtype, shape):
+        return
+    _plain(ctx, expr, inputs, name, dtype, shape, integer)
+
+
+def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims) -> bool:
+    """Channels-last, when some operand already is and the rest can follow."""
+    if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types or any(v.dtype != dtype for v in inputs):
+        return False
+    if not any(v.nhwc is not None and v.view is None for v in inputs):
+        return False
+    kinds = [_image_kind(v, shape) for v in inputs]
+    if any(k is None for k in kinds) or FULL not in kinds or not isinstance(shape[1], int):
+        return False
+    out = ctx.define(name, dtype, shape)
+    n, c, h, w = out.image()
+    operands: dict[str, Ref | None] = {}
+    ints: dict[str, DimLike] = {"N": n, "C": c, "H": h, "W": w}
+    for k, (v, kind) in enumerate(zip(inputs, kinds, strict=True)):
+        assert kind is not None
+        ints[f"x{k}_kind"] = kind
+        if kind == FULL:
+            src = ctx.nhwc(v)
+            operands[f"x{k}"] = src.ref
+            ints |= {f"x{k}_cs": src.cs, f"x{k}_rs": src.rs, f"x{k}_ns": src.ns}
+        else:
+            operands[f"x{k}"] = ctx.plain(v)
+            ints[f"x{k}_ns"] = c if kind == CHANNEL and v.rank == len(shape) and v.shape[0] != 1 else 0
+    dst = ctx.new_nhwc(out)
+    ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
+    ctx.plan.launch("pointwise_nhwc", operands, {"y": dst.ref}, ints, None, compile_program(expr, type="f32"), whole=False, dtype=dtype)
+    return True
+
+
+def _image_kind(v: Value, shape: Dims) -> int | None:
+    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1])."""
+    kind = operand_kind(v, shape, 1)
+    if kind in (FULL, SCALAR, CHANNEL):
+        return kind
+    gate = v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
+    return CHANNEL if gate else None
+
+
+def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:
+    if len(inputs) > _PLAIN_INPUTS:
+        raise Unsupported(f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})")
+    out = ctx.define(name, dtype, shape)
+    views = [ctx.strided(v) for v in inputs]
+    strides = [broadcast_strides(ctx.plan, view, v.shape, shape) for view, v in zip(views, inputs, strict=True)]
+    rows = merge_dims(shape, [contiguous(shape), *strides])
+    if len(rows) > 6:
+        raise Unsupported(f"a broadcast over {len(rows)} separate dims (the kernel takes 6)")
+    rows = pad_rows(rows, 6, 1 + len(inputs))
+    ints: dict[str, DimLike] = {"y_dtype": int(dtype)}
+    for d, (n, s) in enumerate(rows):
+        ints[f"n{d}"] = n
+        for k in range(len(inputs)):
+            ints[f"x{k}_{d}"] = s[k + 1]
+    for k, v in enumerate(inputs):
+        ints[f"x{k}_dtype"] = int(v.dtype)
+    operands: dict[str, Ref | None] = {f"x{k}": view.ref for k, view in enumerate(views)}
+    program = compile_program(expr, type="i64" if integer else "f32")
+    ctx.plan.launch("pointwise", operands, {"y": ctx.new_plain(out)}, ints, None, program)
+
+
+_SYMBOLIC: dict[str, Callable[..., DimLike]] = {
+    "copy": lambda a: a, "add": D.add, "sub": D.sub, "mul": D.mul, "min": D.minimum, "max": D.maximum, "eq": D.equal, "lt": D.less,
+    "where": D.select, "neg": lambda a: D.mul(a, -1), "not": lambda a: D.equal(a, 0), "and": D.mul,
+}  # fmt: skip
+
+
+def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
+    """The expression on symbolic integers, element by element; None when an operation has no symbolic form."""
+    count = shape[0] if shape else 1
+    if not isinstance(count, int):
+        return None
+    out: list[DimLike] = []
+    for j in range(count):
+        v: list[DimLike] = [x[j if len(x) > 1 else 0] for x in inputs]
+        for ins in expr.code:
+            a = [v[k] for k in ins.args]
+            if ins.op == "const" and ins.imm == int(ins.imm):
+                v.append(int(ins.imm))
+            elif ins.op == "div" and isinstance(a[1], int) and a[1] > 0 and not (isinstance(a[0], int) and a[0] < 0):
+                v.append(D.floordiv(a[0], a[1]))
+            elif ins.op == "le":
+                v.append(D.sub(1, D.less(a[1], a[0])))
+            elif ins.op in _SYMBOLIC:
+                v.append(_SYMBOLIC[ins.op](*a))
+            else:
+                return None
+        out.append(v[expr.out])
+    return tuple(out)

@@ -1,0 +1,31 @@
+"""What lowering must know of a backend: which types its kernels take and how it stores images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx.families import channel_pitch
+from tracea_onnx.ops import DType
+
+
+@dataclass(frozen=True)
+class Target:
+    """types: float types the compute kernels take. border: whether a convolution reads its padding from a zero border around the
+    image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
+    pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`)."""
+
+    name: str
+    types: frozenset[DType]
+    border: bool
+    winograd: bool
+    pitch_multiple: int
+
+    def channel_pitch(self, channels: int) -> int:
+        """Elements from one pixel to the next."""
+        if self.pitch_multiple:
+            return -(-channels // self.pitch_multiple) * self.pitch_multiple
+        return channel_pitch(channels)
+
+
+CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0)
+CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8)

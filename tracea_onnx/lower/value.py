@@ -1,0 +1,86 @@
+"""What the compiler knows of one tensor while it lowers a partition: type, dims, and where its elements lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tracea_onnx.dims import DimLike, mul, product
+from tracea_onnx.graph import Array
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import Ref
+
+Dims = tuple[DimLike, ...]
+
+
+class Unsupported(Exception):
+    """A node the provider does not run; the sentence says why. ORT's own provider keeps it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements at `ref` + sum(index * stride); strides in elements."""
+
+    ref: Ref
+    strides: Dims
+
+
+@dataclass(frozen=True)
+class Nhwc:
+    """Channels-last storage of a [N, C, H, W] tensor (rank 3 counts as H = 1): pitches per pixel, row and image, and the zero
+    border (top, left, bottom, right) around each image."""
+
+    ref: Ref
+    cs: DimLike
+    rs: DimLike
+    ns: DimLike
+    border: tuple[int, int, int, int]
+
+
+@dataclass
+class Value:
+    """One tensor. At least one of `data`/`ints` (contents known), `view`, `nhwc` or `initializer` tells where it is."""
+
+    name: str
+    dtype: DType
+    shape: Dims
+    view: View | None = None
+    nhwc: Nhwc | None = None
+    initializer: str = ""
+    ints: Dims | None = None  # contents of a small integer tensor, row-major, possibly symbolic
+    data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> DimLike:
+        return product(self.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.initializer) or self.data is not None
+
+    def image(self) -> tuple[DimLike, DimLike, DimLike, DimLike]:
+        """(N, C, H, W) of a rank-3 or rank-4 tensor."""
+        if self.rank == 4:
+            return self.shape[0], self.shape[1], self.shape[2], self.shape[3]
+        if self.rank == 3:
+            return self.shape[0], self.shape[1], 1, self.shape[2]
+        raise Unsupported(f"'{self.name}' has rank {self.rank}; convolution and pooling kernels take rank 3 or 4")
+
+
+def contiguous(shape: Sequence[DimLike]) -> Dims:
+    """Row-major strides in elements."""
+    out: list[DimLike] = []
+    step: DimLike = 1
+    for d in reversed(shape):
+        out.append(step)
+        step = mul(step, d)
+    return tuple(reversed(out))
+
+
+def same_strides(a: Dims, b: Dims, shape: Dims) -> bool:
+    """Equal wherever it matters (a stride along a dim of 1 does not)."""
+    return all(x is y or x == y or d == 1 for x, y, d in zip(a, b, shape, strict=True))

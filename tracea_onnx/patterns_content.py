@@ -1,0 +1,125 @@
+"""Contents of shape tensors, operator by operator: a tower of Shape, Gather, Concat, ... as an array of int, Dim and float."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import numpy_helper
+
+from tracea_onnx import dims
+from tracea_onnx.dims import Dim
+from tracea_onnx.graph import Array, Node
+from tracea_onnx.patterns_dims import divide, is_natural, same
+
+if TYPE_CHECKING:
+    from tracea_onnx.patterns_shape import Shapes
+
+
+def content(s: Shapes, n: Node) -> Array | None:
+    """What node `n` computes when that is a short vector or scalar known up to dims; None otherwise."""
+    if n.op == "Shape":
+        d = s.dims(n.input(0))
+        return None if d is None else _objects(d[slice(n.attr("start", 0), n.attr("end"))])
+    if n.op == "Size":
+        d = s.dims(n.input(0))
+        return None if d is None else np.array(dims.product(d), dtype=object)
+    args = [s.content(i) for i in n.inputs if i]
+    if any(a is None for a in args):
+        return None
+    try:
+        return OPERATORS[n.op](s, n, [a for a in args if a is not None])
+    except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _objects(values: Sequence[Any]) -> Array:
+    out = np.empty(len(values), dtype=object)
+    for k, v in enumerate(values):
+        out[k] = v
+    return out
+
+
+def _pointwise(f: Callable[..., Any]) -> Callable[[Shapes, Node, list[Array]], Array]:
+    def apply(_: Shapes, __: Node, args: list[Array]) -> Array:
+        grid = np.broadcast_arrays(*args)
+        out = np.empty(grid[0].shape, dtype=object)
+        for index in np.ndindex(out.shape):
+            out[index] = f(*(g[index] for g in grid))
+        return out
+
+    return apply
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    exact = divide(a, b)
+    if exact is not None:
+        return exact
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a / b)
+    return dims.floordiv(a, b)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, Dim) and not isinstance(b, Dim):
+        return bool(a == b)
+    if same(a, b):
+        return True
+    if (isinstance(a, int) and a < 0 and is_natural(b)) or (isinstance(b, int) and b < 0 and is_natural(a)):
+        return False
+    raise ValueError("not known")
+
+
+def _cast(_: Shapes, n: Node, args: list[Array]) -> Array:
+    whole = n.attr("to") in (2, 3, 4, 5, 6, 7, 9, 12, 13)
+    return _pointwise(lambda v: v if isinstance(v, Dim) else int(v) if whole else float(v))(_, n, args)
+
+
+def _fill(_: Shapes, n: Node, args: list[Array]) -> Array:
+    value = n.attr("value")
+    number: Any = 0.0
+    if value is not None:
+        number = numpy_helper.to_array(value).reshape(-1)[0].item()
+    return _objects([number] * int(args[0].reshape(-1)[0]))
+
+
+def _slice(_: Shapes, n: Node, args: list[Array]) -> Array | None:
+    if n.attr("starts") is not None:
+        bounds = [n.attr("starts"), n.attr("ends"), [1]]
+    else:
+        bounds = [list(a.reshape(-1)) for a in args[1:3]] + [list(args[4].reshape(-1)) if len(args) > 4 else [1]]
+    if args[0].ndim != 1 or any(len(b) != 1 or not isinstance(b[0], int) for b in bounds) or bounds[2][0] <= 0:
+        return None
+    return args[0][slice(*(b[0] for b in bounds))]
+
+
+OPERATORS: dict[str, Callable[[Shapes, Node, list[Array]], Array | None]] = {
+    "Gather": lambda s, n, a: np.asarray(a[0][a[1].astype(np.int64)], dtype=object) if n.attr("axis", 0) == 0 else None,
+    "Concat": lambda s, n, a: np.concatenate(a),
+    "Slice": _slice,
+    "Unsqueeze": lambda s, n, a: a[0].reshape(-1) if a[0].size == 1 else None,
+    "Squeeze": lambda s, n, a: a[0].reshape(()) if a[0].size == 1 else a[0],
+    "Reshape": lambda s, n, a: a[0].reshape(tuple(int(v) for v in a[1].reshape(-1))),
+    "Identity": lambda s, n, a: a[0],
+    "Cast": _cast,
+    "ConstantOfShape": _fill,
+    "Expand": lambda s, n, a: np.broadcast_to(a[0], tuple(int(v) for v in a[1].reshape(-1))),
+    "Add": _pointwise(lambda a, b: a + b),
+    "Sub": _pointwise(lambda a, b: a - b),
+    "Mul": _pointwise(lambda a, b: a * b),
+    "Div": _pointwise(_divide),
+    "Mod": _pointwise(lambda a, b: dims.mod(a, b) if isinstance(a, Dim) else a % b),
+    "Neg": _pointwise(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
+    "Sqrt": _pointwise(lambda a: math.sqrt(a)),
+    "Reciprocal": _pointwise(lambda a: 1.0 / a),
+    "Pow": _pointwise(lambda a, b: a**b),
+    "Floor": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.floor(a))),
+    "Equal": _pointwise(_equal),
+    "Where": _pointwise(lambda c, a, b: a if c else b),
+    "Shape": lambda s, n, a: None,
+    "Size": lambda s, n, a: None,
+}

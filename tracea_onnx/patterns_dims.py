@@ -1,0 +1,66 @@
+"""Exact arithmetic on symbolic dims for proofs: products, equality, division and broadcasting."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tracea_onnx import dims
+from tracea_onnx.dims import Dim, DimLike
+
+Dims = tuple[DimLike, ...]
+
+
+def factors(d: DimLike) -> tuple[int, Counter[Dim]]:
+    """`d` as an integer times a multiset of symbols (sums and quotients count as one symbol)."""
+    if isinstance(d, int):
+        return d, Counter()
+    if d.op == "mul":
+        (a, fa), (b, fb) = factors(d.args[0]), factors(d.args[1])
+        return a * b, fa + fb
+    return 1, Counter({d: 1})
+
+
+def same(a: DimLike, b: DimLike) -> bool:
+    """Whether the two dims are equal for every value of the symbols, as far as products can show."""
+    return a is b or a == b or factors(a) == factors(b) or dims.sub(a, b) == 0
+
+
+def divide(a: DimLike, b: DimLike) -> DimLike | None:
+    """a / b when it is exact for every value of the symbols, else None."""
+    (ka, fa), (kb, fb) = factors(a), factors(b)
+    if kb == 0 or ka % kb or fb - fa:
+        return None
+    out: DimLike = ka // kb
+    for symbol, power in sorted((fa - fb).items(), key=lambda kv: repr(kv[0])):
+        for _ in range(power):
+            out = dims.mul(out, symbol)
+    return out
+
+
+def is_natural(d: DimLike) -> bool:
+    """Whether `d` can be shown to be at least 0: symbols are dims, so sums and products of them are."""
+    if isinstance(d, int):
+        return d >= 0
+    return d.op == "sym" or (d.op in ("add", "mul", "floordiv", "max") and all(is_natural(a) for a in d.args))
+
+
+def _clips(a: DimLike, b: DimLike) -> bool:
+    """Whether a = min(b, n) with n > 1, as a table sliced to the length of a sequence: a tensor of `a` broadcasts with one of `b` only when a = b."""
+    return isinstance(a, Dim) and a.op == "min" and any(x is b for x in a.args) and all(x is b or (isinstance(x, int) and x > 1) for x in a.args)
+
+
+def broadcast(*shapes: Dims) -> Dims | None:
+    """The broadcast shape, None where two symbols meet that are not known to be equal."""
+    out: list[DimLike] = []
+    for k in range(max(len(s) for s in shapes)):
+        here = [s[len(s) - 1 - k] for s in shapes if k < len(s)]
+        best: DimLike = 1
+        for d in here:
+            if isinstance(d, int) and d == 1:
+                continue
+            if best == 1 or isinstance(d, int) or _clips(best, d):
+                best = d
+            elif not isinstance(best, int) and not same(best, d) and not _clips(d, best):
+                return None
+        out.append(best)
+    return tuple(reversed(out))

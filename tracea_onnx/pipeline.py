@@ -1,0 +1,235 @@
+"""The main job: load, canonicalise, match, price, schedule, rewrite, verify, save."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from tracea_onnx import bisect, external, fold, infer, io, narrow_cast, registry, rewrite, surgery
+from tracea_onnx import verify as verification
+from tracea_onnx.core import DOMAIN, Rule
+from tracea_onnx.errors import MissingFusionError, ModelError, TraceaError, UsageError, VerificationError
+from tracea_onnx.report import Report
+from tracea_onnx.transform import Fusion, How, Progress, count_nodes, silent, transform
+
+BACKENDS = ("auto", "cpu", "cuda")
+PRECISIONS = ("keep", "bf16", "fp16")
+_OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
+#: How often fusions at fault are searched for: those that come up in place of others may be wrong, too.
+_BISECTIONS = 4
+
+
+@dataclass(frozen=True)
+class OptimizeResult:
+    """The optimized model and the report. `folder` is where the model's external data still lies (None without any)."""
+
+    model: ModelProto
+    report: Report
+    folder: Path | None = None
+
+
+def optimize(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    precision: str = "keep",
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    dry_run: bool = False,
+    verify: bool = True,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+    inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    external_data: str = "auto",
+    keep_initializer_inputs: bool = False,
+    pack: str | os.PathLike[str] | None = None,
+    rules: Sequence[Rule] | None = None,
+    scheduler: str = "priority",
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    progress: Progress | None = None,
+) -> OptimizeResult:
+    """Fuse what the rules find in `model`, verify the result against the original, and write it to `output` if given.
+
+    `providers` run the result while it is verified. When it leaves its bounds, the smallest set of fusions at fault is turned back and refused.
+    Raises ModelError (unreadable model), UsageError (options), VerificationError (results differ; nothing is written; its `report` attribute
+    says by how much), MissingFusionError (a rule named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
+    fusions of the first round with their prices.
+    """
+    started = time.perf_counter()
+    tell = progress or silent
+    backend = choose_backend(backend)
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision '{precision}' is unknown", f"choose from {', '.join(PRECISIONS)}")
+    for target in (output, pack):
+        if target is not None:
+            io.check_output(Path(target))
+    tell("load", 0, 0)
+    source, where, note = open_model(model)
+    original = io.Source(ModelProto(), source.folder, source.path)
+    if not dry_run:
+        original.model.CopyFrom(source.model)
+    report = Report(where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else [])
+    how = How(backend, tuple(only), tuple(skip), rules, scheduler, keep_initializer_inputs, dry_run, precision=precision, tell=tell)
+    transform(source, how, report)
+    if not dry_run and not _loads_as_before(original, source):
+        # Constants can make ONNX Runtime check more strictly than it would have run the nodes that made them.
+        how = replace(how, budget=fold.NOTHING)
+        source = _again(original, how, report, "constants were not folded: ONNX Runtime would not load the result")
+    _check_present(source.model, report, only, where)
+    if not dry_run:
+        if not note:
+            _check_result(source.model)
+        if verify:
+            tell("verify", 0, 0)
+            reference = verification.measure(original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=narrow_cast.KINDS.get(precision))
+            source = _verified(reference, source, how, report, providers)
+            _check_present(source.model, report, only, where)
+        if output is None or (source.path is not None and Path(output).exists() and Path(output).samefile(source.path)):
+            _bring_in(source)
+        if output is not None:
+            tell("save", 0, 0)
+            report.files += [str(f) for f in io.save(source, Path(output), external_data=external_data)]
+        if pack is not None:
+            tell("compile", 0, 0)
+            report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack))))
+    _bring_in(source)
+    report.seconds = time.perf_counter() - started
+    return OptimizeResult(source.model, report, source.folder)
+
+
+def open_model(model: ModelProto | str | os.PathLike[str]) -> tuple[io.Source, str, str]:
+    """Load and check a model: the source, what to call it, and what is odd about it ("" when nothing is). Raises ModelError."""
+    source = io.load(model)
+    where = str(source.path) if source.path is not None else source.model.graph.name or "the model"
+    for g in surgery.graphs(source.model):
+        surgery.sort_nodes(g, where)
+    return source, where, check_input(source, where)
+
+
+def choose_backend(name: str) -> str:
+    """`auto` is cuda where this installation has the backend and the machine a device, else cpu. Raises UsageError."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend '{name}' is unknown", f"choose from {', '.join(BACKENDS)}")
+    present = registry.names("kernels")
+    if name == "auto":
+        from tracea_onnx.doctor import cuda_devices
+
+        return "cuda" if "cuda" in present and cuda_devices() > 0 else "cpu"
+    if name not in present:
+        raise UsageError(f"this installation has no backend '{name}'", f"it has {', '.join(present)}")
+    return name
+
+
+def _loads_as_before(original: io.Source, result: io.Source) -> bool:
+    """Whether stock ONNX Runtime, with its own optimisations, loads the result or did not load the original either."""
+    return verification.loads(result) or not verification.loads(original)
+
+
+def _again(original: io.Source, how: How, report: Report, note: str) -> io.Source:
+    """The transformation from the original once more, in another way; `note` says why."""
+    source = io.Source(ModelProto(), original.folder, original.path)
+    source.model.CopyFrom(original.model)
+    report.notes = [n for n in report.notes if n.startswith(_OBJECTION)]
+    transform(source, how, report)
+    report.notes += [note] if note else []
+    return source
+
+
+def _verified(reference: verification.Reference, source: io.Source, how: How, report: Report, providers: Sequence[str]) -> io.Source:
+    """The result within its bounds: fusions that leave them are avoided, and refused. Raises FailedVerification when that does not help."""
+    original = reference.source
+    report.verify, wrong = bisect.judge(reference, source, providers)
+    for _ in range(_BISECTIONS if wrong else 0):
+        how.tell("bisect", 0, 0)
+        made = [(f.rule, f.outputs) for f in report.fused]
+
+        def fails(kept: list[Fusion], how: How = how, made: Sequence[Fusion] = made) -> bool:
+            trial = replace(how, avoid={**how.avoid, **dict.fromkeys(set(made) - set(kept), "")})
+            return bool(bisect.judge(reference, _again(original, trial, replace(report), ""), providers)[1])
+
+        guilty = bisect.at_fault(made, fails)
+        if guilty:
+            together = "it" if len(guilty) == 1 else f"{len(guilty)} fusions together"
+            reason = f"with {together} {wrong}, so it was turned back"
+            how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, reason)})
+            note = f"{len(how.avoid)} fusions were turned back, because the result left its bounds with them"
+        elif how.budget != fold.NOTHING:
+            how, note = replace(how, budget=fold.NOTHING), f"constants were not folded: with them folded {wrong}"
+        else:
+            break
+        source = _again(original, how, report, note)
+        report.verify, wrong = bisect.judge(reference, source, providers)
+        if not wrong:
+            return source
+    if wrong:
+        raise FailedVerification(f"the optimized model is wrong: {wrong}", "nothing was written; report this with the model", report)
+    return source
+
+
+def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:
+    missing = sorted(set(only) - {f.rule for f in report.fused} - _present(model))
+    if missing:
+        raise MissingFusionError(f"rule '{missing[0]}' fused nothing in {where}", f"see why: tracea-onnx explain {where} --only {missing[0]}")
+
+
+class FailedVerification(VerificationError):
+    """Carries the report with the measured differences."""
+
+    def __init__(self, what: str, fix: str, report: Report) -> None:
+        super().__init__(what, fix)
+        self.report = report
+
+
+def check_input(source: io.Source, where: str) -> str:
+    """Raise ModelError unless the model is valid. Where ONNX's checker objects but ONNX Runtime takes the model, return the objection as a note."""
+    try:
+        infer.check(source.model, where)
+    except ModelError as e:
+        try:
+            verification.session(source)
+        except Exception:
+            raise e from None
+        return f"{_OBJECTION}: {e.what}"
+    return ""
+
+
+def _check_result(model: ModelProto) -> None:
+    try:
+        infer.check(model, "the optimized model")
+    except ModelError as e:
+        raise TraceaError(e.what, "report this with the model") from e
+
+
+def _bring_in(source: io.Source) -> None:
+    """A model that came without external data goes without: weights still in its file are read."""
+    external.bring_in(source, lambda t: external.in_own_file(t, source))
+
+
+def _pack(result: io.Source, written: Path | None, pack: Path) -> Path:
+    """Compile the optimized model and write the pack file."""
+    from tracea_onnx import compiler
+
+    if written is None and result.folder is not None and any(t.data_location == TensorProto.EXTERNAL for t in io.tensors(result.model)):
+        raise UsageError("a model with external data is compiled from the file written", "give an output file beside --pack")
+    io.write_bytes(pack, compiler.build_pack(str(written) if written is not None else io.serialize(result.model)))
+    return pack
+
+
+def opset(model: ModelProto) -> int:
+    """Version of ONNX's own operator set the model imports (0 for none)."""
+    return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _present(model: ModelProto) -> set[str]:
+    """Rules whose fusions the model holds, from this run or an earlier one."""
+    calls = [n for g in surgery.graphs(model) for n in g.node if n.domain == DOMAIN]
+    return {e.value for n in calls for e in n.metadata_props if e.key == rewrite.METADATA_RULE}

@@ -1,0 +1,164 @@
+"""The execution provider seen from Python: register it with ONNX Runtime, and check that a session really uses it.
+
+tracea_onnx.register()
+session = onnxruntime.InferenceSession("model.onnx", providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+tracea_onnx.assert_provider_selected(session)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tracea_onnx import native
+from tracea_onnx.errors import TraceaError, UsageError
+
+PROVIDER_NAME = "TraceaExecutionProvider"
+MINIMUM_ORT = (1, 24)
+#: The first ONNX Runtime whose `providers=[...]` accepts a registered plugin; before it use `select`.
+PROVIDERS_LIST_ORT = (1, 25, 1)
+
+#: Session config that makes ONNX Runtime remember which provider got which node.
+_RECORD = "session.record_ep_graph_assignment_info"
+
+_Reply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+_Compiler = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t, _Reply, ctypes.c_void_p)
+
+_lock = threading.Lock()
+_keep: list[Any] = []  # the callback and the library must outlive every session
+
+
+def library_path() -> str:
+    """Path of the provider's shared library, as ONNX Runtime's `register_execution_provider_library` wants it."""
+    return str(native.library_path())
+
+
+def _ort() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as e:
+        raise TraceaError("onnxruntime is not installed", 'python -m pip install "tracea-onnx[cpu]"') from e
+    if _version(onnxruntime.__version__) < MINIMUM_ORT:
+        raise TraceaError(f"ONNX Runtime {onnxruntime.__version__} is too old for plugin providers", "python -m pip install -U onnxruntime")
+    return onnxruntime
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(p) for p in text.split("+")[0].split(".")[:3] if p.isdigit())
+
+
+def _compile(request: Any, n: int, reply: Any, context: int) -> int:
+    """The compiler callback: one reply with pack bytes, or with a line that says what went wrong."""
+    try:
+        from tracea_onnx.compiler import compile_request
+
+        data, failed = compile_request(ctypes.string_at(request, n)), 0
+    except TraceaError as e:
+        data, failed = str(e).encode(), 1
+    except Exception as e:  # nothing may unwind into native code
+        data, failed = f"internal error: {type(e).__name__}: {e}".encode(), 1
+    reply(context, data, len(data))
+    return failed
+
+
+def register() -> None:
+    """Register the provider with ONNX Runtime and let it compile models in this process. Calling it again does nothing.
+
+    Raises TraceaError when onnxruntime is missing or older than 1.24, or when the native library is missing.
+    """
+    ort = _ort()
+    with _lock:
+        if not _keep:
+            lib = ctypes.CDLL(library_path())
+            callback = _Compiler(_compile)
+            lib.tracea_set_compiler(callback)
+            _keep.extend((lib, callback))
+        if not _devices(ort):
+            ort.register_execution_provider_library("tracea_onnx", library_path())
+
+
+def _devices(ort: Any) -> list[Any]:
+    return [d for d in ort.get_ep_devices() if d.ep_name == PROVIDER_NAME]
+
+
+def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str, str]]:
+    """The provider's device that the options mean (the CPU, or with backend=cuda or device_id a GPU), and the options as ONNX Runtime wants them.
+
+    Raises TraceaError when there is no such device."""
+    given = {k: str(v) for k, v in (options or {}).items()}
+    wanted = "-1"
+    if given.get("backend", "cuda" if "device_id" in given else "cpu") == "cuda":
+        wanted = given.setdefault("device_id", "0")  # by it ONNX Runtime finds the device
+    for d in _devices(ort):
+        if d.ep_metadata.get("cuda_device_id", "-1") == wanted:
+            return d, given
+    raise TraceaError(f"{PROVIDER_NAME} has no CUDA device {wanted} on this machine", "see `tracea-onnx doctor`, or leave out backend to run on the CPU")
+
+
+def select(options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
+    """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on every supported ONNX Runtime, 1.24 included.
+
+    `options` are provider options: kernel_pack, cache_dir, num_threads, precision, log_level, isa, claim; backend=cuda, device_id,
+    enable_cuda_graph. Registers the provider if need be.
+    """
+    ort = _ort()
+    register()
+    chosen = session_options if session_options is not None else ort.SessionOptions()
+    device, given = _device(ort, options)
+    chosen.add_provider_for_devices([device], given)
+    return chosen
+
+
+def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
+    """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it, on every supported version.
+
+    A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
+    ort = _ort()
+    register()
+    source = str(model) if isinstance(model, Path) else model
+    if session_options is None:
+        session_options = ort.SessionOptions()
+    session_options.add_session_config_entry(_RECORD, "1")
+    if _version(ort.__version__) >= PROVIDERS_LIST_ORT:
+        providers = [(PROVIDER_NAME, _device(ort, options)[1]), "CPUExecutionProvider"]
+        return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(source, select(options, session_options), enable_fallback=0)
+
+
+def assert_provider_selected(session: Any) -> None:
+    """Raise UsageError unless `session` runs on the provider.
+
+    ONNX Runtime runs a model silently on its CPU provider when a provider's name is not registered; this makes that visible. Where the session
+    recorded which provider got which node (`create_session` asks for that), at least one node must run on ours.
+    """
+    if PROVIDER_NAME not in session.get_providers():
+        raise UsageError(
+            f"the session does not use {PROVIDER_NAME} (it uses {', '.join(session.get_providers())})",
+            f"call tracea_onnx.register() before creating it and pass providers=['{PROVIDER_NAME}', 'CPUExecutionProvider']",
+        )
+    if _records_assignment(session) and not assigned_nodes(session):
+        raise UsageError(f"{PROVIDER_NAME} runs no node of this model", "provider option log_level='info' says why")
+
+
+def _records_assignment(session: Any) -> bool:
+    try:
+        return str(session.get_session_options().get_session_config_entry(_RECORD)) == "1"
+    except RuntimeError:  # not set
+        return False
+
+
+def assigned_nodes(session: Any) -> list[str]:
+    """Op types of the nodes that run on the provider, of a session that recorded the assignment (`create_session` does)."""
+    return [n.op_type for a in session.get_provider_graph_assignment_info() if a.ep_name == PROVIDER_NAME for n in a.get_nodes()]
+
+
+def stats() -> dict[str, int]:
+    """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans, compile_requests, threads."""
+    lib = ctypes.CDLL(library_path())
+    text = ctypes.create_string_buffer(512)
+    lib.tracea_stats(text, ctypes.c_size_t(len(text)))
+    return {str(k): int(v) for k, v in json.loads(text.value).items()}

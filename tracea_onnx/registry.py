@@ -1,0 +1,61 @@
+"""Finds rules, scheduling policies, backends and model builders by file name.
+
+The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the package. Either way a
+file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a file is all it takes to add a rule.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from tracea_onnx.core import Rule
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def folder(kind: str) -> Path:
+    """Where `fusion_rules`, `scheduler`, `kernels` or `models` lies: inside the installed package, or beside it in a checkout."""
+    for base in (_PACKAGE, _PACKAGE.parent):
+        if (base / kind).is_dir():
+            return base / kind
+    raise FileNotFoundError(f"the {kind} folder is missing from the installation of tracea-onnx")
+
+
+@cache
+def module(kind: str, name: str) -> ModuleType:
+    """The module `tracea_onnx.<kind>.<name>`."""
+    full = f"tracea_onnx.{kind}.{name}"
+    if full in sys.modules:
+        return sys.modules[full]
+    path = folder(kind) / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(full, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ModuleNotFoundError(f"no {kind} called '{name}'; there are: {', '.join(names(kind))}")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[full] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[full]  # a half-executed module must not be found again
+        raise
+    return loaded
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """Names of everything in the folder, sorted."""
+    return tuple(sorted(p.stem for p in folder(kind).glob("*.py") if not p.stem.startswith("_")))
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """Every rule, sorted by name."""
+    found: list[Rule] = []
+    for name in names("fusion_rules"):
+        m = module("fusion_rules", name)
+        found += [m.RULE] if hasattr(m, "RULE") else list(m.RULES)
+    return tuple(sorted(found, key=lambda r: r.name))

@@ -1,0 +1,125 @@
+"""From a model to its fused form: expand functions, then canonicalise, match, price, schedule and rewrite until nothing is left to fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from onnx import ModelProto
+
+from tracea_onnx import canonical, fold, functions, infer, io, match, narrow_cast, precision, price, registry, rewrite, surgery
+from tracea_onnx.core import Match, Refusal, Rule, Saving
+from tracea_onnx.remedy import remedy
+from tracea_onnx.report import Fused, Report
+
+_ROUNDS = 8
+#: Called with the stage's name, how much is done and of how much (0 when unknown).
+Progress = Callable[[str, int, int], None]
+
+
+def silent(_stage: str, _done: int, _all: int) -> None:
+    """Progress nobody watches."""
+
+
+#: A rule and the outputs of what it fused: names a fusion across runs.
+Fusion = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class How:
+    """What steers a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's functions stay expanded.
+
+    `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide` stay fp32 all the same. `avoid` says of fusions
+    why they must not be made.
+    """
+
+    backend: str
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    rules: Sequence[Rule] | None = None
+    scheduler: str = "priority"
+    keep_initializer_inputs: bool = False
+    dry_run: bool = False
+    expanded: bool = False
+    budget: fold.Budget = field(default_factory=fold.Budget)
+    precision: str = "keep"
+    wide: frozenset[str] = frozenset()
+    avoid: Mapping[Fusion, str] = field(default_factory=dict)
+    tell: Progress = silent
+
+
+def transform(source: io.Source, how: How, report: Report) -> None:
+    """Fuse what the rules find in `source.model`, in place; `report` receives nodes, fusions, refusals and notes."""
+    work = source.model
+    typed = infer.user_types(work)
+    report.fused, report.refused, report.nodes_before = [], [], count_nodes(work)
+    calls = [] if work.training_info else functions.expand(work, report.notes)
+    _fuse(source, how, report, typed)
+    if how.precision != "keep" and not how.dry_run and not work.training_info:
+        kind = narrow_cast.KINDS[how.precision]
+        report.precision = precision.narrow(work, kind, typed, folder=source.folder, wide=how.wide)
+        _fuse(source, how, report, typed)
+    if how.expanded:
+        return
+    left = calls if how.dry_run else functions.restore(work, calls)
+    if left:
+        report.nodes_before += sum(len(e.nodes) - 1 for e in left)
+        report.notes.append(f"{len(left)} calls of the model's own functions were expanded: fusions take part of them")
+    infer.restore_types(work, typed)
+    report.nodes_after = count_nodes(work) - (sum(len(f.nodes) - 1 for f in report.fused) if how.dry_run else 0)
+
+
+def _fuse(source: io.Source, how: How, report: Report, typed: infer.Types) -> None:
+    work = source.model
+    for _ in range(_ROUNDS):
+        # Each round infers types anew: a fused call can tell more than the nodes it replaced, and a second run must find nothing.
+        canonical.canonicalise(
+            work, folder=source.folder, typed=typed, keep_initializer_inputs=how.keep_initializer_inputs, budget=how.budget, notes=report.notes
+        )
+        fused, refused = _round(work, source.folder, how)
+        report.fused += fused
+        report.refused = _nearest(report.refused, refused)
+        if how.dry_run or not fused:
+            break
+
+
+def _nearest(earlier: Sequence[Refusal], now: Sequence[Refusal]) -> list[Refusal]:
+    """What the rules say of the anchors that are left. A rule that came near before a neighbour fused part of its chain said more then than it does now."""
+    near = {(r.anchor, r.rule): r for r in earlier if r.near}
+    return [near.get((r.anchor, r.rule), r) if not r.near else r for r in now]
+
+
+def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused], list[Refusal]]:
+    """Match, price, schedule and rewrite every graph of the model once. Chains that lost to a neighbour get their chance in the next round."""
+    known = {r.name: r for r in (registry.rules() if how.rules is None else how.rules)}
+    policy = registry.module("scheduler", how.scheduler).schedule
+    parts: list[tuple[list[Fused], list[Refusal]]] = []
+    count, total, done = len(list(canonical.scopes(model.graph))), sum(len(g.node) for g in surgery.graphs(model)), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        how.tell("match", done, total)
+
+    # Innermost bodies first, found anew each time: rewriting a graph makes new messages of its nodes.
+    for k in reversed(range(count)):
+        proto, outer = list(canonical.scopes(model.graph))[k]
+        graph = canonical.view(model, proto, outer, folder)
+        found, refusals = match.find(graph, how.only, how.skip, rules=how.rules, progress=step)
+        matches = [m for m in found if (m.rule, m.outputs) not in how.avoid]
+        refusals += [Refusal(m.rule, m.anchor.name, how.avoid[m.rule, m.outputs]) for m in found if (m.rule, m.outputs) in how.avoid]
+        priced: list[tuple[Match, Saving, int]] = [(m, price.price(graph, m, how.backend), known[m.rule].priority) for m in matches]
+        chosen, left = policy(graph, priced)
+        fused = [Fused(m.rule, known[m.rule].op, tuple(n.name for n in m.nodes), m.outputs, s.us, m.anchor.name) for m, s in chosen]
+        parts.append((fused, [replace(r, fix=remedy(graph, r)) if r.near else r for r in (*refusals, *left)]))
+        if chosen and not how.dry_run:
+            rewrite.apply(model, graph, [(m, known[m.rule].op) for m, _ in chosen])
+            surgery.drop_dead(proto, surgery.protected_names(model, proto))
+            surgery.drop_value_info(proto)
+    return [f for part, _ in reversed(parts) for f in part], [r for _, part in reversed(parts) for r in part]
+
+
+def count_nodes(model: ModelProto) -> int:
+    """Nodes of the main graph and of control-flow bodies, not those inside functions."""
+    return sum(len(g.node) for g in surgery.graphs(model))
