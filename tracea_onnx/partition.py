@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.op import Op
@@ -47,32 +47,50 @@ def _read(op: Op, graph: Graph) -> set[str]:
 
 
 def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[list[int]]:
-    """Indices of ops, grouped so that no path leaves a group and comes back. `ops` is in topological order.
+    """Indices of ops, grouped so that no cycle appears when every group becomes one node. `ops` is in topological order.
 
-    For every op we keep which groups reach it (`reach`) and which reach it along a path that leaves them (`out`); an op may
-    join any group that is not in its `out`. It prefers its producers' groups, else the latest one."""
+    An op may join a group unless one of its producers outside the group comes after the group; it prefers its producers' groups, else the latest one.
+    Sets of groups are bit masks: `before[g]` holds the groups with a path to group g, `reach[k]` those with a path to op k when it was placed. Groups
+    that come to precede one of `reach[k]` later precede op k, too, so `closed` makes the mask complete."""
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
     group_of: list[int] = []
-    reach: list[frozenset[int]] = []
-    out: list[frozenset[int]] = []
+    reach: list[int] = []
+    before: list[int] = []
     members: list[list[int]] = []
+
+    def closed(mask: int) -> int:
+        out = mask
+        for g in _bits(mask):
+            out |= before[g]
+        return out
+
     for k, op in enumerate(ops):
         preds = {producer[n] for n in _read(op, graph) if n in producer}
-        r: set[int] = set()
-        leaving: set[int] = set()
+        banned = above = 0
         for p in preds:
-            own = group_of[p]
-            r |= reach[p] | ({own} if own >= 0 else set())
-            leaving |= out[p] | (reach[p] - {own})
+            h = group_of[p]
+            earlier = before[h] if h >= 0 else closed(reach[p])
+            banned |= earlier
+            above |= earlier | (1 << h if h >= 0 else 0)
         g = -1
         if supported[k]:
-            near = sorted({group_of[p] for p in preds if group_of[p] >= 0} - leaving, reverse=True)
-            rest = [c for c in range(len(members) - 1, -1, -1) if c not in leaving]
-            g = near[0] if near else rest[0] if rest else len(members)
+            near = [h for h in {group_of[p] for p in preds} if h >= 0 and not banned >> h & 1]
+            g = max(near) if near else next((h for h in range(len(members) - 1, -1, -1) if not banned >> h & 1), len(members))
             if g == len(members):
                 members.append([])
+                before.append(0)
             members[g].append(k)
+            more = above & ~(1 << g)
+            for h in range(len(members)):
+                if h == g or before[h] >> g & 1:
+                    before[h] |= more
         group_of.append(g)
-        reach.append(frozenset(r))
-        out.append(frozenset(leaving))
+        reach.append(above)
     return members
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
