@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onnx import TensorProto
-
 from tracea_onnx import dims
 from tracea_onnx.core import Match, Refuse, Rule
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
+from tracea_onnx.patterns import FLOATS, narrower
 from tracea_onnx.patterns_attention import Axes, Operand, finish, heads, query_key, trace, with_values
 from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
 from tracea_onnx.patterns_shape import Shapes, same, shapes
 
-_WIDTH: dict[int, int] = {TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8}
 _PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 
 
@@ -120,9 +118,9 @@ def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
 
 def _keep_precision(g: Graph, cast: Node) -> None:
     old, new = g.dtype(cast.input(0)), cast.attr("to")
-    if new not in _WIDTH:
+    if new not in FLOATS:
         raise Refuse("a Cast to a type that is not floating point stands between scores and values", cast)
-    if old is not None and _WIDTH.get(old, 0) > _WIDTH[new]:
+    if old in FLOATS and narrower(new, old):
         raise Refuse("the scores are rounded to a narrower type before Softmax", cast)
 
 
@@ -221,6 +219,10 @@ def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, boo
                 raise Refuse("FusedMatMul transposes or scales the product with the values", node)
             if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
                 raise Refuse("the probabilities are not the left operand of the product with the values", node)
+            kind = g.dtype(value)
+            for n in nodes:
+                if n.op == "Cast" and kind in FLOATS and narrower(n.attr("to"), kind):
+                    raise Refuse("the probabilities are rounded to a type narrower than that of the values", n)
             return nodes, node, transposed, nan_to_zero
         perm = node.attr("perm", [])
         if node.op == "Transpose" and not transposed and perm[:-2] == list(range(len(perm) - 2)) and perm[-2:] == [len(perm) - 1, len(perm) - 2]:
@@ -230,7 +232,7 @@ def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, boo
                 raise Refuse("Dropout is in training mode", node)
         elif node.op not in ("Cast", "Identity", "Reshape"):
             raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
-        elif node.op == "Cast" and node.attr("to") not in _WIDTH:
+        elif node.op == "Cast" and node.attr("to") not in FLOATS:
             raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
         elif node.op == "Reshape":
             a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])

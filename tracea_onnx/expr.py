@@ -6,6 +6,7 @@ JSON inside a fused op's spec and lowers to a native program (CPU) or to source 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class Expr:
                 raise ValueError(f"malformed pointwise expression at instruction {k}: {ins}")
 
     def to_json(self) -> dict[str, Any]:
-        return {"n_in": self.n_in, "out": self.out, "code": [[i.op, list(i.args), i.imm] for i in self.code]}
+        """JSON has no infinity and no NaN: those constants are the strings "inf", "-inf" and "nan"."""
+        return {"n_in": self.n_in, "out": self.out, "code": [[i.op, list(i.args), i.imm if math.isfinite(i.imm) else str(i.imm)] for i in self.code]}
 
     @staticmethod
     def from_json(d: dict[str, Any]) -> Expr:

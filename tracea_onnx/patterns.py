@@ -23,7 +23,7 @@ from tracea_onnx.patterns_shape import Dims, same, shapes
 
 __all__ = [
     "BOOL", "FLOATS", "MAX_CODE", "MAX_OPERANDS", "POINTWISE", "Epilogue", "Region", "broadcasts_into", "build_match", "constant_scalar",
-    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "outside_use", "refuse_quantised",
+    "dims_of", "element_type", "float_type", "grow_epilogue", "label", "narrower", "outside_use", "refuse_quantised",
     "same_shape", "show",
 ]  # fmt: skip
 
@@ -173,7 +173,7 @@ class Region:
             if any(t in FLOATS and t != first for t in types):
                 raise Refuse(f"{label(node)} mixes floating-point types", node)
             out = result_type(node, first)
-            if out in FLOATS and out != self.dtype and _narrower(out, self.dtype):
+            if out in FLOATS and out != self.dtype and narrower(out, self.dtype):
                 raise Refuse(f"{label(node)} rounds to a narrower type in the middle of the chain", node)
             ident = POINTWISE[node.op](self.code, self.graph, node, ids)
             if len(self.code.code) > self.max_code:
@@ -213,7 +213,8 @@ def float_or_bool(graph: Graph, name: str, node: Node) -> int:
 _BITS = {1: 24, 10: 11, 16: 8, 11: 53}  # significand bits by element type
 
 
-def _narrower(a: int, b: int) -> bool:
+def narrower(a: int, b: int) -> bool:
+    """Whether rounding a value of element type `b` to `a` loses something."""
     return _BITS[a] < _BITS[b] or {a, b} == {10, 16}
 
 

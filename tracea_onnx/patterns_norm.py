@@ -10,7 +10,7 @@ from onnx import TensorProto
 from tracea_onnx.core import Match, Refuse
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import broadcasts_into, build_match, label
+from tracea_onnx.patterns import broadcasts_into, build_match, label, narrower
 from tracea_onnx.patterns_shape import axes_of, same, shapes
 
 FLOATS = frozenset(int(t) for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
@@ -351,6 +351,9 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
     kind, out = g.dtype(norm.x), g.dtype(norm.out)
     if kind not in FLOATS or (out is not None and out != kind):
         raise Refuse(f"the norm reads '{norm.x}' and writes '{norm.out}' in different types", anchor)
+    for n in norm.nodes:
+        if n.op == "Cast" and narrower(int(n.attr("to")), kind):
+            raise Refuse(f"{label(n)} rounds to a narrower type in the middle of the norm", n)
     roles = [("x", norm.x), ("res", norm.res), ("xbias", norm.xbias), ("gamma", norm.gamma), ("beta", norm.beta)]
     attrs = {"axis": -norm.axes if norm.axes != CHANNELS else 1, "eps": norm.eps, "rms": norm.rms, "gamma_add": norm.gamma_add}
     outputs = [norm.out, *([norm.skip] if norm.skip else [])]

@@ -233,10 +233,13 @@ def rope(r: Random) -> ModelProto:
         nodes = [node("Slice", "x zero end last two", low), node("Slice", "x one end last two", high)]
     else:
         nodes = [node("Slice", "x zero half last", low), node("Slice", "x half end last", high)]
-    joined = lambda a, b, y: (  # noqa: E731
-        [node("Unsqueeze", f"{a} last", f"{a}1"), node("Unsqueeze", f"{b} last", f"{b}1"), node("Concat", f"{a}1 {b}1", "j", axis=-1), node("Reshape", "j flat", y)]
-        if kind.endswith("pairs") else [node("Concat", f"{a} {b}", y, axis=-1)]
-    )  # fmt: skip
+
+    def joined(a: str, b: str, y: str) -> list[NodeProto]:
+        if not kind.endswith("pairs"):
+            return [node("Concat", f"{a} {b}", y, axis=-1)]
+        nodes = [node("Unsqueeze", f"{c} last", f"{c}1") for c in (a, b)]
+        return [*nodes, node("Concat", f"{a}1 {b}1", "j", axis=-1), node("Reshape", "j flat", y)]
+
     if kind.startswith("half"):
         nodes += [node("Neg", high, "n"), *joined("n", low, "r"), node("Mul", either(r, "x", "cos"), "a"), node("Mul", either(r, "r", "sin"), "b")]
         nodes += [node("Add", either(r, "a", "b"), "y")]

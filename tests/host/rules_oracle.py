@@ -110,7 +110,7 @@ def run_all(m: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     options.log_severity_level = 4
     session = ort.InferenceSession(opened.SerializeToString(), options, providers=["CPUExecutionProvider"])
     values = dict(zip(made, session.run(made, dict(feeds)), strict=True))
-    return values | dict(feeds) | {t.name: numpy_helper.to_array(t) for t in m.graph.initializer}
+    return values | {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} | dict(feeds)  # a feed overrides the initializer of its name
 
 
 def check(m: ModelProto, match: Match, *, sizes: Mapping[str, int] | None = None, tolerance: float = 2e-5, seed: int = 0) -> None:
