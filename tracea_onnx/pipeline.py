@@ -23,6 +23,8 @@ PRECISIONS = ("keep", "bf16", "fp16")
 _OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
 #: How often fusions at fault are searched for: those that come up in place of others may be wrong, too.
 _BISECTIONS = 4
+#: Verifications the search for nodes that must stay fp32 may take: when a narrower type loses a little everywhere, many are at fault.
+_NARROW_BUDGET = 32
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,12 @@ def _verified(reference: verification.Reference, source: io.Source, how: How, re
     """The result within its bounds: fusions that leave them are avoided, and refused. Raises FailedVerification when that does not help."""
     original = reference.source
     report.verify, wrong = bisect.judge(reference, source, providers)
+    if wrong and report.precision is not None:
+        how.tell("bisect", 0, 0)
+        how, note = _widened(reference, how, report, providers)
+        if note:
+            source = _again(original, how, report, note)
+            report.verify, wrong = bisect.judge(reference, source, providers)
     for _ in range(_BISECTIONS if wrong else 0):
         how.tell("bisect", 0, 0)
         made = [(f.rule, f.outputs) for f in report.fused]
@@ -173,6 +181,23 @@ def _verified(reference: verification.Reference, source: io.Source, how: How, re
     if wrong:
         raise FailedVerification(f"the optimized model is wrong: {wrong}", "nothing was written; report this with the model", report)
     return source
+
+
+def _widened(reference: verification.Reference, how: How, report: Report, providers: Sequence[str]) -> tuple[How, str]:
+    """`how` with the nodes that must stay fp32, and a note on them ("" when the narrower type is not at fault)."""
+    assert report.precision is not None
+    kind, names = report.precision.kind, list(report.precision.nodes)
+
+    def fails(narrow: list[str]) -> bool:
+        trial = replace(how, wide=frozenset(names) - frozenset(narrow))
+        return bool(bisect.judge(reference, _again(reference.source, trial, replace(report), ""), providers)[1])
+
+    guilty = bisect.at_fault(names, fails, _NARROW_BUDGET)
+    if len(guilty) == len(names):
+        kept = set(bisect.longest(names, fails))
+        guilty = [n for n in names if n not in kept]
+    note = f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with them in {kind.name} (typical inputs: --load-inputs)"
+    return replace(how, wide=how.wide | frozenset(guilty)), note if guilty else ""
 
 
 def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:

@@ -7,6 +7,9 @@ stays fp32 between casts: reductions, powers, exponentials, quantisation, contro
 part in, and what the operator set does not define for the type. Norms and softmax take narrow values and accumulate in fp32: as operators by
 their definition, as fused ops because their bodies are fp32 between casts. (ONNX Runtime's own converter knows neither functions nor bf16 nor
 weights outside the file, and lets go of values beyond the range.)
+
+ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too, every fused op is fp32 between casts inside its
+body, lone products become fused ops for that, and of plain operators only movement is bf16.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from pathlib import Path
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from tracea_onnx import canonical, rewrite, surgery
+from tracea_onnx import canonical, lone, rewrite, surgery
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.infer import Types
-from tracea_onnx.narrow_cast import Kind, Weights
+from tracea_onnx.narrow_cast import BF16, Kind, Weights
 from tracea_onnx.patterns_ops import POINTWISE
 
 #: Operators worth a cast, and fused ops that are.
@@ -40,8 +43,10 @@ _FOLLOWERS = frozenset(
      ":squeeze_excite"}
 )  # fmt: skip
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "Cast"})
-#: Fused ops whose body is narrow node by node; of any other the body is fp32 between casts, as its kernel is inside.
+#: Fused ops whose body is narrow node by node (in fp16); of any other the body is fp32 between casts, as its kernel is inside.
 _NARROW_BODIES = frozenset({":conv", ":conv_transpose", ":gemm", ":swiglu", ":squeeze_excite"})
+#: Plain operators that ONNX Runtime's CPU provider runs in bf16.
+_BF16_PLAIN = frozenset({"Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 #: Operators that read any type and make none of it.
 _INDIFFERENT = frozenset({"Shape", "Size"})
 _MASKS = frozenset({"mask", "mask1"})
@@ -74,6 +79,8 @@ def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None =
     A model in which nothing worth a cast is fp32 stays as it is.
     """
     done = Narrowed(kind)
+    if kind is BF16:
+        lone.wrap(model, folder)
     bodies = _Bodies(model, kind, done)
     for k in range(len(list(canonical.scopes(model.graph)))):
         proto, outer = list(canonical.scopes(model.graph))[k]
@@ -91,7 +98,9 @@ def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None =
         surgery.drop_dead(proto, surgery.protected_names(model, proto))
         surgery.drop_value_info(proto)
         done.nodes += [n.name for n in view.nodes if forms[n.index] is Form.NARROW]
-    model.functions.extend(bodies.made.values())
+    # A body that names no type is its own twin.
+    known = {f.name for f in model.functions if f.domain == DOMAIN}
+    model.functions.extend(f for f in bodies.made.values() if f.name not in known)
     called = {n.op_type for g in surgery.graphs(model) for n in g.node if n.domain == DOMAIN}
     for k in reversed(range(len(model.functions))):
         if model.functions[k].domain == DOMAIN and model.functions[k].name not in called:
@@ -133,12 +142,25 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
     """Why a node cannot be narrow, or ""."""
     if any(g.dtype(o) not in (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64) for o in n.outputs if o):
         return "the type of its result is not known"
+    if kind is BF16 and g.opset() < 13:
+        return f"operator set {g.opset()} has no {kind.name}"
+    if kind is BF16 and not op.startswith(":") and op not in _BF16_PLAIN:
+        return f"ONNX Runtime's CPU provider has no {n.op} for {kind.name}"
     if not op.startswith(":") and not all(_allowed(g, n, k, kind, output) for output in (False, True) for k in range(_arity(n, output))):
         return f"operator set {g.opset()} does not define {n.op} for {kind.name}"
     beyond = next((i for i in n.inputs if i and not seed and _beyond(g, i, kind)), None)
+    steep = next((op for op in _ends(g, n) if op in _STEEP), "")
+    if steep:
+        return f"the result of {steep} may leave the range of {kind.name} or lose its digits there"
     if beyond is not None or (op == ":pointwise" and _literals_beyond(g, n, kind)):
         return f"constants beyond the range of {kind.name} take part in it"
     return ""
+
+
+def _ends(g: Graph, n: Node) -> list[str]:
+    """The operators that form the results of a fused op."""
+    body = next((f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None)
+    return [] if body is None else [m.op_type for m in body.node if set(m.output) & set(body.output)]
 
 
 def _arity(n: Node, output: bool) -> int:
@@ -295,7 +317,7 @@ class _Bodies:
         inside = self._view(g, n, f)
         floats = {formal for formal, actual in zip(f.input, n.inputs, strict=False) if actual and g.dtype(actual) == TensorProto.FLOAT}
         given = dict.fromkeys(floats, True)
-        if op in _NARROW_BODIES:
+        if op in _NARROW_BODIES and kind is not BF16:
             forms = _forms(inside, kind, (), Narrowed(kind), given)
             # What only fp32 nodes read (the statistics of a BatchNormalization) comes as fp32.
             given = {v: any(forms[c.index] is Form.NARROW for c in inside.consumers(v)) for v in floats}

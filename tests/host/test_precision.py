@@ -1,0 +1,119 @@
+"""`--precision fp16|bf16`: what becomes narrow, what stays fp32, and that plain ONNX Runtime runs the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto
+
+from tests.host.pipeline_models import normal, parse, run, small_cnn
+from tracea_onnx import bisect, io, narrow_cast, pipeline, registry
+from tracea_onnx.core import DOMAIN
+
+KINDS = [narrow_cast.FP16, narrow_cast.BF16]
+
+
+def narrowed(model: ModelProto, kind: narrow_cast.Kind, **options: object) -> pipeline.OptimizeResult:
+    return pipeline.optimize(model, precision=kind.name, backend="cpu", **options)  # type: ignore[arg-type]
+
+
+def weights(model: ModelProto) -> dict[str, int]:
+    return {t.name: t.data_type for t in model.graph.initializer}
+
+
+def types(model: ModelProto, names: Sequence[str]) -> list[int]:
+    known = {v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    return [known[n] for n in names]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_products_are_narrow_and_the_interface_is_not(kind: narrow_cast.Kind) -> None:
+    result = narrowed(small_cnn(), kind)
+    model, feeds = result.model, {"image": normal(2, 3, 8, 8)}
+    assert [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)] == [TensorProto.FLOAT] * 2
+    assert set(weights(model).values()) == {kind.type}
+    expected, got = run(small_cnn(), feeds)[0], run(model, feeds)[0]
+    gap = float(np.abs(got - expected).max() / np.abs(expected).max())
+    assert 0 < gap < 4 * kind.eps
+    assert result.report.precision is not None and set(result.report.precision.to_json()) == {"type", "nodes", "kept", "clamped"}
+    assert {"Conv_a/Conv", "Conv_c/Conv"} <= set(result.report.precision.nodes)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_a_second_time_changes_nothing(kind: narrow_cast.Kind) -> None:
+    once = io.serialize(narrowed(small_cnn(), kind).model)
+    again = onnx.load_from_string(once)
+    assert io.serialize(narrowed(again, kind).model) == once
+    assert io.serialize(pipeline.optimize(onnx.load_from_string(once), backend="cpu").model) == once
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+def test_a_transformer_with_additive_mask(kind: narrow_cast.Kind) -> None:
+    """Rows with hardly anything left to attend to must not turn to NaN where -3.4e38 is beyond the range."""
+    model = registry.module("models", "bert_base").build(batch=2, seq=9, dynamic=False, layers=1, hidden=32, heads=2, inner=64, vocab=50, positions=9)
+    result = narrowed(model, kind)
+    assert result.report.verify is not None and result.report.verify.ok
+    feeds = {i.name: np.ones((2, 9), np.int64) for i in model.graph.input}
+    mask = next(name for name in feeds if "mask" in name)
+    feeds[mask][:, 1:] = 0
+    for expected, got in zip(run(model, feeds), run(result.model, feeds), strict=True):
+        assert np.isfinite(got).all() and np.abs(got - expected).max() < 64 * kind.eps * np.abs(expected).max()
+
+
+def test_steep_and_reducing_operators_stay_fp32() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) s = ReduceSum (b, one) y = Div (b, s) }"
+    result = narrowed(parse(text, w=normal(4, 4), one=np.array([1])), narrow_cast.FP16, skip=["softmax", "pointwise", "gemm"])
+    assert types(result.model, ["b", "s"]) == [TensorProto.FLOAT] * 2 and weights(result.model)["w/fp16"] == TensorProto.FLOAT16
+
+
+def test_a_fused_op_that_ends_in_a_steep_operator_stays_fp32() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) y = MatMul (b, w) }"
+    found = narrowed(parse(text, w=normal(4, 4)), narrow_cast.FP16).report.precision
+    assert found is not None and found.kept == {"MatMul_a/Gemm": "the result of Exp may leave the range of fp16 or lose its digits there"} and len(found.nodes) == 1
+
+
+def test_constants_beyond_the_range_keep_their_node_fp32_and_weights_are_clamped() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Transpose (a) c = Transpose (b) y = Add (c, big) }"
+    w = normal(4, 4)
+    w[0, 0] = 1e6
+    result = narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_cast.FP16, verify=False, skip=["gemm"])
+    found = result.report.precision
+    assert found is not None and found.clamped == ["w"] and weights(result.model)["big"] == TensorProto.FLOAT
+    assert not narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_cast.BF16, verify=False).report.precision.clamped  # type: ignore[union-attr]
+
+
+def test_a_node_that_overflows_stays_fp32_alone() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = MatMul (a, up) c = MatMul (b, down) y = MatMul (c, w) }"
+    model = parse(text, w=normal(4, 4), up=np.diag(np.full(4, 5e4, np.float32)), down=np.diag(np.full(4, 2e-5, np.float32)))
+    result = narrowed(model, narrow_cast.FP16)
+    found = result.report.precision
+    assert found is not None and result.report.verify is not None and result.report.verify.ok
+    assert len(found.nodes) >= 2 and len(found.kept) in (1, 2) and any("stay fp32" in n for n in result.report.notes)
+    assert narrowed(model, narrow_cast.BF16).report.precision.kept == {}  # type: ignore[union-attr]
+
+
+def test_bf16_of_an_old_operator_set_says_so() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { y = MatMul (x, w) }"
+    found = narrowed(parse(text, opset=12, w=normal(4, 4)), narrow_cast.BF16).report.precision
+    assert found is not None and not found.nodes and "operator set 12 has no bf16" in found.kept.values()
+
+
+def test_plain_onnx_runs_bf16_since_every_body_is_fp32_between_casts() -> None:
+    model = narrowed(small_cnn(), narrow_cast.BF16).model
+    bodies = [f for f in model.functions if f.domain == DOMAIN]
+    assert bodies and all({"Cast"} <= {n.op_type for n in f.node} for f in bodies)
+
+
+def test_quantised_and_double_graphs_stay_as_they_are() -> None:
+    text = "g (double[2,4] x) => (double[2,4] y) { y = MatMul (x, w) }"
+    result = narrowed(parse(text, w=normal(4, 4).astype(np.float64)), narrow_cast.FP16)
+    assert result.report.precision is not None and not result.report.precision.nodes and set(weights(result.model).values()) == {TensorProto.DOUBLE}
+
+
+def test_longest_is_a_beginning_or_an_end_that_passes() -> None:
+    assert bisect.longest(list(range(10)), lambda kept: 2 in kept) == [3, 4, 5, 6, 7, 8, 9]
+    assert bisect.longest(list(range(10)), lambda kept: 8 in kept) == list(range(8))
+    assert bisect.longest(list(range(10)), lambda kept: len(kept) > 0) == []
