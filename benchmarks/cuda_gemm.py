@@ -204,11 +204,11 @@ def tile_cases() -> list[Case]:
     """Every tile of both kernels, whatever would be chosen."""
     cases = []
     for d in TYPES:
-        for tile in R.tiles(d):
-            shapes: list[dict[str, Any]] = [{"m": 300, "n": 520, "k": 1096, "act": "relu"}]
-            if d != DType.BF16:
-                shapes += [{"m": 1500, "n": 264, "k": 72, "act": "silu", "res_mode": 1}, {"m": 257, "n": 328, "k": 640, "kinds": (0, 1, 2)}]
-            for shape in shapes:
+        shapes: list[dict[str, Any]] = [{"m": 300, "n": 520, "k": 1096, "act": "relu"}]
+        if d != DType.BF16:
+            shapes += [{"m": 1500, "n": 264, "k": 200, "act": "silu", "res_mode": 1}, {"m": 257, "n": 328, "k": 640, "kinds": (0, 1, 2)}]
+        for shape in shapes:
+            for tile in R.tiles(d, shape["n"], -(-shape["k"] // 64)):
                 name, r, run = gemm_case(d, **shape, tile=tile)
                 cases.append((f"{name} [{R.tile_name(tile)}]", r, run))
     return cases
@@ -322,6 +322,7 @@ def time_cases(log: R.Log, only: str, compiled: bool) -> None:
             if isinstance(ours, float) and isinstance(peer, float):
                 ratios.append(peer / ours)
                 note = f"{2e-6 * s[0] * s[1] * s[2] / ours:.0f} TFLOP/s, ratio {peer / ours:.3f} [{note}]"
+            log.record(m=s[0], n=s[1], k=s[2], residual=s[4], act=s[3], times=result)
             log(f"{shape_name(s):28s} {result} {note}")
         except Exception as e:
             log(f"{shape_name(s)}: {type(e).__name__}: {str(e)[:200]}")
@@ -340,7 +341,9 @@ def tune_cases(log: R.Log, only: str) -> None:
             data = shape_data(s)
             variants = {"chosen": launches([v.bind(shape_request(s)) for v in data])}
             variants |= {R.tile_name(R.forced_tile(r)): launches([v.bind(r) for v in data]) for r in rs}
-            report(log, shape_name(s), R.measure(variants | peers(s, data, False), len(data), target_us=1000, rounds=3))
+            result = R.measure(variants | peers(s, data, False), len(data), target_us=1000, rounds=3)
+            log.record(m=s[0], n=s[1], k=s[2], steps=-(-s[2] // 64), residual=s[4], act=s[3], times=result)
+            report(log, shape_name(s), result)
         except Exception as e:
             log(f"{shape_name(s)}: {type(e).__name__}: {str(e)[:200]}")
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -176,31 +178,54 @@ def kernels(r: Request) -> list[Kernel]:
         product.choose = choose
 
 
-def tiles(dtype: DType) -> list[Any]:
-    """Every tile of the general kernel with every split, then those of the Hopper kernel."""
-    product, wgmma = (registry.module("kernels", "cuda").part(n) for n in ("_product", "_wgmma"))
+def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
+    """Every tile of the general kernel with every split, those of the Hopper kernel for n columns and so many steps of k, and some of the split one of each kind."""
+    product, wgmma, split = _tile_modules()
     general = [replace(t, split=s) for t in product.tiles(dtype) for s in (1, 2, 4, 8)]
-    return general + (list(wgmma.TILES) if dtype != DType.F32 and device()[0] == 90 else [])
+    if dtype == DType.F32 or device()[0] != 90:
+        return general
+    kinds = [
+        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
+        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (64, 128, False, 1, 2, 1),
+        (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1), (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1), (64, 32, False, 1, 1, 3),
+        (128, 192, False, 4, 2, 1),
+    ]  # fmt: skip
+    return general + list(wgmma.candidates(n, steps, device()[1])) + [split.SplitTile(*kind) for kind in kinds if kind[3] <= steps]
+
+
+def _tile_modules() -> tuple[Any, Any, Any]:
+    backend = registry.module("kernels", "cuda")
+    return backend.part("_product"), backend.part("_wgmma"), backend.part("_split")
 
 
 def forced_tile(r: Request) -> Any:
     return _forced[id(r)][1]
 
 
-def plausible(m: int, n: int, k: int, *, steps: int = 0, dtype: DType = DType.F16, most: int = 9) -> list[Any]:
-    """The tiles of each kernel that the cost model likes best; `steps` of the Hopper kernel along k (0: k / 64)."""
-    product, wgmma = (registry.module("kernels", "cuda").part(name) for name in ("_product", "_wgmma"))
-    sms, f32 = device()[1], dtype == DType.F32
-    count = -(-k // 64)
-    general = sorted((t for t in tiles(dtype) if hasattr(t, "split")), key=lambda t: product.tile_cost(t, m, n, count, 1, sms, f32))
-    hopper = sorted(wgmma.TILES, key=lambda t: wgmma.tile_cost(t, m, n, steps or count, sms)) if steps >= 0 else []
-    return [t for t in general if t.split == 1 or count >= 2 * t.split][:most] + hopper[:most]
+def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[Any]:
+    """The tiles of each Hopper kernel that its cost model likes best, and some that it likes less: what it might be wrong about.
+    `steps` of k (0: k / 64; negative: none of these kernels applies, only the general one)."""
+    product, wgmma, split = _tile_modules()
+    sms = device()[1]
+    count = steps or -(-k // 64)
+    if steps < 0:
+        general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
+        return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms, False))[:most]
+    out = []
+    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms)), (split, split.candidates(m, n, count))):
+        ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
+        best = kind.tile_cost(ranked[0], m, n, count, sms)
+        rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 2 * best]
+        out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most // 2, len(rest)))
+    return out
 
 
 def tile_name(t: Any) -> str:
-    if hasattr(t, "split"):
+    if hasattr(t, "swap"):
+        return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
+    if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}"
-    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}"
+    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}"
 
 
 def compile_all(requests: Iterable[Request]) -> dict[str, str]:
@@ -372,9 +397,14 @@ class Log:
         folder = Path(os.environ.get("OUT") or "out")
         folder.mkdir(parents=True, exist_ok=True)
         self.file = (folder / name).open("w")
+        self.records = (folder / name).with_suffix(".jsonl").open("w")
         self.begin = time.time()
 
     def __call__(self, *parts: object) -> None:
         line = f"[{time.time() - self.begin:6.1f}s] " + " ".join(map(str, parts))
         print(line, flush=True)
         print(line, file=self.file, flush=True)
+
+    def record(self, **values: object) -> None:
+        """One line of JSON beside the log."""
+        print(json.dumps(values), file=self.records, flush=True)

@@ -65,10 +65,16 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bo
     return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
 
 
-def choose(m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, hopper: int = 0) -> Any:
-    """The cheapest tile for these sizes: a Tile, or a HopperTile where `hopper`, its steps along k, is not 0.
+def choose(
+    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False
+) -> Any:
+    """The cheapest tile for these sizes: a Tile, or where tensor maps reach the operands a SplitTile or a HopperTile.
 
-    transposed: operands that need tiles of at least 64; split: whether k may be divided."""
+    transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
+    0 where these do not reach; stored: whether they reach the result and the residual, too."""
+    if maps:
+        kinds = ("_wgmma", "_split") if stored else ("_split",)
+        return min((_backend.part(kind).choose(m, n, maps, r.sms) for kind in kinds), key=lambda x: x[0])[1]
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
@@ -79,12 +85,7 @@ def choose(m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
                 options.append(Tile(t.bm, t.bn, t.warps_m, t.warps_n, t.stages, s))
-    best = min(options, key=lambda t: tile_cost(t, m, n, steps, batch, r.sms, f32))
-    if hopper:
-        cost, tile = _backend.part("_wgmma").choose(m, n, hopper, r.sms)
-        if cost < tile_cost(best, m, n, steps, batch, r.sms, f32):
-            return tile
-    return best
+    return min(options, key=lambda t: tile_cost(t, m, n, steps, batch, r.sms, f32))
 
 
 @dataclass(frozen=True)

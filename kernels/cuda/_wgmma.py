@@ -21,21 +21,26 @@ _LIMIT = 232448  # bytes of shared memory one block may have
 @dataclass(frozen=True)
 class HopperTile:
     """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
-    staging: 64 x 64 buffers for results of each warpgroup."""
+    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); staging: 64 x 64 buffers for results of each warpgroup."""
 
     bm: int
     bn: int
     ping: bool
     cluster: int = 1
+    kept: int = 0
     staging: int = 2
 
     @property
+    def stage(self) -> int:
+        return (self.bm + (0 if self.kept else self.bn)) * 128
+
+    @property
     def stages(self) -> int:
-        return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL) // ((self.bm + self.bn) * 128))
+        return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
 
     @property
     def smem(self) -> int:
-        return self.stages * (self.bm + self.bn) * 128 + 2 * self.staging * _PANEL + 2048
+        return self.stages * self.stage + self.kept * self.bn * 128 + 2 * self.staging * _PANEL + 2048
 
 
 TILES = tuple(
@@ -46,26 +51,33 @@ TILES = tuple(
     )
     for cluster in (1, 2)
 )  # fmt: skip
+#: (rows, columns, ping) of tiles whose block keeps its columns of B.
+_KEPT = ((128, 64, True), (256, 64, False), (128, 128, True), (64, 128, True), (64, 256, True), (128, 256, False), (128, 192, False), (64, 192, True))
 #: Per multiprocessor: flops a clock (dense f16), bytes a clock from L2; clocks to start a kernel, to start a tile, and to finish 64 x 64
 #: results of one warpgroup.
 _FLOPS, _L2_BYTES, _START, _TILE_START, _PANEL_CLOCKS = 3600.0, 30.0, 2200.0, 400.0, 260.0
 
 
+def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
+    kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _KEPT if -(-n // bn) <= sms // 2)
+    return [*TILES, *(t for t in kept if replace(t, staging=4).stages >= 3)]
+
+
 def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int) -> float:
     """Clocks, comparable with `_product.tile_cost`."""
-    tiles_m = -(-m // (t.bm * t.cluster))
-    tiles = tiles_m * -(-n // t.bn)
-    turns = -(-tiles // (sms // t.cluster))
-    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, (t.bm + t.bn / t.cluster) * 128 / _L2_BYTES)
+    tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn)
+    turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
+    copied = t.bm + (0 if t.kept else t.bn / t.cluster)
+    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, copied * 128 / _L2_BYTES)
     panels = t.bm * t.bn / 4096 * (1 if t.ping else 0.5)
     finish = panels * _PANEL_CLOCKS
     multiply = steps * step + _TILE_START
     body = max(turns * multiply, -(-turns // 2) * finish) + finish if t.ping else turns * (multiply + finish)
-    return _START + body + (300 if t.cluster > 1 else 0)
+    return _START + body + (300 if t.cluster > 1 else 0) + t.kept * t.bn * 128 / _L2_BYTES
 
 
 def choose(m: int, n: int, steps: int, sms: int) -> tuple[float, HopperTile]:
-    return min(((tile_cost(t, m, n, steps, sms), t) for t in TILES), key=lambda x: x[0])
+    return min(((tile_cost(t, m, n, steps, sms), t) for t in candidates(n, steps, sms)), key=lambda x: x[0])
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -90,21 +102,28 @@ def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
     return low, high
 
 
-def convolution(r: Request, tile: HopperTile, rows: DimLike, active: DimLike) -> Kernel:
-    """A convolution without groups whose output pixels follow each other; `corners` must not be None."""
+def image_maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
+    """Tensor maps of a convolution's pixels and filters, that many in one copy, and the sizes its kernel needs; `corners` must not be None."""
     i = r.ints
     box = corners(r)
     assert box is not None
     ic, oc = int(i["IC"]), int(i["OC"])
-    taps, pitch, chunks = int(i["KH"]) * int(i["KW"]), -(-ic // 8) * 8, -(-ic // 64)
-    params: list[tuple[str, str, Argument]] = [("int", n, Int32(v)) for n, v in (("M", rows), ("N", oc), ("chunks", chunks))]
-    params.append(("i64", "ldr", Int64(i.get("r_cs", 0))))
-    params += [("int", n, Int32(i[n])) for n in ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
-    a = TensorMap(
-        Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128, (box[0], box[1], 64, tile.bm),
+    taps, pitch = int(i["KH"]) * int(i["KW"]), -(-ic // 8) * 8
+    x = TensorMap(
+        Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128, (box[0], box[1], 64, pixels),
         (1, int(i["SW"]), int(i["SH"]), 1),
     )  # fmt: skip
-    b = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.bn // tile.cluster))
+    w = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters))
+    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(-(-ic // 64)))]
+    params += [("int", n, Int32(i[n])) for n in ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
+    return x, w, params
+
+
+def convolution(r: Request, tile: HopperTile, rows: DimLike, active: DimLike) -> Kernel:
+    """A convolution without groups whose output pixels follow each other."""
+    i, oc = r.ints, int(r.ints["OC"])
+    a, b, sizes = image_maps(r, tile.bm, tile.bn // tile.cluster)
+    params: list[tuple[str, str, Argument]] = [("int", "M", Int32(rows)), ("int", "N", Int32(oc)), ("i64", "ldr", Int64(i.get("r_cs", 0))), *sizes]
     r = replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}})
     return product(r, tile, source=1, a=a, b=b, rows=rows, columns=oc, ldy=i["y_cs"], ldr=i.get("r_cs", 0), params=params, active=active)
 
@@ -138,15 +157,18 @@ def product(
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging};",
-        f"constexpr bool PING = {int(tile.ping)};", _multiply(tile.bn, mma), epi.source, _backend.template("wgmma"),
+        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
+        f"constexpr bool PING = {int(tile.ping)};", multiply(tile.bn, mma), epi.source, _backend.template("tma"), _backend.template("wgmma"),
     ])  # fmt: skip
-    tiles = D.mul(D.ceildiv(rows, tile.bm * tile.cluster), D.ceildiv(columns, tile.bn))
-    grid = D.mul(D.mul(D.minimum(tiles, r.sms // tile.cluster), tile.cluster), active)
+    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
+    if tile.kept:
+        grid = D.mul(D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n), active)
+    else:
+        grid = D.mul(D.mul(D.minimum(D.mul(tiles_m, tiles_n), r.sms // tile.cluster), tile.cluster), active)
     return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
 
 
-def _multiply(n: int, mma: str) -> str:
+def multiply(n: int, mma: str) -> str:
     """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`."""
     count = n // 2
     registers = ", ".join(f"%{k}" for k in range(count))

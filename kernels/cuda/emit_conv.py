@@ -16,7 +16,7 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma = _backend.part("_wgmma")
+_wgmma, _split, _few = _backend.part("_wgmma"), _backend.part("_split"), _backend.part("_few")
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -65,6 +65,9 @@ def deconv2d(r: Request) -> list[Kernel]:
 def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     i = r.ints
     g = _product.static(r, "G")
+    few = _few.choose(r) if g == 1 and not transposed else None
+    if few is not None:
+        return [_few.convolution(r, few)]
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
     sh, sw = _product.static(r, "SH"), _product.static(r, "SW")
     taps = _product.static(r, "KH") * _product.static(r, "KW")
@@ -81,16 +84,19 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     a = _product.access(r, "x", i["x_cs"], 1, (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ())))
     y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]), columns)
     tensor_maps = not transposed and g == 1 and flat and ic >= 24 and _wgmma.corners(r) is not None
-    tensor_maps = tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"], i["y_cs"], i.get("r_cs", 0)), ("x", "y", "res"))
-    hopper = taps * -(-ic // 64) if tensor_maps else 0
+    maps = taps * -(-ic // 64) if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
+    stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
     choices = []
     for size, active in _product.bucketed(rows):
         batch = g * phases
-        choices.append((_product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, hopper=hopper), active))
+        choices.append((_product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored), active))
     kernels: list[Kernel] = []
     for tile, active in _product.merged(choices):
         if isinstance(tile, _wgmma.HopperTile):
             kernels.append(_wgmma.convolution(r, tile, rows, active))
+            continue
+        if isinstance(tile, _split.SplitTile):
+            kernels.append(_split.convolution(r, tile, rows, active))
             continue
         kernels += _product.product(
             r, tile, source=1, params=params, a=a, b=_product.Access(16), pitches=full, y_vector=y_vector, rows=rows, columns=oc, grid_y=1, grid_z=g * phases,

@@ -13,6 +13,7 @@ from tracea_onnx.dims import DimLike
 _product = registry.module("kernels", "cuda").part("_product")
 _epilogue = registry.module("kernels", "cuda").part("_epilogue")
 _wgmma = registry.module("kernels", "cuda").part("_wgmma")
+_split = registry.module("kernels", "cuda").part("_split")
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
@@ -23,12 +24,16 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
     params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
-    hopper = -(-k // 64) if k and _wgmma.able(r, (ldx, ldy, *((ldr,) if r.ints.get("res_mode", 0) else ())), ("x", "y", "res")) else 0
-    choices = [(_product.choose(rows, n, k, 1, r, hopper=hopper), active) for rows, active in _product.bucketed(m)]
+    maps = -(-k // 64) if k and _wgmma.able(r, (ldx,), ("x",)) else 0
+    stored = _wgmma.able(r, (ldy, *((ldr,) if r.ints.get("res_mode", 0) else ())), ("y", "res"))
+    choices = [(_product.choose(rows, n, k, 1, r, maps=maps, stored=stored), active) for rows, active in _product.bucketed(m)]
     kernels: list[Kernel] = []
     for tile, active in _product.merged(choices):
         if isinstance(tile, _wgmma.HopperTile):
             kernels.append(_wgmma.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active))
+            continue
+        if isinstance(tile, _split.SplitTile):
+            kernels.append(_split.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active))
             continue
         kernels += _product.product(
             r, tile, source=0, params=params, a=a, b=b, pitches=(ldr,), y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1,

@@ -3,71 +3,14 @@
 // Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual; two warpgroups multiply (wgmma) and finish.
 // PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
 // A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results leave through shared memory (stmatrix, TMA).
+// KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, SOURCE, RESIDUAL, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, RESIDUAL, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
 
-struct alignas(64) TensorMap { char bytes[128]; };
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
-constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES, PANEL = 64 * 128, PANELS = BN / 64;
+constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
-
-DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory"); }
-DEV void expect_bytes(u32 b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory"); }
-DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
-DEV void arrive_at(u32 b, u32 block) {
-  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [r];}" ::"r"(b), "r"(block) : "memory");
-}
-DEV u64 now() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
-DEV bool try_wait(u32 b, u32 parity) {
-  u32 done;
-  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 0x989680; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(b), "r"(parity) : "memory");
-  return done;
-}
-// A copy that never completes must not hang the device: after 20 s the kernel traps.
-DEV void wait(u32 b, u32 parity) {
-  if (try_wait(b, parity)) return;
-  const u64 begin = now();
-  while (!try_wait(b, parity))
-    if (now() - begin > 20000000000ull) __trap();
-}
-DEV void copy2(u32 to, const TensorMap* map, u32 b, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y) : "memory");
-}
-DEV void copy2_all(u32 to, const TensorMap* map, u32 b, int x, int y, u16 blocks) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "h"(blocks) : "memory");
-}
-DEV void copy3(u32 to, const TensorMap* map, u32 b, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z) : "memory");
-}
-DEV void copy3_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, u16 blocks) {
-  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "h"(blocks) : "memory");
-}
-DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh) : "memory");
-}
-DEV void store2(const TensorMap* map, u32 from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map), "r"(from), "r"(x), "r"(y) : "memory");
-}
-template <int N> DEV void stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-DEV void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-DEV void sync_group(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DEV void arrive_group(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DEV void visible_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEV void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEV void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEV void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
-DEV u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
-DEV void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-DEV u32 load_word(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
-DEV bool elected() { u32 p; asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(p)); return p; }
-DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
 struct Tile { int m, n; };
@@ -79,14 +22,16 @@ DEV Tile tile_at(int t, int rows, int columns) {
 
 extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, staging = ring + STAGES * STAGE_BYTES;
+  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES, staging = kept + KEPT * B_BYTES;
   const u32 full = staging + 2 * STAGING * PANEL, empty = full + 8 * STAGES, residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
+  const u32 kept_full = residual_empty + 16 * STAGING;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * CLUSTER);
     for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 1);
+    for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   if (CLUSTER > 1)
@@ -94,54 +39,61 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = (N + BN - 1) / BN, tiles = tiles_m * tiles_n;
-  const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = (N + BN - 1) / BN, tiles = KEPT ? tiles_m : tiles_m * tiles_n;
+  const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER, step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
+#define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(t, tiles_m, tiles_n))
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
-  const int steps = (K + 63) / 64;
+  const int steps = (K + 63) / 64, chunks = 1, KW = 1;
 #endif
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
+      auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s) {
+#if SOURCE == 1
+        if (CLUSTER > 1)
+          copy3_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
+        else
+          copy3(to, &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0);
+#else
+        if (CLUSTER > 1)
+          copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
+        else
+          copy2(to, &map_b, b, s.k * 64, n0);
+#endif
+      };
+      // B is constant: the first of it need not wait for the kernel before.
+      const int ahead = KEPT ? KEPT : min(STAGES, steps);
+      {
+        Step s(0, chunks, KW);
+        const int n0 = KEPT ? column * BN : tile_at(first, tiles_m, tiles_n).n * BN;
+        for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
+          expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
+          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s);
+        }
+      }
+      wait_for_producers();
       int slot = 0;
       u32 phase = 0;
-      bool waited = false;
       for (int t = first; t < tiles; t += step) {
-        const Tile tile = tile_at(t, tiles_m, tiles_n);
+        const Tile tile = TILE_AT(t);
         const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile.n * BN;
 #if SOURCE == 1
-        const int image = m0 / (OH * OW), pixel = m0 - image * (OH * OW), h0 = pixel / OW * SH - PT, w0 = pixel % OW * SW - PL;
-        int chunk = 0, kw = 0, kh = 0;
+        const Window window(m0, OH, OW, SH, SW, PT, PL);
 #endif
-        for (int k = 0; k < steps; k++) {
-          wait(empty + 8 * slot, phase ^ 1);
+        Step s(0, chunks, KW);
+        for (int k = 0; k < steps; k++, s.next(chunks, KW)) {
           const u32 to = ring + slot * STAGE_BYTES, b = full + 8 * slot;
-          expect_bytes(b, STAGE_BYTES);
-#if SOURCE == 1
-          const int tap = kh * KW + kw;
-          if (CLUSTER > 1)
-            copy3_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), &map_b, b, chunk * 64, tap, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
-          else
-            copy3(to + A_BYTES, &map_b, b, chunk * 64, tap, n0);
-#else
-          if (CLUSTER > 1)
-            copy2_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), &map_b, b, k * 64, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
-          else
-            copy2(to + A_BYTES, &map_b, b, k * 64, n0);
-#endif
-          if (!waited) {  // weights are constant: the first of them need not wait for the kernel before
-            wait_for_producers();
-            waited = true;
+          if (KEPT || t != first || k >= ahead) {
+            wait(empty + 8 * slot, phase ^ 1);
+            expect_bytes(b, STAGE_BYTES);
+            if (!KEPT) copy_columns(to + A_BYTES, b, n0, s);
           }
 #if SOURCE == 1
-          copy_im2col(to, &map_a, b, chunk * 64, w0, h0, image, (u16)(kw * DW), (u16)(kh * DH));
-          if (++chunk == chunks) {
-            chunk = 0;
-            if (++kw == KW) kw = 0, kh++;
-          }
+          copy_im2col(to, &map_a, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
 #else
-          copy2(to, &map_a, b, k * 64, m0);
+          copy2(to, &map_a, b, s.k * 64, m0);
 #endif
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
@@ -154,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       u32 taken[2] = {0, 0};
       int turn = 0;
       for (int t = first; t < tiles; t += step, turn ^= 1) {
-        const Tile tile = tile_at(t, tiles_m, tiles_n);
+        const Tile tile = TILE_AT(t);
         const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile.n * BN;
 #pragma unroll 1
         for (int panel = 0; panel < BLOCKS_M * PANELS; panel++) {
@@ -183,19 +135,21 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
     const u32 matrix_row = (lane & 7) + ((lane >> 3) & 1) * 8, matrix_chunk = lane >> 4;
-    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(ring + A_BYTES);
+    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
     wait_for_producers();  // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     int buffer = 0;
     u32 buffer_phase = 0;
+    bool fresh = true;  // this warpgroup has not seen the columns of B that are kept
     for (int t = first + (PING ? w * step : 0); t < tiles; t += (PING ? 2 : 1) * step) {
-      const Tile tile = tile_at(t, tiles_m, tiles_n);
+      const Tile tile = TILE_AT(t);
       const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64), n0 = tile.n * BN;
       if (PING) sync_group(2 + w, 256);
       int last = -1;
       for (int k = 0; k < steps; k++) {
         wait(full + 8 * slot, phase);
-        const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
+        if (KEPT && fresh) wait(kept_full + 8 * k, 0);
+        const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
         multiply_fence();
 #pragma unroll
         for (int kk = 0; kk < 4; kk++)
@@ -209,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         last = slot;
         if (++slot == STAGES) slot = 0, phase ^= 1;
       }
+      fresh = false;
       if (PING) arrive_group(2 + (w ^ 1), 256);
       multiply_wait<0>();
       if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);

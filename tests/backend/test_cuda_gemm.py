@@ -75,10 +75,12 @@ def kernels_of(r: Request) -> list[Kernel]:
 def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
     assert kernels_of(gemm(DType.F16, 8192, 4096, 4096))[0].symbol == "product_wgmma"
     for r in (
-        gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096), gemm(DType.F16, 8192, 4096, 4097), gemm(DType.F16, 8192, 4095, 4096),
+        gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096), gemm(DType.F16, 8192, 4096, 4097),
         gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1),
     ):  # fmt: skip
         assert kernels_of(r)[0].symbol == "product_tile"
+    for r in (gemm(DType.F16, 8192, 4095, 4096), gemm(DType.F16, 8192, 4096, 4096, unaligned=("y",)), gemm(DType.F16, 16, 4096, 4096)):
+        assert kernels_of(r)[0].symbol == "product_split"  # its results need not be tensor maps
 
 
 def test_rows_known_at_run_time_take_one_kernel_each() -> None:

@@ -1,0 +1,72 @@
+"""Convolutions of few input channels (`few.cuh`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
+
+
+@dataclass(frozen=True)
+class FewTile:
+    """Channels a pixel of the patch has, rows of 16 output pixels of one warp, output channels of one block."""
+
+    cp: int
+    rows: int
+    columns: int
+
+    def smem(self, r: Request) -> int:
+        kh, kw, sh, sw, dh, dw = (int(r.ints[n]) for n in _STATIC[1:])
+        taps = 8 // self.cp
+        units = -(-kw // taps)
+        patch_w = (15 * sw + (units * taps - 1) * dw + 2) // 2 * 2
+        patch = -(-(((4 * self.rows - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
+        return self.columns * (-(-(kh * units) // 2) * 32 + 16) + 64 * self.rows * (self.columns * 2 + 16) + 2 * patch
+
+
+def choose(r: Request) -> FewTile | None:
+    """The tile of a convolution without groups; None where the kernel does not apply."""
+    i = r.ints
+    if r.dtype not in (DType.F16, DType.BF16) or "x" in r.unaligned or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
+        return None
+    ic, kh, kw, _, sw, _, dw = (int(i[n]) for n in _STATIC)
+    align = min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
+    cp = 4 if ic <= 4 and sw % 2 == 0 and dw == 1 and align >= 4 else 8
+    if ic > 8 or align < cp or kh * kw > 64:
+        return None
+    oc = int(i["OC"])
+    columns = 64 if oc > 32 else 32 if oc > 16 else 16
+    pixels = _product.known(D.product([i["N"], i["OH"], i["OW"]]), 1 << 20)
+    rows = 2 if pixels * -(-oc // columns) >= 128 * r.sms else 1
+    tile = FewTile(cp, rows, columns)
+    return tile if tile.smem(r) <= 96 * 1024 else None
+
+
+def convolution(r: Request, tile: FewTile) -> Kernel:
+    i = r.ints
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "OC", "PT", "PL"))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
+    parameters = [*params, *epi.parameters]
+    text = "\n".join([
+        prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"',
+        f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
+        f"constexpr bool Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))};",
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        epi.source, _backend.template("few"),
+    ])  # fmt: skip
+    tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
+    columns = -(-int(i["OC"]) // tile.columns)
+    shared = (228 if r.arch >= 90 else 164 if r.arch == 80 else 100) * 1024
+    resident = min(shared // (tile.smem(r) + 1024), 8 // tile.rows)
+    grid = D.minimum(tiles, max(1, resident * r.sms // columns))
+    return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)

@@ -1,0 +1,90 @@
+// Instructions of sm_90a that products share: barriers in shared memory, tensor copies, clusters, warpgroup products.
+
+struct alignas(64) TensorMap { char bytes[128]; };
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory"); }
+DEV void expect_bytes(u32 b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory"); }
+DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+DEV void arrive_at(u32 b, u32 block) {
+  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [r];}" ::"r"(b), "r"(block) : "memory");
+}
+DEV u64 now() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
+DEV bool try_wait(u32 b, u32 parity) {
+  u32 done;
+  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, 0x989680; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(b), "r"(parity) : "memory");
+  return done;
+}
+// A copy that never completes must not hang the device: after 20 s the kernel traps.
+DEV void wait(u32 b, u32 parity) {
+  if (try_wait(b, parity)) return;
+  const u64 begin = now();
+  while (!try_wait(b, parity))
+    if (now() - begin > 20000000000ull) __trap();
+}
+DEV void copy2(u32 to, const TensorMap* map, u32 b, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y) : "memory");
+}
+DEV void copy2_all(u32 to, const TensorMap* map, u32 b, int x, int y, u16 blocks) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "h"(blocks) : "memory");
+}
+DEV void copy3(u32 to, const TensorMap* map, u32 b, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z) : "memory");
+}
+DEV void copy3_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, u16 blocks) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "h"(blocks) : "memory");
+}
+DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh) : "memory");
+}
+DEV void copy_im2col_all(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh, u16 blocks) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh), "h"(blocks) : "memory");
+}
+DEV void store2(const TensorMap* map, u32 from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map), "r"(from), "r"(x), "r"(y) : "memory");
+}
+template <int N> DEV void stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+DEV void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+DEV void sync_group(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void arrive_group(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void visible_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEV void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEV void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
+DEV u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
+DEV void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEV u32 load_word(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
+DEV bool elected() { u32 p; asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(p)); return p; }
+DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// One step of 64 along k: columns of matrices, or (SOURCE 1) channels of a filter tap.
+#if SOURCE == 1
+struct Step {
+  int chunk, kw, kh;
+  __device__ __forceinline__ Step(int k, int chunks, int width) : chunk(k % chunks), kw(k / chunks % width), kh(k / chunks / width) {}
+  __device__ __forceinline__ void next(int chunks, int width) {
+    if (++chunk < chunks) return;
+    chunk = 0;
+    if (++kw == width) kw = 0, kh++;
+  }
+};
+// Where the filter window of output pixel m begins.
+struct Window {
+  int image, h, w;
+  __device__ __forceinline__ Window(int m, int height, int width, int step_h, int step_w, int pad_h, int pad_w) {
+    image = m / (height * width);
+    const int pixel = m - image * (height * width);
+    h = pixel / width * step_h - pad_h, w = pixel % width * step_w - pad_w;
+  }
+};
+#else
+struct Step {
+  int k;
+  __device__ __forceinline__ Step(int k_, int, int) : k(k_) {}
+  __device__ __forceinline__ void next(int, int) { k++; }
+};
+#endif
