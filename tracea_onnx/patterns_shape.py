@@ -259,7 +259,7 @@ def _slice(s: Shapes, n: Node, _: int) -> Dims | None:
 def _split(s: Shapes, n: Node, k: int) -> Dims | None:
     d = list(_need(s, n.input(0)))
     axis = n.attr("axis", 0) % len(d)
-    sizes = n.attr("split") if n.attr("split") is not None else s.graph.ints(n.input(1)) if n.input(1) else None
+    sizes = n.attr("split") if n.attr("split") is not None else _vector(s, n.input(1)) if n.input(1) else None
     part = sizes[k] if sizes is not None else divide(d[axis], len(n.outputs))
     if part is None:
         return None
