@@ -6,6 +6,7 @@ Layers come from networkx; within a layer, boxes stand near what they are connec
 from __future__ import annotations
 
 import colorsys
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,12 +32,15 @@ class Box:
     """One node of the drawn graph. `lines` are its title and subtitle.
 
     `kind` is fused, unfused, alone (an anchor with nothing to fuse), plain, or edge (an input or output of the graph).
+    `name` is its node's, `leaves` whether that would leave the provider.
     """
 
     kind: str
     lines: tuple[str, str]
     tip: str
     rule: str = ""
+    name: str = ""
+    leaves: bool = False
 
 
 Place = tuple[float, float]
@@ -46,61 +50,75 @@ def page(account: Account) -> str:
     """The page as text. Raises UsageError when networkx is not installed."""
     rules = Counter(e.fused_by for e in account.anchors if e.fused_by)
     colours = {r: _colour(k, len(rules)) for k, r in enumerate(sorted(rules))}
-    drawings = []
+    drawings: list[str] = []
+    titles: list[str] = []
     for proto, outer in canonical.scopes(account.model.graph):
         graph = canonical.view(account.model, proto, outer, account.folder)
         if graph.nodes:
-            title = f"<h2>body {escape(proto.name or 'without a name')}</h2>" if outer else ""
-            drawings.append(title + _drawing(graph, account, colours))
+            titles.append(f"body {proto.name or 'without a name'}" if outer else "main graph")
+            drawings.append(_drawing(graph, account, colours, len(drawings)))
     template = resources.files("tracea_onnx").joinpath("page.html").read_text(encoding="utf-8")
     left = [e for e in account.anchors if not e.fused_by and not e.light]
+    leaving = account.coverage.leaving if account.coverage is not None else ()
+    folder, _, name = account.report.model.rpartition("/")
+    choices = "".join(f'<option value="{k}">{escape(t)}</option>' for k, t in enumerate(titles))
+    rows = "".join(_row(n.node, n.op, n.reason, "") for n in leaving)
     parts = {
         "title": escape(account.report.model),
-        "summary": escape(_summary(account, sum(rules.values()), len(left))),
-        "legend": "".join(f'<li><i style="background:{colours[r]}"></i>{escape(r)} <b>{n}</b></li>' for r, n in sorted(rules.items())),
-        "unfused": "".join(_row(e) for e in left),
+        "name": escape(name),
+        "folder": escape(folder),
+        "facts": "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in _facts(account, sum(rules.values()), len(left))),
+        "legend": "".join(f'<li data-rule="{escape(r)}"><i style="background:{colours[r]}"></i>{escape(r)} <b>{n}</b></li>' for r, n in sorted(rules.items())),
+        "leaving_key": '<li data-show=".leaving"><i class="leaving"></i>leaves the provider</li>' if leaving else "",
+        "unfused": "".join(_unfused(e) for e in left) or '<li class="none">every anchor was fused</li>',
+        "leaving": f'<h2>Leaving the provider</h2><ul class="why">{rows}</ul>' if leaving else "",
+        "bodies": f'<select id="body" aria-label="graph">{choices}</select>' if len(titles) > 1 else "",
         "graphs": "".join(drawings),
     }
-    for key, value in parts.items():
-        template = template.replace("{{" + key + "}}", value)
-    return template
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
-def _summary(account: Account, fused: int, left: int) -> str:
+def _facts(account: Account, fused: int, left: int) -> list[tuple[str, str]]:
     r = account.report
     taken = sum(len(f.nodes) for f in r.fused)
-    out = f"opset {r.opset}, priced for {r.backend}; {fused} chains fused from {taken} of {r.nodes_before} nodes, {left} anchors left"
+    out = [("opset", str(r.opset)), ("priced for", r.backend), ("chains fused", str(fused)), ("from nodes", f"{taken} of {r.nodes_before}")]
+    out += [("anchors left", str(left))]
+    out += [("saves about", f"{sum(f.saved_us for f in r.fused):,.0f} us")] if r.fused else []
     if account.coverage is not None:
-        out += f"; {account.coverage.total - len(account.coverage.leaving)} of {account.coverage.total} nodes run on the provider"
+        out.append(("on the provider", f"{account.coverage.total - len(account.coverage.leaving)} of {account.coverage.total} nodes"))
     return out
 
 
-def _row(e: Explanation) -> str:
+def _unfused(e: Explanation) -> str:
     nearest = e.refusals[0]
-    said = f"{nearest.rule}: {nearest.reason}" if nearest.rule else nearest.reason
-    fix = f"<br><em>fix: {escape(e.fix)}</em>" if e.fix else ""
-    return f"<tr><td>{escape(e.anchor)}</td><td>{escape(e.op)}</td><td>{escape(said)}{fix}</td></tr>"
+    return _row(e.anchor, e.op, f"{nearest.rule}: {nearest.reason}" if nearest.rule else nearest.reason, e.fix)
+
+
+def _row(node: str, op: str, said: str, fix: str) -> str:
+    mend = f"<br><em>fix: {escape(fix)}</em>" if fix else ""
+    return f'<li data-go="{escape(node, quote=True)}"><b>{escape(op)}</b> {escape(node)}<br><span>{escape(said)}</span>{mend}</li>'
 
 
 def _colour(k: int, n: int) -> str:
-    r, g, b = colorsys.hls_to_rgb(k / max(n, 1), 0.74 if k % 2 else 0.82, 0.62)
+    r, g, b = colorsys.hls_to_rgb(0.58 + k / max(n, 1), 0.76 if k % 2 else 0.8, 0.6)
     return f"#{round(r * 255):02x}{round(g * 255):02x}{round(b * 255):02x}"
 
 
 # --- what is drawn --------------------------------------------------------------------------------------------------------
-def _drawing(graph: Graph, account: Account, colours: Mapping[str, str]) -> str:
+def _drawing(graph: Graph, account: Account, colours: Mapping[str, str], number: int) -> str:
     boxes, edges = _boxes(graph, account)
     at, steps, size = _layout(list(boxes), edges, {k for k, b in boxes.items() if b.kind == "edge" and k.startswith("<")})
-    lines = [f'<path d="{"".join(_curve(a, b) for a, b in steps)}"/>']
+    lines = [f'<path d="{"".join(steps)}"/>']
     for key, b in boxes.items():
         x, y = at[key]
         fill = f' style="fill:{colours[b.rule]}"' if b.rule else ""
         lines.append(
-            f'<g class="{b.kind}" data-tip="{escape(b.tip, quote=True)}"><rect x="{x - _WIDTH / 2:.0f}" y="{y:.0f}" width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}"'
+            f'<g class="{b.kind}{" leaving" if b.leaves else ""}" data-name="{escape(b.name, quote=True)}" data-rule="{escape(b.rule)}"'
+            f' data-tip="{escape(b.tip, quote=True)}"><rect x="{x - _WIDTH / 2:.0f}" y="{y:.0f}" width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}"'
             f' rx="5"{fill}/><text x="{x:.0f}" y="{y + 16:.0f}">{escape(_short(b.lines[0]))}</text>'
             f'<text class="sub" x="{x:.0f}" y="{y + 30:.0f}">{escape(_short(b.lines[1], 26))}</text></g>'
         )
-    return f'<svg width="{size[0]:.0f}" height="{size[1]:.0f}">{"".join(lines)}</svg>'
+    return f'<svg class="drawing" data-size="{size[0]:.0f} {size[1]:.0f}"><g id="graph{number}">{"".join(lines)}</g></svg>'
 
 
 def _boxes(graph: Graph, account: Account) -> tuple[dict[str, Box], list[tuple[str, str]]]:
@@ -138,13 +156,13 @@ def _box(
         out[0] = f"fused by {rule}" + (f", saves about {price[n.outputs]:.1f} us" if n.outputs in price else "")
         title = n.proto.op_type.rsplit("_", 1)[0]
         label = f"{n.name.rsplit('/', 1)[0]} +{len(names) - 1}" if names else n.name
-        return Box("fused", (title, label), "\n".join([*out, *gone, "", *names]), rule if fused else "")
+        return Box("fused", (title, label), "\n".join([*out, *gone, "", *names]), rule if fused else "", n.name, bool(gone))
     e = left.get(n.name)
     if e is None:
-        return Box("plain", (n.op, n.name), "\n".join([*out, *gone]))
+        return Box("plain", (n.op, n.name), "\n".join([*out, *gone]), "", n.name, bool(gone))
     said = [f"{r.rule}: {r.reason}" if r.rule else r.reason for r in e.refusals if r.near] or [f"{e.refusals[0].rule}: {e.refusals[0].reason}".lstrip(": ")]
     kind = "unfused" if e.refusals[0].near else "plain" if e.light else "alone"
-    return Box(kind, (n.op, n.name), "\n".join([*out, *gone, "", *said, *([f"fix: {e.fix}"] if e.fix else [])]))
+    return Box(kind, (n.op, n.name), "\n".join([*out, *gone, "", *said, *([f"fix: {e.fix}"] if e.fix else [])]), "", n.name, bool(gone))
 
 
 def _shape(graph: Graph, name: str) -> str:
@@ -157,8 +175,8 @@ def _short(text: str, most: int = 19) -> str:
 
 
 # --- where it is drawn ----------------------------------------------------------------------------------------------------
-def _layout(keys: Sequence[str], edges: Sequence[tuple[str, str]], sources: set[str]) -> tuple[dict[str, Place], list[tuple[Place, Place]], Place]:
-    """Top centres of the boxes, the line segments of the edges, and the drawing's size."""
+def _layout(keys: Sequence[str], edges: Sequence[tuple[str, str]], sources: set[str]) -> tuple[dict[str, Place], list[str], Place]:
+    """Top centres of the boxes, the curves of the edges, and the drawing's size."""
     try:
         import networkx
     except ImportError:
@@ -176,8 +194,7 @@ def _layout(keys: Sequence[str], edges: Sequence[tuple[str, str]], sources: set[
     width = {k: _WIDTH if isinstance(k, str) else _THREAD for k in threaded}
     x = _columns(threaded, rows, width)
     at = {k: (x[k], 10 + layer[k] * (_HEIGHT + _RISE)) for k in threaded}
-    steps = [((at[a][0], at[a][1] + _HEIGHT), at[b]) for a, b in threaded.edges]
-    steps += [(at[k], (at[k][0], at[k][1] + _HEIGHT)) for k in threaded if not isinstance(k, str)]
+    steps = _steps(threaded, at)
     right = max((x[k] + width[k] / 2 for k in threaded), default=0.0)
     return {k: at[k] for k in keys}, steps, (right + 10, 20 + len(rows) * (_HEIGHT + _RISE))
 
@@ -228,9 +245,21 @@ def _settle(row: Sequence[Any], wish: Mapping[Any, float], width: Mapping[Any, f
             start += width[k] + _GAP
 
 
-def _curve(a: Place, b: Place) -> str:
-    """Straight down, or an S."""
-    if a[0] == b[0]:
-        return f"M{a[0]:.0f} {a[1]:.0f}V{b[1]:.0f}"
-    mid = (a[1] + b[1]) / 2
-    return f"M{a[0]:.0f} {a[1]:.0f}C{a[0]:.0f} {mid:.0f} {b[0]:.0f} {mid:.0f} {b[0]:.0f} {b[1]:.0f}"
+def _steps(g: Any, at: Mapping[Any, Place]) -> list[str]:
+    """A curve for every edge: it leaves and enters boxes straight down, and passes a thread in the direction the thread has there."""
+    lean: dict[Any, float] = {}
+    for k in g.nodes:
+        if not isinstance(k, str):
+            before, after = [at[n] for n in g.predecessors(k)], [at[n] for n in g.successors(k)]
+            lean[k] = (_mean([p[0] for p in after]) - _mean([p[0] for p in before])) / (_mean([p[1] for p in after]) - _mean([p[1] for p in before]))
+    out = []
+    for a, b in g.edges:
+        x, y = at[a][0], at[a][1] + (_HEIGHT / 2 if a in lean else _HEIGHT)
+        u, v = at[b][0], at[b][1] + (_HEIGHT / 2 if b in lean else 0.0)
+        d = (v - y) * 0.42
+        out.append(f"M{x:.0f} {y:.0f}C{x + lean.get(a, 0.0) * d:.0f} {y + d:.0f} {u - lean.get(b, 0.0) * d:.0f} {v - d:.0f} {u:.0f} {v:.0f}")
+    return out
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

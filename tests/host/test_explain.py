@@ -247,7 +247,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "rect", "path", "br"):
+        if tag not in ("meta", "rect", "path", "br", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -260,17 +260,20 @@ class Page(HTMLParser):
 def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
     text = page.page(account(leaving(), provider=True))
     found = Page(text)
-    boxes = [a for t, a in found.tags if t == "g"]
+    boxes = [{"class": "", **a} for t, a in found.tags if t == "g" and "data-tip" in a]
     assert [b["class"] for b in boxes].count("fused") == 1
     fused = next(b["data-tip"] or "" for b in boxes if b["class"] == "fused")
     assert "fused by conv" in fused and "Conv_a" in fused and "Relu_y" in fused and "saves about" in fused
-    assert any("leaves the provider: no kernel computes OneHot" in (b["data-tip"] or "") for b in boxes)
+    gone = [b for b in boxes if "leaving" in (b["class"] or "")]
+    assert any("leaves the provider: no kernel computes OneHot" in (b["data-tip"] or "") for b in gone) and len(gone) == 2
+    listed = {a["data-go"] for t, a in found.tags if t == "li" and "data-go" in a}
+    assert listed and listed <= {b["data-name"] for b in boxes}
     assert not re.search(r"https?:|<link|src=|@import|url\(", text) and "{{" not in text
 
 
 def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
     text = page.page(account(random_model(7)))
-    at = [(float(a["x"] or 0), float(a["y"] or 0)) for t, a in Page(text).tags if t == "rect"]
+    at = [(float(a["x"] or 0), float(a["y"] or 0)) for t, a in Page(text).tags if t == "rect" and "x" in a]
     assert len(at) == len(set(at)) > 10
     rows: dict[float, list[float]] = {}
     for x, y in at:
@@ -294,7 +297,8 @@ def test_bodies_are_drawn_too() -> None:
         "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) { s = Add (x, x) u = Relu (s) },"
         " else_branch = e () => (float[3] v) { v = Neg (x) }> }"
     )
-    assert page.page(account(m, rules=RULES)).count("<svg") == 3
+    text = page.page(account(m, rules=RULES))
+    assert text.count('class="drawing"') == 3 and text.count("<option") == 3
 
 
 def test_without_networkx_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
