@@ -121,6 +121,8 @@ def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match
         raise Refuse(f"no other pointwise operator fuses with {label(last)}", last, near=False)
     if not region.code.operands:
         raise Refuse(f"the chain that ends in {label(last)} reads no tensor", last, near=False)
+    if all(len(dims_of(graph, name) or ()) != len(region.shape or ()) for name in region.code.operands):
+        raise Refuse(f"the rank of '{last.outputs[0]}' comes from a constant", last)
     expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
     roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
     attrs = {"expr": expr.to_json()}

@@ -105,10 +105,10 @@ _NUMBERS = {
 
 def attribute(r: Random, m: ModelProto) -> bool:
     """Another number in one attribute: an axis, a permutation, an epsilon, a flag."""
-    found = [(n, a) for n in m.graph.node for a in n.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT)]
+    found = [a for n in m.graph.node for a in n.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT)]
     if not found:
         return False
-    n, a = r.choice(found)
+    a = r.choice(found)
     if a.type == AttributeProto.INTS:
         if a.name == "perm" and len(a.ints) > 1:
             j = r.randrange(len(a.ints) - 1)
@@ -184,7 +184,8 @@ def retyped(r: Random, m: ModelProto) -> bool:
     dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
     for t in m.graph.initializer:
         if t.data_type == _FLOAT:
-            t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(dtype), t.name))
+            a = np.maximum(numpy_helper.to_array(t), -1e9) if kind == TensorProto.INT32 else numpy_helper.to_array(t)
+            t.CopyFrom(numpy_helper.from_array(a.astype(dtype), t.name))
     for v in (*m.graph.input, *m.graph.output):
         if v.type.tensor_type.elem_type == _FLOAT:
             v.type.tensor_type.elem_type = kind

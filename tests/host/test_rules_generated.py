@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -22,6 +22,10 @@ from tracea_onnx.graph import Graph
 
 COUNT = 100
 SIZES = {"batch": 2}
+
+
+class Undecided(Exception):
+    """Rounding moves a graph's results so much that comparing them says nothing."""
 
 
 def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
@@ -56,13 +60,14 @@ def whole(m: ModelProto, match: Match) -> bool:
     return len(match.nodes) >= max(1, len(m.graph.node) - 2)
 
 
-def finite(values: Mapping[str, Any], names: Iterable[str]) -> bool:
-    return all(np.isfinite(values[n]).all() for n in names if n and np.asarray(values[n]).dtype.kind == "f")
+def moderate(values: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether all numbers are below a million (and finite)."""
+    return all((np.abs(values[n].astype(np.float64)) < 1e6).all() for n in names if n and values[n].dtype.kind == "f")
 
 
 def overflows(m: ModelProto, values: Mapping[str, Any]) -> bool:
-    """Whether a node makes an infinity or NaN of finite numbers: float64, where the same node need not, says nothing about such a run."""
-    return any(finite(values, n.input) and not finite(values, n.output) for n in m.graph.node if n.op_type != "If")
+    """Whether a node makes huge numbers, infinities or NaN of moderate ones, as a division by what a cancellation left does: float64 need not agree."""
+    return any(moderate(values, n.input) and not moderate(values, n.output) for n in m.graph.node if n.op_type != "If")
 
 
 def blur(m: ModelProto, given: Mapping[str, Any], values: Mapping[str, Any], x: Match) -> float:
@@ -73,23 +78,31 @@ def blur(m: ModelProto, given: Mapping[str, Any], values: Mapping[str, Any], x: 
     return max(float(np.nanmax(np.abs(other[o] - values[o]), initial=0.0) / (np.nanmax(np.abs(values[o]), initial=0.0) + 1e-6)) for o in x.outputs)
 
 
+def judged(m: ModelProto, found: Sequence[Match], seed: int) -> dict[str, Any]:
+    """The inputs on which every match was held against its nodes, to a few roundings; inputs that decide nothing are passed over."""
+    for attempt in range(4):
+        given = feeds(m, seed + 10**6 * attempt)
+        values = run_all(m, given)
+        if overflows(m, values):
+            continue
+        faults = [(x, fault) for x in found if (fault := wrong(x, values, tolerance=2e-5))]
+        spread = [blur(m, given, values, x) for x, _ in faults]
+        if max(spread, default=0.0) > 1e-3:
+            continue
+        for (x, _), moved in zip(faults, spread, strict=True):
+            fault = wrong(x, values, tolerance=max(2e-5, 20 * moved))
+            assert not fault, f"{x.rule}: {fault}"
+        return given
+    raise Undecided
+
+
 def checked(m: ModelProto, seed: int) -> list[Match]:
     """Every match in the graph, each held against what ONNX Runtime computes, alone and rewritten."""
     graph = Graph(m)
     found, _ = matching.find(graph)
     if not found:
         return found
-    for attempt in range(4):
-        given = feeds(m, seed + 10**6 * attempt)
-        values = run_all(m, given)
-        if not overflows(m, values):
-            break
-    else:
-        return found
-    for x in found:
-        if fault := wrong(x, values, tolerance=2e-5):
-            fault = wrong(x, values, tolerance=max(2e-5, min(20 * blur(m, given, values, x), 1e-2)))
-        assert not fault, f"{x.rule}: {fault}"
+    given = judged(m, found, seed)
     rules = {r.name: r for r in registry.rules()}
     chosen, used = [], set[int]()
     for x in sorted(found, key=lambda x: -len(x.nodes)):
@@ -109,10 +122,16 @@ def checked(m: ModelProto, seed: int) -> list[Match]:
 
 @pytest.mark.parametrize("rule", BASES)
 def test_random_graphs_fuse(rule: str) -> None:
-    for seed in range(COUNT):
+    undecided = 0
+    for seed in range(COUNT + 10):
         m = BASES[rule](Random(f"{rule} {seed}"))
-        found = checked(m, seed)
+        try:
+            found = checked(m, seed)
+        except Undecided:
+            undecided += 1
+            continue
         assert any(x.rule == rule and whole(m, x) for x in found), f"seed {seed}: {[n.op_type for n in m.graph.node]}"
+    assert undecided <= 10
 
 
 @pytest.mark.parametrize("rule", BASES)
@@ -129,5 +148,9 @@ def test_near_misses_are_left_alone_or_understood(rule: str) -> None:
             run(m, feeds(m, seed))
         except Exception:
             continue  # not a graph ONNX Runtime takes
-        refused += not any(x.rule == rule and whole(m, x) for x in checked(m, seed))
+        try:
+            found = checked(m, seed)
+        except Undecided:
+            continue
+        refused += not any(x.rule == rule and whole(m, x) for x in found)
     raise AssertionError(f"only {refused} near misses of {rule}")
