@@ -32,15 +32,11 @@ def session(
     source: Any = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model) if isinstance(model, Path) else model
     if not provider:
         return ort.InferenceSession(source, options, providers=[CPU])
-    import tracea_onnx
+    import tracea_onnx.provider
 
-    tracea_onnx.register()
     _watch_compiler()
     _compile_failures.clear()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if everything:
-        options.add_session_config_entry("ep.traceaexecutionprovider.claim", "all")
-    made = ort.InferenceSession(source, options, providers=[TRACEA, CPU], enable_fallback=0)
+    made = tracea_onnx.provider.create_session(source, {"claim": "all"} if everything else {}, options)
     if TRACEA not in made.get_providers():
         raise RuntimeError(f"the session does not use {TRACEA}")
     if _compile_failures:

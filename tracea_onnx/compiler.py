@@ -70,13 +70,10 @@ def build_pack(model: str | bytes) -> bytes:
     """Pack of every Plan a session over `model` asks for on this machine; a program loads it with the option `kernel_pack`.
 
     Raises TraceaError when the provider would run nothing of the model."""
-    import onnxruntime
-
     from tracea_onnx import provider
 
-    provider.register()
     with recording() as packs:
-        onnxruntime.InferenceSession(model, providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+        provider.create_session(model)
     pack = merge_packs(packs, PRODUCER)
     if not read_pack(pack)[0]["entries"]:
         raise TraceaError("the provider runs no part of this model, so there is nothing to pack", "see why with `tracea-onnx explain MODEL`")

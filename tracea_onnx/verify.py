@@ -90,6 +90,8 @@ def session(source: io.Source, *, optimise: bool = False, providers: Sequence[st
     model, folder = io.with_real_paths(source)
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    if PROVIDER_NAME in providers:
+        return create_session(io.serialize(model), session_options=options)
     return ort.InferenceSession(io.serialize(model), options, providers=list(providers))
 
 

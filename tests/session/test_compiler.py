@@ -42,14 +42,11 @@ def model(nodes: Sequence[Any], inputs: dict[str, Sequence[Any]], outputs: Seque
 
 def compare(source: bytes, *feeds: dict[str, Array], all_nodes: bool = True) -> None:
     """Every feed through one provider session and one plain session with optimisations off."""
-    tracea_onnx.register()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     plain = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.add_session_config_entry("ep.traceaexecutionprovider.claim", "all")
-    ours = ort.InferenceSession(source, options, providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+    ours = create_session(source, {"claim": "all"}, options)
     left = [n.op_type for p in ours.get_provider_graph_assignment_info() if p.ep_name != "TraceaExecutionProvider" for n in p.get_nodes()]
     if all_nodes:
         assert not left, f"ONNX Runtime kept {left}"
@@ -168,8 +165,7 @@ def test_inputs_that_disagree_on_a_symbol_are_one_clear_error() -> None:
     source = model(
         [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "y"], ["z"])], {"x": ["n", 4], "y": ["n", 4]}, ["z"], [weight("w", 4, 4)]
     )
-    tracea_onnx.register()
-    session = ort.InferenceSession(source, providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+    session = create_session(source)
     tracea_onnx.assert_provider_selected(session)
     with pytest.raises(Exception, match="TraceaExecutionProvider"):
         session.run(None, {"x": np.zeros((2, 4), np.float32), "y": np.zeros((3, 4), np.float32)})
