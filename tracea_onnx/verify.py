@@ -26,6 +26,7 @@ from tracea_onnx.fold import RANDOM
 from tracea_onnx.graph import Graph, subgraphs
 from tracea_onnx.infer import first_line
 from tracea_onnx.narrow_cast import Kind
+from tracea_onnx.provider import PROVIDER_NAME, create_session
 
 
 @dataclass(frozen=True)

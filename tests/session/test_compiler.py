@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
+from tracea_onnx.provider import create_session
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)
