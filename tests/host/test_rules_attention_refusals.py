@@ -86,6 +86,7 @@ REFUSALS = (
     "batched keys",
     "masked values",
     "nan to one",
+    "probabilities rounded",
 )
 
 
@@ -128,6 +129,8 @@ def test_refusals(what: str) -> None:
         p, why = n.add("Where", n.add("IsNaN", p), p, n.const(F(0.0))), "consumers"
     elif what == "nan to one":
         p, why = n.add("Where", n.add("IsNaN", p), n.const(F(1.0)), p), "other than 0"
+    elif what == "probabilities rounded":
+        p, why = n.add("Cast", n.add("Cast", p, to=TensorProto.FLOAT16), to=TensorProto.FLOAT), "type narrower than that of the values"
     elif what == "values scaled":
         v, why = n.add("Mul", v, n.const(F(2.0))), "values are scaled"
     if what == "probabilities on the right":

@@ -118,6 +118,20 @@ def test_keras_form_scales_input_and_mean() -> None:
     check_spec(m, match, sizes={"batch": 2})
 
 
+@pytest.mark.parametrize("at", ["root", "result"])
+def test_rounding_in_the_middle_is_kept(at: str) -> None:
+    """In a float32 norm half precision loses something; between two ends of half precision it does not (below)."""
+    casts = [node("Cast", "i" if at == "root" else "z", "h", to=TensorProto.FLOAT16), node("Cast", "h", "w", to=TensorProto.FLOAT)]
+    head = [node("Mul", "x x", "q"), node("ReduceMean", "q", "v", axes=[-1]), node("Add", "v eps", "e"), node("Sqrt", "e", "r"), node("Reciprocal", "r", "i")]
+    tail = [*casts, node("Mul", "x w", "z"), node("Mul", "z g", "y")] if at == "root" else [node("Mul", "x i", "z"), *casts, node("Mul", "w g", "y")]
+    m = build([*head, *tail])
+    _, matches, refusals = find(m, "rmsnorm")
+    if at == "result":
+        assert [x.outputs for x in matches] == [("z",)]
+    else:
+        assert not matches and any("rounds to a narrower type" in r.reason for r in refusals)
+
+
 @pytest.mark.parametrize("weight_first", [True, False])
 def test_rms_norm_in_half_precision_with_casts(weight_first: bool) -> None:
     tail = [node("Cast", "z", "h", to=TensorProto.FLOAT16), node("Mul", "gh h" if weight_first else "h gh", "y")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -197,3 +198,14 @@ def test_a_chain_grows_to_the_last_node_that_can_join(seed: int) -> None:
             escaping = graph.escapes([*match.nodes, reader])
             operands = {i for i in reader.inputs if i != match.outputs[0]}
             assert len(escaping) != 1 or operands - {"k"}, reader.name
+
+
+def test_a_constant_that_gives_the_result_its_rank() -> None:
+    m = model([node("Mul", "x two", "m"), node("Relu", "m", "y")], {"x": (3,)}, ["y"], {"two": np.full((1, 1), 2.0)})
+    assert reason(m, "pointwise", "n_y") == "the rank of 'y' comes from a constant"
+
+
+def test_infinite_constants_survive_the_spec() -> None:
+    m = model([node("Max", "x low", "a"), node("Min", "a high", "y")], {"x": (3,)}, ["y"], {"low": np.float32(-np.inf), "high": np.float32(np.inf)})
+    text = json.dumps(only(m, "pointwise").spec.attrs["expr"], allow_nan=False)
+    assert {i.imm for i in Expr.from_json(json.loads(text)).code if i.op == "const"} == {-np.inf, np.inf}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -43,6 +44,7 @@ def model(nodes: Sequence[Any], inputs: dict[str, Sequence[Any]], outputs: Seque
 
 def compare(source: bytes, *feeds: dict[str, Array], all_nodes: bool = True) -> None:
     """Every feed through one provider session and one plain session with optimisations off."""
+    tracea_onnx.register()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -182,3 +184,22 @@ def test_slices_of_step_two_below_a_convolution(order: tuple[int, ...], kernel: 
     weights += [ints("to", 2**40, 2**40), ints("axes", 2, 3), ints("steps", 2, 2), weight("w", 5, 12, *kernel)]
     source = model(nodes, {"x": ["n", 3, 10, 14]}, ["y"], weights)
     compare(source, {"x": image(1, 3, 10, 14)}, {"x": image(2, 3, 10, 14)})
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_constant_may_give_the_result_its_rank(shape: tuple[int, ...]) -> None:
+    two = numpy_helper.from_array(np.full((1,) * (len(shape) + 1), 2, np.float32), "two")
+    nodes = [helper.make_node("Mul", ["x", "two"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    compare(model(nodes, {"x": shape}, ["y"], [two]), {"x": np.ones(shape, np.float32)})
+
+
+def test_an_infinite_constant_behind_a_product() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Greater", ["k", "zero"], ["mask"]),
+        helper.make_node("Where", ["mask", "p", "low"], ["y"]),
+    ]  # fmt: skip
+    limits = [numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("zero", 0.0), ("low", -np.inf))]
+    made = tracea_onnx.optimize(onnx.load_from_string(model(nodes, {"x": [2, 3], "k": [2, 4]}, ["y"], [weight("w", 3, 4), *limits])))
+    assert [f.rule for f in made.report.fused] == ["gemm"]
+    rng = np.random.default_rng(1)
+    compare(made.model.SerializeToString(), {"x": rng.standard_normal((2, 3)).astype(np.float32), "k": rng.standard_normal((2, 4)).astype(np.float32)})

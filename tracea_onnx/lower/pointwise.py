@@ -42,9 +42,12 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
     """One ONNX pointwise node as an expression and its tensor operands; None for a form the expression language cannot say."""
     code = Code()
     ids: list[int] = []
+    ranks = [graph.rank(name) or 0 for name in node.inputs if name and graph.scalar(name) is None]
     for name in node.inputs:
         if name:
             value = graph.scalar(name)
+            if value is not None and (graph.rank(name) or 0) > max(ranks, default=0):
+                value = None  # it gives the result its rank
             exact = value is not None and math.isfinite(value) and (graph.dtype(name) in (1, 10, 16) or abs(value) < 2**24)
             ids.append(code.const(value) if exact and value is not None else code.operand(name))
     if not code.operands:
