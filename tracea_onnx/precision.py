@@ -140,6 +140,8 @@ def _forms(g: Graph, kind: Kind, wide: Collection[str], done: Narrowed, given: M
 
 def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
     """Why a node cannot be narrow, or ""."""
+    if any(m is not None and m.op == "DequantizeLinear" for m in map(g.producer, n.inputs)):
+        return "it is a quantised operator, which runs faster as it is"
     if any(g.dtype(o) not in (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64) for o in n.outputs if o):
         return "the type of its result is not known"
     if kind is BF16 and g.opset() < 13:

@@ -103,7 +103,7 @@ def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list
 
 
 def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
-    out = [f"{p.kind.name}: {len(p.nodes)} nodes compute in it" + (f", {len(p.kept)} that could stay fp32:" if p.kept else "")]
+    out = [f"{p.kind.name}: {len(p.nodes)} nodes compute in it" + (f"; {len(p.kept)} products stay fp32:" if p.kept else "")]
     shown = list(p.kept.items()) if verbose else list(p.kept.items())[:_SHOWN]
     out += [f"  {name}: {reason}" for name, reason in shown]
     out += [f"  and {len(p.kept) - len(shown)} more"] if len(p.kept) > len(shown) else []

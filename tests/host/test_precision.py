@@ -107,7 +107,21 @@ def test_plain_onnx_runs_bf16_since_every_body_is_fp32_between_casts() -> None:
     assert bodies and all({"Cast"} <= {n.op_type for n in f.node} for f in bodies)
 
 
-def test_quantised_and_double_graphs_stay_as_they_are() -> None:
+def test_quantised_products_stay_as_they_are() -> None:
+    text = """
+    g (float[2,4] x) => (float[2,4] y) {
+      q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) e = DequantizeLinear (w8, s, z) a = MatMul (d, e) r = QuantizeLinear (a, s, z)
+      b = DequantizeLinear (r, s, z) y = Relu (b)
+    }
+    """
+    model = parse(text, s=np.float32(0.05), z=np.int8(0), w8=np.arange(16, dtype=np.int8).reshape(4, 4))
+    result = narrowed(model, narrow_cast.FP16)
+    found = result.report.precision
+    assert found is not None and not found.nodes and found.kept == {"MatMul_a": "it is a quantised operator, which runs faster as it is"}
+    assert "Cast" not in {n.op_type for n in result.model.graph.node}
+
+
+def test_double_graphs_stay_as_they_are() -> None:
     text = "g (double[2,4] x) => (double[2,4] y) { y = MatMul (x, w) }"
     result = narrowed(parse(text, w=normal(4, 4).astype(np.float64)), narrow_cast.FP16)
     assert result.report.precision is not None and not result.report.precision.nodes and set(weights(result.model).values()) == {TensorProto.DOUBLE}
