@@ -186,9 +186,9 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
         return general
     kinds = [
         (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
-        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (64, 128, False, 1, 2, 1),
-        (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1), (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1), (64, 32, False, 1, 1, 3),
-        (128, 192, False, 4, 2, 1),
+        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (192, 80, True, 2, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
+        (64, 128, False, 1, 2, 1), (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1), (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1),
+        (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
     ]  # fmt: skip
     return general + list(wgmma.candidates(n, steps, device()[1])) + [split.SplitTile(*kind) for kind in kinds if kind[3] <= steps]
 
@@ -212,11 +212,11 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[
         general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
         return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms, False))[:most]
     out = []
-    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms)), (split, split.candidates(m, n, count))):
+    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms)), (split, split.candidates(m, n, count, sms))):
         ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
         best = kind.tile_cost(ranked[0], m, n, count, sms)
-        rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 2 * best]
-        out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most // 2, len(rest)))
+        rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 1.6 * best]
+        out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most, len(rest)))
     return out
 
 

@@ -14,6 +14,7 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _epilogue, _wgmma = _backend.part("_epilogue"), _backend.part("_wgmma")
+_LIMIT = 232448  # bytes of shared memory that one block may have
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -58,31 +59,39 @@ class SplitTile:
     def threads(self) -> int:
         return self.rows * 2 + 32
 
+    @property
+    def fits(self) -> bool:
+        """Whether so many blocks have their shared memory and registers on one multiprocessor."""
+        shared = self.smem <= _LIMIT and (self.smem + 1024) * self.resident <= _SHARED
+        return shared and self.stages >= 3 and (self.columns // 2 + 44) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
-#: Clocks to start a kernel, from the last product to the end, for a cluster to exchange sums and per float exchanged; bytes a clock from L2.
-_START, _FINISH, _EXCHANGE, _FLOAT, _L2_BYTES = 2200.0, 900.0, 700.0, 0.06, 32.0
-#: Bytes a clock from memory, for the whole chip.
-_MEMORY = 2300.0
+
+#: Clocks of the model below, fitted to measurements on an H200: to start a kernel, after the last product of a block, for 64 x 64 x 64 products, until a copy
+#: comes, to start a cluster, per float exchanged and per float finished; bytes a clock from L2 for one block and for all, and from memory for all.
+_START, _FINISH, _MULTIPLY, _LATENCY, _CLUSTER, _FLOAT, _RESULT = 200.0, 1900.0, 159.0, 2600.0, 1300.0, 0.3, 0.2
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 95.0, 4400.0, 1850.0
 
 
-def candidates(m: int, n: int, steps: int) -> Iterator[SplitTile]:
+def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
     """Tiles worth a thought for m x n with `steps` stages of k."""
     m = max(m, 1)
-    least = -(-m // 256)
-    widths = {(m + 8 * parts - 1) // (8 * parts) * 8 for parts in range(least, least + 5)} | {w for w in (64, 128) if w < m}
-    shapes = [(rows, w, True) for rows in (64, 128) for w in sorted(widths) if 8 <= w <= 256 and not (rows == 128 and n <= 64)]
-    if m > 48:
-        shapes += [(rows, w, False) for rows in (64, 128) for w in (32, 64, 96, 128, 192, 256) if w < n + 32 and not (rows == 128 and m <= 64)]
-    for rows, w, swap in shapes:
-        for split in (1, 2, 3, 4, 6, 8):
-            for share in (1, 2):
-                if (split > 1 and steps < 2 * split) or split * share > 8 or w % (8 * share) or (share > 1 and rows >= (n if swap else m)):
-                    continue
-                for resident in (1, 2, 3):
-                    t = SplitTile(rows, w, swap, split, share, resident)
-                    fits = t.stages >= 3 and (t.smem + 1024) * resident <= _SHARED and (w // 2 + 64) * t.threads * resident <= 65536
-                    if fits and t.smem <= 232448:
-                        yield t
+    for swap in (True, False) if m > 48 else (True,):
+        left, right = (n, m) if swap else (m, n)
+        least = -(-right // 256)
+        widths = {(right + 8 * parts - 1) // (8 * parts) * 8 for parts in range(least, max(least + 5, -(-right // 64)))}
+        for rows in (64, 128, 192):
+            if rows > 64 and left <= rows - 64:
+                continue
+            for width in sorted(widths | ({64, 128} if right > 128 else set())):
+                tiles = -(-left // rows) * -(-right // width)
+                for split in (1, 2, 3, 4, 6, 8):
+                    if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
+                        break
+                    for share in (1, 2) if width % 16 == 0 and left > rows and split <= 4 else (1,):
+                        for resident in (1, 2, 3) if tiles * split > sms else (1,):
+                            tile = SplitTile(rows, width, swap, split, share, resident)
+                            if tile.fits:
+                                yield tile
 
 
 def slots(cluster: int, resident: int, sms: int) -> int:
@@ -98,15 +107,18 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int) -> float:
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
     together = min(t.resident, -(-blocks // (room // t.resident)))  # blocks that one multiprocessor runs at a time
-    multiply = 4 * (t.rows // 64) * max(t.columns / 2, 16 + t.columns / 4) * 1.15
-    step = together * max(multiply, (t.rows + t.columns / t.share) * 128 / _L2_BYTES)
-    step = max(step, 900.0 / t.stages, blocks * t.stage / t.share / waves / _MEMORY / 2)
-    exchange = (_EXCHANGE + _FLOAT * t.rows * t.columns * together) if t.split > 1 else 0.0
-    return _START + waves * (-(-steps // t.split) * step + _FINISH + 0.03 * t.rows * t.columns * together / t.split + exchange) + 100.0 * (t.cluster > 1)
+    narrow = max(1.0, 0.5 + 32.0 / t.columns)  # the left operand's rows bound it
+    copied = (t.rows + t.columns / t.share) * 128
+    step = together * max(_MULTIPLY * t.rows / 64 * t.columns / 64 * narrow, copied / _L2_BYTES)
+    step = max(step, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
+    memory = ((m + n) * steps * 128 + m * n * 2) / _MEMORY_BYTES
+    size = t.rows * t.columns * together
+    finish = _FINISH + _RESULT * size / t.split + (_FLOAT * size * (t.split - 1) / t.split)
+    return _START + max(memory, waves * (-(-steps // t.split) * step + finish)) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
 def choose(m: int, n: int, steps: int, sms: int) -> tuple[float, SplitTile]:
-    return min(((tile_cost(t, m, n, steps, sms), t) for t in candidates(m, n, steps)), key=lambda x: x[0])
+    return min(((tile_cost(t, m, n, steps, sms), t) for t in candidates(m, n, steps, sms)), key=lambda x: x[0])
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -132,7 +144,7 @@ def _product(
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
     epi = _epilogue.epilogue(r, (ldr,))
     map_type = "const __grid_constant__ TensorMap"
-    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T*", "y", Pointer("y"))]
+    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([

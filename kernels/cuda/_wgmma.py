@@ -53,9 +53,9 @@ TILES = tuple(
 )  # fmt: skip
 #: (rows, columns, ping) of tiles whose block keeps its columns of B.
 _KEPT = ((128, 64, True), (256, 64, False), (128, 128, True), (64, 128, True), (64, 256, True), (128, 256, False), (128, 192, False), (64, 192, True))
-#: Per multiprocessor: flops a clock (dense f16), bytes a clock from L2; clocks to start a kernel, to start a tile, and to finish 64 x 64
-#: results of one warpgroup.
-_FLOPS, _L2_BYTES, _START, _TILE_START, _PANEL_CLOCKS = 3600.0, 30.0, 2200.0, 400.0, 260.0
+#: Per multiprocessor, fitted to measurements on an H200: flops a clock (f16), bytes a clock from L2 alone and with a neighbour; clocks until a copy comes, to
+#: start a kernel, a tile and a cluster, and to finish 64 x 64 results of one warpgroup.
+_FLOPS, _L2_BYTES, _L2_SHARED, _LATENCY, _START, _TILE_START, _CLUSTER, _PANEL_CLOCKS = 2990.0, 140.0, 45.0, 210.0, 1550.0, 1980.0, 930.0, 740.0
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
@@ -67,13 +67,12 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int) -> float:
     """Clocks, comparable with `_product.tile_cost`."""
     tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn)
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
-    copied = t.bm + (0 if t.kept else t.bn / t.cluster)
-    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, copied * 128 / _L2_BYTES)
-    panels = t.bm * t.bn / 4096 * (1 if t.ping else 0.5)
-    finish = panels * _PANEL_CLOCKS
+    copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
+    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, copied / (_L2_SHARED if t.cluster > 1 else _L2_BYTES), _LATENCY / t.stages)
+    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * _PANEL_CLOCKS
     multiply = steps * step + _TILE_START
-    body = max(turns * multiply, -(-turns // 2) * finish) + finish if t.ping else turns * (multiply + finish)
-    return _START + body + (300 if t.cluster > 1 else 0) + t.kept * t.bn * 128 / _L2_BYTES
+    body = max(turns * multiply, -(-turns // 2) * (multiply + finish)) if t.ping else turns * (multiply + finish)
+    return _START + body + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 220.0
 
 
 def choose(m: int, n: int, steps: int, sms: int) -> tuple[float, HopperTile]:

@@ -13,12 +13,15 @@ constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 
-DEV void add_from(float (&v)[8], u32 address, u32 block) {
-  float a[8];
-  asm volatile("{.reg .b32 p; mapa.shared::cluster.u32 p, %8, %9; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [p]; ld.shared::cluster.v4.f32 {%4, %5, %6, %7}, [p+16];}"
-               : "=f"(a[0]), "=f"(a[1]), "=f"(a[2]), "=f"(a[3]), "=f"(a[4]), "=f"(a[5]), "=f"(a[6]), "=f"(a[7]) : "r"(address), "r"(block) : "memory");
-#pragma unroll
-  for (int k = 0; k < 8; k++) v[k] += a[k];
+DEV u32 address_in(u32 address, u32 block) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+DEV float4 load_from(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
+  return v;
 }
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {
@@ -157,16 +160,34 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     cluster_sync();
   else
     sync_group(1, WORKERS);
-  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  // A part is PER_PART units of 8 columns.
   constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + SPLIT - 1) / SPLIT;
-  for (int t = part * PER_PART + threadIdx.x; t < min(UNITS, (part + 1) * PER_PART); t += WORKERS) {
-    const int r = t / CHUNKS, c = t % CHUNKS * 8, m = m0 + r, n = n0 + c;
-    if (m >= M || n >= N) continue;
+  if (SPLIT > 1) {
+    u32 there[SPLIT];
+#pragma unroll
+    for (int other = 1; other < SPLIT; other++) there[other] = address_in(ring, (part + other) % SPLIT * SHARE + peer);
+#pragma unroll 4
+    for (int i = 0; i < (2 * PER_PART + WORKERS - 1) / WORKERS; i++) {
+      const int t = i * WORKERS + threadIdx.x, at = 2 * part * PER_PART + t;
+      if (t >= 2 * PER_PART || at >= 2 * UNITS) continue;
+      const u32 offset = (at / (2 * CHUNKS) * PITCH + at % (2 * CHUNKS) * 4) * 4;
+      float4 v = *(const float4*)((const char*)staged + offset), a[SPLIT];
+#pragma unroll
+      for (int other = 1; other < SPLIT; other++) a[other] = load_from(there[other] + offset);
+#pragma unroll
+      for (int other = 1; other < SPLIT; other++) v.x += a[other].x, v.y += a[other].y, v.z += a[other].z, v.w += a[other].w;
+      *(float4*)((char*)staged + offset) = v;  // nobody else reads this part of this block's sums
+    }
+    sync_group(1, WORKERS);
+  }
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+#pragma unroll 4
+  for (int i = 0; i < (PER_PART + WORKERS - 1) / WORKERS; i++) {
+    const int t = i * WORKERS + threadIdx.x, at = part * PER_PART + t, r = at / CHUNKS, c = at % CHUNKS * 8, m = m0 + r, n = n0 + c;
+    if (t >= PER_PART || at >= UNITS || m >= M || n >= N) continue;
     float v[8];
     *(float4*)v = *(const float4*)(staged + r * PITCH + c);
     *(float4*)(v + 4) = *(const float4*)(staged + r * PITCH + c + 4);
-#pragma unroll
-    for (int other = 1; other < SPLIT; other++) add_from(v, ring + (r * PITCH + c) * 4, (part + other) % SPLIT * SHARE + peer);
     finish(epilogue, v, m, m * ldr, n, N - n);
     store8(y + m * ldy + n, v, N - n);
   }
