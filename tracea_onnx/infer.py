@@ -5,6 +5,8 @@ Both work on a *skeleton*: the model with every large or external initializer tu
 
 from __future__ import annotations
 
+import re
+
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
@@ -109,9 +111,15 @@ def check(model: ModelProto, where: str, *, full: bool = False) -> None:
         raise ModelError(f"{where} is not valid ONNX: {first_line(e)}", "export it again, or run onnx.checker.check_model on it") from None
 
 
+#: "[ONNXRuntimeError] : 1 : FAIL : ", and "/src/core/model.cc:245 onnxruntime::Model::Model(...) " within a message.
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp):\d+ \S.*?\)(?: const)? (?=[\w'\"(])")
+
+
 def first_line(e: BaseException) -> str:
-    """The first line of an error's text, short enough for one line of output."""
+    """The first line of an error's text, without the places in ONNX Runtime's sources it names, short enough for one line of output."""
     text = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+    text = _STATUS.sub("", _SOURCE.sub("", text)).strip() or text
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -115,6 +115,8 @@ def _parse(path: Path, data: bytes) -> ModelProto:
 def _check_header(model: ModelProto, where: str) -> None:
     if not model.ir_version or not model.HasField("graph"):
         raise ModelError(f"{where} is not an ONNX model (no IR version or no graph in it)", "download or export it again")
+    if not model.graph.output:
+        raise ModelError(f"{where} has no outputs", "export it again")
     if not model.opset_import:
         raise ModelError(f"{where} imports no operator set", "export it again")
     if model.ir_version > onnx.IR_VERSION:
@@ -151,6 +153,8 @@ def check_output(target: Path) -> None:
         raise UsageError(f"the folder {folder} does not exist", "create it first")
     if target.is_dir():
         raise UsageError(f"{target} is a folder", "give a file name")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a regular file", "give a file name")  # a device would be replaced by a file
     if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
         raise UsageError(f"{target} cannot be written", "check the permissions of the file and its folder")
 

@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto
 
 from tracea_onnx import inputs as feeds
 from tracea_onnx import io, rounding, surgery
-from tracea_onnx.errors import VerificationError
+from tracea_onnx.errors import UsageError, VerificationError
 from tracea_onnx.fold import RANDOM
 from tracea_onnx.graph import Graph, subgraphs
 from tracea_onnx.infer import first_line
@@ -135,8 +135,11 @@ def measure(
 ) -> Reference:
     """Run the original on `values`, or on generated inputs; a result may compute in the narrower type `kind`.
 
-    Raises VerificationError when the original runs on no input that could be made.
+    Raises VerificationError when the original runs on no input that could be made, UsageError for bounds that are none.
     """
+    for name, value in (("rtol", rtol), ("atol", atol), ("seed", seed)):
+        if value is not None and not value >= 0:
+            raise UsageError(f"{name} is {value}", "give a number that is not negative")
     try:
         oracle = session(source)
     except Exception as e:

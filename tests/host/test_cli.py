@@ -107,6 +107,14 @@ def test_given_inputs(model: Path, tmp_path: Path, capsys: Captured) -> None:
         (["verify", "cnn.onnx", "bad.onnx"], 3),
         (["optimize", "cnn.onnx", "-o", "no/such/folder/x.onnx"], 2),
         (["optimize", "cnn.onnx", "-o", "."], 2),
+        (["optimize", "."], 3),
+        (["optimize", "pointless.onnx"], 3),
+        (["optimize", "cnn.onnx", "-o", "pipe"], 2),
+        (["optimize", "cnn.onnx", "--pack", "pipe"], 2),
+        (["explain", "cnn.onnx", "--html", "pipe"], 2),
+        (["optimize", "cnn.onnx", "--rtol", "nan"], 2),
+        (["optimize", "cnn.onnx", "--seed", "-1"], 2),
+        (["verify", "cnn.onnx", "cnn.onnx", "--atol", "-1"], 2),
         (["optimize", "cnn.onnx", "--only", "typo"], 2),
         (["optimize", "cnn.onnx", "--skip", "typo"], 2),
         (["optimize", "cnn.onnx", "--input-shape", "image=1"], 2),
@@ -123,8 +131,11 @@ def test_every_error_is_one_line_with_its_exit_code(model: Path, arguments: list
     Path("bad.onnx").write_bytes(b"\x08\x08 nonsense \xff\xff")
     onnx.save(parse("g (float[3] x) => (float[3] y) { a = Add (x, b) b = Relu (a) y = Neg (b) }"), "cyclic.onnx")
     onnx.save(parse("g (float[3] x) => (float[3] y) { y = Frobnicate (x) }"), "unknown.onnx")
+    onnx.save(parse("g (float[3] x) => () { y = Relu (x) }"), "pointless.onnx")
+    os.mkfifo("pipe")
     before = sorted(p.name for p in Path().iterdir())
     assert main(arguments) == code
+    assert Path("pipe").is_fifo()
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
     if code:

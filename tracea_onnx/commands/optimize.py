@@ -29,7 +29,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def default_output(model: Path) -> Path:
-    return model.with_name(f"{model.stem}.tracea.onnx")
+    return model.parent / f"{model.stem}.tracea.onnx"
 
 
 def run(args: argparse.Namespace) -> int:
