@@ -247,7 +247,7 @@ def sweep(only: str) -> int:
     """Every tile of the warp-specialised kernel on some shapes, best first."""
     log = R.Log("cuda_attention_sweep.txt")
     emitter = registry.module("kernels", "cuda").families()["attention"].__globals__
-    chosen = emitter["choose_tile"]
+    chosen = emitter["tiles"]
     shapes = [
         (1, 12, 128, 64, False),
         (32, 12, 128, 64, False),
@@ -271,16 +271,16 @@ def sweep(only: str) -> int:
                 tile = emitter["hopper_tile"](problem, groups, keys)
                 if tile is None:
                     continue
-                emitter["choose_tile"] = lambda r, p, tile=tile: tile
+                emitter["tiles"] = lambda r, p, tile=tile: [(tile, 1)]
                 try:
                     variants[f"{groups}x{keys}"] = _ours(attention_request(b, h, s, d, causal), data)
                 except Exception as e:
                     log(f"{name} {groups}x{keys}: {type(e).__name__}: {str(e)[:120]}")
                 finally:
-                    emitter["choose_tile"] = chosen
+                    emitter["tiles"] = chosen
         times = R.measure(variants, len(data), target_us=1000, rounds=3)
         ranked = sorted((v, k) for k, v in times.items() if isinstance(v, float))
-        now = chosen(attention_request(b, h, s, d, causal), emitter["problem"](attention_request(b, h, s, d, causal)))
+        now = chosen(attention_request(b, h, s, d, causal), emitter["problem"](attention_request(b, h, s, d, causal)))[0][0]
         log(f"{name} (chosen {now.groups}x{now.keys}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
     return 0
 

@@ -19,7 +19,7 @@ from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import COMPUTE, lower
+from tracea_onnx.lower import COMPUTE, lower, merge
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
@@ -295,6 +295,8 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     for op in ops:
         if op.kind == "Concat" and op.outputs[0] not in outputs:
             _place_concat(ctx, op, ops, known)
+    if ctx.target.merges:
+        ctx.merges = merge.find(ctx, graph, ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:

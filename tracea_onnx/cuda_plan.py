@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tracea_onnx import registry
@@ -24,7 +26,19 @@ class CudaPlanBuilder(PlanBuilder):
         self._cubins: dict[str, int] = {}
 
     def to_json(self) -> dict[str, Any]:
+        self._compile()
         return {**super().to_json(), "arch": self.arch}
+
+    def _compile(self) -> None:
+        """Fill in the cubins that are still missing, several at a time: NVRTC compiles without Python's lock."""
+        missing = [(source, at) for source, at in self._cubins.items() if not self.blobs[at]]
+        if not missing or not self.compile_kernels:
+            return
+        backend = registry.module("kernels", "cuda")
+        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+            cubins = pool.map(lambda m: backend.compile(m[0], self.arch), missing)
+            for (_, at), cubin in zip(missing, cubins, strict=True):
+                self.blobs[at] = cubin
 
     def _append(
         self,
@@ -56,7 +70,7 @@ class CudaPlanBuilder(PlanBuilder):
 
     def _cubin(self, source: str) -> int:
         if source not in self._cubins:
-            self.blobs.append(registry.module("kernels", "cuda").compile(source, self.arch) if self.compile_kernels else b"")
+            self.blobs.append(b"")  # `to_json` compiles it
             self._cubins[source] = len(self.blobs) - 1
         return self._cubins[source]
 

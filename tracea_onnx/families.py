@@ -177,6 +177,13 @@ FAMILIES: dict[str, Family] = {
     "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
     # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x is F32 or I64.
     "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
+    # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as the [R, C] weight of a gemm to R columns, w2 as that of a
+    # gemm from C to R columns (so [R, C], too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.
+    "squeeze_excite": Family(
+        ("x", "w1", "b1?", "w2", "b2?", "y"),
+        ("N", "C", "R", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act1", "act2"),
+        ("p0", "p1", "q0", "q1"),
+    ),
     # --- movement and pointwise, plain layout -----------------------------------------------------------------------------------
     # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] = x[sum i_d*x_d]. Any element size 1, 2, 4, 8.
     "copy": Family(("x", "y"), ("elem", "n0", "n1", "n2", "n3", "n4", "n5", "x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "y3", "y4", "y5")),

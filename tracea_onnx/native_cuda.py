@@ -46,7 +46,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch alone (symbol, time)."""
+    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch in a graph of it alone (symbol, time)."""
 
     total: float
     launches: list[tuple[str, float]]

@@ -152,11 +152,12 @@ class PlanBuilder:
         program: Mapping[str, Any] | None = None,
         *,
         whole: bool = True,
+        more: bool = False,
         dtype: DType = DType.F32,
     ) -> None:
         """Append one launch. When every input is constant and the outputs are fresh buffers that it fills (`whole`), it runs
-        once per session instead of on every run. `dtype` is the element type of the main operands (a family with its own type
-        parameters ignores it)."""
+        once per session instead of on every run; with `more` it may also fill in a part of a constant. `dtype` is the element type of
+        the main operands (a family with its own type parameters ignores it)."""
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}
         names = [o.rstrip("?") for o in spec.operands]
@@ -167,13 +168,20 @@ class PlanBuilder:
         refs = [operands.get(n) for n in names]
         written = [r.buffer for r in outputs.values() if r is not None]
         static = all(isinstance(d, int) for d in ints.values()) and all(r is None or isinstance(r.offset, int) for r in refs)
-        fresh = all(self.buffers[b]["kind"] in ("arena", "const") and b not in self._written and isinstance(self.buffers[b]["bytes"], int) for b in written)
+        fresh = all(self._open_to_init(b, more) for b in written)
         constant = whole and static and fresh and all(r is None or self.is_constant(r) for r in inputs.values())
         self._written.update(written)
         if constant:
             for b in written:
                 self.buffers[b]["kind"] = "const"
         self._append(family, dict(zip(names, refs, strict=True)), ints, floats or {}, program, dtype, self._init if constant else self._run)
+
+    def _open_to_init(self, buffer: int, more: bool) -> bool:
+        """Whether an init launch may write it: nothing has yet, or, with `more`, only init launches have."""
+        b = self.buffers[buffer]
+        if buffer in self._written:
+            return more and b["kind"] == "const"
+        return b["kind"] in ("arena", "const") and isinstance(b["bytes"], int)
 
     def _append(
         self,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import special
 
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import ACTIVATIONS
+from tracea_onnx.ops import ACTIVATIONS, DType
 
 F64 = npt.NDArray[np.float64]
 
@@ -181,6 +181,30 @@ def classify_activation(expr: Expr) -> tuple[str, float, float] | None:
         if _agrees(expr, [_X], f, _act(name, _X, p0, p1)):
             return name, single(p0), single(p1)
     return None
+
+
+#: Constants of spelled-out activations that 16-bit formats cannot hold.
+_NAMED = (0.5**0.5, 2.0**0.5, (2 / np.pi) ** 0.5, 2 * (2 / np.pi) ** 0.5, 0.044715, 0.044715 * (2 / np.pi) ** 0.5, 1.702, 1 / 6, 1 / 3)
+
+
+@lru_cache(maxsize=4096)
+def unrounded(expr: Expr, dtype: DType) -> Expr:
+    """`expr` of a model in a 16-bit type with its activations' constants as they were before they were rounded to that type.
+
+    Such a model means GELU when it divides by 1.4140625; the difference is below what rounding the result to the type makes."""
+    if dtype not in (DType.F16, DType.BF16):
+        return expr
+    meant = {_rounded(c, dtype): c for c in _NAMED}
+    meant |= {-k: -c for k, c in meant.items()}
+    code = tuple(replace(i, imm=meant[i.imm]) if i.op == "const" and i.imm in meant else i for i in expr.code)
+    return replace(expr, code=code)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    if dtype == DType.F16:
+        return float(np.float16(value))
+    bits = int(np.float32(value).view(np.uint32))
+    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
 
 
 def inputs_used(expr: Expr) -> set[int]:

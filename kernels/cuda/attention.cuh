@@ -15,13 +15,20 @@ DEV float to_log2(float m) {
   const float r = m * kLog2e;
   return sizeof(T) == 2 && MASK == 1 && IS_HALF ? r : r == -INF && m != -INF ? kLowest : r;
 }
-// The score (times scale * log2 e) of a key after the mask; `at` is the element of the mask.
-DEV float masked(float score, const void* mask, i64 at, float fill) {
-  if (MASK == 1) return score + to_log2(to_float(((const T*)mask)[at]));
-  if (MASK == 2) return ((const u8*)mask)[at] ? score : fill;
-  if (MASK == 3) return ((const u8*)mask)[at] ? fill : score;
+template <int KIND> struct Element { typedef u8 Type; };
+template <> struct Element<1> { typedef T Type; };
+typedef Element<MASK>::Type MaskElement;
+DEV float number(u8 v) { return v; }
+template <class A> DEV float number(A v) { return to_float(v); }
+// The score (times scale * log2 e) of a key after the mask.
+DEV float masked(float score, MaskElement mask, float fill) {
+  const float m = number(mask);
+  if (MASK == 1) return score + to_log2(m);
+  if (MASK == 2) return m != 0.f ? score : fill;
+  if (MASK == 3) return m != 0.f ? fill : score;
   return score;
 }
+DEV float masked(float score, const void* mask, i64 at, float fill) { return MASK ? masked(score, ((const MaskElement*)mask)[at], fill) : score; }
 // 1 / sum; a row without weights is what softmax of nothing is.
 DEV float inverse_of(float sum) { return sum == 0.f ? (NAN_TO_ZERO || MASK == 0 ? 0.f : NOT_A_NUMBER) : 1.f / sum; }
 // How many keys row s sees.

@@ -27,6 +27,18 @@ DEV Tile tile_at(const Attention& g, int t) {
 DEV int tile_number(int k) { return k * int(gridDim.x) + (CAUSAL && k % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x)); }
 DEV int key_tiles(const Attention& g, int m0) { return (visible_keys(g, min(m0 + BM, g.S) - 1) + BN - 1) / BN; }
 
+// The mask of two neighbouring keys.
+struct alignas(2 * sizeof(MaskElement)) MaskPair { MaskElement v[2]; };
+// `left`: keys from the first of the two on. pairs: neighbours lie next to each other, the first at an even element of an aligned mask.
+DEV MaskPair mask_pair(const Attention& g, i64 at, int left, bool pairs) {
+  MaskPair m{};
+  const MaskElement* p = (const MaskElement*)g.mask + at;
+  if (pairs && left > 1) return *(const MaskPair*)p;
+  if (left > 0) m.v[0] = *p;
+  if (left > 1) m.v[1] = p[g.m_k];
+  return m;
+}
+
 struct Ring {
   int slot = 0;
   u32 phase = 0;
@@ -86,6 +98,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const bool leader = threadIdx.x % 128 == 0;
   const u64 query = descriptor(queries + w * 64 * 128, 16), key = descriptor(keys, 16), value = descriptor(values, BN * 128);
   const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill), c = PRESCALED ? 1.f : log_scale;
+  const bool mask_pairs = MASK && g.m_k == 1 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
   Ring k, v;
   u32 q_phase = 0;
   if (GROUPS > 1 && w == GROUPS - 1) group_arrive(1, 256);  // the first warpgroup goes first
@@ -97,6 +110,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     const Tile tile = tile_at(g, tile_number(n));
     const int steps = key_tiles(g, tile.m), s0 = tile.m + w * 64 + row, first = tile.m + w * 64 + (warp & 3) * 16;
     const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, first);
+    const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
     float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
 #pragma unroll
@@ -119,10 +133,17 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     auto softmax = [&](int step) {  // s becomes weights; shrink is what earlier sums and outputs must be multiplied by
       if (PRESCALED)
 #pragma unroll
-        for (int j = 0; j < BN / 2; j++) {
-          const int t = step * BN + j / 4 * 8 + column + (j & 1), r = min(s0 + (j >> 1 & 1) * 8, g.S - 1);
-          s[j] *= log_scale;
-          if (MASK && t < g.Tk) s[j] = masked(s[j], g.mask, tile.b * g.m_b + tile.h * g.m_h + r * g.m_q + t * g.m_k, log_fill);
+        for (int j = 0; j < BN / 8; j++) {
+          const int t = step * BN + j * 8 + column;
+          MaskPair m;
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float &a = s[4 * j + 2 * e], &b = s[4 * j + 2 * e + 1];
+            a *= log_scale, b *= log_scale;
+            if (!MASK) continue;
+            if (MASK_ROWS || e == 0) m = mask_pair(g, mask_at[e] + t * g.m_k, g.Tk - t, mask_pairs);
+            a = masked(a, m.v[0], log_fill), b = masked(b, m.v[1], log_fill);
+          }
         }
       if ((step + 1) * BN > least)
 #pragma unroll

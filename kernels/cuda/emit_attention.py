@@ -137,35 +137,54 @@ def hopper_tile(p: Problem, groups: int, keys: int) -> HopperTile | None:
     return None
 
 
-def choose_tile(request: Request, p: Problem) -> HopperTile:
-    """Little waste in rows and keys, then large tiles."""
+#: What a tile of 1, 2 or 3 warpgroups takes, in tenths of what one takes alone: they share the keys, and hide each other's softmax.
+_COST = {1: 10, 2: 13, 3: 17}
+
+
+def tiles(request: Request, p: Problem) -> list[tuple[HopperTile, DimLike]]:
+    """The tiles worth having, and for each whether it is the one for the sizes of a run (at most one is): the fewest rounds over the device."""
     i = parameters(request)
-    s, t = known(i["S"]), known(i["T"])
+    t = known(i["T"])
     most, widest = (3, 128) if max(p.head, p.head_v) <= 64 else (2, 128 if p.causal else 176)
-    groups = most if s is None else min(range(1, most + 1), key=lambda g: (round(_waste(s, 64 * g), 1), -g))
     widths = sorted(range(64, widest + 1, 16), key=lambda n: (round(_waste(t or 0, n), 2) if t is not None else n != 128, -n))
-    return next(x for x in (hopper_tile(p, groups, n) for n in widths) if x is not None)
+    groups = range(1, most + 1)
+    cost = {g: D.mul(D.ceildiv(_blocks(request, g), request.sms), _COST[g]) for g in groups}
+    found: list[tuple[HopperTile, DimLike]] = []
+    for g in groups:
+        better = [D.less(cost[g], cost[o]) if o > g else D.sub(1, D.less(cost[o], cost[g])) for o in groups if o != g]
+        tile = next(x for x in (hopper_tile(p, g, n) for n in widths) if x is not None)
+        found.append((tile, D.product(better)))
+    return [(tile, use) for tile, use in found if use != 0]
+
+
+def _blocks(request: Request, groups: int) -> DimLike:
+    """Tiles of the output."""
+    i = parameters(request)
+    return D.product([i["B"], i["H"], D.ceildiv(i["S"], 64 * groups)])
 
 
 def hopper(request: Request, p: Problem) -> list[Kernel]:
-    tile = choose_tile(request, p)
+    return [_hopper(request, p, tile, use) for tile, use in tiles(request, p)]
+
+
+def _hopper(request: Request, p: Problem, tile: HopperTile, use: DimLike) -> Kernel:
+    i = parameters(request)
     groups, keys, block = tile.groups, tile.keys, 128 * (tile.groups + 1)
+    flags = {"POSITIVE": request.floats["scale"] > 0, "OWN_OUTPUT": tile.own_output, "MASK_ROWS": known(i["m_q"]) != 0}
     constants = (
-        f"{p.constants(request.dtype)}constexpr bool POSITIVE = {str(request.floats['scale'] > 0).lower()}, OWN_OUTPUT = {str(tile.own_output).lower()};\n"
+        f"{p.constants(request.dtype)}{''.join(f'constexpr bool {k} = {str(v).lower()};' for k, v in flags.items())}\n"
         f"constexpr int GROUPS = {groups}, BN = {keys}, STAGES = {tile.stages};\n"
     )
     source = "".join([
         prelude(request.dtype), constants, template("base", "hopper"), _products(request.dtype, keys, -(-p.head_v // 16) * 16),
         template("attention", "attention_hopper"), entry(block, "qkv"),
     ])  # fmt: skip
-    i = parameters(request)
     maps = (
         _heads(request, "q", p.head, i["S"], i["H"], 64 * groups), _heads(request, "k", p.head, i["T"], i["KVH"], keys),
         _heads(request, "v", p.head_v, i["T"], i["KVH"], keys),
     )  # fmt: skip
-    tiles = D.product([i["B"], i["H"], D.ceildiv(i["S"], 64 * groups)])
-    grid = (D.minimum(tiles, request.sms), 1, 1)
-    return [Kernel(source, "attention", grid, block, (*maps, *arguments(request)), smem=tile.smem, pdl=overlapped(request))]
+    grid = (D.mul(D.minimum(_blocks(request, groups), request.sms), use), 1, 1)
+    return Kernel(source, "attention", grid, block, (*maps, *arguments(request)), smem=tile.smem, pdl=overlapped(request))
 
 
 def _heads(request: Request, operand: str, size: int, rows: DimLike, heads: DimLike, box: int) -> TensorMap:

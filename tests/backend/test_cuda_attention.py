@@ -60,7 +60,7 @@ def _hopper(r: Request) -> bool:
 
 
 def test_hopper_needs_tensor_copies() -> None:
-    assert _hopper(attention(DType.F16, 64)) and _hopper(attention(DType.BF16, 128, s=symbol("S")))
+    assert _hopper(attention(DType.F16, 64)) and _hopper(attention(DType.BF16, 128))
     assert not _hopper(attention(DType.F16, 64, arch=80))
     assert not _hopper(attention(DType.F32, 64))
     assert not _hopper(attention(DType.F16, 64, pad=1))
@@ -69,16 +69,27 @@ def test_hopper_needs_tensor_copies() -> None:
     assert not _hopper(attention(DType.F16, 36))
 
 
-@pytest.mark.parametrize(("s", "t", "d", "groups", "keys"), [(64, 128, 64, 1, 128), (128, 128, 64, 2, 128), (197, 197, 64, 2, 112), (4096, 4096, 64, 3, 128)])
-def test_tiles_fit_short_sequences(s: int, t: int, d: int, groups: int, keys: int) -> None:
-    k = _kernel(attention(DType.F16, d, s=s, t=t))
+@pytest.mark.parametrize(
+    ("b", "s", "groups", "keys"), [(1, 128, 1, 128), (32, 64, 1, 64), (32, 128, 2, 128), (1, 197, 1, 112), (32, 197, 2, 112), (4, 4096, 3, 128)]
+)
+def test_tiles_fit_short_sequences(b: int, s: int, groups: int, keys: int) -> None:
+    k = _kernel(attention(DType.F16, 64, b=b, s=s, t=s))
     q, rows, _ = (a for a in k.args if isinstance(a, TensorMap))
     assert (q.box[1], rows.box[1], k.block) == (64 * groups, keys, 128 * (groups + 1))
 
 
 def test_grid_is_persistent_on_hopper() -> None:
-    k = _kernel(attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=1))
-    assert evaluate(k.grid[0], {"S": 128, "T": 5}) == 4 and evaluate(k.grid[0], {"S": 100000, "T": 5}) == 132 and evaluate(k.grid[0], {"S": 0, "T": 5}) == 0
+    assert _kernel(attention(DType.F16, 128, s=100_000, t=5)).grid[0] == 132
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_one_tile_runs_whatever_the_sizes(d: int) -> None:
+    kernels = cuda.emit(attention(DType.F16, d, s=symbol("S"), t=symbol("T"), b=symbol("B")))
+    for b in (1, 3, 32):
+        for s in (1, 64, 65, 128, 200, 1000, 9000):
+            grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels]
+            assert sorted(grids)[:-1] == [0] * (len(kernels) - 1) and 0 < max(grids) <= 132
+    assert all(evaluate(k.grid[0], {"B": 1, "S": 0, "T": 5}) == 0 for k in kernels)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(0, 64), (64, 257), (300, 64)])

@@ -131,12 +131,12 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
         raise Unsupported(f"a mask of kind '{op.attr('mask_kind')}'")
     if kind == 0 or not first:
         return 0, None, 0.0
-    mask = _arranged(ctx, _typed_mask(ctx, first, kind, dtype), op, "mask", batch)
+    mask = _arranged(ctx, _typed_mask(ctx, first, kind, dtype, op, "mask"), op, "mask", batch)
     fill = float(op.attr("fill", "-inf"))
     if not second:
         return kind, mask, fill
     kind1 = _MASK_KINDS[str(op.attr("mask1_kind", "add"))]
-    other = _arranged(ctx, _typed_mask(ctx, second, kind1, dtype), op, "mask1", batch)
+    other = _arranged(ctx, _typed_mask(ctx, second, kind1, dtype, op, "mask1"), op, "mask1", batch)
     fill1 = float(op.attr("fill1", "-inf"))
     # What the first mask adds to a score, then what both add; a fill is added where it swallows the score, as writing it would.
     code: list[Instr] = []
@@ -160,12 +160,16 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
     return 1, ctx.value(name), 0.0
 
 
-def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType) -> Value:
-    mask = ctx.value(name)
+def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType, op: Op, role: str) -> Value:
+    mask, scale = ctx.value(name), float(op.attr(f"{role}_scale", 1.0))
     if kind == 1 and mask.dtype != dtype:
         raise Unsupported(f"an additive mask of type {mask.dtype.name}")
     if kind != 1 and mask.dtype not in (DType.BOOL, DType.U8):
         raise Unsupported(f"a boolean mask of type {mask.dtype.name}")
+    if kind == 1 and scale != 1.0:
+        scaled = f"{name}\0times{scale!r}"
+        lower_expression(ctx, Expr(1, (Instr("const", (), scale), Instr("mul", (0, 1))), 2), [mask], scaled, dtype)
+        return ctx.value(scaled)
     return mask
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracea_onnx import dims as D
-from tracea_onnx.dims import DimLike
+from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.families import packed_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CPU, Target
@@ -19,6 +19,7 @@ from tracea_onnx.plan import PlanBuilder, Ref
 
 if TYPE_CHECKING:
     from tracea_onnx.lower.blocks import Blocks
+    from tracea_onnx.lower.op import Op
 
 #: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init launches).
 CONTENT_LIMIT = 4096
@@ -37,6 +38,7 @@ class Lowering:
         self.concats: dict[str, Nhwc] = {}
         self.block_concats: set[str] = set()  # concatenations that one convolution reads, which could read what they slice instead
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
+        self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 
@@ -281,11 +283,29 @@ def _same(a: DimLike, b: DimLike) -> bool:
     return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
+def _at_most(d: DimLike, e: DimLike) -> bool:
+    """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1 (then it is e, too)."""
+    return isinstance(d, Dim) and d.op == "min" and any(_same(a, e) and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
+
+
 def element_type(name: str, dtype: int | None) -> DType:
     try:
         return DType(dtype or 0)
     except ValueError:
         raise Unsupported(f"'{name}' has element type {dtype}, which no kernel reads") from None
+
+
+def matrix_rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
+    """`v` as a matrix [rows, last]: pointer and row pitch. A view whose leading dims chain is read in place."""
+    view = ctx.strided(v)
+    last, lead = v.shape[-1], v.shape[:-1]
+    if view.strides[-1] == 1 or last == 1:
+        merged = merge_dims(lead, [view.strides[:-1]])
+        if not merged:
+            return view.ref, last
+        if len(merged) == 1:
+            return view.ref, merged[0][1][0]
+    return ctx.plain(v), last
 
 
 def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
@@ -299,7 +319,10 @@ def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
             if k < 0:
                 continue
             e = s[k]
-            if _same(d, e) or e == 1:
+            if _same(d, e) or e == 1 or _at_most(e, d):
+                continue
+            if _at_most(d, e):
+                d = e
                 continue
             if isinstance(d, int) and isinstance(e, int):
                 if d != 1:

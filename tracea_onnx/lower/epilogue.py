@@ -14,6 +14,7 @@ from tracea_onnx.lower.value import Dims, Unsupported, Value
 from tracea_onnx.ops import ACTIVATIONS, DType
 from tracea_onnx.plan import Ref
 from tracea_onnx.program import classify_activation, classify_epilogue, compile_program
+from tracea_onnx.recognise import unrounded
 
 
 @dataclass
@@ -32,6 +33,7 @@ def plan_epilogue(ctx: Lowering, expr: Expr | None, extras: Sequence[Value], dty
     """The fused form of `expr`, or None when it needs a pointwise kernel of its own."""
     if expr is None:
         return Epilogue()
+    expr = unrounded(expr, dtype)
     if any(v.dtype != dtype for v in extras) or len(extras) > 4:
         return None
     kinds = [operand_kind(v, out, channel_axis) for v in extras]
@@ -62,11 +64,11 @@ def expression(op_attr: Any) -> Expr | None:
     return Expr.from_json(op_attr) if op_attr is not None else None
 
 
-def activation_only(expr: Expr | None) -> tuple[int, float, float]:
+def activation_only(expr: Expr | None, dtype: DType = DType.F32) -> tuple[int, float, float]:
     """(act, p0, p1) of a one-input expression; Unsupported when it is not a built-in activation."""
     if expr is None:
         return 0, 0.0, 0.0
-    known = classify_activation(expr)
+    known = classify_activation(unrounded(expr, dtype))
     if known is None:
         raise Unsupported("an activation that is not built in")
     act, p0, p1 = known

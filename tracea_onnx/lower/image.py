@@ -7,6 +7,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.conv import _pair, conv, resolve_pads
+from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.linear import gemm
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
@@ -134,11 +135,53 @@ def _scaled(n: DimLike, scale: float) -> DimLike:
     return D.mul(n, int(scale))
 
 
+def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
+    """Squeeze-excite as one launch; False where that cannot be."""
+    weights = [ctx.value(op.role(f"w{k}")) for k in (1, 2)]
+    biases = [ctx.optional(op.role(f"b{k}")) for k in (1, 2)]
+    c = x.shape[1] if x.rank == 4 else None
+    constant = all(v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None)
+    if not ctx.target.excites or x.nhwc is None or x.view is not None or not isinstance(c, int) or not constant:
+        return False
+    try:
+        act1, act2 = (activation_only(expression(op.attr(f"expr{k}")), x.dtype) for k in (1, 2))
+    except Unsupported:
+        return False
+    rows = op.attr("kind") == "conv" or bool(op.attr("trans_b", 0))  # weights are [out, in]
+    r = int(weights[0].elements) // c if isinstance(weights[0].elements, int) else 0
+    if r * c != weights[0].elements or weights[0].elements != weights[1].elements:
+        return False
+    size = {"K": c, "N": r, "n0": 0, "N_total": r}
+    packed = [
+        ctx.packed("pack_gemm", {"w": ctx.plain(w)}, {**size, "trans": int(t), "ldw": c if t else r}, {"alpha": 1.0}, dtype=x.dtype)
+        for w, t in zip(weights, (rows, not rows), strict=True)
+    ]
+    bias = [ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype) if b is not None else None for b, n in zip(biases, (r, c), strict=True)]
+    n, _, h, w = x.image()
+    src = x.nhwc
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    dst = ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "N": n, "C": c, "R": r, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "act1": act1[0], "act2": act2[0],
+    }  # fmt: skip
+    floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
+    operands = {"x": src.ref, "w1": packed[0], "b1": bias[0], "w2": packed[1], "b2": bias[1]}
+    try:
+        ctx.plan.launch("squeeze_excite", operands, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+    except Unsupported:
+        del ctx.values[out.name]
+        return False
+    return True
+
+
 def squeeze_excite(ctx: Lowering, op: Op) -> None:
-    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): pool, two small products, one channel-wise multiply."""
+    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products and a channel-wise multiply."""
     x = ctx.value(op.role("x"))
     base = op.outputs[0]
     ctx.require(x, "squeeze-excite")
+    if _excite(ctx, op, x):
+        return
     pooled = ctx.define(base + "\0pool", x.dtype, (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]))
     if x.rank != 4:
         raise Unsupported(f"squeeze-excite of a rank-{x.rank} tensor")

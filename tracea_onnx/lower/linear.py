@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower import merge
+from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, matrix_rows, merge_dims, pad_rows
 from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
@@ -17,12 +18,16 @@ from tracea_onnx.plan import PlanBuilder, Ref
 
 def gemm(ctx: Lowering, op: Op) -> None:
     """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
+    if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
+        return  # computed with an earlier product of the same input
     roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     for v in (x, w):
         ctx.require(v, "a matrix product")
         if v.dtype != x.dtype:
             raise Unsupported(f"a matrix product of {x.dtype.name} and {v.dtype.name}")
+    if op.outputs[0] in ctx.merges and merge.lower(ctx, x, ctx.merges[op.outputs[0]]):
+        return
     trans_a, trans_b = bool(op.attr("trans_a", op.attr("transA", 0))), bool(op.attr("trans_b", op.attr("transB", 0)))
     alpha, beta = float(op.attr("alpha", 1.0)), float(op.attr("beta", 1.0))
     b = ctx.optional(roles.get("b"))
@@ -30,19 +35,6 @@ def gemm(ctx: Lowering, op: Op) -> None:
         _packed(ctx, op, x, w, b, trans_b, alpha, beta)
     else:
         _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
-
-
-def _rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
-    """`v` as a matrix [rows, last]: pointer and row pitch. A view whose leading dims chain is read in place."""
-    view = ctx.strided(v)
-    last, lead = v.shape[-1], v.shape[:-1]
-    if view.strides[-1] == 1 or last == 1:
-        merged = merge_dims(lead, [view.strides[:-1]])
-        if not merged:
-            return view.ref, last
-        if len(merged) == 1:
-            return view.ref, merged[0][1][0]
-    return ctx.plain(v), last
 
 
 def _scaled_bias(ctx: Lowering, b: Value, beta: float, n: int) -> Ref | None:
@@ -70,16 +62,16 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
     )
     epi = plan_epilogue(ctx, expr, extras, x.dtype, shape, len(shape) - 1)
     name = op.outputs[0]
-    src, ldx = _rows(ctx, x)
+    src, ldx = matrix_rows(ctx, x)
     operands: dict[str, Ref | None] = {"x": src, "w": packed, "bias": bias}
     ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     if epi is not None:
         operands |= epi.operands
         ints |= epi.ints
         if epi.residual is not None:
-            operands["res"], ints["ldr"] = _rows(ctx, epi.residual)
+            operands["res"], ints["ldr"] = matrix_rows(ctx, epi.residual)
         for j, v in epi.full:
-            operands[f"o{j}"], ints[f"o{j}_ld"] = _rows(ctx, v)
+            operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
     out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
     dst = ctx.new_plain(out)
     ctx.plan.launch("gemm", operands, {"y": dst}, ints, epi.floats if epi else None, epi.program if epi else None, dtype=x.dtype)
@@ -128,7 +120,7 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
     simple = expr is None
     if expr is not None and not extras:
         try:
-            act, p0, p1 = activation_only(expr)
+            act, p0, p1 = activation_only(expr, x.dtype)
             simple = True
         except Unsupported:
             simple = False
@@ -181,8 +173,10 @@ def swiglu(ctx: Lowering, op: Op) -> None:
         if int(op.attr("split", 0)) == 1:
             halves.reverse()
     else:
-        for part in ("gate", "up"):
-            halves.append(_linear(ctx, x, ctx.value(op.role(f"w_{part}")), ctx.optional(op.role(f"b_{part}")), trans_b, f"{op.outputs[0]}\0{part}"))
+        parts = [
+            merge.Part(f"{op.outputs[0]}\0{half}", ctx.value(op.role(f"w_{half}")), ctx.optional(op.role(f"b_{half}")), trans_b) for half in ("gate", "up")
+        ]
+        halves = merge.product(ctx, x, parts) if merge.fits(ctx, x, parts) else [_linear(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
     lower_expression(ctx, expr, halves, op.outputs[0], x.dtype)
 
 

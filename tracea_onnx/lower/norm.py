@@ -95,7 +95,7 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
     if not isinstance(c, int):
         raise Unsupported("a group norm over symbolic channels")
     groups = c if groups == -1 else groups
-    act, p0, p1 = activation_only(expression(op.attr("expr")))
+    act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
     operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), c), "beta": _vector(ctx, roles.get("beta", ""), c)}
     out = ctx.define(op.outputs[0], x.dtype, x.shape)

@@ -18,6 +18,7 @@ from tracea_onnx.ops import I64_OPCODES, DType
 from tracea_onnx.patterns_ops import POINTWISE, Code
 from tracea_onnx.plan import Ref
 from tracea_onnx.program import compile_program
+from tracea_onnx.recognise import unrounded
 
 _INTEGER = frozenset({DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32})
 _FLOAT = frozenset({DType.F32, DType.F16, DType.BF16})
@@ -87,6 +88,8 @@ def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: s
     integer = kinds_in <= _INTEGER and kind_out in _INTEGER and all(i.op in I64_OPCODES for i in expr.code)
     if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
         raise Unsupported("float arithmetic on integers wider than a float's mantissa")
+    if not integer:
+        expr = unrounded(expr, dtype)
     if not integer and _image(ctx, expr, inputs, name, dtype, shape):
         return
     _plain(ctx, expr, inputs, name, dtype, shape, integer)

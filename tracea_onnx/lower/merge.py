@@ -1,0 +1,116 @@
+"""Products of one input that become one product, its weights side by side: the query, key and value projections of attention, the halves of a gate.
+
+Each result is a column slice of the wide one, so this pays where the readers take strided operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tracea_onnx import dims as D
+from tracea_onnx.families import packed_elements
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower.context import Lowering, matrix_rows
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Dims, Value, View, contiguous
+from tracea_onnx.ops import DType
+
+#: Products, and the ops that read a slice of a wider projection in place.
+_PRODUCTS, _READERS = frozenset({"MatMul", "Gemm", ":gemm"}), frozenset({":attention", ":rope"})
+_WHOLE_BIAS = 32  # elements pack_bias writes at a time
+_ALIGNED = 8  # a slice starts at a vector boundary
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight [K, N] (or [N, K] with `trans`) and bias, and the value their product defines."""
+
+    name: str
+    w: Value
+    b: Value | None
+    trans: bool
+    alpha: float = 1.0
+
+    @property
+    def width(self) -> int:
+        return int(self.w.shape[0 if self.trans else 1])
+
+    @property
+    def depth(self) -> int:
+        return int(self.w.shape[1 if self.trans else 0])
+
+
+def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
+    """Whether `product` can compute these."""
+    for p in parts:
+        constant = p.w.is_constant and p.w.rank == 2 and p.w.dtype == x.dtype
+        row = p.b is None or (p.b.is_constant and p.b.elements == p.width == p.b.shape[-1] and p.b.dtype == x.dtype)
+        if not constant or not row or p.width % _ALIGNED or x.shape[-1] != p.depth:
+            return False
+    return ctx.target.merges and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
+
+
+def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
+    """x @ [w0 | w1 | ...] + [b0 | b1 | ...] as one launch; the parts' values are slices of its rows."""
+    k, total = parts[0].depth, sum(p.width for p in parts)
+    packed = ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", K=k, N_total=total))
+    bias = ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS)) if any(p.b is not None for p in parts) else None
+    at = 0
+    for p in parts:
+        params = {"K": k, "N": p.width, "trans": int(p.trans), "ldw": int(contiguous(p.w.shape)[0]), "n0": at, "N_total": total}
+        ctx.plan.launch("pack_gemm", {"w": ctx.plain(p.w)}, {"packed": packed}, params, {"alpha": p.alpha}, dtype=x.dtype, more=at > 0)
+        if bias is not None:
+            given = ctx.plain(p.b) if p.b is not None else None
+            ctx.plan.launch("pack_bias", {"b": given}, {"packed": bias.at(DType.F32.size * at)}, {"OC": p.width}, dtype=x.dtype, more=at > 0)
+        at += p.width
+    src, ldx = matrix_rows(ctx, x)
+    lead = x.shape[:-1]
+    dst = ctx.plan.arena(D.mul(D.mul(D.product(lead), total), x.dtype.size))
+    ints = {"M": D.product(lead), "N": total, "K": k, "ldx": ldx, "ldy": total}
+    ctx.plan.launch("gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype)
+    made: list[Value] = []
+    strides: Dims = contiguous((*lead, total))
+    at = 0
+    for p in parts:
+        out = ctx.define(p.name, x.dtype, (*lead, p.width))
+        out.view = View(dst.at(x.dtype.size * at), strides)
+        made.append(out)
+        at += p.width
+    return made
+
+
+def part_of(ctx: Lowering, op: Op) -> Part | None:
+    """A product as a part, when nothing but a bias follows it."""
+    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+    if op.kind not in _PRODUCTS or op.attr("trans_a", op.attr("transA", 0)) or op.attr("expr") is not None or float(op.attr("beta", 1.0)) != 1.0:
+        return None
+    if not ctx.graph.is_const(roles["w"]) or (roles.get("b") and not ctx.graph.is_const(roles["b"])):
+        return None
+    trans = bool(op.attr("trans_b", op.attr("transB", 0)))
+    return Part(op.outputs[0], ctx.value(roles["w"]), ctx.optional(roles.get("b")), trans, float(op.attr("alpha", 1.0)))
+
+
+def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, list[Op]]:
+    """Products of this partition to compute together: each one's value -> all of its group, where every reader takes a slice."""
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in set(op.inputs):
+            readers.setdefault(name, []).append(op)
+    groups: dict[str, list[Op]] = {}
+    for op in ops:
+        value = op.outputs[0] if op.outputs else ""
+        if op.kind not in _PRODUCTS or value in outputs or graph.is_output(value):
+            continue
+        read = readers.get(value, [])
+        if read and all(r.kind in _READERS for r in read) and part_of(ctx, op) is not None:
+            groups.setdefault(op.by_role["x"] if op.fused else op.inputs[0], []).append(op)
+    return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
+
+
+def lower(ctx: Lowering, x: Value, group: Sequence[Op]) -> Mapping[str, Value] | None:
+    """All products of a group at once; None when they do not fit together."""
+    parts = [p for p in (part_of(ctx, op) for op in group) if p is not None]
+    if len(parts) != len(group) or not fits(ctx, x, parts):
+        return None
+    return {v.name: v for v in product(ctx, x, parts)}
