@@ -5,7 +5,7 @@
 Outputs are compared with ORT's with its optimisations off, relative to each output's largest value. Where that exceeds both four times what
 ORT's own optimisations change and the rounding floor of the precision, a float64 evaluation decides: the model is wrong when the root mean
 square error is more than twice ORT's, or when it cannot be evaluated. Exit status 1 when anything is wrong, raises or
-crashes. A model that ORT itself does not run is listed and counts as neither.
+crashes, or when optimizing twice gives other bytes or the interface or metadata changed. A model that ORT itself does not run is listed and counts as neither.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def _check(path: Path, line: Line, scratch: Path) -> None:
     optimized = scratch / "optimized.onnx"
     tracea_onnx.optimize(path, output=optimized)
     line.optimized = len(onnx.load(optimized, load_external_data=False).graph.node)
+    line.reason = promises(source, optimized, scratch)
+    line.status = "wrong" if line.reason else "ok"
     legs: dict[str, Any] = {
         "stock ORT": session(optimized), "provider": session(path, provider=True), "provider, optimized": session(optimized, provider=True),
         "provider, every node": session(path, provider=True, everything=True),
@@ -108,6 +110,28 @@ def _check(path: Path, line: Line, scratch: Path) -> None:
             if error > max(bound, judged) and line.status == "ok":
                 judged = 2 * error
                 line.status, line.reason = judge(source.model, feeds, usual, made, f"{leg}, batch {batch}: {error:.1e} from ORT where {bound:.1e} is rounding")
+
+
+def promises(source: Any, optimized: Path, scratch: Path) -> str:
+    """What a second run, `inline` or the optimized file itself loses of what it must keep; "" when nothing."""
+    import onnx
+
+    import tracea_onnx
+    from tracea_onnx import inline, io
+
+    tracea_onnx.optimize(optimized, output=scratch / "again.onnx", verify=False)
+    if optimized.read_bytes() != (scratch / "again.onnx").read_bytes():
+        return "optimizing twice changes the file"
+    before, after = source.model, onnx.load(optimized)
+    stored = {t.name for t in before.graph.initializer}
+    if [i for i in before.graph.input if i.name not in stored] != list(after.graph.input) or list(before.graph.output) != list(after.graph.output):
+        return "the interface changed"
+    if any(getattr(before, k) != getattr(after, k) for k in ("doc_string", "producer_name", "model_version", "domain")):
+        return "a field of the model changed"
+    if before.graph.doc_string != after.graph.doc_string or before.graph.name != after.graph.name or list(before.metadata_props) != list(after.metadata_props):
+        return "metadata of the model changed"
+    plain = inline.inline(io.load(optimized).model)
+    return f"{plain.functions[0].domain} functions stay after inline" if any(f.domain == "ai.tracea" for f in plain.functions) else ""
 
 
 def judge(model: Any, feeds: dict[str, Any], usual: Any, made: Any, what: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from tracea_onnx import nvrtc as compilers
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Kernel, Request, Unfit
 from tracea_onnx.errors import TraceaError
@@ -85,23 +86,16 @@ def compile(source: str, arch: int) -> bytes:  # the backend protocol's name
 
 @cache
 def nvrtc() -> ctypes.CDLL:
-    """The NVRTC library: from the pip wheel, else the system's."""
-    candidates = [str(p) for base in sys.path for p in sorted(Path(base or ".").glob("nvidia/*/lib/libnvrtc.so.1[0-9]"), reverse=True)]
-    for name in [*candidates, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
-        try:
-            for builtins in Path(name).parent.glob("libnvrtc-builtins.so.*") if "/" in name else ():
-                ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which works once it is loaded
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise TraceaError("NVRTC, the CUDA run-time compiler, is not installed", 'python -m pip install "tracea-onnx[gpu]"')
+    """The NVRTC library: the newest installed one whose kernels the driver takes."""
+    found = compilers.load()
+    if found is None:
+        raise TraceaError("NVRTC, the CUDA run-time compiler, is not installed", 'python -m pip install "tracea-onnx[gpu]"')
+    return found[1]
 
 
 @cache
 def _nvrtc_version() -> tuple[int, int]:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    return major.value, minor.value
+    return compilers.version(nvrtc())
 
 
 def _check(status: int, what: str) -> None:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from tracea_onnx import nvrtc, registry
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 
@@ -39,10 +39,9 @@ def _checks() -> Iterator[Check]:
     yield _attempt("provider registers", _registers, "python -m pip install -U onnxruntime, then reinstall tracea-onnx")
     yield _attempt("instruction set", _isa, "reinstall tracea-onnx for this kind of machine")
     yield _cache()
-    found = cuda_devices()
-    yield Check("CUDA driver", found > 0, f"{found} devices" if found else "no CUDA device", "for the CUDA backend: install NVIDIA's driver", required=False)
-    nvrtc = nvrtc_path()
-    yield Check("NVRTC", nvrtc is not None, nvrtc or "not found", 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]"', required=False)
+    yield _driver()
+    yield from _gpus()
+    yield _compiler()
     cupy = importlib.util.find_spec("cupy") is not None
     yield Check("cupy", cupy, "installed" if cupy else "not installed", 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]"', required=False)
 
@@ -98,29 +97,50 @@ def _cache() -> Check:
 
 def cuda_devices() -> int:
     """Devices NVIDIA's driver offers; 0 without a driver."""
-    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-    for name in names:
-        try:
-            driver = ctypes.CDLL(name)
-        except OSError:
-            continue
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    return 0
+    driver, count = nvrtc.driver_library(), ctypes.c_int(0)
+    return count.value if driver is not None and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
-def nvrtc_path() -> str | None:
-    """NVIDIA's run-time compiler: from its wheel, or from a CUDA toolkit."""
-    spec = importlib.util.find_spec("nvidia")
-    for base in spec.submodule_search_locations or [] if spec is not None else []:
-        found = sorted(Path(base).glob("**/libnvrtc.so.*")) + sorted(Path(base).glob("**/nvrtc64_*.dll"))
-        if found:
-            return str(found[0])
-    for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return name
-    return None
+def _driver() -> Check:
+    found, version = cuda_devices(), nvrtc.driver_version()
+    detail = f"CUDA {_dotted(version)}, {found} device{'' if found == 1 else 's'}" if version else "no CUDA device"
+    return Check("CUDA driver", found > 0, detail, "for the CUDA backend: install NVIDIA's driver", required=False)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves.
+_OLDEST_GPU, _CAPABILITY = (8, 0), (75, 76)
+
+
+def _gpus() -> Iterator[Check]:
+    driver = nvrtc.driver_library()
+    for k in range(cuda_devices()):
+        assert driver is not None
+        device, name, halves = ctypes.c_int(), ctypes.create_string_buffer(256), []
+        driver.cuDeviceGet(ctypes.byref(device), k)
+        driver.cuDeviceGetName(name, len(name), device)
+        for attribute in _CAPABILITY:
+            value = ctypes.c_int()
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            halves.append(value.value)
+        ok = tuple(halves) >= _OLDEST_GPU
+        picked = f"kernels for {registry.module('kernels', 'cuda').target(halves[0] * 10 + halves[1])}" if ok else "older than the kernels need"
+        detail = f"{name.value.decode(errors='replace')}, compute capability {halves[0]}.{halves[1]}: {picked}"
+        yield Check(f"GPU {k}", ok, detail, "the CUDA backend needs compute capability 8.0 or newer", required=False)
+
+
+def _compiler() -> Check:
+    found, driver = nvrtc.load(), nvrtc.driver_version()
+    fix = 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]" (for CUDA 13: "tracea-onnx[gpu13]")'
+    if found is None:
+        return Check("NVRTC", False, "not found", fix, required=False)
+    compiler, library = found
+    number = ".".join(map(str, nvrtc.version(library)))
+    if driver and compiler.major > driver // 1000:
+        detail = f"{number} ({compiler.path}) is newer than the driver's CUDA {_dotted(driver)}, which does not load its kernels"
+        return Check("NVRTC", False, detail, 'python -m pip install "tracea-onnx[gpu]", or update the driver', required=False)
+    why = f"the newest installed that a driver of CUDA {_dotted(driver)} takes" if driver else "the newest installed; there is no driver to ask"
+    return Check("NVRTC", True, f"{number}, {why} ({compiler.path})", fix, required=False)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tracea_onnx import doctor
+from tracea_onnx import doctor, nvrtc
 from tracea_onnx.errors import TraceaError
 
 
 def test_every_check_has_a_line_and_a_fix() -> None:
     checks = doctor.run()
     assert {"python", "onnx", "onnxruntime", "provider library", "provider registers", "instruction set", "cache", "CUDA driver", "NVRTC", "cupy"} == {
-        c.name for c in checks
+        c.name for c in checks if not c.name.startswith("GPU ")
     }
     assert all(c.detail and c.fix and "\n" not in c.detail for c in checks)
     assert all(c.ok for c in checks if c.name in ("python", "onnx", "onnxruntime"))
@@ -38,3 +40,30 @@ def test_packages_too_old_or_missing_are_found(monkeypatch: pytest.MonkeyPatch) 
     assert doctor._package("onnx", (1, 17), "upgrade").ok
     monkeypatch.undo()
     assert doctor._package("no-such-distribution-here", (1,), "install").detail == "not installed"
+
+
+# --- which compiler ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("driver", "majors"), [(12080, [12, 11, 13, 14]), (13000, [13, 12, 11, 14]), (14000, [14, 13, 12, 11]), (0, [14, 13, 12, 11])])
+def test_the_newest_compiler_the_driver_takes_comes_first(driver: int, majors: list[int]) -> None:
+    found = [nvrtc.Compiler(f"{m}", m) for m in (12, 14, 11, 13)]
+    assert [c.major for c in nvrtc.preferred(found, driver)] == majors
+
+
+def test_wheels_are_found_in_a_fixed_order(tmp_path: Path) -> None:
+    names = ("cuda_nvrtc/lib/libnvrtc.so.12", "cu13/lib/libnvrtc.so.13", "cu13/bin/x86_64/nvrtc64_130_0.dll", "cuda_nvrtc/bin/nvrtc64_120_0.dll")
+    wheels = tmp_path / "nvidia"
+    for name in (*names, "cu13/lib/libnvrtc.so.13.0.alt", "cu13/lib/libnvrtc-builtins.so.13.0"):
+        (wheels / name).parent.mkdir(parents=True, exist_ok=True)
+        (wheels / name).touch()
+    found = [c for c in nvrtc.installed([str(tmp_path)]) if "/" in c.path]
+    assert found == [nvrtc.Compiler(str(wheels / n), 13 if "13" in n else 12) for n in (names[1], names[0], names[3], names[2])]
+
+
+def test_a_compiler_newer_than_the_driver_is_an_ailment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "load", lambda: (nvrtc.Compiler("/x/libnvrtc.so.13", 13), None))
+    monkeypatch.setattr(nvrtc, "version", lambda _: (13, 0))
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: 12040)
+    found = doctor._compiler()
+    assert not found.ok and "13.0" in found.detail and "CUDA 12.4" in found.detail and "[gpu]" in found.fix
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: 13010)
+    assert doctor._compiler().ok and "CUDA 13.1" in doctor._compiler().detail

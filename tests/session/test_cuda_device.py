@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tracea_onnx import doctor
+from tracea_onnx import doctor, nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ROOT / "benchmarks" / "cuda_smoke.py"
@@ -18,7 +18,7 @@ SMOKE = ROOT / "benchmarks" / "cuda_smoke.py"
 def test_smoke() -> None:
     if not doctor.cuda_devices():
         pytest.skip("no CUDA device")
-    if doctor.nvrtc_path() is None:
+    if nvrtc.load() is None:
         pytest.skip("no NVRTC")
     done = subprocess.run([sys.executable, str(SMOKE), "--no-build"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

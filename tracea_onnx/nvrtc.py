@@ -1,0 +1,80 @@
+"""Which NVRTC, CUDA's run-time compiler, makes the kernels: of those installed, the newest the driver takes.
+
+A driver loads cubins of its own CUDA major version and of older ones, not of newer ones. Wheels come before a toolkit of the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_WHEELS = ("nvidia/*/lib/libnvrtc.so.*", "nvidia/*/bin/nvrtc64_*.dll", "nvidia/*/bin/*/nvrtc64_*.dll")
+_SYSTEM = tuple((f"libnvrtc.so.{major}", major) for major in (14, 13, 12))
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A library that may be loaded, and its CUDA major version."""
+
+    path: str
+    major: int
+
+
+def preferred(found: Iterable[Compiler], driver: int) -> list[Compiler]:
+    """In the order in which to try them, for a driver of CUDA version `driver` (x 1000; 0 without one): first the newest it takes, then what is newer."""
+    takes = driver // 1000 if driver else sys.maxsize
+    return sorted(found, key=lambda c: (c.major > takes, c.major if c.major > takes else -c.major))
+
+
+def installed(folders: Sequence[str] | None = None) -> list[Compiler]:
+    """Those of pip's wheels under `folders` (default: Python's path), by folder and name, then what the system's loader may know."""
+    out: list[Compiler] = []
+    for folder in sys.path if folders is None else folders:
+        for pattern in _WHEELS:
+            for path in sorted(Path(folder or ".").glob(pattern)):
+                version = re.fullmatch(r"libnvrtc\.so\.(\d+)|nvrtc64_(\d+?)\d?_0\.dll", path.name)
+                if version is not None:
+                    out.append(Compiler(str(path), int(version[1] or version[2])))
+    return [*dict.fromkeys(out), *(Compiler(name, major) for name, major in _SYSTEM)]
+
+
+def load(driver: int | None = None) -> tuple[Compiler, ctypes.CDLL] | None:
+    """The one to use, loaded; None when none is installed."""
+    for compiler in preferred(installed(), driver_version() if driver is None else driver):
+        try:
+            for builtins in Path(compiler.path).parent.glob("libnvrtc-builtins.so.*") if "/" in compiler.path else ():
+                ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which works once it is loaded
+            return compiler, ctypes.CDLL(compiler.path)
+        except OSError:
+            continue
+    return None
+
+
+def version(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def driver_library() -> ctypes.CDLL | None:
+    """NVIDIA's driver, initialised."""
+    for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if driver.cuInit(0) == 0:
+            return driver
+    return None
+
+
+def driver_version() -> int:
+    """The CUDA version the driver takes, x 1000 (12080 is 12.8); 0 without a driver."""
+    driver, value = driver_library(), ctypes.c_int(0)
+    if driver is not None and driver.cuDriverGetVersion(ctypes.byref(value)) == 0:
+        return value.value
+    return 0
