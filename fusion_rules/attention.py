@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from onnx import TensorProto
+
 from tracea_onnx import dims
 from tracea_onnx.core import Match, Refuse, Rule
 from tracea_onnx.dims import DimLike
@@ -18,19 +21,30 @@ from tracea_onnx.patterns_attention import Axes, Operand, finish, heads, query_k
 from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
 from tracea_onnx.patterns_shape import Shapes, same, shapes
 
+_LOWEST: dict[int, float] = {
+    TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308, TensorProto.FLOAT16: -65504.0,
+    TensorProto.BFLOAT16: -3.3895313892515355e38,
+}  # fmt: skip
+_REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 _PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 
 
 @dataclass
 class _Scores:
-    """What was read between the product of q and k and the softmax; masks outermost first."""
+    """What was read between the product of q and k and the softmax; masks outermost first. `floor`: what Max or Clip lifts scores to."""
 
     product: Node
     scale: float = 1.0
+    floor: float = float("-inf")
     masks: list[Mask] = field(default_factory=list)
     causal: DimLike | None = None
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # outermost first
     frames: list[str] = field(default_factory=list)  # the scores each mask meets, for its broadcasting
+
+    def unmasked(self, frame: str) -> str:
+        """What `frame` was before any mask of unknown size was applied to it: masks broadcast to the scores and do not enlarge them."""
+        at = next(k for k, n in enumerate(self.nodes) if n.outputs[0] == frame)
+        return next(n.outputs[0] for n in self.nodes[at:] if n.op in _PRODUCTS or n.op in _REGROUPS)
 
 
 def match(g: Graph, softmax: Node) -> Match:
@@ -41,7 +55,7 @@ def match(g: Graph, softmax: Node) -> Match:
     if axis != -1 and (shape is None or axis != len(shape) - 1):
         raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis", softmax)
     after, product, transposed, nan_to_zero = _probabilities(g, softmax)
-    scores.masks = [simplified(g, s, m) for m in scores.masks]
+    _settle(g, s, scores, softmax)
     core = [*scores.nodes, softmax, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
     if rank not in (3, 4):
@@ -71,8 +85,8 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
         return False
     if node.op in _PRODUCTS:
         return len(node.inputs) == 2 and not any(g.is_const(i) for i in node.inputs)
-    if node.op in ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
-        data = node.inputs if node.op in ("Add", "Mul") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
+    if node.op in ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
+        data = node.inputs if node.op in ("Add", "Mul", "Max") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
         return any(_is_product(g, i, depth - 1) for i in data)
     return False
 
@@ -106,12 +120,13 @@ def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
         elif node.op == "Add":
             inner = next(i for i in node.inputs if _is_product(g, i))
             other = node.inputs[1 - node.inputs.index(inner)]
-            _masked(g, s, node, inner, out, Mask(other, "add"), triangle(g, s, other))
-            value = inner
+            value = _added(g, s, node, inner, out, other, 1.0)
+        elif node.op in ("Max", "Clip"):
+            value = _floored(g, s, node, out)
         elif node.op == "Where":
             value = _where(g, s, node, out)
         elif node.op == "Sub":
-            value = _subtracted(g, s, node, out)
+            value = _added(g, s, node, node.input(0), out, node.input(1), -1.0)
         else:
             raise Refuse(f"{node.op} stands between the scores and Softmax", node)
 
@@ -137,21 +152,19 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
 
 
 def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None) -> None:
-    """Record a mask, as causal when its triangle says so."""
+    """Record a mask; its triangle says whether it is causal."""
     if shape is not None and not shape.uniform:
         if mask.kind == "add":
             hides = shape.below == 0 and shape.above * out.scale <= MASKED
         else:
             hides = bool(shape.below) == (mask.kind == "bool")
         frame, extent = s.dims(scores), s.dims(mask.value)
-        if hides and out.causal is None and frame is not None and extent is not None and _covers(extent, frame) and _aligned(shape.offset, frame):
-            out.causal = shape.offset
-            return
-    if mask.kind == "add" and out.scale != 1.0:
-        raise Refuse("a mask is added before the scores are scaled", node)
-    if len(out.masks) == 2:
-        raise Refuse("more than two masks are applied to the scores", node)
+        if hides and frame is not None and extent is not None and _covers(extent, frame) and _aligned(shape.offset, frame):
+            mask.past = shape.offset
+            if mask.kind == "add":
+                mask.fill = shape.above
     mask.fill *= out.scale
+    mask.scale *= out.scale
     out.masks.append(mask)
     out.frames.append(scores)
 
@@ -177,24 +190,66 @@ def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     return inner
 
 
-def _subtracted(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
-    """scores * b - 10000 * (1 - b) with b lower triangular, as early GPT-2 exports write a causal mask."""
-    inner, hidden = node.input(0), triangle(g, s, node.input(1))
-    if hidden is None or hidden.uniform:
-        raise Refuse("a run-time value is subtracted from the scores", node)
+def _added(g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str, sign: float) -> str:
+    """scores + mask or scores - mask, and scores * b - 10000 * (1 - b) with b lower triangular, as early GPT exports write a causal mask."""
+    shape = triangle(g, s, other)
+    if shape is not None:
+        shape = replace(shape, below=sign * shape.below, above=sign * shape.above)
     product = g.producer(inner)
-    if product is not None and product.op == "Mul":
+    if product is not None and product.op == "Mul" and shape is not None and not shape.uniform:
         for x, b in (product.inputs, product.inputs[::-1]):
             kept = triangle(g, s, b)
-            if kept is not None and (kept.below, kept.above) == (1.0, 0.0) and same(kept.offset, hidden.offset):
+            if kept is not None and (kept.below, kept.above) == (1.0, 0.0) and same(kept.offset, shape.offset):
                 out.nodes.append(product)
-                inner = x
-    negated = Triangle(0.0 - hidden.below, 0.0 - hidden.above, hidden.offset)
-    before = len(out.masks)
-    _masked(g, s, node, inner, out, Mask(node.input(1), "add"), negated)
-    if len(out.masks) != before:
-        raise Refuse("what is subtracted from the scores is not a causal mask", node)
+                _masked(g, s, node, x, out, Mask(other, "add", scale=sign), shape)
+                if out.masks[-1].past is None:
+                    raise Refuse("what is added to scores multiplied by a triangle is not a causal mask", node)
+                out.masks[-1].kind = "mul"
+                return x
+    _masked(g, s, node, inner, out, Mask(other, "add", scale=sign), shape)
     return inner
+
+
+def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
+    """max(scores, lowest): it changes nothing but what a mask wrote below it."""
+    values = [s.scalar(i) if i else None for i in node.inputs]
+    inner, floor = (node.input(0), values[1] if len(values) > 1 else None) if node.op == "Clip" or values[0] is None else (node.input(1), values[0])
+    ceiling = node.attr("max", values[2] if len(values) > 2 else None) if node.op == "Clip" else None
+    floor = node.attr("min", floor)
+    if len(node.inputs) > (3 if node.op == "Clip" else 2) or floor is None or not floor <= MASKED or (ceiling is not None and not ceiling >= -MASKED):
+        raise Refuse(f"{node.op} bounds the scores", node)
+    if out.masks:
+        raise Refuse(f"{node.op} stands between two masks", node)
+    out.floor = max(out.floor, floor * out.scale)
+    return inner
+
+
+def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
+    """Say what each mask does in the simplest way that leaves a row with nothing left to see what it was.
+
+    A causal mask alone leaves every row something, so it may be a flag. Beside another mask it may not; then only minus infinity that nothing
+    overwrites is like the flag. An additive mask writes its fill where the fill swallows what it is added to: a score, not another fill.
+    """
+    masks, lifted = scores.masks, scores.floor > -np.inf
+    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[TensorProto.FLOAT])
+    for k, m in enumerate(masks):
+        final = not lifted and m.fill == -np.inf and all(o.kind == "add" for o in masks[:k])
+        if m.past is not None and (final or len(masks) == 1):
+            scores.causal = m.past
+            del masks[k], scores.frames[k]
+            break
+    if any(m.kind == "mul" for m in masks):
+        raise Refuse("the scores are multiplied by a triangle, and masked in another way too", softmax)
+    if len(masks) > 2:
+        raise Refuse("more than two masks are applied to the scores", softmax)
+    for k, m in enumerate(masks):
+        simple = simplified(g, s, m, lowest)
+        if simple.kind == "add" and lifted:
+            raise Refuse(f"the scores are lifted to {scores.floor:g} after the mask '{m.value}', whose values are not known, was added", softmax)
+        if simple.kind == m.kind or lifted or k == len(masks) - 1 or simple.fill == -np.inf:
+            masks[k] = replace(simple, fill=max(simple.fill, scores.floor))
+        else:
+            masks[k] = replace(m, met=m.value)
 
 
 def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, bool]:
@@ -264,7 +319,7 @@ def _build(
     if isinstance(counts, str):
         return Refuse(counts, scores.product)
     for m, frame in zip(masks, scores.frames[::-1], strict=True):
-        if not _fits(s, m, frame, t.q, t.k):
+        if not _fits(s, m, scores.unmasked(frame), t.q, t.k):
             return Refuse(f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]", scores.product)
     if t.v.scale != 1.0:
         return Refuse("the values are scaled inside the chain", product)
@@ -276,8 +331,11 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
     """Whether a mask met the scores as [batch, heads, queries, keys]; sets `merged` when as [batch * heads, ...], and `period` when as
     [batch / windows, windows, heads, queries, keys]."""
     extent, scores = s.dims(mask.value), s.dims(frame)
-    if extent is None or scores is None or len(extent) > len(scores) or len(scores) > 5:
+    met = s.dims(mask.met)
+    if extent is None or met is None or scores is None or max(len(extent), len(met)) > len(scores) or len(scores) > 5:
         return False
+    if any(m != 1 and f == 1 for m, f in zip(met[::-1], scores[::-1], strict=False)):
+        return False  # it would enlarge the scores
     if len(scores) == 3 and len(extent) == 3 and extent[0] != 1 and q.view.sizes["b"] != 1:
         if not same(extent[0], dims.mul(q.view.sizes["b"], q.view.sizes["h"])):
             return False

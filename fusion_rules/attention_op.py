@@ -58,9 +58,10 @@ def _standard(g: Graph, node: Node) -> Match:
         raise Refuse(f"the query of Attention has rank {len(shape) or 'unknown'}", node)
     if t.v.scale != 1.0:
         raise Refuse("the values are scaled inside the chain", node)
-    # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys.
+    # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys. ONNX Runtime gives zeros for a row
+    # with nothing left to see, and takes the lowest number of a mask for minus infinity.
     scale = _scale(node.attr("scale"), head_size, node) * t.q.scale * t.k.scale
-    attrs = {"scale": scale, "nan_to_zero": False, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
+    attrs = {"scale": scale, "nan_to_zero": True, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
     return finish(g, RULE.name, node, t, counts, [m.value for m in masks], attrs)
 
 

@@ -3,6 +3,7 @@
     Constant, Identity(initializer), Transpose(W)   ->  initializer
     Identity, inference Dropout, no-op Cast/Reshape/Transpose/Slice  ->  their input
     two equal nodes or initializers                 ->  one
+    If with a constant condition                    ->  the branch it takes
     initializer that is also an input               ->  initializer          (IR >= 4: a caller could have overridden it)
 
 The results of the model stay bit-identical. Input and output names, metadata, doc strings, annotations and the user's own functions
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from tracea_onnx import external, fold, simplify, surgery
+from tracea_onnx import branches, external, fold, simplify, surgery
 from tracea_onnx.graph import Graph, external_info, subgraphs
 from tracea_onnx.infer import Types, infer, user_types
 
@@ -95,6 +96,7 @@ def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
 def _pass(model: ModelProto, graph: GraphProto, outer: tuple[GraphProto, ...], folder: Path | None, budget: fold.Budget) -> int:
     protected = surgery.protected_names(model, graph)
     changed = _constants(graph, protected)
+    changed += branches.settle(model, view(model, graph, outer, folder))
     changed += simplify.remove_no_ops(view(model, graph, outer, folder), protected)
     changed += fold.fold(model, view(model, graph, outer, folder), protected, budget)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)

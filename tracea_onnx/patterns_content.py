@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from tracea_onnx import dims
 from tracea_onnx.dims import Dim
@@ -75,22 +75,50 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _cast(_: Shapes, n: Node, args: list[Array]) -> Array:
-    whole = n.attr("to") in (2, 3, 4, 5, 6, 7, 9, 12, 13)
+    if n.attr("to") == TensorProto.BOOL:
+        if any(isinstance(v, Dim) for v in args[0].reshape(-1)):
+            raise ValueError("not known")
+        return _pointwise(bool)(_, n, args)
+    whole = n.attr("to") in (2, 3, 4, 5, 6, 7, 12, 13)
     return _pointwise(lambda v: v if isinstance(v, Dim) else int(v) if whole else float(v))(_, n, args)
 
 
-def _fill(_: Shapes, n: Node, args: list[Array]) -> Array:
+def _fill(_: Shapes, n: Node, args: list[Array]) -> Array | None:
+    """A scalar or a vector: only those are shapes."""
+    if args[0].ndim != 1 or args[0].size > 1:
+        return None
     value = n.attr("value")
     number: Any = 0.0
     if value is not None:
         number = numpy_helper.to_array(value).reshape(-1)[0].item()
-    return _objects([number] * int(args[0].reshape(-1)[0]))
+    return _objects([number] * int(args[0][0])) if args[0].size else np.array(number, dtype=object)
+
+
+def _axes(n: Node, args: list[Array]) -> list[int] | None:
+    """`axes` of Squeeze and Unsqueeze, as attribute or input; None when there are none."""
+    if n.attr("axes") is not None:
+        return list(n.attr("axes"))
+    return [int(a) for a in args[1].reshape(-1)] if len(args) > 1 else None
+
+
+def _unsqueeze(_: Shapes, n: Node, args: list[Array]) -> Array | None:
+    axes = _axes(n, args)
+    return args[0].reshape(1) if args[0].ndim == 0 and axes is not None and len(axes) == 1 else None
+
+
+def _squeeze(_: Shapes, n: Node, args: list[Array]) -> Array | None:
+    axes = _axes(n, args)
+    if args[0].ndim == 1 and args[0].size == 1 and (axes is None or len(axes) == 1):
+        return args[0].reshape(())
+    return args[0] if axes is None else None
 
 
 def _slice(_: Shapes, n: Node, args: list[Array]) -> Array | None:
     if n.attr("starts") is not None:
         bounds = [n.attr("starts"), n.attr("ends"), [1]]
     else:
+        if n.input(4) and not n.input(3):
+            return None
         bounds = [list(a.reshape(-1)) for a in args[1:3]] + [list(args[4].reshape(-1)) if len(args) > 4 else [1]]
     if args[0].ndim != 1 or any(len(b) != 1 or not isinstance(b[0], int) for b in bounds) or bounds[2][0] <= 0:
         return None
@@ -101,8 +129,8 @@ OPERATORS: dict[str, Callable[[Shapes, Node, list[Array]], Array | None]] = {
     "Gather": lambda s, n, a: np.asarray(a[0][a[1].astype(np.int64)], dtype=object) if n.attr("axis", 0) == 0 else None,
     "Concat": lambda s, n, a: np.concatenate(a),
     "Slice": _slice,
-    "Unsqueeze": lambda s, n, a: a[0].reshape(-1) if a[0].size == 1 else None,
-    "Squeeze": lambda s, n, a: a[0].reshape(()) if a[0].size == 1 else a[0],
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
     "Reshape": lambda s, n, a: a[0].reshape(tuple(int(v) for v in a[1].reshape(-1))),
     "Identity": lambda s, n, a: a[0],
     "Cast": _cast,

@@ -192,6 +192,9 @@ class Mask:
     """One mask of an attention: `add`; `bool` (true keeps a score, `fill` replaces the others) or `drop` (true is replaced by `fill`).
 
     period: 0, or the size of the mask's batch axis when row b of the batch meets row b mod period. merged: batch and heads are one axis of it.
+    scale: what an `add` mask is multiplied by (scores that are scaled after the mask was added, a mask that is subtracted).
+    met: the value that met the scores, where `value` is one from before it.
+    past: of a mask that hides column t from row s exactly where t > s + past.
     """
 
     value: str
@@ -199,25 +202,45 @@ class Mask:
     fill: float = float("-inf")
     period: int = 0
     merged: bool = False
+    scale: float = 1.0
+    met: str = ""
+    past: DimLike | None = None
 
 
 #: A float32 at or below this swallows any score it is added to, so adding it is the same as writing it.
 _SWALLOWS = -1.0e30
 
 
-def simplified(g: Graph, s: Shapes, mask: Mask) -> Mask:
-    """The mask without Where(m, 0, fill) (which makes an additive mask of a boolean one) and without Not."""
+def simplified(g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(np.float32).min)) -> Mask:
+    """The mask without Where(m, 0, fill) (which makes an additive mask of a boolean one), without Not, and from before an Expand.
+
+    A fill below `lowest`, the least number of the scores' type, is written as minus infinity.
+    """
+    mask = replace(mask, met=mask.value)
+    single = g.dtype(mask.value) == TensorProto.FLOAT
     p = g.producer(mask.value)
     if mask.kind == "add" and p is not None and p.op == "Where":
         keep, drop = s.scalar(p.input(1)), s.scalar(p.input(2))
-        for kind, kept, fill in (("bool", keep, drop), ("drop", drop, keep)):
-            if kept == 0.0 and fill is not None and (fill == -np.inf or (fill <= _SWALLOWS and g.dtype(mask.value) == TensorProto.FLOAT)):
-                mask = Mask(p.input(0), kind, fill)
+        for kind, kept, other in (("bool", keep, drop), ("drop", drop, keep)):
+            fill = other * mask.scale if other else 0.0
+            if kept == 0.0 and (fill == -np.inf or (fill <= _SWALLOWS and single)):
+                mask = replace(mask, value=p.input(0), kind=kind, fill=fill)
                 break
-    p = g.producer(mask.value)
-    if mask.kind != "add" and p is not None and p.op == "Not":
-        mask = Mask(p.input(0), "drop" if mask.kind == "bool" else "bool", mask.fill)
+    if mask.kind != "add" and mask.fill < lowest:
+        mask = replace(mask, fill=float("-inf"))
+    for _ in range(4):
+        p = g.producer(mask.value)
+        if mask.kind != "add" and p is not None and p.op == "Not":
+            mask = replace(mask, value=p.input(0), kind="drop" if mask.kind == "bool" else "bool")
+        elif p is not None and p.op == "Expand" and _repeats(s, p):
+            mask = replace(mask, value=p.input(0))
     return mask
+
+
+def _repeats(s: Shapes, expand: Node) -> bool:
+    """Whether an Expand only repeats what broadcasting against the scores repeats anyway: no axis is added."""
+    before, after = s.dims(expand.input(0)), s.dims(expand.outputs[0])
+    return before is not None and after is not None and len(before) == len(after)
 
 
 def causal_attrs(offset: DimLike | None) -> dict[str, Any]:
@@ -233,6 +256,8 @@ def mask_attrs(masks: Sequence[Mask]) -> dict[str, Any]:
     for k, m in enumerate(masks):
         tail = str(k) if k else ""
         out[f"mask{tail}_kind"] = m.kind
+        if m.kind == "add" and m.scale != 1.0:
+            out[f"mask{tail}_scale"] = m.scale
         if m.kind != "add":
             out[f"fill{tail}"] = m.fill if np.isfinite(m.fill) else "-inf"
         if m.period:

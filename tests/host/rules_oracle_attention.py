@@ -58,9 +58,6 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
     k, val = np.repeat(k, repeat, axis=1), np.repeat(val, repeat, axis=1)
     s = a["scale"] * q @ np.swapaxes(k, -1, -2)
     rows, columns = s.shape[-2:]
-    if a["causal"]:
-        past = columns - rows if a["past"] == "kv" else a["past"]
-        s = np.where(np.tri(rows, columns, past, dtype=bool), s, -np.inf)
     for tail in ("", "1"):
         if f"mask{tail}" in v:
             kind, mask = a[f"mask{tail}_kind"], v[f"mask{tail}"]
@@ -68,7 +65,10 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
                 mask = mask.reshape(mask.shape[-4:])[np.arange(len(q)) % a[f"mask{tail}_period"]]
             if a.get(f"mask{tail}_merged"):
                 mask = mask.reshape(-1, a["num_heads"], *mask.shape[1:])
-            s = s + mask if kind == "add" else np.where((mask != 0) == (kind == "bool"), s, float(a[f"fill{tail}"]))
+            s = s + a.get(f"mask{tail}_scale", 1.0) * mask if kind == "add" else np.where((mask != 0) == (kind == "bool"), s, float(a[f"fill{tail}"]))
+    if a["causal"]:  # whatever else is written: such a column is not seen
+        past = columns - rows if a["past"] == "kv" else a["past"]
+        s = np.where(np.tri(rows, columns, past, dtype=bool), s, -np.inf)
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     p = e / e.sum(axis=-1, keepdims=True)
     if a["nan_to_zero"]:

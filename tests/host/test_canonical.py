@@ -354,3 +354,50 @@ def test_random_graphs_keep_every_bit(model: ModelProto) -> None:
     feeds = {"x": np.array([-2.0, -0.0, 0.5, np.nan, 7.0], np.float32)}
     assert same_bits(run(model, feeds), run(result, feeds))
     assert canonical(result).SerializeToString(deterministic=True) == result.SerializeToString(deterministic=True)
+
+
+def test_an_if_with_a_constant_condition_becomes_its_branch() -> None:
+    m = parse(
+        """
+        g (float[2, 1] x) => (float[n] y, float[2, 1] z)
+        {
+          yes = Constant <value = bool {1}> ()
+          no = Constant <value = bool {0}> ()
+          y, z = If (yes) <
+            then_branch = a () => (float[n] s, float[2, 1] t) {
+              one = Constant <value = int64[1] {1}> ()
+              s = Squeeze (x, one)
+              t = If (no) <
+                then_branch = b () => (float[2, 1] u) { u = Neg (x) },
+                else_branch = c () => (float[2, 1] u) { u = Exp (x) }
+              >
+            },
+            else_branch = d () => (float[2, 1] s, float[2, 1] t) { s = Identity (x)  t = Neg (x) }
+          >
+        }
+        """
+    )
+    r = unchanged(m, {"x": normal(2, 1)})
+    assert "If" not in ops(r) and "Exp" in ops(r)
+
+
+def test_shapes_computed_from_shapes_keep_their_rank() -> None:
+    """ConstantOfShape of [n, n] is a matrix, Unsqueeze of a vector too: neither is a shape."""
+    m = parse(
+        """
+        g (float[3, 4] x) => (int64[3, 4] y, int64[1, 2] z, bool[2] b)
+        {
+          s = Shape (x)
+          y = ConstantOfShape <value = int64[1] {7}> (s)
+          zero = Constant <value = int64[1] {0}> ()
+          z = Unsqueeze (s, zero)
+          b = Cast <to = 9> (s)
+        }
+        """
+    )
+    unchanged(m, {"x": normal(3, 4)})
+
+
+def test_a_split_by_sizes_known_only_at_run_time_has_no_known_shape() -> None:
+    m = parse("g (float[2, 8] x, int64[2] n) => (float[?, ?] y) { a, b = Split <axis = 1> (x, n)  s = Shape (a)  t = Relu (a)  y = Reshape (t, s) }", opset=18)
+    unchanged(m, {"x": normal(2, 8), "n": np.array([6, 2])})

@@ -74,7 +74,8 @@ REFUSALS = (
     "scale at run time",
     "overridable scale",
     "scale per head",
-    "mask before scale",
+    "bounded scores",
+    "unknown mask lifted",
     "three masks",
     "weak fill",
     "fill per key",
@@ -104,8 +105,10 @@ def test_refusals(what: str) -> None:
         s, why, kw = n.add("Mul", s, factor), "not a constant scalar", {"overridable": (factor,)}
     elif what == "scale per head":
         s, why = n.add("Mul", s, n.const(np.ones((H, 1, 1), F))), "not a constant scalar"
-    elif what == "mask before scale":
-        s, why = n.add("Mul", n.add("Add", s, "mask"), n.const(F(0.5))), "before the scores are scaled"
+    elif what == "bounded scores":
+        s, why = n.add("Max", s, n.const(F(-5.0))), "bounds the scores"
+    elif what == "unknown mask lifted":
+        s, why = n.add("Max", n.add("Add", s, "mask"), n.const(np.finfo(F).min)), "whose values are not known"
     elif what == "three masks":
         s, why = n.add("Add", n.add("Add", n.add("Add", s, "mask"), "mask"), "mask"), "more than two masks"
     elif what in ("weak fill", "fill per key"):
