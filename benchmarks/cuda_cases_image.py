@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.cuda_case import ROUNDOFF, Array, Case, Output, contiguous, plain, rounding, stored, value
 from tracea_onnx.dims import DimLike, symbol
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import I64_OPCODES, OPCODES, DType
+from tracea_onnx.ops import ACTIVATIONS, I64_OPCODES, OPCODES, DType
 from tracea_onnx.program import compile_program
 from tracea_onnx.recognise import evaluate
 
@@ -246,4 +246,49 @@ def _integers(rng: np.random.Generator) -> Iterator[Case]:
     yield _pointwise("pointwise i32 by bool", Expr(2, (Instr("mul", (0, 1)),), 2), [(a, DType.I32), (b, DType.BOOL)], want, DType.I32, None)
 
 
-FAMILIES = {"pool": pool, "resize": resize, "pointwise": pointwise}
+#: n, channels, hidden channels, height, width, activations and their parameters.
+_EXCITES = (
+    (2, 32, 8, 33, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (3, 96, 4, 20, 24, ("relu", 0.0, 0.0), ("hard_sigmoid", 0.2, 0.5)),
+    (1, 144, 6, 56, 56, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (2, 1152, 48, 7, 7, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (1, 5, 3, 2, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (2, 83, 17, 5, 1, ("hard_swish", 0.0, 0.0), ("none", 0.0, 0.0)),
+    (5, 672, 168, 14, 14, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (1, 2048, 128, 3, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (0, 32, 8, 4, 4, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (1, 24, 6, 112, 112, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+)  # fmt: skip
+
+
+def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
+    for dtype, (n, c, r, h, w, first, second), biased in itertools.product(FLOATS, _EXCITES, (True, False)):
+        x, v, pitch = _image(rng, n, c, h, w, dtype)
+        c8 = -(-c // 8) * 8
+        weights = [np.zeros((r, c8)) for _ in range(2)]
+        for packed in weights:
+            packed[:, :c] = rng.standard_normal((r, c)) / np.sqrt(c)
+        kept = [stored(a, dtype) for a in weights]
+        w1, w2 = (value(a, dtype)[:, :c] for a in kept)
+        b1, b2 = (stored(rng.standard_normal(-(-k // 32) * 32), DType.F32) for k in (r, c))
+        zero = 1.0 if biased else 0.0
+
+        def act(a: Array, form: tuple[str, float, float]) -> Array:
+            return a if form[0] == "none" else _activation(form, a)
+
+        hidden = act(v.mean((2, 3)) @ w1.T + zero * value(b1, DType.F32)[:r], first)
+        gate = act(hidden @ w2 + zero * value(b2, DType.F32)[:c], second)
+        want = v * gate[:, :, None, None]
+        magnitude = np.abs(v) * (1 + np.abs(hidden) @ np.abs(w2) + np.abs(gate))[:, :, None, None]
+        bound = rounding(want, dtype, magnitude, 32.0) + (0.0 if dtype == DType.F32 else 2.0**-11) * np.abs(v)
+        out, to = _out(want, dtype, bound)
+        ints = {"N": n, "C": c, "R": r, "H": h, "W": w, **pitch, **to, "act1": ACTIVATIONS.index(first[0]), "act2": ACTIVATIONS.index(second[0])}
+        floats = {"p0": first[1], "p1": first[2], "q0": second[1], "q1": second[2]}
+        operands = {"x": x, "w1": kept[0], "w2": kept[1], **({"b1": b1, "b2": b2} if biased else {})}
+        yield Case(f"squeeze_excite {n}x{c}x{h}x{w} to {r} {'' if biased else 'no bias'}", "squeeze_excite", dtype, ints, operands, {"y": out}, floats)
+
+
+def _activation(form: tuple[str, float, float], x: Array) -> Array:
+    """A built-in activation in float64."""
+    name, *parameters = form
+    used = parameters if name == "hard_sigmoid" else []
+    code = (*(Instr("const", (), p) for p in used), Instr(name, (0, *range(1, 1 + len(used)))))
+    return evaluate(Expr(1, code, len(code)), [x])
+
+
+FAMILIES = {"squeeze_excite": squeeze_excite, "pool": pool, "resize": resize, "pointwise": pointwise}

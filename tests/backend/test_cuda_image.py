@@ -35,6 +35,26 @@ def cases() -> Iterator[tuple[str, Request]]:
             yield f"resize2d {mode}{coord}{rounding}", request("resize2d", d, ints, {"scale_h": 2.0, "scale_w": 2.0}, operands="xy", arch=arch)
 
 
+def _excite(dtype: DType, c: int, r: int, side: DimLike, arch: int = 90, **more: DimLike) -> Request:
+    pitches = {f"{s}_{p}": v for s in "xy" for p, v in (("cs", -(-c // 8) * 8), ("rs", 8 * 240), ("ns", 8 * 24000))}
+    ints: dict[str, DimLike] = {"N": symbol("N"), "C": c, "R": r, "H": side, "W": side, **pitches, "act1": 1, "act2": 4, **more}
+    return request("squeeze_excite", dtype, ints, operands=("x", "w1", "b1", "w2", "y"), arch=arch)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
+@pytest.mark.parametrize(("c", "r", "side"), [(32, 8, 112), (5, 3, 1), (144, 6, 56), (1152, 48, 7), (4096, 1024, 3), (96, 4, symbol("side"))])
+def test_squeeze_excite_compiles(dtype: DType, c: int, r: int, side: DimLike) -> None:
+    kernels = cuda.emit(_excite(dtype, c, r, side))
+    compile_kernels(kernels, 90)
+    assert len(kernels) == 1 and evaluate(kernels[0].grid[0], {"N": 3, "side": 4}) == 3 * kernels[0].cluster
+
+
+def test_squeeze_excite_needs_clusters_and_vectors() -> None:
+    for r in (_excite(DType.F16, 32, 8, 112, arch=89), _excite(DType.F16, 32, 8, 112, x_cs=33), _excite(DType.F16, 32, 2000, 112)):
+        with pytest.raises(Unfit, match="one launch"):
+            cuda.emit(r)
+
+
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
