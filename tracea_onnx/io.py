@@ -37,6 +37,7 @@ INLINE_LIMIT = (1 << 31) - (64 << 20)
 EXTERNAL_MINIMUM = 1024
 _ALIGN = 4096  # lets ONNX Runtime map a tensor instead of copying it
 _CHUNK = 64 << 20
+_OWN_FILES = "/proc/self/fd"
 
 
 def load(model: ModelProto | str | os.PathLike[str]) -> Source:
@@ -163,21 +164,27 @@ def check_output(target: Path) -> None:
 def _replacing(target: Path) -> Iterator[tuple[int, Callable[[], None]]]:
     """A file descriptor for new contents of `target`, and the function that puts them in its place.
 
-    The temporary lies beside the target, so the rename is atomic; whatever goes wrong before, it is removed. A kill leaves at most a hidden
-    temporary, never a partial target.
+    The temporary lies beside the target, so the rename is atomic; whatever goes wrong before, it is removed. Where the file system can, it has no
+    name until it is whole, so that a kill leaves nothing at all; elsewhere a kill leaves a hidden temporary. There is never a partial target.
     """
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        fd, name = _temporary(target)
     except OSError as e:
         raise UsageError(f"{target} cannot be written ({e.strerror})", "check the folder and its permissions") from None
 
     def commit() -> None:
         os.fsync(fd)
-        # mkstemp gives 0600; a new file gets what the user's umask says, a replaced one keeps its mode.
+        if not name.exists():
+            folder = os.open(_OWN_FILES, os.O_RDONLY)  # with a folder to start from, Python follows the link to the file itself
+            try:
+                os.link(str(fd), name, src_dir_fd=folder, follow_symlinks=True)
+            finally:
+                os.close(folder)
+        # A temporary has mode 0600; a new file gets what the user's umask says, a replaced one keeps its mode.
         mask = os.umask(0)
         os.umask(mask)
-        Path(name).chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~mask)
-        Path(name).replace(target)
+        name.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~mask)
+        name.replace(target)
 
     try:
         yield fd, commit
@@ -185,7 +192,18 @@ def _replacing(target: Path) -> Iterator[tuple[int, Callable[[], None]]]:
         raise UsageError(f"{target} cannot be written ({e.strerror})", "free some space or choose another place") from None
     finally:
         os.close(fd)
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> tuple[int, Path]:
+    """An open file beside `target`, and the name it has or, without one, is to get."""
+    prefix, suffix = f".{target.name}.", ".tmp"
+    if hasattr(os, "O_TMPFILE") and Path(_OWN_FILES).is_dir():
+        with contextlib.suppress(OSError):  # not every file system can
+            fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+            return fd, target.with_name(f"{prefix}{os.getpid()}.{fd}{suffix}")
+    handle, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=target.parent)
+    return handle, Path(name)
 
 
 def _write(fd: int, data: memoryview) -> None:

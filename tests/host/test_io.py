@@ -263,6 +263,40 @@ def test_a_killed_writer_never_leaves_a_partial_model(tmp_path: Path, external: 
             assert same_bits(expected, run(onnx.load(str(tmp_path / "m.onnx")), {"x": normal(2, 64)}))
 
 
+_STUCK = """
+import sys, time
+from pathlib import Path
+import tracea_onnx.io as io
+from tests.host.test_io import big
+honest = io._write
+def half(fd, data):
+    honest(fd, data[: len(data) // 2])
+    print("half", flush=True)
+    time.sleep(60)
+io._write = half
+io.save(io.Source(big()), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name")
+def test_a_writer_killed_half_way_leaves_nothing(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
+    except OSError:
+        pytest.skip("this file system has no files without a name")
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    with subprocess.Popen([sys.executable, "-c", _STUCK, str(tmp_path / "m.onnx")], cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE) as p:
+        assert p.stdout is not None and p.stdout.readline() == b"half\n"
+        p.send_signal(signal.SIGKILL)
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and (tmp_path / "m.onnx").read_bytes() == b"old"
+
+
+def test_a_file_system_without_nameless_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    io.save(io.Source(big()), tmp_path / "m.onnx")
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and io.load(tmp_path / "m.onnx").model == big()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
