@@ -238,12 +238,19 @@ def check_cases() -> list[Case]:
         Conv(5, 200, 6, 7, 264, act="silu", kinds=(1, 3, 0)),
         Conv(2, 320, 13, 13, 328, (1, 1), (2, 2), one, none, slack=8, res_mode=2),
     ]  # fmt: skip
+    windows = [
+        Conv(3, 64, 13, 17, 136), Conv(2, 96, 21, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)), Conv(5, 64, 56, 56, 64),
+        Conv(1, 40, 1, 100, 72, (1, 5), one, one, (0, 2, 0, 2), slack=8), Conv(2, 128, 7, 9, 24, (2, 2), one, one, none),
+    ]  # fmt: skip
     cases = [bias_case(d, c) for d in TYPES for c in (1, 37, 64)]
     for d in TYPES:
         cases += [conv_case(v, d) for v in shapes]
         for v in every_tile:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
             cases += [conv_case(v, d, tile) for tile in R.tiles(d, v.oc, steps) if d != DType.BF16 or v == every_tile[0]]
+        for v in windows:
+            steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
+            cases += [conv_case(v, d, tile) for tile in R.window_tiles(conv_request(v, d), steps)]
     return cases
 
 
@@ -370,7 +377,9 @@ def candidates(v: Conv, r: Request) -> list[Request]:
         return []
     (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
     steps = taps * -(-v.c // 64) if v.c >= 24 else -1
-    return [R.force(r, t) for t in R.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7)] if steps > 0 else []
+    if steps < 0:
+        return []
+    return [R.force(r, t) for t in [*R.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7), *R.window_tiles(r, steps)]]
 
 
 def main() -> int:

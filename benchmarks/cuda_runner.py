@@ -193,6 +193,11 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     return general + list(wgmma.candidates(n, steps, device()[1])) + [split.SplitTile(*kind) for kind in kinds if kind[3] <= steps]
 
 
+def window_tiles(r: Request, steps: int) -> list[Any]:
+    """Tiles of the kernel for convolutions of stride 1 whose weights fit into shared memory."""
+    return list(registry.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
+
+
 def _tile_modules() -> tuple[Any, Any, Any]:
     backend = registry.module("kernels", "cuda")
     return backend.part("_product"), backend.part("_wgmma"), backend.part("_split")
@@ -223,6 +228,8 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[
 def tile_name(t: Any) -> str:
     if hasattr(t, "swap"):
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
+    if hasattr(t, "slab"):
+        return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}"
     return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}"

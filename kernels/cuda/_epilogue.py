@@ -66,13 +66,13 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
         fields.append(("const float*", "bias", Pointer("bias")))
         if multiple_of(columns) >= 8 and width == 8:  # a bias has at least 8 readable values from any multiple of 8
             body.append(
-                "{ const float4 s = *(const float4*)(e.bias + n), t = *(const float4*)(e.bias + n + 4);\n"
+                "{ const float4 s = __ldg((const float4*)(e.bias + n)), t = __ldg((const float4*)(e.bias + n + 4));\n"
                 "  v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w, v[4] += t.x, v[5] += t.y, v[6] += t.z, v[7] += t.w; }"
             )
         elif multiple_of(columns) >= 8:
-            body.append("if (count > 0) { const float2 s = *(const float2*)(e.bias + n); v[0] += s.x, v[1] += s.y; }")
+            body.append("if (count > 0) { const float2 s = __ldg((const float2*)(e.bias + n)); v[0] += s.x, v[1] += s.y; }")
         else:
-            body.append("for (int k = 0; k < WIDTH; k++) if (k < count) v[k] += e.bias[n + k];")
+            body.append("for (int k = 0; k < WIDTH; k++) if (k < count) v[k] += __ldg(e.bias + n + k);")
     source = f"#define WIDTH {width}\n{_LOAD}"
     if r.program is not None:
         source += program_source(r.program)

@@ -23,13 +23,20 @@ class FewTile:
     rows: int
     columns: int
 
+    def steps(self, r: Request) -> int:
+        """Steps of 16 along k."""
+        return -(-int(r.ints["KH"]) * -(-int(r.ints["KW"]) // (8 // self.cp)) // 2)
+
+    def wgmma(self, r: Request) -> bool:
+        return r.arch == 90 and self.steps(r) <= 26  # one row's pixels fit into registers
+
     def smem(self, r: Request) -> int:
         kh, kw, sh, sw, dh, dw = (int(r.ints[n]) for n in _STATIC[1:])
         taps = 8 // self.cp
         units = -(-kw // taps)
         patch_w = (15 * sw + (units * taps - 1) * dw + 2) // 2 * 2
         patch = -(-(((4 * self.rows - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
-        return self.columns * (-(-(kh * units) // 2) * 32 + 16) + 64 * self.rows * (self.columns * 2 + 16) + 2 * patch
+        return self.columns * (self.steps(r) * 32 + 16) + 64 * (self.columns * 2 + 16) + 2 * patch
 
 
 def choose(r: Request) -> FewTile | None:
@@ -58,15 +65,28 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     parameters = [*params, *epi.parameters]
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"',
+        prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"constexpr bool Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, _backend.template("few"),
+        epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("few"),
     ])  # fmt: skip
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
     columns = -(-int(i["OC"]) // tile.columns)
     shared = (228 if r.arch >= 90 else 164 if r.arch == 80 else 100) * 1024
-    resident = min(shared // (tile.smem(r) + 1024), 8 // tile.rows)
+    resident = min(shared // (tile.smem(r) + 1024), 4)
     grid = D.minimum(tiles, max(1, resident * r.sms // columns))
     return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)
+
+
+def _multiply(n: int, mma: str) -> str:
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the four of a warp's 16 rows."""
+    count = n // 2
+    registers = ", ".join(f"%{k}" for k in range(count))
+    left = ", ".join(f"%{count + k}" for k in range(4))
+    outputs = ", ".join(f'"+f"(d[{k // 4}][{k % 4}])' for k in range(count))
+    return (
+        f'DEV void multiply(float (&d)[{n // 8}][4], const u32 (&a)[4], u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, {{{left}}}, %{count + 4}, p, 1, 1, 0;}}"\n'
+        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));\n}}\n'
+    )

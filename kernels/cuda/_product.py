@@ -66,15 +66,18 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bo
 
 
 def choose(
-    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False
-) -> Any:
+    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False,
+    special: tuple[float, Any] | None = None,
+) -> Any:  # fmt: skip
     """The cheapest tile for these sizes: a Tile, or where tensor maps reach the operands a SplitTile or a HopperTile.
 
     transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
-    0 where these do not reach; stored: whether they reach the result and the residual, too."""
+    0 where these do not reach; stored: whether they reach the result and the residual, too; special: cost and tile of another kernel."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
-        return min((_backend.part(kind).choose(m, n, maps, r.sms) for kind in kinds), key=lambda x: x[0])[1]
+        residual = "res" in r.operands and bool(r.ints.get("res_mode", 0))
+        best = [_backend.part(kind).choose(m, n, maps, r.sms, residual) for kind in kinds]
+        return min([*best, *([special] if special else [])], key=lambda x: x[0])[1]
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024

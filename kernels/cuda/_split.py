@@ -66,10 +66,12 @@ class SplitTile:
         return shared and self.stages >= 3 and (self.columns // 2 + 44) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
 
-#: Clocks of the model below, fitted to measurements on an H200: to start a kernel, after the last product of a block, for 64 x 64 x 64 products, until a copy
-#: comes, to start a cluster, per float exchanged and per float finished; bytes a clock from L2 for one block and for all, and from memory for all.
-_START, _FINISH, _MULTIPLY, _LATENCY, _CLUSTER, _FLOAT, _RESULT = 200.0, 1900.0, 159.0, 2600.0, 1300.0, 0.3, 0.2
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 95.0, 4400.0, 1850.0
+#: The cost model, fitted to measurements on an H200. Clocks to start a kernel and a cluster, of two and more and of five and more, after the last product of a
+#: block, for 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished; bytes a clock from L2 for one block and for all, from memory.
+_START, _CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _FLOAT, _RESULT = 700.0, 1850.0, 880.0, 1220.0, 151.0, 2160.0, 0.3, 0.33
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 80.0, 5950.0, 2260.0
+#: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
+_GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 
 
 def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
@@ -95,30 +97,31 @@ def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
 
 
 def slots(cluster: int, resident: int, sms: int) -> int:
-    """Blocks that run at a time: those of one cluster lie within one of about eight groups of multiprocessors."""
-    group = sms // 8 * resident
-    return sms * resident if cluster <= 2 else max(1, group // cluster) * cluster * 8
+    """Blocks that run at a time."""
+    return max(1, sum(g * sms // 132 * resident // cluster for g in _GROUPS)) * cluster
 
 
-def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int) -> float:
-    """Clocks, comparable with `_product.tile_cost`."""
+def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False) -> float:
+    """Clocks, comparable with `_wgmma.tile_cost`."""
     left, right = (n, m) if t.swap else (m, n)
     blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
-    together = min(t.resident, -(-blocks // (room // t.resident)))  # blocks that one multiprocessor runs at a time
-    narrow = max(1.0, 0.5 + 32.0 / t.columns)  # the left operand's rows bound it
+    together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
+    multiply = _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
+    if t.rows * together < 128:
+        multiply *= 1.5
     copied = (t.rows + t.columns / t.share) * 128
-    step = together * max(_MULTIPLY * t.rows / 64 * t.columns / 64 * narrow, copied / _L2_BYTES)
-    step = max(step, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
-    memory = ((m + n) * steps * 128 + m * n * 2) / _MEMORY_BYTES
+    step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
+    memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
-    finish = _FINISH + _RESULT * size / t.split + (_FLOAT * size * (t.split - 1) / t.split)
-    return _START + max(memory, waves * (-(-steps // t.split) * step + finish)) + (_CLUSTER if t.cluster > 1 else 0.0)
+    finish = _FINISH + _RESULT * size / t.split * (2.1 if residual else 1.0) + (_FLOAT * size * (t.split - 1) / t.split)
+    overlapped = (waves * (-(-steps // t.split) * step + finish)) ** 4 + memory**4
+    return _START + overlapped**0.25 + (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0) + (t.share > 1) * 370.0
 
 
-def choose(m: int, n: int, steps: int, sms: int) -> tuple[float, SplitTile]:
-    return min(((tile_cost(t, m, n, steps, sms), t) for t in candidates(m, n, steps, sms)), key=lambda x: x[0])
+def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, SplitTile]:
+    return min(((tile_cost(t, m, n, steps, sms, residual), t) for t in candidates(m, n, steps, sms)), key=lambda x: x[0])
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:

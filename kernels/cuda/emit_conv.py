@@ -16,7 +16,7 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma, _split, _few = _backend.part("_wgmma"), _backend.part("_split"), _backend.part("_few")
+_wgmma, _split, _few, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_window"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -89,7 +89,9 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     choices = []
     for size, active in _product.bucketed(rows):
         batch = g * phases
-        choices.append((_product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored), active))
+        window = _window.choose(r, size, oc, maps) if maps and stored else None
+        tile = _product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored, special=window)
+        choices.append((tile, active))
     kernels: list[Kernel] = []
     for tile, active in _product.merged(choices):
         if isinstance(tile, _wgmma.HopperTile):
@@ -97,6 +99,9 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             continue
         if isinstance(tile, _split.SplitTile):
             kernels.append(_split.convolution(r, tile, rows, active))
+            continue
+        if isinstance(tile, _window.WindowTile):
+            kernels.append(_window.convolution(r, tile, active))
             continue
         kernels += _product.product(
             r, tile, source=1, params=params, a=a, b=_product.Access(16), pitches=full, y_vector=y_vector, rows=rows, columns=oc, grid_y=1, grid_z=g * phases,

@@ -61,12 +61,12 @@ def layernorm(request: Request) -> list[Kernel]:
     grid, block = _grid(rows, threads)
     present = [o for o in ("x", "res", "xbias", "gamma", "beta", "y", "skip") if o in request.operands and not (rms and o == "beta")]
     places = {o: o if o in present else "nullptr" for o in ("x", "res", "xbias", "gamma", "beta", "y", "skip")}
+    early = "true" if request.operands & {"gamma", "beta"} <= request.constant else "false"
     plus = "1.f" if parameters(request)["gamma_add"] else "0.f"
     signature = ", ".join(f"{'' if o in ('y', 'skip') else 'const '}T* {o}" for o in present)
     source = f"""{prelude(request.dtype)}{template("base", "rows")}
 extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps) {{
-  after_previous();
-  norm_rows<{v}, {k}, {threads}>(Norm{{{", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}}, rows);
+  norm_rows<{v}, {k}, {threads}, {early}>(Norm{{{", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}}, rows);
 }}
 """
     args: tuple[Argument, ...] = (*(Pointer(o) for o in present), Int32(rows), Int32(n), Float32(request.floats["eps"]))

@@ -1,14 +1,15 @@
-// Convolutions of few input channels (a network's first layer) in 16-bit types on the tensor cores (mma.sync).
+// Convolutions of few input channels (a network's first layer) in 16-bit types on the tensor cores: wgmma where WGMMA, else mma.sync.
 //
 // A block computes TILE_H x 16 output pixels times BN channels, 16 pixels of a row per fragment. The patch of the image that they see lies in shared memory
 // with CP channels a pixel, so that ldmatrix reads operands of the product straight from it: 16 bytes are one unit of k, a filter tap of 8 channels or two
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
+// For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// The generator defines: T, MMA_TYPE, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, Y_VECTOR and the epilogue (WIDTH 2).
+// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, Y_VECTOR and the epilogue (WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
-constexpr int WEIGHT_PITCH = STEPS * 32 + 16, OUT_PITCH = BN * 2 + 16, PATCH_BYTES = (PATCH_H * PATCH_W * CP * 2 + 15) / 16 * 16;  // bytes
+constexpr int WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16), OUT_PITCH = BN * 2 + 16, PATCH_BYTES = (PATCH_H * PATCH_W * CP * 2 + 15) / 16 * 16;  // bytes
 constexpr int NT = BN / 8;
 static_assert(TAPS == 1 || (SW % 2 == 0 && DW == 1), "two taps of 8 bytes each must be aligned together");
 
@@ -28,10 +29,17 @@ DEV void ldmatrix(u32 (&r)[4], u32 from) {
 DEV constexpr int unit_offset(int u) { return u < UNITS ? ((u / ROW_UNITS) * DH * PATCH_W + u % ROW_UNITS * TAPS * DW) * CP * 2 : 0; }
 DEV constexpr bool half_unit(int u) { return TAPS == 2 && KW % 2 == 1 && u < UNITS && u % ROW_UNITS == ROW_UNITS - 1; }
 
-extern "C" __global__ void __launch_bounds__(128) conv_few(PARAMETERS) {
+#if !WGMMA
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   char* const out = shared + BN * WEIGHT_PITCH;
-  const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH + 128 * MT / 2 * OUT_PITCH;
+  const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH + 64 * OUT_PITCH;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.y * BN;
   const int tiles_w = (OW + 15) / 16, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
   for (int i = threadIdx.x; i < BN * STEPS * 2; i += 128) {
@@ -50,8 +58,11 @@ extern "C" __global__ void __launch_bounds__(128) conv_few(PARAMETERS) {
         }
       }
     }
-    *(uint4*)(shared + oc * WEIGHT_PITCH + u * 16) = v;
+    *(uint4*)(shared + (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16)) = v;
   }
+#if WGMMA
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
@@ -73,42 +84,11 @@ extern "C" __global__ void __launch_bounds__(128) conv_few(PARAMETERS) {
     __syncthreads();  // this patch and the weights have come, and nobody reads the other patch any more
     if (tile + (int)gridDim.x < tiles) copy_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
     copy_commit();
-    float sum[MT][NT][4];
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-      for (int j = 0; j < NT; j++) sum[i][j][0] = sum[i][j][1] = sum[i][j][2] = sum[i][j][3] = 0.f;
-    const u32 pixel = patches + buffer * PATCH_BYTES + (warp * MT * SH * PATCH_W + (lane & 15) * SW) * (CP * 2);
-    const u32 filter = weights + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH + ((lane >> 3) & 1) * 16;
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-      u32 a[MT][4], b[NT / 2][4];
-#pragma unroll
-      for (int i = 0; i < MT; i++) {
-        ldmatrix(a[i], pixel + i * (SH * PATCH_W * CP * 2) + (lane < 16 ? unit_offset(2 * s) : unit_offset(2 * s + 1)));
-        // What lies beyond the window is multiplied by zero weights, and must not be an infinity.
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-          const int u = 2 * s + q / 2;
-          if (u >= UNITS) a[i][q] = 0;
-          if (half_unit(u) && (lane & 2)) a[i][q] = 0;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < NT / 2; j++) ldmatrix(b[j], filter + j * (16 * WEIGHT_PITCH) + s * 32);
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int j = 0; j < NT; j++)
-          asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                       : "+f"(sum[i][j][0]), "+f"(sum[i][j][1]), "+f"(sum[i][j][2]), "+f"(sum[i][j][3])
-                       : "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]), "r"(b[j / 2][j % 2 * 2]), "r"(b[j / 2][j % 2 * 2 + 1]));
-    }
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
     const int row0 = rest / tiles_w * TILE_H + warp * MT, column0 = rest % tiles_w * 16;
-    char* const mine = out + warp * (16 * MT * OUT_PITCH);
-#pragma unroll
-    for (int i = 0; i < MT; i++)
+    char* const mine = out + warp * (16 * OUT_PITCH);
+    // Results of 16 pixels, row i of this warp's, through the epilogue and `mine` to y.
+    auto finish_row = [&](int i, const float (&sum)[NT][4]) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int oh = min(row0 + i, OH - 1), ow = min(column0 + (lane >> 2) + half * 8, OW - 1), m = (image * OH + oh) * OW + ow;
@@ -116,25 +96,74 @@ extern "C" __global__ void __launch_bounds__(128) conv_few(PARAMETERS) {
 #pragma unroll
         for (int j = 0; j < NT; j++) {
           const int n = n0 + j * 8 + (lane & 3) * 2;
-          float v[2] = {sum[i][j][half * 2], sum[i][j][half * 2 + 1]};
+          float v[2] = {sum[j][half * 2], sum[j][half * 2 + 1]};
           finish(epilogue, v, m, full, n, OC - n);
-          *(u32*)(mine + (i * 16 + half * 8 + (lane >> 2)) * OUT_PITCH + j * 16 + (lane & 3) * 4) = pack2((T*)0, v[0], v[1]);
+          *(u32*)(mine + (half * 8 + (lane >> 2)) * OUT_PITCH + j * 16 + (lane & 3) * 4) = pack2((T*)0, v[0], v[1]);
         }
       }
-    __syncwarp();
-    for (int t = lane; t < 16 * MT * NT; t += 32) {
-      const int p = t / NT, c = t % NT * 8, oh = row0 + p / 16, ow = column0 + p % 16, n = n0 + c;
-      if (oh >= OH || ow >= OW || n >= OC) continue;
-      T* const to = y + image * y_ns + oh * y_rs + ow * y_cs + n;
-      const char* const from = mine + p * OUT_PITCH + c * 2;
-      if (Y_VECTOR && n + 8 <= OC) {
-        *(uint4*)to = *(const uint4*)from;
-      } else {
+      __syncwarp();
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-          if (n + k < OC) to[k] = ((const T*)from)[k];
+      for (int t = lane; t < 16 * NT; t += 32) {
+        const int p = t / NT, c = t % NT * 8, oh = row0 + i, ow = column0 + p, n = n0 + c;
+        if (oh >= OH || ow >= OW || n >= OC) continue;
+        T* const to = y + image * y_ns + oh * y_rs + ow * y_cs + n;
+        const char* const from = mine + p * OUT_PITCH + c * 2;
+        if (Y_VECTOR && n + 8 <= OC) {
+          *(uint4*)to = *(const uint4*)from;
+        } else {
+#pragma unroll
+          for (int k = 0; k < 8; k++)
+            if (n + k < OC) to[k] = ((const T*)from)[k];
+        }
       }
+      __syncwarp();
+    };
+    const u32 pixel = patches + buffer * PATCH_BYTES + (warp * MT * SH * PATCH_W + (lane & 15) * SW) * (CP * 2);
+    // Pixels of row i at step s of k. What lies beyond the window is multiplied by zero weights, and must not be an infinity.
+    auto load_pixels = [&](u32 (&a)[4], int i, int s) {
+      ldmatrix(a, pixel + i * (SH * PATCH_W * CP * 2) + (lane < 16 ? unit_offset(2 * s) : unit_offset(2 * s + 1)));
+#pragma unroll
+      for (int q = 0; q < 4; q++) {
+        const int u = 2 * s + q / 2;
+        if (u >= UNITS) a[q] = 0;
+        if (half_unit(u) && (lane & 2)) a[q] = 0;
+      }
+    };
+#if WGMMA
+#pragma unroll 1
+    for (int i = 0; i < MT; i++) {
+      u32 a[STEPS][4];
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) load_pixels(a[s], i, s);
+      float sum[NT][4];
+      const u64 filter = (u64)(weights >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) multiply(sum, a[s], filter + s * (2 * NT * 8), s != 0);
+      asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+      finish_row(i, sum);
     }
-    __syncwarp();
+#else
+    float sum[MT][NT][4];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int j = 0; j < NT; j++) sum[i][j][0] = sum[i][j][1] = sum[i][j][2] = sum[i][j][3] = 0.f;
+    const u32 filter = weights + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH + ((lane >> 3) & 1) * 16;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+      u32 a[MT][4], b[NT / 2][4];
+#pragma unroll
+      for (int i = 0; i < MT; i++) load_pixels(a[i], i, s);
+#pragma unroll
+      for (int j = 0; j < NT / 2; j++) ldmatrix(b[j], filter + j * (16 * WEIGHT_PITCH) + s * 32);
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int j = 0; j < NT; j++) multiply(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < MT; i++) finish_row(i, sum[i]);
+#endif
   }
 }

@@ -122,10 +122,12 @@ struct Norm {
       if (xbias) s[j] += to_float(c.v[j]);
     }
   }
-  template <int V> __device__ __forceinline__ void finish(int i, const float* s, float mean, float scale) const {
-    Vec<T, V> g{}, b{}, out;
+  template <int V> __device__ __forceinline__ void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
     if (gamma) g = load<V>(gamma + i);
     if (beta) b = load<V>(beta + i);
+  }
+  template <int V> __device__ __forceinline__ void finish(int i, const float* s, float mean, float scale, const Vec<T, V>& g, const Vec<T, V>& b) const {
+    Vec<T, V> out;
     if (skip) {
 #pragma unroll
       for (int j = 0; j < V; j++) from_float(out.v[j], s[j]);
@@ -142,7 +144,7 @@ struct Norm {
   }
 };
 
-template <int V, int K, int THREADS> DEV void norm_registers(const Norm& l, int lane, float* shared) {
+template <int V, int K, int THREADS> DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
   float s[K * V], total = 0.f, mean = 0.f;
 #pragma unroll
   for (int k = 0; k < K; k++) {
@@ -164,7 +166,7 @@ template <int V, int K, int THREADS> DEV void norm_registers(const Norm& l, int 
   const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
 #pragma unroll
   for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < l.n) l.finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale);
+    if ((k * THREADS + lane) * V < l.n) l.finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
 template <int V, int THREADS> DEV void norm_again(const Norm& l, int lane, float* shared) {
@@ -185,15 +187,17 @@ template <int V, int THREADS> DEV void norm_again(const Norm& l, int lane, float
   }
   const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
   for (int i = lane * V; i < l.n; i += THREADS * V) {
+    Vec<T, V> g{}, b{};
     l.sum<V>(i, s);
-    l.finish<V>(i, s, mean, scale);
+    l.weights<V>(i, g, b);
+    l.finish<V>(i, s, mean, scale, g, b);
   }
 }
 
-template <int V, int K, int THREADS> DEV void norm_rows(Norm l, int rows) {
+// EARLY: gamma and beta are constants, read while the kernel before this one still runs.
+template <int V, int K, int THREADS, bool EARLY> DEV void norm_rows(Norm l, int rows) {
   __shared__ float shared[32];
   const Row<THREADS> row;
-  if (row.index >= rows) return;
   const i64 at = i64(row.index) * l.n;
   l.x += at, l.y += at;
   if (l.res) l.res += at;
@@ -201,7 +205,18 @@ template <int V, int K, int THREADS> DEV void norm_rows(Norm l, int rows) {
   constexpr int bytes = V * sizeof(T);
   const bool whole = l.n % V == 0 && aligned(l.x, bytes) && aligned(l.res, bytes) && aligned(l.xbias, bytes) && aligned(l.gamma, bytes) &&
                      aligned(l.beta, bytes) && aligned(l.y, bytes) && aligned(l.skip, bytes);
-  if (K > 0 && whole) norm_registers<V, K ? K : 1, THREADS>(l, row.lane, shared);
+  constexpr int PARTS = K ? K : 1;
+  Vec<T, V> g[PARTS] = {}, b[PARTS] = {};
+  auto weights = [&] {
+#pragma unroll
+    for (int k = 0; k < PARTS; k++)
+      if ((k * THREADS + row.lane) * V < l.n) l.weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
+  };
+  if (EARLY && K > 0 && whole) weights();
+  after_previous();
+  if (row.index >= rows) return;
+  if (!EARLY && K > 0 && whole) weights();
+  if (K > 0 && whole) norm_registers<V, PARTS, THREADS>(l, g, b, row.lane, shared);
   else if (whole) norm_again<V, THREADS>(l, row.lane, shared);
   else norm_again<1, THREADS>(l, row.lane, shared);
 }

@@ -186,8 +186,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     const int t = i * WORKERS + threadIdx.x, at = part * PER_PART + t, r = at / CHUNKS, c = at % CHUNKS * 8, m = m0 + r, n = n0 + c;
     if (t >= PER_PART || at >= UNITS || m >= M || n >= N) continue;
     float v[8];
-    *(float4*)v = *(const float4*)(staged + r * PITCH + c);
-    *(float4*)(v + 4) = *(const float4*)(staged + r * PITCH + c + 4);
+    // Half of the lanes read their second 16 bytes first: no bank is met twice.
+    const int flip = lane & 4;
+    const float4 a = *(const float4*)(staged + r * PITCH + c + flip), b = *(const float4*)(staged + r * PITCH + c + 4 - flip);
+    *(float4*)v = flip ? b : a;
+    *(float4*)(v + 4) = flip ? a : b;
     finish(epilogue, v, m, m * ldr, n, N - n);
     store8(y + m * ldy + n, v, N - n);
   }

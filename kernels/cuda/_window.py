@@ -1,0 +1,108 @@
+"""Convolutions of stride 1 on Hopper with their weights in shared memory (`window.cuh`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
+_LIMIT = 232448  # bytes of shared memory one block may have
+_ROWS = 128  # of a tile
+#: The cost model, comparable with `_wgmma.tile_cost`: flops a clock, clocks to start a kernel and for 64 x 64 results.
+_FLOPS, _START, _PANEL_CLOCKS = 3500.0, 3000.0, 600.0
+
+
+@dataclass(frozen=True)
+class WindowTile:
+    """Rows of the output, width of the padded input, output channels of one block; bytes of one slab and of the weights."""
+
+    rows: int
+    width: int
+    columns: int
+    slab: int
+    weights: int
+
+    @property
+    def staging(self) -> int:
+        return 2 if self._room(2) >= 2 * self.slab else 1
+
+    @property
+    def stages(self) -> int:
+        return min(4, self._room(self.staging) // self.slab)
+
+    @property
+    def smem(self) -> int:
+        return _LIMIT - self._room(self.staging) + self.stages * self.slab
+
+    def _room(self, staging: int) -> int:
+        return _LIMIT - 2048 - staging * 2 * _ROWS * 128 - self.weights
+
+
+def candidates(r: Request, steps: int) -> list[WindowTile]:
+    """The tiles for a convolution that tensor maps reach, of `steps` steps of 64 along k."""
+    i = r.ints
+    taps = int(i["KH"]) * int(i["KW"])
+    if i["SH"] != 1 or i["SW"] != 1 or taps == 1 or taps > 25 or not isinstance(i["IW"], int) or not isinstance(i["OW"], int):
+        return []
+    if "res" in r.operands and r.ints.get("res_mode", 0):
+        return []
+    width = int(i["OW"]) + (int(i["KW"]) - 1) * int(i["DW"])
+    rows = _ROWS // width
+    if not rows:
+        return []
+    height = rows + (int(i["KH"]) - 1) * int(i["DH"])
+    slab = -(-height * width * 128 // 1024) * 1024
+    tiles = [WindowTile(rows, width, columns, slab, steps * columns * 128) for columns in (64, 128) if columns == 64 or int(i["OC"]) > 64]
+    return [t for t in tiles if height <= 256 and t.stages >= 2]
+
+
+def choose(r: Request, m: int, n: int, steps: int) -> tuple[float, WindowTile] | None:
+    return min(((tile_cost(t, r, m, n, steps), t) for t in candidates(r, steps)), key=lambda x: x[0], default=None)
+
+
+def tile_cost(t: WindowTile, r: Request, m: int, n: int, steps: int) -> float:
+    """Clocks for m output pixels and n channels."""
+    tiles_n = -(-n // t.columns)
+    turns = -(-(m / (t.rows * int(r.ints["OW"]))) // max(1, r.sms // tiles_n))
+    multiply = steps * 2.0 * _ROWS * t.columns * 64 / _FLOPS
+    finish = _ROWS * t.columns / 4096 * _PANEL_CLOCKS
+    return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + t.weights / 77.0
+
+
+def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
+    i, oc = r.ints, int(r.ints["OC"])
+    taps, ic = int(i["KH"]) * int(i["KW"]), int(i["IC"])
+    pitch, height = -(-ic // 8) * 8, tile.rows + (int(i["KH"]) - 1) * int(i["DH"])
+
+    def image(side: str, channels: int, w: DimLike, h: DimLike, rows: int) -> TensorMap:
+        strides = tuple(D.mul(i[f"{side}_{p}"], 2) for p in ("cs", "rs", "ns"))
+        return TensorMap(Pointer(side), r.dtype, (channels, w, h, i["N"]), strides, (64, tile.width, rows, 1))
+
+    maps = (
+        ("map_x", image("x", ic, i["IW"], i["IH"], height)),
+        ("map_w", TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns))),
+        ("map_y", image("y", oc, i["OW"], i["OH"], tile.rows)),
+    )
+    epi = _epilogue.epilogue(replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}), (i.get("r_cs", 0),), width=2)
+    parameters: list[tuple[str, str, Argument]] = [("const __grid_constant__ TensorMap", n, v) for n, v in maps]
+    parameters += [("int", n, Int32(v)) for n, v in (("N", oc), ("IMAGES", i["N"]), ("OH", i["OH"]), ("OW", i["OW"]))]
+    parameters += [("i64", "ldr", Int64(i.get("r_cs", 0))), *epi.parameters]
+    constants = [f"{n} = {int(i[n])}" for n in ("KH", "KW", "DH", "DW", "PT", "PL")]
+    constants += [f"CHUNKS = {-(-ic // 64)}", f"WIDTH_IN = {tile.width}", f"TILE_H = {tile.rows}", f"BN = {tile.columns}"]
+    constants += [f"STAGES = {tile.stages}", f"STAGING = {tile.staging}"]
+    mma = "f16" if r.dtype == DType.F16 else "bf16"
+    text = "\n".join([
+        prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
+        f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};",
+        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("tma"), _backend.template("window"),
+    ])  # fmt: skip
+    tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), -(-oc // tile.columns)
+    grid = D.mul(D.mul(D.minimum(tiles, max(1, r.sms // tiles_n)), tiles_n), active)
+    return Kernel(text, "conv_window", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, pdl=True)

@@ -1,0 +1,119 @@
+// Convolutions of stride 1 on Hopper whose weights fit into shared memory, in 16-bit types.
+//
+// A tile is TILE_H rows of an output image, WIDTH_IN pixels wide: the input's width with its padding. Pixel p of the tile and a filter tap meet at pixel
+// p + kh * DH * WIDTH_IN + kw * DW of the slab, the TILE_H + (KH - 1) * DH rows of the padded input that the tile sees. So one copy of the slab (64 channels a time)
+// serves every tap: a tap's left operand is the slab from another row on. Columns of the tile beyond the output's width are computed and not stored.
+// A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
+//
+// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
+
+constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
+constexpr int BLOCKS = 2, PANEL = 64 * 128, PANELS = BN / 64, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies, and its results
+static_assert(TILE_H * WIDTH_IN <= 64 * BLOCKS && BN % 64 == 0, "tile");
+
+extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
+  extern __shared__ char shared[];
+  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * SLAB, staging = kept + TAPS * CHUNKS * B_BYTES;
+  const u32 full = staging + 2 * STAGING * BLOCKS * PANEL, empty = full + 8 * STAGES, kept_full = empty + 8 * STAGES;
+  const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 1);
+    for (int i = 0; i < TAPS * CHUNKS; i++) barrier_init(kept_full + 8 * i, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+
+  const int tiles_n = (N + BN - 1) / BN, column = blockIdx.x % tiles_n, first = blockIdx.x / tiles_n, step = gridDim.x / tiles_n;
+  const int per_image = (OH + TILE_H - 1) / TILE_H, tiles = IMAGES * per_image, n0 = column * BN;
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (warp == 0 && elected()) {
+      // Weights are constant: they need not wait for the kernel before.
+      for (int chunk = 0; chunk < CHUNKS; chunk++)
+        for (int tap = 0; tap < TAPS; tap++) {
+          const int k = chunk * TAPS + tap;
+          expect_bytes(kept_full + 8 * k, B_BYTES);
+          copy3(kept + k * B_BYTES, &map_w, kept_full + 8 * k, chunk * 64, tap, n0);
+        }
+      wait_for_producers();
+      int slot = 0;
+      u32 phase = 0;
+      for (int t = first; t < tiles; t += step)
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+          wait(empty + 8 * slot, phase ^ 1);
+          expect_bytes(full + 8 * slot, SLAB_BYTES);
+          copy4(ring + slot * SLAB, &map_x, full + 8 * slot, chunk * 64, -PL, t % per_image * TILE_H - PT, t / per_image);
+          if (++slot == STAGES) slot = 0, phase ^= 1;
+        }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
+    const u32 mine = staging + w * STAGING * BLOCKS * PANEL, matrix_row = (lane & 7) + ((lane >> 3) & 1) * 8, matrix_chunk = lane >> 4;
+    const u64 a0 = descriptor(ring), b0 = descriptor(kept);
+    float sum[BLOCKS][BN / 2];
+    if (w == 1) arrive_group(2, 256);  // the first warpgroup goes first
+    int slot = w * CHUNKS % STAGES, buffer = 0;
+    u32 phase = w * CHUNKS / STAGES & 1;
+    bool fresh = true;
+    wait_for_producers();  // operands of the epilogue
+    const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+    for (int t = first + w * step; t < tiles; t += 2 * step) {
+      const int image = t / per_image, h0 = t % per_image * TILE_H;
+      sync_group(2 + w, 256);
+#pragma unroll 1
+      for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        if (fresh)
+          for (int tap = 0; tap < TAPS; tap++) wait(kept_full + 8 * (chunk * TAPS + tap), 0);
+        wait(full + 8 * slot, phase);
+        multiply_fence();
+#pragma unroll
+        for (int tap = 0; tap < TAPS; tap++) {
+          const u64 a = a0 + (u64)(slot * (SLAB / 16) + (tap / KW * DH * WIDTH_IN + tap % KW * DW) * 8), b = b0 + (u64)((chunk * TAPS + tap) * (B_BYTES / 16));
+#pragma unroll
+          for (int kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * 2), b + kk * 2, (chunk | tap | kk) != 0);
+        }
+        multiply_commit();
+        if (chunk == CHUNKS - 1) arrive_group(2 + (w ^ 1), 256);
+        multiply_wait<0>();
+        if (thread == 0) arrive(empty + 8 * slot);
+        if (++slot == STAGES) slot = 0, phase ^= 1;
+      }
+      fresh = false;
+      {  // skip the other warpgroup's tile
+        const int next = slot + CHUNKS;
+        phase ^= (next / STAGES) & 1;
+        slot = next % STAGES;
+      }
+#pragma unroll
+      for (int panel = 0; panel < PANELS; panel++) {
+        const u32 at = mine + buffer * (BLOCKS * PANEL);
+        if (thread == 0) stores_read<STAGING - 1>();
+        sync_group(4 + w, 128);
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+          for (int j = 0; j < 8; j += 2) {  // two chunks of 8 columns
+            u32 out[4];
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+              const int c = panel * 8 + j + q / 2, n = n0 + c * 8 + (lane & 3) * 2, half = q % 2, p = i * 64 + row_warp + (lane >> 2) + half * 8;
+              const int m = (image * OH + min(h0 + p / WIDTH_IN, OH - 1)) * OW + min(p % WIDTH_IN, OW - 1);
+              float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
+              finish(epilogue, v, m, (i64)m * ldr, n, N - n);
+              out[q] = pack2((T*)0, v[0], v[1]);
+            }
+            store_matrices(at + i * PANEL + (row_warp + matrix_row) * 128 + (((j + matrix_chunk) ^ (matrix_row & 7)) << 4), out[0], out[1], out[2], out[3]);
+          }
+        visible_to_copies();
+        sync_group(4 + w, 128);
+        if (thread == 0) store4(&map_y, at, n0 + panel * 64, 0, h0, image);
+        if (++buffer == STAGING) buffer = 0;
+      }
+    }
+    if (thread == 0) stores_done();
+  }
+}
