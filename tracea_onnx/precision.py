@@ -145,7 +145,7 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
     if any(g.dtype(o) not in (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64) for o in n.outputs if o):
         return "the type of its result is not known"
     if kind is BF16 and g.opset() < 13:
-        return f"operator set {g.opset()} has no {kind.name}"
+        return f"operator set {g.opset()} has no {kind.name}: re-export with opset 13 or later"
     if kind is BF16 and not op.startswith(":") and op not in _BF16_PLAIN:
         return f"ONNX Runtime's CPU provider has no {n.op} for {kind.name}"
     if not op.startswith(":") and not all(_allowed(g, n, k, kind, output) for output in (False, True) for k in range(_arity(n, output))):
