@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from tracea_onnx import __version__, match, partition, registry, worth
+from tracea_onnx import __version__, match, partition, plan_cache, registry, worth
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
 from tracea_onnx.cuda_plan import CudaPlanBuilder
@@ -59,8 +59,12 @@ def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
     props = {p.key: p.value for p in model.metadata_props}
-    result = compile_graph(Graph(model), backend_of(props), everything=props.get("claim") == "all", body=props.get("body") == "1")
-    reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
+    reply = plan_cache.get(model, props)
+    if reply is None:
+        graph = Graph(model)
+        result = compile_graph(graph, backend_of(props), everything=props.get("claim") == "all", body=props.get("body") == "1")
+        reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
+        plan_cache.put(model, props, graph, reply)
     for packs in _recordings:
         packs.append(reply)
     return reply

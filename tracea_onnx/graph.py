@@ -178,6 +178,10 @@ class Graph:
                 return self.outer.const(name)
         return self._arrays[name]
 
+    def was_read(self, name: str) -> bool:
+        """Whether anything asked for this initializer's values."""
+        return name in self._arrays
+
     def scalar(self, name: str) -> float | None:
         """The value of a constant with exactly one element (any rank), as a float."""
         shape = self.shape(name) if name else None

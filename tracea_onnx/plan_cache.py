@@ -1,0 +1,81 @@
+"""Compiled packs on disk, by everything they were compiled from, so that a model loads without compiling the second time.
+
+An entry's key covers the request (nodes, types, small constants, the target) and the code that answers it. Of large constants the compiler reads few (a causal
+mask, a table of positions), and which ones it only knows when it is done: an entry names them with their hashes, and counts only while they are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from tracea_onnx import native
+from tracea_onnx.cache import Cache
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.graph import Graph, tensor_array
+from tracea_onnx.registry import folder
+
+#: Constants of at most this many bytes are part of a node's key already (docs/architecture.md, "Plan and pack").
+_KEYED = 4096
+
+
+def get(request: ModelProto, props: Mapping[str, str]) -> bytes | None:
+    """The pack compiled earlier for the same request, or None."""
+    entry = _cache(props).get(_key(request, props))
+    if entry is None:
+        return None
+    head, _, pack = entry.partition(b"\n")
+    tensors = {t.name: t for t in request.graph.initializer}
+    return pack if all(_hash(tensors[name]) == known for name, known in json.loads(head).items()) else None
+
+
+def put(request: ModelProto, props: Mapping[str, str], graph: Graph, pack: bytes) -> None:
+    """Keep `pack`, compiled from `request` by looking at the constants that `graph` was asked for."""
+    read = {t.name: _hash(t) for t in request.graph.initializer if graph.was_read(t.name) and _size(t) > _KEYED}
+    _cache(props).put(_key(request, props), json.dumps(read).encode() + b"\n" + pack)
+
+
+def _cache(props: Mapping[str, str]) -> Cache:
+    return Cache(Path(props["cache_dir"])) if props.get("cache_dir") else Cache()
+
+
+def _key(request: ModelProto, props: Mapping[str, str]) -> str:
+    h = hashlib.sha256(_code().encode())
+    for part in (sorted((k, v) for k, v in props.items() if k != "cache_dir"), sorted((o.domain, o.version) for o in request.opset_import)):
+        h.update(repr(part).encode())
+    g = request.graph
+    for messages in (g.node, g.input, g.output, g.value_info):
+        for m in messages:
+            h.update(m.SerializeToString(deterministic=True))
+        h.update(b"|")
+    for t in g.initializer:
+        h.update(repr((t.name, t.data_type, tuple(t.dims), _hash(t) if _size(t) <= _KEYED else "")).encode())
+    return "plan " + h.hexdigest()
+
+
+def _size(t: TensorProto) -> int:
+    return tensor_array(t, None).nbytes
+
+
+def _hash(t: TensorProto) -> str:
+    values = tensor_array(t, None)
+    data = values.tobytes() if values.dtype == object or not values.flags.c_contiguous else values.reshape(-1).view(np.uint8)
+    return hashlib.sha256(data).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """What answers requests: the package's modules and the native library, by size and time of change."""
+    places = [Path(__file__).parent, *(folder(kind) for kind in ("fusion_rules", "scheduler", "kernels"))]
+    files = {p for place in places for p in place.rglob("*") if p.suffix in (".py", ".cuh")}
+    with contextlib.suppress(TraceaError):
+        files.add(native.library_path())
+    stats = [(str(p), s.st_size, s.st_mtime_ns) for p in sorted(files) for s in (p.stat(),)]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
