@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from tracea_onnx import dims, patterns_view
 from tracea_onnx.core import Match, Refuse, Spec
@@ -279,7 +280,14 @@ def finish(g: Graph, rule: str, anchor: Node, t: Traced, counts: tuple[int, int]
     """The match of a traced attention; raises `Refuse` when fusing it would make a cycle."""
     if not g.is_convex(t.nodes):
         raise Refuse("a value leaves the chain and comes back into it", anchor)
+    ends = (t.q.value, t.k.value, t.v.value, t.out.value)
+    if len({g.dtype(v) for v in ends} - {None}) > 1:
+        kinds = ", ".join(f"'{v}' is {TensorProto.DataType.Name(g.dtype(v) or 0).lower()}" for v in ends)
+        raise Refuse(f"queries, keys, values and result are not all of one element type: {kinds}", anchor)
     inputs = [t.q.value, t.k.value, t.v.value, *masks]
+    made = {o for n in t.nodes for o in n.outputs}
+    if inside := next((i for i in inputs if i in made), ""):
+        raise Refuse(f"'{inside}' is an operand of the attention and a step towards another", anchor)
     roles = ("q", "k", "v", *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))))
     layouts = {"q": t.q.layout(), "k": t.k.layout(), "v": t.v.layout(), "out": {"layout": t.out.view.layout}}
     spec = Spec("attention", roles, {**layouts, "num_heads": counts[0], "kv_heads": counts[1], **attrs})

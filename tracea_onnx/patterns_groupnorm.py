@@ -84,7 +84,7 @@ def channel_weights(g: Graph, norm: Grouped) -> None:
         channels = len(shape) - 1  # place of the channel axis, counted from the end
         if (
             extent is None
-            or len(extent) < channels
+            or not channels <= len(extent) <= len(shape)
             or any(d != 1 for k, d in enumerate(extent[::-1]) if k != channels - 1)
             or not same(extent[-channels], shape[1])
         ):

@@ -38,10 +38,7 @@ def _part(g: Graph, value: str) -> tuple[str, int, int, bool] | None:
     if node is None or node.op != "Slice":
         return None
     shape = s.dims(node.input(0))
-    try:
-        ranges = slice_ranges(s, node) if shape is not None else None
-    except ValueError:
-        return None
+    ranges = slice_ranges(s, node) if shape is not None else None
     if shape is None or ranges is None or len(ranges) != 1 or ranges[0][0] != len(shape) - 1 or not isinstance(shape[-1], int) or shape[-1] % 2:
         return None
     _, start, stop, step = ranges[0]

@@ -21,11 +21,11 @@ __all__ = ["Dims", "Shapes", "axes_of", "broadcast", "divide", "same", "shapes",
 
 _MAX_CONTENT = 32  # shape tensors are short; anything longer is data
 _SAME = frozenset((
-    "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
+    "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
     "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Log",
     "LogSoftmax", "LpNormalization", "Mish", "Neg", "Not", "PRelu", "RMSNormalization", "Reciprocal", "Relu", "Round", "RotaryEmbedding", "Selu",
-    "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "Trilu", "com.microsoft.BiasGelu",
-    "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu", "SimplifiedLayerNormalization",
+    "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
+    "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu", "SimplifiedLayerNormalization",
     *(f"com.microsoft.{op}" for op in ("RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization")),
 ))  # fmt: skip
 #: Operators that keep every element of their first input.
@@ -217,11 +217,14 @@ def _concat(s: Shapes, n: Node, _: int) -> Dims:
 
 def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] | None:
     """(axis, start, stop, step) per sliced axis with ends resolved against the dims; None when they are not known."""
-    d = _need(s, n.input(0))
+    try:
+        d = _need(s, n.input(0))
+        starts, ends = (n.attr("starts"), n.attr("ends")) if n.attr("starts") is not None else (_vector(s, n.input(1)), _vector(s, n.input(2)))
+    except ValueError:
+        return None
     if n.attr("starts") is not None:
-        starts, ends, axes, steps = n.attr("starts"), n.attr("ends"), n.attr("axes"), None
+        axes, steps = n.attr("axes"), None
     else:
-        starts, ends = _vector(s, n.input(1)), _vector(s, n.input(2))
         axes = s.graph.ints(n.input(3)) if n.input(3) else None
         steps = s.graph.ints(n.input(4)) if n.input(4) else None
         if (n.input(3) and axes is None) or (n.input(4) and steps is None):

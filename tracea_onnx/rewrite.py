@@ -171,6 +171,8 @@ def _bare(node: NodeProto, new: dict[str, str]) -> NodeProto:
     for field in ("name", "doc_string", "metadata_props"):
         out.ClearField(field)
     out.domain = "" if node.domain == "ai.onnx" else node.domain
+    if node.op_type == "SimplifiedLayerNormalization" and not out.domain and all(a.name != "stash_type" for a in out.attribute):
+        out.attribute.append(helper.make_attribute("stash_type", 1))  # ONNX Runtime 1.31 crashes on a body that leaves the default out
     attributes = sorted(out.attribute, key=lambda a: a.name)
     del out.attribute[:]
     out.attribute.extend(attributes)

@@ -97,30 +97,53 @@ def widened(r: Random, m: ModelProto) -> bool:
     return True
 
 
-_NUMBERS = {
-    "axis": (-2, -1, 1, 1), "epsilon": (2.0, 10.0), "transB": (), "alpha": (0.5,), "beta": (0.5, 2.0), "group": (2,), "num_groups": (2,), "scale": (0.5,),
-    "keepdims": (), "is_causal": (), "interleaved": (),
-}  # fmt: skip
+def _attributes(m: ModelProto, *names: str) -> list[AttributeProto]:
+    return [a for n in m.graph.node for a in n.attribute if a.name in names]
 
 
-def attribute(r: Random, m: ModelProto) -> bool:
-    """Another number in one attribute: an axis, a permutation, an epsilon, a flag."""
-    found = [a for n in m.graph.node for a in n.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT)]
+def axis(r: Random, m: ModelProto) -> bool:
+    """Another axis, permutation, padding or stride; where operators take axes and ends as inputs, `perturbed` does the same."""
+    found = _attributes(m, "axis", "axes", "perm", "pads", "strides", "dilations", "output_padding")
     if not found:
         return False
     a = r.choice(found)
-    if a.type == AttributeProto.INTS:
-        if a.name == "perm" and len(a.ints) > 1:
-            j = r.randrange(len(a.ints) - 1)
-            a.ints[j], a.ints[j + 1] = a.ints[j + 1], a.ints[j]
-        elif a.ints:
-            j = r.randrange(len(a.ints))
-            a.ints[j] += r.choice((-1, 1))
-    elif a.type == AttributeProto.FLOAT:
-        a.f *= r.choice((2.0, 0.5, 10.0))
-    else:
-        a.i = 1 - a.i if not _NUMBERS.get(a.name, (1,)) else a.i + r.choice((-1, 1))
+    if a.type == AttributeProto.INT:
+        a.i += r.choice((-1, 1))
+    elif a.name == "perm":
+        j = r.randrange(len(a.ints) - 1)
+        a.ints[j], a.ints[j + 1] = a.ints[j + 1], a.ints[j]
+    elif a.ints:
+        j = r.randrange(len(a.ints))
+        a.ints[j] += r.choice((-1, 1))
     return True
+
+
+def epsilon(r: Random, m: ModelProto) -> bool:
+    """Another epsilon, slope or factor, large enough to show."""
+    found = [a for n in m.graph.node for a in n.attribute if a.type == AttributeProto.FLOAT]
+    if found:
+        a = r.choice(found)
+        a.f = r.choice((a.f * 10.0, a.f + 0.7, -a.f))
+    return bool(found)
+
+
+_FLAGS = {"keepdims", "is_causal", "interleaved", "transA", "transB", "trans_b", "training_mode", "upper", "unidirectional"}
+
+
+def flag(r: Random, m: ModelProto) -> bool:
+    """A flag is turned over, written out where it was left to its default; or another count of groups or heads."""
+    counts = [a for a in _attributes(m, "group", "num_groups", "q_num_heads", "kv_num_heads", "num_heads") if a.type == AttributeProto.INT]
+    flags = _attributes(m, *_FLAGS)
+    silent = [n for n in m.graph.node if n.op_type.startswith("Reduce") and all(a.name != "keepdims" for a in n.attribute)]
+    if counts and r.random() < 0.5:
+        a = r.choice(counts)
+        a.i = r.choice((1, 2, a.i * 2))
+    elif flags and (not silent or r.random() < 0.5):
+        a = r.choice(flags)
+        a.i = 1 - a.i
+    elif silent:
+        r.choice(silent).attribute.append(helper.make_attribute("keepdims", 0))
+    return bool(counts or flags or silent)
 
 
 _OTHER = {
@@ -169,9 +192,11 @@ def bypassed(r: Random, m: ModelProto) -> bool:
 
 
 def rewired(r: Random, m: ModelProto) -> bool:
-    """An input reads another value of the same shape."""
+    """An input reads another value of the same shape, made before it."""
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in [*m.graph.value_info, *m.graph.input] if v.type.tensor_type.elem_type == _FLOAT}
-    found = [(n, k, o) for n in m.graph.node for k, i in enumerate(n.input) if i in shapes for o, s in shapes.items() if o != i and s == shapes[i]]
+    made = {o: k for k, n in enumerate(m.graph.node) for o in n.output}
+    uses = [(n, k, i, place) for place, n in enumerate(m.graph.node) for k, i in enumerate(n.input) if i in shapes]
+    found = [(n, k, o) for n, k, i, place in uses for o, s in shapes.items() if o != i and s == shapes[i] and made.get(o, -1) < place]
     if found:
         n, k, other = r.choice(found)
         n.input[k] = other
@@ -195,25 +220,80 @@ def retyped(r: Random, m: ModelProto) -> bool:
 def training(r: Random, m: ModelProto) -> bool:
     """BatchNormalization that normalises with the batch's own statistics, or a Dropout that is on."""
     norms = [n for n in m.graph.node if n.op_type == "BatchNormalization"]
-    if norms:
+    if norms and r.random() < 0.6:
         n = r.choice(norms)
         n.attribute.append(helper.make_attribute("training_mode", 1))
-        n.output.extend([f"{n.output[0]}_mean", f"{n.output[0]}_var"])
-    return bool(norms)
+        if r.random() < 0.7:
+            n.output.extend([f"{n.output[0]}_mean", f"{n.output[0]}_var"])
+        return True
+    stored = {"ratio": np.array(0.5, np.float32), "on": np.array(True)}
+    return bool(_opset(m) >= 12 and _between(r, m, [node("Dropout", "FROM ratio on", "TO", seed=7)]) and _store(m, stored))
 
 
-def cast(r: Random, m: ModelProto) -> bool:
-    """A value is rounded to half precision and back in the middle of the chain."""
+def dropped(r: Random, m: ModelProto) -> bool:
+    """An optional last input is left out."""
+    most = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LayerNormalization": 2, "Attention": 3, "MultiHeadAttention": 3, "Clip": 2, "Slice": 3}
+    found = [n for n in m.graph.node if len(n.input) > most.get(n.op_type, 9)]
+    if found:
+        n = r.choice(found)
+        del n.input[-1]
+    return bool(found)
+
+
+def interposed(r: Random, m: ModelProto) -> bool:
+    """Something between two nodes of the chain: nothing, a sign, two axes swapped, a size-1 axis added in front."""
+    how = r.choice(("Identity", "Neg", "Abs", "Transpose", "Dropout", "Unsqueeze"))
+    if how == "Unsqueeze":
+        return _between(r, m, [node("Unsqueeze", "FROM front", "TO")]) and _store(m, {"front": np.array([0])})
+    return _between(r, m, [node(how, "FROM", "TO")])
+
+
+def broadcast(r: Random, m: ModelProto) -> bool:
+    """An input loses an axis, or its size there becomes 1: what is combined with it may be larger now."""
+    stored = {t.name for t in m.graph.initializer}
+    found = [i.type.tensor_type.shape for i in m.graph.input if i.name not in stored and i.type.tensor_type.shape.dim]
+    if found:
+        dims = list(r.choice(found).dim)
+        if r.random() < 0.3:
+            shape = next(s for s in found if list(s.dim) == dims)
+            del shape.dim[0]
+        else:
+            d = r.choice(dims)
+            d.Clear()
+            d.dim_value = 1
+    return bool(found)
+
+
+def _opset(m: ModelProto) -> int:
+    return next(int(o.version) for o in m.opset_import if o.domain in ("", "ai.onnx"))
+
+
+def _store(m: ModelProto, arrays: dict[str, Any]) -> bool:
+    m.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in arrays.items())
+    return True
+
+
+def _between(r: Random, m: ModelProto, nodes: list[NodeProto]) -> bool:
+    """`nodes` between a value and one or all of its readers; they are written from FROM to TO."""
     values = _inner(m)
     if not values:
         return False
     value = r.choice(values)
     place = next(k for k, n in enumerate(m.graph.node) if value in n.output)
-    casts = [node("Cast", value, "narrow", to=TensorProto.FLOAT16), node("Cast", "narrow", "wide", to=_FLOAT)]
-    for n in m.graph.node:
-        n.input[:] = ["wide" if i == value else i for i in n.input]
-    _insert(m, place + 1, casts)
+    readers = [(n, k) for n in m.graph.node for k, i in enumerate(n.input) if i == value]
+    for n, k in readers if r.random() < 0.5 else [r.choice(readers)]:
+        n.input[k] = "interposed"
+    for n in nodes:
+        n.name = f"n_{n.op_type}_between"
+        n.input[:] = [value if i == "FROM" else i for i in n.input]
+        n.output[:] = ["interposed" if o == "TO" else o for o in n.output]
+    _insert(m, place + 1, nodes)
     return True
+
+
+def cast(r: Random, m: ModelProto) -> bool:
+    """A value is rounded to half precision and back in the middle of the chain."""
+    return _between(r, m, [node("Cast", "FROM", "narrow", to=TensorProto.FLOAT16), node("Cast", "narrow", "TO", to=_FLOAT)])
 
 
 def _insert(m: ModelProto, place: int, nodes: list[NodeProto]) -> None:
@@ -223,22 +303,21 @@ def _insert(m: ModelProto, place: int, nodes: list[NodeProto]) -> None:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    exposed, second_reader, captured, overridable, computed, perturbed, widened, attribute, attribute, other_operator, swapped, bypassed, rewired, retyped,
-    training, cast,
+    exposed, second_reader, captured, overridable, computed, perturbed, widened, axis, epsilon, flag, other_operator, swapped, bypassed, rewired, retyped,
+    training, cast, dropped, interposed, broadcast,
 )  # fmt: skip
 
 
-def mutate(r: Random, m: ModelProto) -> ModelProto | None:
+def mutate(r: Random, m: ModelProto, mutation: Mutation) -> ModelProto | None:
     """A changed copy with fresh types; None when this mutation has nothing to change or makes no valid graph."""
     made = ModelProto()
     made.CopyFrom(m)
-    if not r.choice(MUTATIONS)(r, made):
+    if not mutation(r, made):
         return None
     del made.graph.value_info[:]
     for o in made.graph.output:
         o.type.tensor_type.ClearField("shape")
     try:
-        inferred = shape_inference.infer_shapes(made, strict_mode=True, data_prop=True)
-    except Exception:
+        return shape_inference.infer_shapes(made, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError:
         return None
-    return inferred
