@@ -188,7 +188,8 @@ class Graph:
         if shape is not None and any(d != 1 for d in shape):
             return None
         value = self.const(name)
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "fiub" else None
+        # "V": numpy's kind of bfloat16
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "fiubV" else None
 
     def ints(self, name: str) -> list[int] | None:
         """A constant integer vector or scalar as a list."""

@@ -154,10 +154,7 @@ def _axes(s: Shapes, node: Node, value: str, inner: Triangle | Ramp | None) -> T
 
 def _sliced(s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | None:
     shape = s.dims(node.input(0))
-    try:
-        ranges = slice_ranges(s, node)
-    except ValueError:
-        return None
+    ranges = slice_ranges(s, node)
     if not isinstance(inner, Triangle) or shape is None or ranges is None:
         return None
     offset = inner.offset
@@ -172,11 +169,12 @@ def _sliced(s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | 
 
 
 def _of_array(array: Any) -> Triangle | None:
-    if array.ndim < 2 or array.dtype.kind not in "fiub" or array.size == 0 or array.size > 1 << 24:
+    if array.ndim < 2 or array.dtype.kind not in "fiubV" or array.size == 0 or array.size > 1 << 24:
         return None
     first = array.reshape(-1, *array.shape[-2:])[0]
     if array.size != first.size and not bool((array == first).all()):
         return None
+    first = first.astype(np.float32) if first.dtype.kind == "V" else first  # bfloat16
     rows, columns = first.shape
     below, above = first[rows - 1, 0].item(), first[0, columns - 1].item()
     if below == above:
@@ -217,7 +215,7 @@ def simplified(g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(n
     A fill below `lowest`, the least number of the scores' type, is written as minus infinity.
     """
     mask = replace(mask, met=mask.value)
-    single = g.dtype(mask.value) == TensorProto.FLOAT
+    single = g.dtype(mask.value) in (TensorProto.FLOAT, TensorProto.BFLOAT16)
     p = g.producer(mask.value)
     if mask.kind == "add" and p is not None and p.op == "Where":
         keep, drop = s.scalar(p.input(1)), s.scalar(p.input(2))

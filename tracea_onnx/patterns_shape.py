@@ -79,6 +79,11 @@ class Shapes:
         v = c.reshape(-1)[0]
         return None if isinstance(v, Dim) else float(v)
 
+    def unknown(self, name: str, axis: int, rank: int) -> DimLike:
+        """A dim of a value that no rule derives: as declared, else a symbol of its own."""
+        declared = self._declared(name)
+        return declared[axis] if declared is not None and len(declared) == rank else dims.symbol(f"{name}:{axis}")
+
     def _declared(self, name: str) -> Dims | None:
         shape = self.graph.shape(name)
         if shape is None:
@@ -239,23 +244,28 @@ def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] 
             return size
         if isinstance(v, int) and v <= -(2**31) + 1:
             return 0
-        return dims.add(size, v) if isinstance(v, int) and v < 0 else v
+        if isinstance(v, int) and v < 0:
+            return dims.add(size, v)
+        back = v if isinstance(v, int) or is_natural(v) else dims.add(size, v)  # counted from the end by a size: only all of it is known
+        return 0 if isinstance(back, int) and back == 0 else v
 
     return [(a, place(b, d[a]), place(e, d[a]), t) for a, b, e, t in zip(axes, starts, ends, steps, strict=True)]
 
 
-def _slice(s: Shapes, n: Node, _: int) -> Dims | None:
+def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
     d, ranges = list(_need(s, n.input(0))), slice_ranges(s, n)
     if ranges is None:
         return None
     for axis, start, stop, step in ranges:
-        size = d[axis]
+        size, rest = d[axis], dims.sub(d[axis], start)
         if isinstance(start, int) and isinstance(stop, int) and isinstance(size, int) and step > 0:
             d[axis] = len(range(start, stop, step))
         elif step == 1 and start == 0 and is_natural(stop):
             d[axis] = size if same(stop, size) else dims.minimum(stop, size)
+        elif step == 1 and same(stop, size) and is_natural(start) and is_natural(rest):
+            d[axis] = rest
         else:
-            return None  # the declared shape stands
+            d[axis] = s.unknown(n.outputs[k], axis, len(d))
     return tuple(d)
 
 

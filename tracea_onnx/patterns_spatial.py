@@ -92,11 +92,14 @@ def _flatten(s: Shapes, n: Node, _: int) -> Dims | None:
 
 
 def _resize(s: Shapes, n: Node, _: int) -> Dims | None:
-    """Whole-number scales; other forms keep what inference declared."""
+    """Sizes that are known, or whole-number scales; other forms keep what inference declared."""
     x, axes = s.dims(n.input(0)), n.attr("axes")
-    if x is None or axes is not None or n.input(3):
+    if x is None or axes is not None:
         return None
     name = n.input(2) if n.op == "Resize" and s.graph.opset() >= 11 else n.input(1)
+    if n.input(3):
+        sizes = s.content(n.input(3)) if n.attr("keep_aspect_ratio_policy", "stretch") == "stretch" else None
+        return tuple(sizes) if sizes is not None and len(sizes) == len(x) and not any(isinstance(v, float) for v in sizes) else None
     scales = n.attr("scales") if n.attr("scales") else s.graph.const(name)
     if scales is None or len(scales) != len(x) or any(float(v) != int(v) for v in scales):
         return None

@@ -159,3 +159,31 @@ def test_wrong_transposes_are_described_truthfully_or_refused(perm_q: tuple[int,
     m = n.model(n.add("Reshape", n.add("Transpose", y, perm=[0, 2, 1, 3]), n.const(ints(4, 4, 16))))
     for match in find(m, "attention")[1]:
         check_spec(m, match)
+
+
+def test_values_in_another_type_than_the_queries_refuse() -> None:
+    """nn.MultiheadAttention in half precision with a float32 mask: from the mask on everything is float32."""
+    n = Net(**dict.fromkeys("qkv", (B, H, S, D)))
+    n.types |= dict.fromkeys("qkv", TensorProto.FLOAT16)
+    s = n.add("Cast", n.add("MatMul", "q", n.add("Transpose", "k", perm=[0, 1, 3, 2])), to=TensorProto.FLOAT)
+    y = n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), n.add("Cast", "v", to=TensorProto.FLOAT))
+    assert "not all of one element type" in reason(n.model(y), "attention", "n_p")
+
+
+@pytest.mark.parametrize("value", ["scale", "fill", "table"])
+def test_bfloat16_constants_are_read(value: str) -> None:
+    n = Net(q=(B, H, S, D), k=(B, H, D, S), v=(B, H, S, D))
+    n.types |= dict.fromkeys("qkv", TensorProto.BFLOAT16)
+    s = n.add("MatMul", "q", "k")
+    kind = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+    triangle = np.tri(S)
+    if value == "scale":
+        s = n.add("Mul", s, n.const(np.array(0.5, kind)))
+    elif value == "fill":
+        s = n.add("Where", n.const(triangle.astype(bool)), s, n.const(np.array(-3e38, kind)))
+    else:
+        s = n.add("Add", s, n.const(np.where(triangle, 0.0, -np.inf).astype(kind)))
+    n.types["y"] = TensorProto.BFLOAT16
+    m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v", name="y"))
+    a = find(m, "attention")[1][0].spec.attrs
+    assert (a["scale"], a["causal"], a["mask_kind"]) == (0.5 if value == "scale" else 1.0, value != "scale", "none")
