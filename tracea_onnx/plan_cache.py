@@ -66,8 +66,8 @@ def _size(t: TensorProto) -> int:
 
 def _hash(t: TensorProto) -> str:
     values = tensor_array(t, None)
-    data = values.tobytes() if values.dtype == object or not values.flags.c_contiguous else values.reshape(-1).view(np.uint8)
-    return hashlib.sha256(data).hexdigest()
+    in_place = values.dtype != object and values.flags.c_contiguous
+    return hashlib.sha256(values.reshape(-1).view(np.uint8).data if in_place else values.tobytes()).hexdigest()
 
 
 @cache
