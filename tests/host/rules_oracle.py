@@ -98,6 +98,15 @@ def feeds_of(m: ModelProto, rng: np.random.Generator, sizes: Mapping[str, int] |
     return out
 
 
+def plain_session(m: ModelProto) -> ort.InferenceSession:
+    """ONNX Runtime without optimisations, on the calling thread (starting others costs more than small graphs do)."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
 def run_all(m: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Every value of the model, from ONNX Runtime without optimisations."""
     opened = ModelProto()
@@ -105,10 +114,7 @@ def run_all(m: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     made = [o for n in m.graph.node for o in n.output if o]
     del opened.graph.output[:]
     opened.graph.output.extend(helper.make_empty_tensor_value_info(o) for o in made)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = ort.InferenceSession(opened.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = plain_session(opened)
     values = dict(zip(made, session.run(made, dict(feeds)), strict=True))
     return values | {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} | dict(feeds)  # a feed overrides the initializer of its name
 
