@@ -1,7 +1,8 @@
-"""Products with nothing to fuse as fused ops of one node: a body of its own lets a product compute in a type that plain ONNX Runtime lacks."""
+"""Products and norms with nothing to fuse as fused ops of one node: a body of its own lets one compute in a type that plain ONNX Runtime lacks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -12,27 +13,53 @@ from tracea_onnx.graph import Graph, Node
 from tracea_onnx.patterns import build_match
 from tracea_onnx.patterns_conv import CONVOLUTIONS, convolution
 from tracea_onnx.patterns_linear import linear
+from tracea_onnx.patterns_norm import operator
 
-#: Operators that become fused ops, and what those are called.
-_NAMES = {"Conv": "Conv", "ConvTranspose": "ConvTranspose", "MatMul": "Gemm", "Gemm": "Gemm"}
+Read = Callable[[Graph, Node], Match]
 
 
 def wrap(model: ModelProto, folder: Path | None) -> None:
-    """Every plain fp32 convolution and matrix product becomes a fused op, in place."""
+    """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in place."""
     for k in range(len(list(canonical.scopes(model.graph)))):
         proto, outer = list(canonical.scopes(model.graph))[k]
         graph = canonical.view(model, proto, outer, folder)
-        found = [(m, _NAMES[n.op]) for n in graph.nodes for m in _match(graph, n)]
-        rewrite.apply(model, graph, found)
+        rewrite.apply(model, graph, [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)])
 
 
 def _match(graph: Graph, node: Node) -> list[Match]:
-    if node.op not in _NAMES or graph.dtype(node.outputs[0]) != TensorProto.FLOAT:
+    if node.op not in _KINDS or graph.dtype(node.outputs[0]) != TensorProto.FLOAT:
         return []
-    rule = CONVOLUTIONS.get(node.op, "gemm")
     try:
-        found = convolution(graph, node) if node.op in CONVOLUTIONS else linear(graph, node)
-        roles = [("x", found.x), ("w", found.w), ("b", found.b)]
-        return [build_match(graph, rule=rule, anchor=node, nodes=[node], op=rule, roles=roles, attrs=found.attrs, outputs=[found.value])]
+        return [_KINDS[node.op][1](graph, node)]
     except Refuse:
         return []
+
+
+def _convolution(graph: Graph, node: Node) -> Match:
+    found, kind = convolution(graph, node), CONVOLUTIONS[node.op]
+    roles = [("x", found.x), ("w", found.w), ("b", found.b)]
+    return build_match(graph, rule=kind, anchor=node, nodes=[node], op=kind, roles=roles, attrs=found.attrs, outputs=[found.value])
+
+
+def _product(graph: Graph, node: Node) -> Match:
+    found = linear(graph, node)
+    roles = [("x", found.x), ("w", found.w), ("b", found.b)]
+    return build_match(graph, rule="gemm", anchor=node, nodes=[node], op="gemm", roles=roles, attrs=found.attrs, outputs=[found.value])
+
+
+def _norm(graph: Graph, node: Node) -> Match:
+    found = operator(graph, node, rms=node.op == "RMSNormalization")
+    roles = [("x", found.x), ("gamma", found.gamma), ("beta", found.beta)]
+    attrs = {"axis": -found.axes, "eps": found.eps, "rms": found.rms, "gamma_add": found.gamma_add}
+    return build_match(graph, rule="layernorm", anchor=node, nodes=[node], op="layernorm", roles=roles, attrs=attrs, outputs=[found.out])
+
+
+#: Operators that become fused ops: what those are called, and how they are read.
+_KINDS: dict[str, tuple[str, Read]] = {
+    "Conv": ("Conv", _convolution),
+    "ConvTranspose": ("ConvTranspose", _convolution),
+    "MatMul": ("Gemm", _product),
+    "Gemm": ("Gemm", _product),
+    "LayerNormalization": ("LayerNorm", _norm),
+    "RMSNormalization": ("RMSNorm", _norm),
+}

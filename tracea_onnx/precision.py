@@ -9,7 +9,7 @@ their definition, as fused ops because their bodies are fp32 between casts. (ONN
 weights outside the file, and lets go of values beyond the range.)
 
 ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too, every fused op is fp32 between casts inside its
-body, lone products become fused ops for that, and of plain operators only movement is bf16.
+body, lone products and norms become fused ops for that, and of plain operators only movement is bf16.
 """
 
 from __future__ import annotations

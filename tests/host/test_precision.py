@@ -107,6 +107,13 @@ def test_plain_onnx_runs_bf16_since_every_body_is_fp32_between_casts() -> None:
     assert bodies and all({"Cast"} <= {n.op_type for n in f.node} for f in bodies)
 
 
+def test_lone_norms_and_products_stay_in_bf16() -> None:
+    text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = LayerNormalization (a, s, z) c = Transpose (b) d = Transpose (c) y = MatMul (d, w) }"
+    result = narrowed(parse(text, w=normal(4, 4), s=normal(4, seed=1), z=normal(4, seed=2)), narrow_cast.BF16)
+    assert [n.op_type.split("_")[0] for n in result.model.graph.node] == ["Cast", "Gemm", "LayerNorm", "Transpose", "Transpose", "Gemm", "Cast"]
+    assert result.report.verify is not None and result.report.verify.ok
+
+
 def test_quantised_products_stay_as_they_are() -> None:
     text = """
     g (float[2,4] x) => (float[2,4] y) {
