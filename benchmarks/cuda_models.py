@@ -1,15 +1,20 @@
-"""Whole models on the CUDA backend: nodes it runs, difference from ONNX Runtime's CPU provider in fp32, milliseconds a run.
+"""Whole models on the CUDA backend: nodes it runs, difference from ONNX Runtime's CPU provider in fp32, milliseconds a run beside peers.
 
-    python benchmarks/cuda_models.py [--model resnet50 ...] [--batch 1 32] [--out FILE]
+    python -m benchmarks.cuda_models [resnet50 ...] [--batch 1 32] [--peers ort eager graph compile] [--json FILE]
 
-Inputs and outputs stay on the device (IOBinding); times are medians over repeated batches of runs, synchronised per batch.
+fp16, inputs and outputs on the device. ours, ort: a session with IOBinding, synchronised each run (ort: ONNX Runtime's CUDA provider, where
+that build of ONNX Runtime is installed). eager, graph, compile: PyTorch's own model of that name (torchvision, transformers) with random
+weights, its CUDA graph, and torch.compile(mode="max-autotune"). Runs of all are interleaved in rounds; medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,11 @@ import onnxruntime as ort
 
 from tracea_onnx import provider, registry
 
-ORT_GPU = ("gpu", 0, 0x10DE)
+Run = Callable[[], None]
+MODELS = ("resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2")
+#: Tokens of a prompt, where they are not --sequence.
+_SEQUENCE = {"gpt2": 512}
+_VISION = {"resnet50": "resnet50", "mobilenet_v3": "mobilenet_v3_large", "efficientnet_b0": "efficientnet_b0", "vit_b16": "vit_b_16"}
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -41,68 +50,154 @@ def feeds(session: ort.InferenceSession, batch: int, sequence: int, rng: np.rand
     return out
 
 
-def run(name: str, batch: int, sequence: int, graph: bool, write: Any) -> None:
-    rng = np.random.default_rng(0)
+class Bound:
+    """A session with its tensors on the device. vendor: of ONNX Runtime's memory for this provider (None: its own CUDA memory)."""
+
+    def __init__(self, session: ort.InferenceSession, x: Mapping[str, Any], shapes: list[tuple[int, ...]], vendor: int | None) -> None:
+        place: tuple[Any, ...] = ("cuda", 0) if vendor is None else ("gpu", 0, vendor)
+        self.session, self.binding = session, session.io_binding()
+        self.tensors = []
+        for i in session.get_inputs():
+            value = x[i.name].astype(np.float16) if "float16" in i.type else x[i.name]
+            self.tensors.append(ort.OrtValue.ortvalue_from_numpy(value, *place))
+            self.binding.bind_ortvalue_input(i.name, self.tensors[-1])
+        self.outputs = []
+        for o, shape in zip(session.get_outputs(), shapes, strict=True):
+            self.outputs.append(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), np.float16 if "float16" in o.type else np.float32, *place))
+            self.binding.bind_ortvalue_output(o.name, self.outputs[-1])
+
+    def __call__(self) -> None:
+        self.session.run_with_iobinding(self.binding)
+
+    def error(self, want: list[Any]) -> float:
+        """Largest difference relative to each output's largest value."""
+        got = [v.numpy().astype(np.float64) for v in self.outputs]
+        return max(float(np.abs(g - w).max() / (np.abs(w).max() + 1e-30)) for g, w in zip(got, want, strict=True))
+
+
+def torch_model(name: str, batch: int, sequence: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """PyTorch's model of that name in fp16 on the device, and its arguments."""
+    import torch
+
+    if name in _VISION:
+        model = getattr(importlib.import_module("torchvision.models"), _VISION[name])().cuda().half().eval()
+        image = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.float16)
+        if name != "vit_b16":
+            model, image = model.to(memory_format=torch.channels_last), image.contiguous(memory_format=torch.channels_last)
+        return model, (image,), {}
+    import transformers
+
+    ids = torch.randint(0, 1000, (batch, sequence), device="cuda")
+    if name == "bert_base":
+        model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=True)
+        return model.cuda().half().eval(), (ids,), {"attention_mask": torch.ones_like(ids)}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().half().eval(), (ids,), {"use_cache": False}
+
+
+def torch_run(kind: str, name: str, batch: int, sequence: int) -> Run:
+    import torch
+
+    model, args, kw = torch_model(name, batch, sequence)
+    if kind == "compile":
+        model = torch.compile(model, mode="max-autotune")
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def forward() -> None:
+        model(*args, **kw)
+
+    def synchronised() -> None:
+        forward()
+        torch.cuda.synchronize()
+
+    for _ in range(4):
+        synchronised()
+    if kind != "graph":
+        return synchronised
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
+def interleaved(runs: Mapping[str, Run], rounds: int = 9, seconds: float = 0.03) -> dict[str, float]:
+    """Median milliseconds of a run of each, in rounds over all of them."""
+    counts: dict[str, int] = {}
+    for name, run in runs.items():
+        for _ in range(3):
+            run()
+        began = time.perf_counter()
+        for _ in range(5):
+            run()
+        counts[name] = max(3, int(seconds / ((time.perf_counter() - began) / 5)))
+    times: dict[str, list[float]] = {n: [] for n in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            for _ in range(counts[name]):
+                run()
+            times[name].append((time.perf_counter() - began) / counts[name])
+    return {n: float(np.median(t)) * 1e3 for n, t in times.items()}
+
+
+def measure(name: str, batches: list[int], sequence: int, peers: list[str], write: Callable[[str, dict[str, Any]], None]) -> None:
     full = registry.module("models", name).build()
     plain = ort.InferenceSession(full.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = feeds(plain, batch, sequence, rng)
-    want = plain.run(None, x)
+    converted = half(full).SerializeToString()
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    settings = {"backend": "cuda", "enable_cuda_graph": "1" if graph else "0"}
     began = time.perf_counter()
-    session = provider.create_session(half(full).SerializeToString(), settings, options)
+    session = provider.create_session(converted, {"backend": "cuda"}, options)
     load = time.perf_counter() - began
-    left = [n.op_type for p in session.get_provider_graph_assignment_info() if p.ep_name != "TraceaExecutionProvider" for n in p.get_nodes()]
-    binding = session.io_binding()
-    keep = []
-    for i in session.get_inputs():
-        value = x[i.name].astype(np.float16) if "float16" in i.type else x[i.name]
-        keep.append(ort.OrtValue.ortvalue_from_numpy(value, *ORT_GPU))
-        binding.bind_ortvalue_input(i.name, keep[-1])
-    for o, w in zip(session.get_outputs(), want, strict=True):
-        dtype = np.float16 if "float16" in o.type else w.dtype
-        keep.append(ort.OrtValue.ortvalue_from_shape_and_type(list(w.shape), dtype, *ORT_GPU))
-        binding.bind_ortvalue_output(o.name, keep[-1])
-    for _ in range(3):
-        session.run_with_iobinding(binding)
-    got = [v.numpy() for v in keep[len(session.get_inputs()) :]]
-    error = max(float(np.abs(g.astype(np.float64) - w).max() / (np.abs(w).max() + 1e-30)) for g, w in zip(got, want, strict=True))
-    times = []
-    for _ in range(7):
-        t = time.perf_counter()
-        for _ in range(20):
-            session.run_with_iobinding(binding)
-        times.append((time.perf_counter() - t) / 20)
-    which = f"{name:16s} b{batch:<3d} {'graph' if graph else 'plain'}"
-    kept = f"left to ORT {len(left):3d} {sorted(set(left))[:4]}"
-    write(f"{which} load {load:6.1f} s  {kept}  error {error:.1e}  {np.median(times) * 1e3:.3f} ms")
+    left = [n.op_type for p in session.get_provider_graph_assignment_info() if p.ep_name != provider.PROVIDER_NAME for n in p.get_nodes()]
+    others = {"ort": ort.InferenceSession(converted, providers=["CUDAExecutionProvider"])} if "ort" in peers else {}
+    for batch in batches:
+        x = feeds(plain, batch, sequence, np.random.default_rng(0))
+        want = plain.run(None, x)
+        shapes = [w.shape for w in want]
+        ours = Bound(session, x, shapes, 0x10DE)
+        runs: dict[str, Run] = {"ours": ours, **{k: Bound(s, x, shapes, None) for k, s in others.items()}}
+        failed = {}
+        for kind in peers:
+            try:
+                if kind != "ort":
+                    runs[kind] = torch_run(kind, name, batch, sequence)
+            except Exception as e:
+                failed[kind] = f"{type(e).__name__}: {str(e)[:80]}"
+        times = interleaved(runs)
+        row = {"load": load, "left": sorted(set(left)), "error": ours.error(want), "ms": times, "failed": failed}
+        text = ", ".join(f"{k} {v:.3f}" for k, v in times.items())
+        write(f"{name:16s} b{batch:<3d} load {load:5.1f} s  left to ORT {len(left)}  error {row['error']:.1e}  ms: {text} {failed or ''}", row)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", nargs="*", default=["resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2", "unet"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="*", default=list(MODELS))
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 32])
     parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--peers", nargs="*", default=[], choices=("ort", "eager", "graph", "compile"))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    lines: list[str] = []
+    rows: dict[str, Any] = {}
 
-    def write(line: str) -> None:
+    def write(line: str, row: dict[str, Any]) -> None:
         print(line, flush=True)
-        lines.append(line)
-        if args.out is not None:
-            args.out.write_text("\n".join(lines) + "\n")
+        rows[" ".join(line.split()[:2])] = row
+        if args.json is not None:
+            args.json.write_text(json.dumps(rows, indent=1))
 
     for name in args.model:
-        for batch in args.batch:
-            for graph in (False, True):
-                try:
-                    run(name, batch, args.sequence, graph, write)
-                except Exception as e:
-                    write(f"{name:16s} b{batch:<3d} FAIL {type(e).__name__}: {str(e)[:300]}")
-                    traceback.print_exc(limit=3)
+        batches = [b for b in args.batch if b == 1 or name not in _SEQUENCE]
+        try:
+            measure(name, batches, _SEQUENCE.get(name, args.sequence), args.peers, write)
+        except Exception as e:
+            print(f"{name:16s} FAIL {type(e).__name__}: {str(e)[:300]}", flush=True)
+            traceback.print_exc(limit=3)
 
 
 if __name__ == "__main__":

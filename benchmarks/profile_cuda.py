@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def capture(model: onnx.ModelProto, arch: int, sms: int) -> list[Captured]:
     try:
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        provider.create_session(model.SerializeToString(), {"backend": "cuda"}, options)
+        with tempfile.TemporaryDirectory() as fresh:  # a Plan from the cache is not compiled
+            provider.create_session(model.SerializeToString(), {"backend": "cuda", "cache_dir": fresh}, options)
     finally:
         compiler.compile_graph = real
     return found

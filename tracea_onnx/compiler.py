@@ -299,7 +299,7 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     for op in ops:
         if op.kind == "Concat" and op.outputs[0] not in outputs:
             _place_concat(ctx, op, ops, known)
-    if ctx.target.merges:
+    if ctx.target.few_launches:
         ctx.merges = merge.find(ctx, graph, ops, outputs)
 
 

@@ -35,7 +35,8 @@ class Request:
     are present. program: a pointwise/epilogue program in the Plan's form. Integer parameters may be symbolic; those that a kernel must
     know at compile time (channels, head size) are plain ints in practice: raise `Unfit` when they are not.
     arch: compute capability x 10 (80, 89, 90). sms: multiprocessors. unaligned: operands whose address is not known to be a multiple of
-    16 bytes (a channel slice of a concatenation, say); every other operand starts at one.
+    16 bytes (a channel slice of a concatenation, say); every other operand starts at one. constant: operands that no launch of a run writes,
+    so that a kernel may read them before it waits for the one before it.
     """
 
     family: str
@@ -47,6 +48,7 @@ class Request:
     arch: int
     sms: int
     unaligned: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()
 
 
 class Unfit(Exception):

@@ -52,7 +52,8 @@ class CudaPlanBuilder(PlanBuilder):
     ) -> None:
         present = frozenset(n for n, r in refs.items() if r is not None)
         unaligned = frozenset(n for n, r in refs.items() if r is not None and multiple_of(r.offset) % 16)
-        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned)
+        constant = frozenset(n for n, r in refs.items() if r is not None and self.is_constant(r) and to is self._run)
+        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant)
         try:
             kernels = registry.module("kernels", "cuda").emit(request)
         except Unfit as e:

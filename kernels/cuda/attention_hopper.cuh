@@ -29,14 +29,19 @@ DEV int key_tiles(const Attention& g, int m0) { return (visible_keys(g, min(m0 +
 
 // The mask of two neighbouring keys.
 struct alignas(2 * sizeof(MaskElement)) MaskPair { MaskElement v[2]; };
-// `left`: keys from the first of the two on. pairs: neighbours lie next to each other, the first at an even element of an aligned mask.
-DEV MaskPair mask_pair(const Attention& g, i64 at, int left, bool pairs) {
-  MaskPair m{};
+// The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first` is the thread's first key. pairs: keys are even
+// in number, neighbours lie next to each other, the first of two at an even element of an aligned mask.
+DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, MaskPair (&m)[BN / 8]) {
   const MaskElement* p = (const MaskElement*)g.mask + at;
-  if (pairs && left > 1) return *(const MaskPair*)p;
-  if (left > 0) m.v[0] = *p;
-  if (left > 1) m.v[1] = p[g.m_k];
-  return m;
+  if (pairs) {
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) m[j] = first + 8 * j < g.Tk ? *(const MaskPair*)(p + first + 8 * j) : MaskPair{};
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+    for (int f = 0; f < 2; f++) m[j].v[f] = first + 8 * j + f < g.Tk ? p[(first + 8 * j + f) * g.m_k] : MaskElement{};
 }
 
 struct Ring {
@@ -98,7 +103,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const bool leader = threadIdx.x % 128 == 0;
   const u64 query = descriptor(queries + w * 64 * 128, 16), key = descriptor(keys, 16), value = descriptor(values, BN * 128);
   const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill), c = PRESCALED ? 1.f : log_scale;
-  const bool mask_pairs = MASK && g.m_k == 1 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
+  const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
   Ring k, v;
   u32 q_phase = 0;
   if (GROUPS > 1 && w == GROUPS - 1) group_arrive(1, 256);  // the first warpgroup goes first
@@ -113,6 +118,10 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
     float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
+    MaskPair mask[BN / 8];
+    auto fetch_mask = [&](int step) {  // early, where all rows have the same
+      if (MASK && !MASK_ROWS) mask_row(g, mask_at[0], step * BN + column, mask_pairs, mask);
+    };
 #pragma unroll
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
 
@@ -133,17 +142,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     auto softmax = [&](int step) {  // s becomes weights; shrink is what earlier sums and outputs must be multiplied by
       if (PRESCALED)
 #pragma unroll
-        for (int j = 0; j < BN / 8; j++) {
-          const int t = step * BN + j * 8 + column;
-          MaskPair m;
+        for (int e = 0; e < 2; e++) {
+          if (MASK && MASK_ROWS) mask_row(g, mask_at[e], step * BN + column, mask_pairs, mask);
 #pragma unroll
-          for (int e = 0; e < 2; e++) {
-            float &a = s[4 * j + 2 * e], &b = s[4 * j + 2 * e + 1];
-            a *= log_scale, b *= log_scale;
-            if (!MASK) continue;
-            if (MASK_ROWS || e == 0) m = mask_pair(g, mask_at[e] + t * g.m_k, g.Tk - t, mask_pairs);
-            a = masked(a, m.v[0], log_fill), b = masked(b, m.v[1], log_fill);
-          }
+          for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int f = 0; f < 2; f++) {
+              float& a = s[4 * j + 2 * e + f];
+              a *= log_scale;
+              if (MASK) a = masked(a, mask[j].v[f], log_fill);
+            }
         }
       if ((step + 1) * BN > least)
 #pragma unroll
@@ -184,6 +192,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     };
 
     if (steps > 0) {
+      fetch_mask(steps - 1);
       wait(q_full, q_phase);
       q_phase ^= 1;
       wait(k_full + 8 * k.slot, k.phase);
@@ -198,6 +207,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       pack();
       if (steps > 1) wait(k_full + 8 * k.slot, k.phase);
       for (int step = steps - 2; step >= 0; step--) {
+        fetch_mask(step);
         my_turn();
         scores();
         wait(v_full + 8 * v.slot, v.phase);

@@ -1,9 +1,41 @@
 // Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of one row for 8 channels, so that it reads every
-// input of the row once per kernel row. Neighbouring threads take neighbouring channels.
+// input of the row once per kernel row. Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies outside
+// the image reads as zero, and all of a thread's loads are in flight together.
 //
-// The generator defines: T, KH, KW, SH, SW, DH, DW, COLUMNS, X_VECTOR, Y_VECTOR and the epilogue (struct Epilogue, finish).
+// The generator defines: T, KH, KW, SH, SW, DH, DW, COLUMNS, THREADS, EARLY, X_VECTOR, Y_VECTOR and the epilogue (struct Epilogue, finish).
+// EARLY: all weights are read, into registers, while the kernel before this one still runs.
 
 constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1;  // input columns that the outputs of one thread read
+
+// 8 channels as they lie in memory.
+#if IS_F32
+struct Raw { float v[8]; };
+template <bool VECTOR> DEV Raw fetch(const T* p, int count) {
+  Raw r = {};
+  load_columns<VECTOR>(p, count, r.v);
+  return r;
+}
+DEV void widen(const Raw& r, float (&v)[8]) {
+#pragma unroll
+  for (int k = 0; k < 8; k++) v[k] = r.v[k];
+}
+#else
+struct Raw { uint4 v; };
+template <bool VECTOR> DEV Raw fetch(const T* p, int count) {
+  Raw r = {};
+  if (VECTOR) {
+    r.v = *(const uint4*)p;
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (k < count) ((T*)&r)[k] = p[k];
+  }
+  return r;
+}
+DEV void widen(const Raw& r, float (&v)[8]) {
+  unpack2((T*)0, r.v.x, v[0], v[1]), unpack2((T*)0, r.v.y, v[2], v[3]), unpack2((T*)0, r.v.z, v[4], v[5]), unpack2((T*)0, r.v.w, v[6], v[7]);
+}
+#endif
 
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (Y_VECTOR && count >= 8) {
@@ -20,11 +52,8 @@ DEV void store8(T* y, const float (&v)[8], int count) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128) depthwise(PARAMETERS) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
-#endif
-  const i64 t = (i64)blockIdx.x * 128 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
+  const i64 t = (i64)blockIdx.x * THREADS + threadIdx.x;
   const int chunks = (C + 7) / 8, strips = (OW + COLUMNS - 1) / COLUMNS;
   i64 rest = t / chunks;
   const int c = (int)(t % chunks) * 8, count = C - c;
@@ -32,17 +61,30 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(PARAMETERS) {
   rest /= strips;
   const int oh = (int)(rest % OH);
   const i64 n = rest / OH;
+  Raw early[EARLY ? KH * KW : 1];
+  if (EARLY)
+#pragma unroll
+    for (int k = 0; k < KH * KW; k++) early[k] = fetch<true>(w + (i64)k * weight_pitch + c, 8);
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
   if (n >= N) return;
   float sum[COLUMNS][8] = {};
   const int iw0 = ow0 * SW - PL;
 #pragma unroll
   for (int kh = 0; kh < KH; kh++) {
     const int ih = oh * SH - PT + kh * DH;
-    if ((u32)ih >= (u32)IH) continue;
+    const bool inside = (u32)ih < (u32)IH;
     const T* row = x + n * x_ns + ih * x_rs + c;
+    Raw in[SPAN];
+#pragma unroll
+    for (int s = 0; s < SPAN; s++) {
+      in[s] = Raw{};
+      if (inside && (u32)(iw0 + s) < (u32)IW) in[s] = fetch<X_VECTOR>(row + (iw0 + s) * x_cs, count);  // pad channels of x are readable, and feed only themselves
+    }
     float weight[KW][8];
 #pragma unroll
-    for (int kw = 0; kw < KW; kw++) load_columns<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, 8, weight[kw]);
+    for (int kw = 0; kw < KW; kw++) widen(EARLY ? early[EARLY ? kh * KW + kw : 0] : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, 8), weight[kw]);
 #pragma unroll
     for (int s = 0; s < SPAN; s++) {
       bool used = false;
@@ -51,8 +93,8 @@ extern "C" __global__ void __launch_bounds__(128) depthwise(PARAMETERS) {
 #pragma unroll
         for (int kw = 0; kw < KW; kw++) used |= j * SW + kw * DW == s;
       if (!used) continue;
-      float v[8] = {};
-      if ((u32)(iw0 + s) < (u32)IW) load_columns<X_VECTOR>(row + (iw0 + s) * x_cs, X_VECTOR ? 8 : count, v);  // pad channels of x are readable, and feed only themselves
+      float v[8];
+      widen(in[s], v);
 #pragma unroll
       for (int j = 0; j < COLUMNS; j++)
 #pragma unroll

@@ -145,7 +145,8 @@ def tiles(request: Request, p: Problem) -> list[tuple[HopperTile, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run (at most one is): the fewest rounds over the device."""
     i = parameters(request)
     t = known(i["T"])
-    most, widest = (3, 128) if max(p.head, p.head_v) <= 64 else (2, 128 if p.causal else 176)
+    # a mask needs registers that three warpgroups do not have
+    most, widest = (2 if p.mask else 3, 128) if max(p.head, p.head_v) <= 64 else (2, 128 if p.causal or p.mask else 176)
     widths = sorted(range(64, widest + 1, 16), key=lambda n: (round(_waste(t or 0, n), 2) if t is not None else n != 128, -n))
     groups = range(1, most + 1)
     cost = {g: D.mul(D.ceildiv(_blocks(request, g), request.sms), _COST[g]) for g in groups}

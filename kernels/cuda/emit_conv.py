@@ -110,11 +110,32 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     return list(_product.shared_scratch(kernels))
 
 
+#: Threads of a depthwise kernel that fill a multiprocessor.
+_FILL = 512
+
+
 def conv2d_dw(r: Request) -> list[Kernel]:
+    """Outputs of a thread along a row share their inputs, so a thread computes as many as leave the device enough threads."""
+    i = r.ints
+    c, sw, dw = (_product.static(r, n) for n in ("OC", "SW", "DW"))
+    kernels: list[Kernel] = []
+    wider: DimLike = 0  # whether a kernel with more columns runs
+    for columns in (4, 2, 1) if sw * dw <= 2 else (2, 1):
+        threads = D.product([i["N"], i["OH"], D.ceildiv(i["OW"], columns), -(-c // 8)])
+        fills = 1 if columns == 1 else D.sub(1, D.less(threads, r.sms * _FILL))
+        block = 128 if columns > 1 else 64
+        grid = D.mul(D.ceildiv(threads, block), D.mul(fills, D.sub(1, wider)))
+        wider = D.maximum(wider, fills)
+        if grid != 0:
+            kernels.append(_depthwise(r, columns, block, grid))
+    return kernels
+
+
+def _depthwise(r: Request, columns: int, block: int, grid: DimLike) -> Kernel:
     i = r.ints
     c, kh, kw, sh, sw, dh, dw = (_product.static(r, n) for n in ("OC", "KH", "KW", "SH", "SW", "DH", "DW"))
     vector = _epilogue.vector(r, "x", (i["x_cs"], i["x_rs"], i["x_ns"]))
-    columns = 4 if sw * dw <= 2 else 2  # outputs of one thread along a row share their inputs
+    early = columns == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
     full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
     epi = _epilogue.epilogue(r, full)
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
@@ -124,13 +145,12 @@ def conv2d_dw(r: Request) -> list[Kernel]:
     y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]))
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns};",
-        f"constexpr bool X_VECTOR = {int(vector)}, Y_VECTOR = {int(y_vector)};",
+        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns}, THREADS = {block};",
+        f"constexpr bool X_VECTOR = {int(vector)}, Y_VECTOR = {int(y_vector)}, EARLY = {int(early)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise"),
     ])  # fmt: skip
-    threads = D.product([i["N"], i["OH"], D.ceildiv(i["OW"], columns), -(-c // 8)])
-    return [Kernel(text, "depthwise", (D.ceildiv(threads, 128), 1, 1), 128, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
+    return Kernel(text, "depthwise", (grid, 1, 1), block, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)
 
 
 FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": conv2d_dw}

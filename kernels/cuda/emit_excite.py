@@ -25,6 +25,7 @@ def squeeze_excite(request: Request) -> list[Kernel]:
         raise Unfit("squeeze-excite that one launch cannot compute")
     pixels = known(D.mul(i["H"], i["W"]))
     kept = min(_KEPT, -(-pixels // down) * piece * 16) if pixels is not None else 0
+    floats_kept = 4 * (_THREADS // piece * piece * wide + 2 * piece * wide + 2 * r)
     sizes = {"C": c, "R": r, "ACROSS": across, "DOWN": down, "SLICE": piece, "KEPT": kept}
     acts = (static(i[k], "activation") for k in ("act1", "act2"))
     present = [o for o in ("x", "w1", "b1", "w2", "b2", "y") if o in request.operands]
@@ -43,7 +44,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS}) squeeze_excite({", ".jo
     args: tuple[Argument, ...] = (*(Pointer(o) for o in present), Int32(i["H"]), Int32(i["W"]), *side[0], *side[1], *floats)
     empty = D.equal(D.mul(i["H"], i["W"]), 0)
     grid = (D.select(empty, 0, D.mul(i["N"], across * down)), 1, 1)
-    return [Kernel(source, "squeeze_excite", grid, _THREADS, args, smem=kept, cluster=across * down, pdl=overlapped(request))]
+    return [Kernel(source, "squeeze_excite", grid, _THREADS, args, smem=kept + floats_kept, cluster=across * down, pdl=overlapped(request))]
 
 
 FAMILIES = {"squeeze_excite": squeeze_excite}

@@ -37,7 +37,7 @@ DEV void join_rows(const float (&mine)[V], bool active, int row, int column, flo
 
 DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];
-  __shared__ float scratch[ROWS * WIDTH], sums[WIDTH], pooled[WIDTH], part[R], hidden[R];
+  float *const scratch = (float*)(kept + KEPT / 16), *const sums = scratch + ROWS * WIDTH, *const pooled = sums + WIDTH, *const part = pooled + WIDTH, *const hidden = part + R;
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS, image = blockIdx.x / BLOCKS, first = across * WIDTH;
   const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W, channel = first + column * V;
   const int begin = int(i64(pixels) * down / DOWN), end = int(i64(pixels) * (down + 1) / DOWN), mine = end - begin;

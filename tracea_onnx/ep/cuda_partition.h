@@ -17,7 +17,7 @@ struct Tensor { void* data; bool host; };
 class Partition {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
-  // constants and runs the init launches. `graphs`: replay recorded graphs from the third run with the same shapes and addresses on.
+  // constants and runs the init launches. `graphs`: replay recorded graphs from the second run with the same shapes and addresses on.
   // Throws Failure.
   Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer, bool graphs);
   ~Partition();
@@ -39,6 +39,7 @@ class Partition {
     LaunchList launches;
     std::vector<Recorded> recorded;  // oldest first
     long generation = -1;            // of the lane's arena when `recorded` began
+    long made = 0, replayed = 0;     // graphs
   };
   struct LaneState { const Lane* lane; std::vector<std::unique_ptr<Prepared>> prepared; };  // most recent first
 
@@ -48,6 +49,7 @@ class Partition {
   void enqueue(Lane& lane, Prepared& p, const Addresses& addresses);
 
   static constexpr size_t kPrepared = 16, kGraphs = 8;
+  static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and replays that make one worth its cost
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Lanes> lanes_;
   Device& device_;

@@ -16,7 +16,7 @@ enum class LogLevel { kVerbose, kInfo, kWarning, kError, kOff };  // the first f
 struct Options {
   std::string backend;              // cpu, cuda; empty = that of the device the session was given
   int device_id = -1;               // CUDA device; -1 = not given
-  GraphMode cuda_graph = GraphMode::kOff;
+  GraphMode cuda_graph = GraphMode::kPartition;
   std::string kernel_pack;          // path of a pack file
   std::string cache_dir;            // for the compiler
   std::string precision = "keep";   // keep, bf16, fp16: for the compiler

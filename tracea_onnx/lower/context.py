@@ -178,6 +178,12 @@ class Lowering:
             raise AssertionError(f"value {v.name} lies nowhere")
         return self.strided(v, exact)
 
+    def as_view(self, v: Value) -> View:
+        """`v` as a strided view for a reader to whom the order of its axes in memory does not matter."""
+        if v.view is None and v.nhwc is not None and v.rank == 4 and self.target.few_launches:
+            return View(v.nhwc.ref, (v.nhwc.ns, 1, v.nhwc.rs, v.nhwc.cs))
+        return self.strided(v)
+
     def fresh(self, v: Value) -> View:
         self.new_plain(v)
         assert v.view is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tracea_onnx import dims as D
@@ -13,7 +14,7 @@ from tracea_onnx.lower.context import Border, Lowering
 from tracea_onnx.lower.epilogue import expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
-from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value
+from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
@@ -126,7 +127,11 @@ def conv(ctx: Lowering, op: Op) -> None:
     depthwise = g == ic == oc and g > 1
     wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
     border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
-    src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
+    if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
+        src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
+        ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
+    else:
+        src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     scale, shift = _batch_norm(ctx, roles, op, oc)
     if depthwise:
         family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
@@ -141,6 +146,24 @@ def conv(ctx: Lowering, op: Op) -> None:
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
     }  # fmt: skip
     _launch(ctx, op, x.dtype, family, src, packed, _bias(ctx, roles, scale, shift, oc), ints, out_shape)
+
+
+def _patches(x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Border, groups: int) -> bool:
+    """Whether the windows of a convolution tile the image, and rows of them are whole vectors."""
+    whole = isinstance(x.shape[1], int) and x.shape[1] * math.prod(kernel) % 8 == 0
+    return x.rank == 4 and list(kernel) == list(strides) and math.prod(kernel) > 1 and set(dilations) == {1} and not any(pads) and groups == 1 and whole
+
+
+def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int) -> Nhwc:
+    """The windows of size kh x kw of an image as pixels of c * kh * kw channels, in the order of a convolution's weights."""
+    n, c, _, _ = x.image()
+    view = ctx.strided(x)
+    s_n, s_c, s_h, s_w = view.strides
+    width = D.product([c, kh, kw])
+    ref = ctx.plan.arena(D.mul(D.product([n, oh, ow, width]), x.dtype.size))
+    shape: Dims = (n, oh, ow, c, kh, kw)
+    ctx.copy(View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w)), View(ref, contiguous(shape)), shape, x.dtype)
+    return Nhwc(ref, width, D.mul(ow, width), D.product([oh, ow, width]), (0, 0, 0, 0))
 
 
 def conv_transpose(ctx: Lowering, op: Op) -> None:

@@ -141,7 +141,7 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
     biases = [ctx.optional(op.role(f"b{k}")) for k in (1, 2)]
     c = x.shape[1] if x.rank == 4 else None
     constant = all(v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None)
-    if not ctx.target.excites or x.nhwc is None or x.view is not None or not isinstance(c, int) or not constant:
+    if not ctx.target.few_launches or x.nhwc is None or x.view is not None or not isinstance(c, int) or not constant:
         return False
     try:
         act1, act2 = (activation_only(expression(op.attr(f"expr{k}")), x.dtype) for k in (1, 2))

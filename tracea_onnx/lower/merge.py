@@ -48,7 +48,7 @@ def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
         row = p.b is None or (p.b.is_constant and p.b.elements == p.width == p.b.shape[-1] and p.b.dtype == x.dtype)
         if not constant or not row or p.width % _ALIGNED or x.shape[-1] != p.depth:
             return False
-    return ctx.target.merges and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
+    return ctx.target.few_launches and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
 
 
 def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:

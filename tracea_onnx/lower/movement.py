@@ -66,7 +66,7 @@ def _relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         if x.data is not None:
             out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
         return
-    view = ctx.strided(x) if x.view is not None else None
+    view = ctx.as_view(x) if x.view is not None or (x.nhwc is not None and ctx.target.few_launches) else None
     out.view = _reshape_view(view, x.shape, new) if view is not None else None
     if out.view is None:
         out.view = View(ctx.plain(x), contiguous(new))
@@ -168,7 +168,7 @@ def transpose(ctx: Lowering, op: Op) -> None:
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the copy kernel does not move")
-    view = ctx.strided(x)
+    view = ctx.as_view(x)
     _with_view(ctx, op, x, tuple(x.shape[p] for p in perm), View(view.ref, tuple(view.strides[p] for p in perm)))
 
 

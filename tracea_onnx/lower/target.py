@@ -12,16 +12,15 @@ from tracea_onnx.ops import DType
 class Target:
     """types: float types the compute kernels take. border: whether a convolution reads its padding from a zero border around the
     image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
-    pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). merges: whether products of one input become one product. excites: whether
-    squeeze-excite has a kernel of its own."""
+    pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
+    a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes."""
 
     name: str
     types: frozenset[DType]
     border: bool
     winograd: bool
     pitch_multiple: int
-    merges: bool
-    excites: bool
+    few_launches: bool
 
     def channel_pitch(self, channels: int) -> int:
         """Elements from one pixel to the next."""
@@ -30,5 +29,5 @@ class Target:
         return channel_pitch(channels)
 
 
-CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, merges=False, excites=False)
-CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, merges=True, excites=True)
+CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
+CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True)
