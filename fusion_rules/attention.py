@@ -62,6 +62,7 @@ def match(g: Graph, softmax: Node) -> Match:
         raise Refuse(f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known", scores.product)
     if len(s.dims(product.outputs[0]) or ()) != rank:
         raise Refuse("the product with the values has another rank than the scores", product)
+    _same_rows(s, scores, after, transposed)
     lead = ("b", "h") if rank == 4 else ("bh",)
     qk, v = query_key(scores.product, lead), with_values(product, after[-1].outputs[0] if after else softmax.outputs[0], lead, transposed)
     if qk is None or v is None:
@@ -112,8 +113,8 @@ def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
             value = node.input(0)
         elif node.op in ("Identity", "Reshape", "Unsqueeze", "Squeeze"):
             a, b = s.dims(node.input(0)), s.dims(node.outputs[0])
-            if a is None or b is None or len(a) < 2 or len(b) < 2 or not all(same(x, y) for x, y in zip(a[-2:], b[-2:], strict=True)):
-                raise Refuse(f"{node.op} regroups the scores' rows or columns", node)
+            if not a or not b or not same(a[-1], b[-1]):
+                raise Refuse(f"{node.op} regroups the scores' columns", node)
             value = node.input(0)
         elif node.op in ("Mul", "Div"):
             value = _scaled(g, s, node, out)
@@ -129,6 +130,21 @@ def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
             value = _added(g, s, node, node.input(0), out, node.input(1), -1.0)
         else:
             raise Refuse(f"{node.op} stands between the scores and Softmax", node)
+
+
+def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bool) -> None:
+    """Reshapes between the two products may merge rows with leading axes for Softmax; in the end rows are rows again."""
+    moved = [n for n in (*scores.nodes, *after) if n.op in _REGROUPS and not _keeps_rows(s, n)]
+    if not moved:
+        return
+    a, b = s.dims(scores.product.outputs[0]), s.dims(after[-1].outputs[0] if after else moved[0].outputs[0])
+    if a is None or b is None or len(b) < 2 or not same(a[-2], b[-1 if transposed else -2]):
+        raise Refuse(f"{moved[-1].op} regroups the rows between the scores and the product with the values", moved[-1])
+
+
+def _keeps_rows(s: Shapes, node: Node) -> bool:
+    a, b = s.dims(node.input(0)), s.dims(node.outputs[0])
+    return a is not None and b is not None and len(a) > 1 and len(b) > 1 and same(a[-2], b[-2])
 
 
 def _keep_precision(g: Graph, cast: Node) -> None:
@@ -291,8 +307,8 @@ def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, boo
             raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
         elif node.op == "Reshape":
             a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
-            if a is None or b is None or not all(same(x, y) for x, y in zip(a[-2:], b[-2:], strict=True)):
-                raise Refuse("Reshape regroups the probabilities' rows or columns", node)
+            if not a or not b or not same(a[-1], b[-1]):
+                raise Refuse("Reshape regroups the probabilities' columns", node)
         nodes.append(node)
         value = node.outputs[0]
 
@@ -340,6 +356,8 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
         if not same(extent[0], dims.mul(q.view.sizes["b"], q.view.sizes["h"])):
             return False
         mask.merged, extent = True, extent[1:]
+    if len(scores) < 2 or not same(scores[-2], q.view.sizes["s"]):
+        return False
     if len(scores) == 4 and not (same(scores[0], q.view.sizes["b"]) and same(scores[1], q.view.sizes["h"])):
         return False
     want: list[DimLike] = [q.view.sizes["b"], q.view.sizes["h"], q.view.sizes["s"], k.view.sizes["s"]]

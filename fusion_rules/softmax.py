@@ -1,6 +1,6 @@
 """Softmax and its logarithm along one axis.
 
-before  Softmax, LogSoftmax, Log(Softmax(x)), or exp(x - max(x)) / sum(exp(x - max(x)))
+before  Softmax, LogSoftmax, Log(Softmax(x)), exp(x - max(x)) / sum(exp(x - max(x))), or x - max(x) - log(sum(exp(x - max(x))))
 after   softmax(x) with axis and log
 """
 
@@ -38,9 +38,7 @@ def _decomposed(g: Graph, total: Node) -> Match:
     top = g.producer(sub.input(1)) if sub is not None and sub.op == "Sub" else None
     if exp is None or sub is None or top is None or top.op != "ReduceMax" or top.input(0) != sub.input(0):
         raise Refuse(f"{label(total)} does not sum exp(x - max(x))", total, near=False)
-    div = g.sole_consumer(total.outputs[0])
-    if div is None or div.op != "Div" or div.inputs != (exp.outputs[0], total.outputs[0]):
-        raise Refuse(f"the sum of {label(total)} does not divide the exponentials it adds", total)
+    tail, log = _normalised(g, total, exp, sub)
     shape = shapes(g).dims(sub.input(0))
     if shape is None:
         raise Refuse(f"the rank of '{sub.input(0)}' is not known", total)
@@ -51,9 +49,23 @@ def _decomposed(g: Graph, total: Node) -> Match:
         raise Refuse(f"{label(total)} drops the reduced axis (keepdims = 0)", total)
     float_type(g, sub.input(0), total)
     return build_match(
-        g, rule="softmax", anchor=total, nodes=[top, sub, exp, total, div], op="softmax", roles=[("x", sub.input(0))],
-        attrs={"axis": axes[0][0] - len(shape), "log": False}, outputs=[div.outputs[0]],
+        g, rule="softmax", anchor=total, nodes=[top, sub, exp, total, *tail], op="softmax", roles=[("x", sub.input(0))],
+        attrs={"axis": axes[0][0] - len(shape), "log": log}, outputs=[tail[-1].outputs[0]],
     )  # fmt: skip
+
+
+def _normalised(g: Graph, total: Node, exp: Node, sub: Node) -> tuple[list[Node], bool]:
+    """e / sum, e * (1 / sum) or x - max - log(sum): the nodes after the sum, and whether they make a logarithm."""
+    first = g.sole_consumer(total.outputs[0])
+    if first is not None and first.op == "Div" and first.inputs == (exp.outputs[0], total.outputs[0]):
+        return [first], False
+    last = g.sole_consumer(first.outputs[0]) if first is not None and first.op in ("Reciprocal", "Log") else None
+    if first is not None and last is not None:
+        if first.op == "Reciprocal" and last.op == "Mul" and set(last.inputs) == {exp.outputs[0], first.outputs[0]}:
+            return [first, last], False
+        if first.op == "Log" and last.op == "Sub" and last.inputs == (sub.outputs[0], first.outputs[0]):
+            return [first, last], True
+    raise Refuse(f"the sum of {label(total)} does not divide the exponentials it adds", total)
 
 
 RULE = Rule("softmax", "Softmax", frozenset(("Softmax", "LogSoftmax", "ReduceSum")), match, "softmax or log-softmax along one axis")

@@ -25,7 +25,8 @@ from tracea_onnx.worth import HEAVY
 _HEAVY = frozenset({op for op in HEAVY if not op.startswith(":")} | {
     "Softmax", "LogSoftmax", "BatchNormalization", "LSTM", "GRU", "RNN",
     "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "DeformConv", "com.microsoft.QAttention", "com.microsoft.MatMulNBits",
-    "com.microsoft.EmbedLayerNormalization", "LpNormalization", "LRN", "MeanVarianceNormalization", "Hardmax",
+    "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.EmbedLayerNormalization",
+    "LpNormalization", "LRN", "MeanVarianceNormalization", "Hardmax",
 })  # fmt: skip
 
 

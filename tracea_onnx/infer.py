@@ -10,6 +10,7 @@ import re
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
+from tracea_onnx import contrib
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import subgraphs
@@ -81,6 +82,7 @@ def infer(model: ModelProto, typed: Types) -> None:
     """
     restore_types(model, typed)
     bare = skeleton(model)
+    bare.functions.extend(contrib.functions(model))
     try:
         found = onnx.shape_inference.infer_shapes(bare, check_type=False, strict_mode=False, data_prop=True)
     except Exception:

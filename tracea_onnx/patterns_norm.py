@@ -114,8 +114,9 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
     axes = reduced(g, reduce)
     value, eps, root, nodes_ = _inverse_root(g, reduce.outputs[0])
     nodes += nodes_
-    scaler = root
-    numerator = _numerator(g, scaler, value)
+    numerator = _numerator(g, root, value)
+    gamma, scaler, numerator, early = _early_weight(g, root, numerator, Norm(centred, axes, eps, False, ""))
+    nodes += early
     base, casts = through_casts(g, centred)
     sub = g.producer(base)
     if sub is not None and sub.op == "Sub" and _is_mean(g, sub.input(1), sub.input(0)):
@@ -130,13 +131,30 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
         x, x_casts = through_casts(g, sub.input(0))
         if twin is None or twin.op != "Sub" or twin.inputs != sub.inputs:
             raise Refuse(f"{label(scaler)} does not divide the centred value whose variance it uses", scaler)
-        norm = Norm(x, axes, eps, False, scaler.outputs[0], [*nodes, *casts, *other_casts, sub, mean, twin, scaler])
+        norm = Norm(x, axes, eps, False, scaler.outputs[0], [*nodes, *casts, *other_casts, sub, mean, twin, scaler], gamma)
         return _settle(g, norm, sub.input(0), x_casts)
     other, other_casts = through_casts(g, numerator)
     if other != base:
         raise Refuse(f"{label(scaler)} does not divide the value whose squares are averaged", scaler)
-    norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler])
+    norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler], gamma)
     return _settle(g, norm, centred if centred == numerator else base, [*casts, *(c for c in other_casts if c not in casts)])
+
+
+def _early_weight(g: Graph, scaler: Node, numerator: str, norm: Norm) -> tuple[str, Node, str, list[Node]]:
+    """Gamma multiplied into the reciprocal root, or into the input, before the two meet: (gamma, the node where they meet, numerator, nodes)."""
+    if is_weight(g, norm.x, norm):  # one row: a weight could not be told from the input
+        return "", scaler, numerator, []
+    if scaler.op == "Mul" and is_weight(g, numerator, norm):
+        user = g.sole_consumer(scaler.outputs[0])
+        if user is not None and user.op == "Mul":
+            return numerator, user, _numerator(g, user, scaler.outputs[0]), [scaler]
+        return "", scaler, numerator, []
+    weighted = g.producer(numerator)
+    if weighted is not None and weighted.op == "Mul" and g.sole_consumer(numerator) is scaler:
+        for x, w in (weighted.inputs, weighted.inputs[::-1]):
+            if is_weight(g, w, norm) and not is_weight(g, x, norm):
+                return w, scaler, x, [weighted]
+    return "", scaler, numerator, []
 
 
 def _affine(g: Graph, norm: Norm, scaler: Node, mean: str) -> Norm:

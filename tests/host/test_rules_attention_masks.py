@@ -118,3 +118,23 @@ def test_the_operator_gives_zeros_for_rows_with_nothing_left_to_see(kind: str, c
     m.ir_version = 10
     match = only(m, "attention_op")
     check_spec(m, match, feeds=_feeds(m))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_softmax_over_flattened_rows(masked: bool) -> None:
+    """Reshape to [batch * heads * queries, keys], Softmax, Reshape back; a mask met there could not be told by batch and head."""
+    n = Net(q=(B, H, S, D), k=(B, H, D, T), v=(B, H, T, D), mask=(B * H * S, T))
+    s = n.add("Reshape", n.add("MatMul", "q", "k"), n.const(np.array([-1, T])))
+    s = n.add("Add", s, "mask") if masked else s
+    p = n.add("Reshape", n.add("Softmax", s, axis=-1, name="p"), n.const(np.array([B, H, S, T])))
+    m = n.model(n.add("MatMul", p, "v"))
+    if masked:
+        assert "does not broadcast" in reason(m, "attention", "n_p")
+    else:
+        whole(m, ("bhsd", "bhds", "bhsd", "bhsd"))
+
+
+def test_rows_regrouped_after_softmax_refuse() -> None:
+    n = Net(q=(2, 2, 4, D), k=(2, 2, D, T), v=(2, 4, T, D))
+    p = n.add("Reshape", n.add("Softmax", n.add("MatMul", "q", "k"), axis=-1, name="p"), n.const(np.array([2, 4, 2, T])))
+    assert "regroups the rows" in reason(n.model(n.add("MatMul", p, "v")), "attention", "n_p")

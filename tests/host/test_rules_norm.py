@@ -79,6 +79,24 @@ def test_layer_norm_decomposed(square: str, root: str, tail: str) -> None:
     check_spec(m, match, sizes={"batch": 2})
 
 
+EARLY = {
+    "on the root": [node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "i g", "s"), node("Mul", "C s", "z")],
+    "on the input": [node("Sqrt", "e", "r"), node("Mul", "g C", "s"), node("Div", "s r", "z")],
+}
+
+
+@pytest.mark.parametrize("early", EARLY)
+@pytest.mark.parametrize("rms", [False, True])
+def test_gamma_before_the_division(early: str, rms: bool) -> None:
+    rest = [NodeProto.FromString(n.SerializeToString()) for n in [*SQUARES["mul"], *VARIANCE, *EARLY[early]]]
+    for n in rest:
+        n.input[:] = [("x" if rms else "d") if i in ("C", "d") else i for i in n.input]
+    m = build([*([] if rms else MEAN), *rest, node("Identity" if rms else "Add", "z" if rms else "z b", "y")])
+    match = only(m, "rmsnorm" if rms else "layernorm")
+    assert match.spec.roles == (("x", "gamma") if rms else ("x", "gamma", "beta"))
+    check_spec(m, match, sizes={"batch": 2})
+
+
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("plus_one", ["constant", "run-time", "no"])

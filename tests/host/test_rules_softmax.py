@@ -64,6 +64,15 @@ def test_decomposed() -> None:
     check_spec(m, match)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_decomposed_with_a_reciprocal_or_a_logarithm(log: bool) -> None:
+    tail = [node("Log", "t", "l"), node("Sub", "d l", "y")] if log else [node("Reciprocal", "t", "l"), node("Mul", "l e", "y")]
+    m = build([*decomposed()[:-1], *tail], axis=1)
+    match = only(m, "softmax")
+    assert match.spec.attrs["log"] == log
+    check_spec(m, match)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
