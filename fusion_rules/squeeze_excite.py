@@ -15,7 +15,7 @@ from tracea_onnx.patterns import Epilogue, build_match, dims_of, float_type, gro
 from tracea_onnx.patterns_attention import region
 from tracea_onnx.patterns_conv import convolution
 from tracea_onnx.patterns_conv import take_bias as take_conv_bias
-from tracea_onnx.patterns_linear import LINEAR_OPS, linear, take_bias
+from tracea_onnx.patterns_linear import LINEAR_OPS, linear, row, take_bias
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
@@ -100,7 +100,7 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
     elif node.op in LINEAR_OPS and node.input(0) == value:
         found = linear(graph, node)
         take_bias(graph, found)
-        if not found.plain or graph.rank(found.w) != 2 or len(dims_of(graph, value) or ()) != 2:
+        if not found.plain or graph.rank(found.w) != 2 or len(dims_of(graph, value) or ()) != 2 or (found.b and not row(graph.shape(found.b))):
             raise Refuse(f"{label(node)} is not a plain linear layer", node, near=False)
         layer = _Layer("gemm", value, found.w, found.b, found.attrs["trans_b"], tuple(found.nodes), grow_epilogue(graph, found.value, max_operands=0))
     else:

@@ -101,7 +101,7 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
         return
     if found.attrs["trans_a"] or graph.rank(found.w) != 2 or graph.is_const(before.input(0)):
         return
-    if found.b and not _row(graph.shape(found.b)):
+    if found.b and not row(graph.shape(found.b)):
         return  # a bias per row would no longer broadcast
     outer, flat, restored = dims_of(graph, before.input(0)), dims_of(graph, found.x), dims_of(graph, after.outputs[0])
     n = columns(graph, found)
@@ -114,7 +114,8 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
     found.shapes = [(role, n.input(1)) for role, n in (("flat_shape", before), ("shape", after)) if not graph.is_const(n.input(1))]
 
 
-def _row(shape: Shape | None) -> bool:
+def row(shape: Shape | None) -> bool:
+    """Whether a bias holds the same for every row of the result."""
     return shape is not None and all(d == 1 for d in shape[:-1])
 
 

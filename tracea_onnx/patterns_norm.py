@@ -369,6 +369,8 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
     kind, out = g.dtype(norm.x), g.dtype(norm.out)
     if kind not in FLOATS or (out is not None and out != kind):
         raise Refuse(f"the norm reads '{norm.x}' and writes '{norm.out}' in different types", anchor)
+    if (before := shapes(g).dims(norm.x)) is not None and (after := shapes(g).dims(norm.out)) is not None and len(before) != len(after):
+        raise Refuse(f"a constant of the norm gives '{norm.out}' more axes than '{norm.x}' has", anchor)
     for n in norm.nodes:
         if n.op == "Cast" and narrower(int(n.attr("to")), kind):
             raise Refuse(f"{label(n)} rounds to a narrower type in the middle of the norm", n)

@@ -81,7 +81,9 @@ def perturbed(r: Random, m: ModelProto) -> bool:
     if t is None:
         return False
     a = numpy_helper.to_array(t)
-    new = a * np.asarray(r.choice((1.01, 3.0, -1.0)), a.dtype) if a.dtype.kind == "f" else a + r.choice((-1, 1))
+    shift = np.asarray(r.choice((0.0, 0.4)) if a.any() else 1.0, a.dtype)
+    with np.errstate(over="ignore"):
+        new = a * np.asarray(r.choice((1.01, 3.0, -1.0)), a.dtype) + shift if a.dtype.kind == "f" else a + r.choice((-1, 1))
     t.CopyFrom(numpy_helper.from_array(np.asarray(new, a.dtype), t.name))
     return True
 
@@ -92,7 +94,11 @@ def widened(r: Random, m: ModelProto) -> bool:
     if t is None:
         return False
     a = numpy_helper.to_array(t)
-    new = np.stack([a] * r.choice((1, 2))) if a.ndim and r.random() < 0.7 else np.full(r.choice((2, 3, 4, 5, 7)), a.reshape(-1)[0], a.dtype)
+    if r.random() < 0.5 or a.size > 1:
+        new = np.stack([a] * r.choice((1, 1, 2)))
+        new = new[None] if r.random() < 0.3 else new
+    else:
+        new = np.full(r.choice((2, 3, 4, (1, 1, 1, 1), (1, 1, 1, 1, 1))), a.reshape(-1)[0], a.dtype)
     t.CopyFrom(numpy_helper.from_array(new, t.name))
     return True
 
@@ -203,6 +209,22 @@ def rewired(r: Random, m: ModelProto) -> bool:
     return bool(found)
 
 
+def exchanged(r: Random, m: ModelProto) -> bool:
+    """The readers of one value read another of the same shape, and the other way round."""
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in [*m.graph.value_info, *m.graph.input] if v.type.tensor_type.elem_type == _FLOAT}
+    found = [(a, b) for a in shapes for b in shapes if a < b and shapes[a] == shapes[b]]
+    if not found:
+        return False
+    a, b = r.choice(found)
+    ready = {i.name for i in m.graph.input} | {t.name for t in m.graph.initializer} | {""}
+    for n in m.graph.node:
+        n.input[:] = [{a: b, b: a}.get(i, i) for i in n.input]
+        if not ready.issuperset(n.input):
+            return False
+        ready.update(n.output)
+    return True
+
+
 def retyped(r: Random, m: ModelProto) -> bool:
     """float becomes double, which rules take, or int32, which they must not (most operators do not either)."""
     kind = r.choice((TensorProto.DOUBLE, TensorProto.INT32))
@@ -303,7 +325,7 @@ def _insert(m: ModelProto, place: int, nodes: list[NodeProto]) -> None:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    exposed, second_reader, captured, overridable, computed, perturbed, widened, axis, epsilon, flag, other_operator, swapped, bypassed, rewired, retyped,
+    exposed, second_reader, captured, overridable, computed, perturbed, widened, axis, epsilon, flag, other_operator, swapped, bypassed, rewired, exchanged, retyped,
     training, cast, dropped, interposed, broadcast,
 )  # fmt: skip
 

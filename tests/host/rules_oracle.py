@@ -150,7 +150,9 @@ def _epilogue(spec: Spec, acc: F64, v: Mapping[str, F64]) -> F64:
     if "expr" not in spec.attrs:
         return acc
     operands = [v[r] for r in spec.roles if r[0] == "e" and r[1:].isdigit()]
-    return evaluate(Expr.from_json(spec.attrs["expr"]), [acc, *operands])
+    out = evaluate(Expr.from_json(spec.attrs["expr"]), [acc, *operands])
+    assert out.shape == acc.shape, "an operand of the epilogue enlarges the result"
+    return out
 
 
 def _conv(spec: Spec, v: Mapping[str, F64]) -> F64:

@@ -88,6 +88,7 @@ def _layernorm(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
         column = (-1, *[1] * (v["x"].ndim - 2))
         v = {**v, **{k: v[k].reshape(column) for k in ("xbias", "gamma", "beta") if k in v}}
     s = v["x"] + v.get("res", 0.0) + v.get("xbias", 0.0)
+    assert s.shape == v["x"].shape, "what is added enlarges the input"
     axes = (1,) if channels else tuple(range(a["axis"], 0))
     centred = s if a["rms"] else s - s.mean(axis=axes, keepdims=True)
     y = centred / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + a["eps"])

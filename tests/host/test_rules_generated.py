@@ -41,7 +41,7 @@ class Undecided(Exception):
 
 
 def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
-    """Random inputs; an initializer that is an input is overridden, and a boolean mask shows the first key of each row."""
+    """Random inputs; an initializer that is an input is overridden, and a boolean mask mostly shows the first key of each row."""
     rng, stored = np.random.default_rng(seed), {t.name: numpy_helper.to_array(t) for t in m.graph.initializer}
     out: dict[str, Any] = {}
     for i in m.graph.input:
@@ -52,7 +52,7 @@ def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
             out[i.name] = stored[i.name] * np.asarray(2, dtype) + np.asarray(0.5, dtype) if dtype.kind == "f" else stored[i.name]
         elif t.elem_type == TensorProto.BOOL:
             out[i.name] = np.asarray(rng.random(shape) < 0.6)
-            if shape:
+            if shape and seed % 3:
                 out[i.name][..., 0] = True
         elif dtype.kind == "f":
             out[i.name] = np.asarray(rng.standard_normal(shape) * 3, dtype)
@@ -68,7 +68,9 @@ def moderate(values: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 def overflows(m: ModelProto, values: Mapping[str, Any]) -> bool:
     """Whether float64 need not agree: a node makes huge numbers, infinities or NaN of moderate ones, divides by what a cancellation may have
-    left, or compares what is nearly equal."""
+    left, compares what is nearly equal, or adds to something so large that it swallows the rest (masks do on purpose, below zero)."""
+    if any(v.dtype.kind == "f" and (v > 1e6).any() for v in map(np.asarray, values.values())):
+        return True
     for n in m.graph.node:
         if n.op_type in ("Div", "Reciprocal") and (np.abs(values[n.input[-1]]) < 1e-3).any():
             return True
@@ -110,12 +112,13 @@ def judged(m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int) -
         faults = [(x, fault) for x in found if (fault := wrong(x, values, tolerance=2e-5))]
         drift = max(share(values[o], first[o]) for o in outputs)
         if faults or drift > 2e-5:
-            spread = blur(work, given, values, [*outputs, *(o for x, _ in faults for o in x.outputs)])
+            rounds = any(n.op_type == "Cast" and n.attribute[0].i == TensorProto.FLOAT16 for n in work.graph.node)  # jumps where it rounds the other way
+            spread = 0.0 if rounds else blur(work, given, values, [*outputs, *(o for x, _ in faults for o in x.outputs)])
             if spread > 1e-3:
                 continue
-            assert drift < max(2e-4, 20 * spread), "the canonical form computes something else"
+            assert drift < max(1e-4, 20 * spread), "the canonical form computes something else"
             for x, _ in faults:
-                fault = wrong(x, values, tolerance=max(2e-4, 20 * spread))
+                fault = wrong(x, values, tolerance=max(1e-4, 20 * spread))
                 assert not fault, f"{x.rule}: {fault}"
         return given, values
     raise Undecided
