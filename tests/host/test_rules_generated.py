@@ -49,7 +49,7 @@ def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
         shape = [d.dim_value if d.HasField("dim_value") else SIZES[d.dim_param] for d in t.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
         if i.name in stored:
-            out[i.name] = stored[i.name] * np.asarray(2, dtype) + np.asarray(0.5, dtype) if dtype.kind == "f" else stored[i.name]
+            out[i.name] = stored[i.name] * np.asarray(0.9, dtype) + np.asarray(0.5, dtype) if dtype.kind == "f" else stored[i.name]
         elif t.elem_type == TensorProto.BOOL:
             out[i.name] = np.asarray(rng.random(shape) < 0.6)
             if shape and seed % 3:
