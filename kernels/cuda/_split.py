@@ -66,10 +66,12 @@ class SplitTile:
         return shared and self.stages >= 3 and (self.columns // 2 + 44) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
 
-#: The cost model, fitted to measurements on an H200. Clocks to start a kernel and a cluster, of two and more and of five and more, after the last product of a
-#: block, for 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished; bytes a clock from L2 for one block and for all, from memory.
-_START, _CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _FLOAT, _RESULT = 700.0, 1850.0, 880.0, 1220.0, 151.0, 2160.0, 0.3, 0.33
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 80.0, 5950.0, 2260.0
+#: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, after the last product of a block, for
+#: 64 x 64 x 64 products, until a copy comes, to exchange sums, per float exchanged and per float finished; bytes a clock from L2 for one block and for all,
+#: from memory for all and for one multiprocessor.
+_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _EXCHANGE, _FLOAT, _RESULT = 1860.0, 1280.0, 1800.0, 165.0, 2610.0, 710.0, 0.26, 0.29
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 59.0, 5700.0, 2840.0, 28.5
+_CACHED = 32 << 20  # bytes of a weight that L2 may still hold
 #: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
 _GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 
@@ -110,14 +112,18 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
     multiply = _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
     if t.rows * together < 128:
-        multiply *= 1.5
+        multiply *= 1.67
     copied = (t.rows + t.columns / t.share) * 128
     step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
+    if n * steps * 128 > _CACHED:
+        step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
-    finish = _FINISH + _RESULT * size / t.split * (2.1 if residual else 1.0) + (_FLOAT * size * (t.split - 1) / t.split)
-    overlapped = (waves * (-(-steps // t.split) * step + finish)) ** 4 + memory**4
-    return _START + overlapped**0.25 + (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0) + (t.share > 1) * 370.0
+    finish = _FINISH + _RESULT * size / t.split * (3.0 if residual else 1.0)
+    if t.split > 1:
+        finish += _EXCHANGE + _FLOAT * size * (t.split - 1) / t.split
+    cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0)
+    return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
 def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, SplitTile]:

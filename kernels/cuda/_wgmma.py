@@ -21,29 +21,22 @@ _LIMIT = 232448  # bytes of shared memory one block may have
 @dataclass(frozen=True)
 class HopperTile:
     """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
-    kept: steps of k for which a block keeps its columns of B (0: copied with every tile)."""
+    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); staging: 64 x 64 buffers for results of each warpgroup."""
 
     bm: int
     bn: int
     ping: bool
     cluster: int = 1
     kept: int = 0
+    staging: int = 2
 
     @property
     def stage(self) -> int:
         return (self.bm + (0 if self.kept else self.bn)) * 128
 
     @property
-    def staging(self) -> int:
-        """Buffers of 64 x 64 results that each warpgroup has: 4 where that leaves room for 4 stages."""
-        return 4 if self._room(4) >= 4 * self.stage else 2
-
-    @property
     def stages(self) -> int:
-        return min(8, self._room(self.staging) // self.stage)
-
-    def _room(self, staging: int) -> int:
-        return _LIMIT - 2048 - 2 * staging * _PANEL - self.kept * self.bn * 128
+        return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
 
     @property
     def smem(self) -> int:
@@ -62,12 +55,13 @@ TILES = tuple(
 _KEPT = ((128, 64, True), (256, 64, False), (128, 128, True), (64, 128, True), (64, 256, True), (128, 256, False), (128, 192, False), (64, 192, True))
 #: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and from memory, for the whole chip; clocks
 #: to start a kernel and a cluster, and to finish 64 x 64 results of one warpgroup, without and with a residual.
-_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _START, _CLUSTER, _PANEL_CLOCKS, _RESIDUAL = 3730.0, 5175.0, 4660.0, 1910.0, 2500.0, 1135.0, 376.0
+_FLOPS, _CHIP_BYTES, _MEMORY_BYTES = 3480.0, 5400.0, 2010.0
+_START, _CLUSTER, _PANEL_CLOCKS, _RESIDUAL = 2840.0, 7470.0, 743.0, 296.0
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
     kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _KEPT if -(-n // bn) <= sms // 2)
-    return [*TILES, *(t for t in kept if t.stages >= 3)]
+    return [*TILES, *(t for t in kept if replace(t, staging=4).stages >= 3)]
 
 
 def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False) -> float:
@@ -75,13 +69,14 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn)
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
-    step = max(2.0 * t.bm * t.bn * 64 / _FLOPS, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES)
+    multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.07 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
+    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES)
     finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + residual * _RESIDUAL)
-    multiply = steps * step
-    body = max(turns * multiply, -(-turns // 2) * (multiply + finish)) if t.ping else turns * (multiply + finish)
+    tile = steps * step
+    body = max(turns * tile, -(-turns // 2) * (tile + finish)) if t.ping else turns * (tile + finish)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     overlapped = (body**1.2 + memory**1.2) ** (1 / 1.2)
-    return _START + overlapped + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 77.0
+    return _START + overlapped + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
 
 
 def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, HopperTile]:
@@ -152,6 +147,8 @@ def product(
 ) -> Kernel:  # fmt: skip
     """The kernel. params: sizes that the source needs."""
     staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    if staged:  # all residual panels of a tile fly while it is multiplied
+        tile = replace(tile, staging=max(2, min(4, tile.bm * tile.bn // 4096 // (1 if tile.ping else 2))))
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
     map_type = "const __grid_constant__ TensorMap"
     maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (64, 64))))

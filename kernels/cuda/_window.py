@@ -15,8 +15,9 @@ _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
 _LIMIT = 232448  # bytes of shared memory one block may have
 _ROWS = 128  # of a tile
-#: The cost model, comparable with `_wgmma.tile_cost`: flops a clock, clocks to start a kernel and for 64 x 64 results.
-_FLOPS, _START, _PANEL_CLOCKS = 3500.0, 3000.0, 600.0
+#: The cost model, comparable with `_wgmma.tile_cost`, measured on an H200: flops a clock with 64 columns and with more, clocks to start a kernel and for 64 x 64
+#: results.
+_FLOPS_NARROW, _FLOPS, _START, _PANEL_CLOCKS = 2870.0, 3400.0, 2500.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def tile_cost(t: WindowTile, r: Request, m: int, n: int, steps: int) -> float:
     """Clocks for m output pixels and n channels."""
     tiles_n = -(-n // t.columns)
     turns = -(-(m / (t.rows * int(r.ints["OW"]))) // max(1, r.sms // tiles_n))
-    multiply = steps * 2.0 * _ROWS * t.columns * 64 / _FLOPS
+    multiply = steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
     finish = _ROWS * t.columns / 4096 * _PANEL_CLOCKS
     return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + t.weights / 77.0
 

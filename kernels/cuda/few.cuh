@@ -42,7 +42,13 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
   const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH + 64 * OUT_PITCH;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.y * BN;
   const int tiles_w = (OW + 15) / 16, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
-  for (int i = threadIdx.x; i < BN * STEPS * 2; i += 128) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+#pragma unroll 8
+  for (int k = 0; k < (BN * STEPS * 2 + 127) / 128; k++) {
+    const int i = k * 128 + threadIdx.x;
+    if (i >= BN * STEPS * 2) continue;
     const int oc = i / (STEPS * 2), u = i % (STEPS * 2), kh = u / ROW_UNITS, kw = u % ROW_UNITS * TAPS;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (n0 + oc < OC && u < UNITS) {
@@ -64,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   auto copy_patch = [&](int tile, u32 to) {
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
