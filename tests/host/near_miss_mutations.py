@@ -306,7 +306,7 @@ def _between(r: Random, m: ModelProto, nodes: list[NodeProto]) -> bool:
     for n, k in readers if r.random() < 0.5 else [r.choice(readers)]:
         n.input[k] = "interposed"
     for n in nodes:
-        n.name = f"n_{n.op_type}_between"
+        n.name = f"n_{n.op_type}_{n.output[0]}"
         n.input[:] = [value if i == "FROM" else i for i in n.input]
         n.output[:] = ["interposed" if o == "TO" else o for o in n.output]
     _insert(m, place + 1, nodes)

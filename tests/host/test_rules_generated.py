@@ -69,7 +69,7 @@ def moderate(values: Mapping[str, Any], names: Iterable[str]) -> bool:
 def overflows(m: ModelProto, values: Mapping[str, Any]) -> bool:
     """Whether float64 need not agree: a node makes huge numbers, infinities or NaN of moderate ones, divides by what a cancellation may have
     left, compares what is nearly equal, or adds to something so large that it swallows the rest (masks do on purpose, below zero)."""
-    if any(v.dtype.kind == "f" and (v > 1e6).any() for v in map(np.asarray, values.values())):
+    if any(v.dtype.kind == "f" and (v.astype(np.float64) > 1e6).any() for v in map(np.asarray, values.values())):
         return True
     for n in m.graph.node:
         if n.op_type in ("Div", "Reciprocal") and (np.abs(values[n.input[-1]]) < 1e-3).any():
