@@ -76,7 +76,7 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     body = max(turns * tile, -(-turns // 2) * (tile + finish)) if t.ping else turns * (tile + finish)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     overlapped = (body**1.2 + memory**1.2) ** (1 / 1.2)
-    return _START + overlapped + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
+    return float(_START + overlapped) + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
 
 
 def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, HopperTile]:
