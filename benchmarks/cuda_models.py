@@ -4,7 +4,7 @@
 
 fp16, inputs and outputs on the device. ours, ort: a session with IOBinding, synchronised each run (ort: ONNX Runtime's CUDA provider, where
 that build of ONNX Runtime is installed). eager, graph, compile: PyTorch's own model of that name (torchvision, transformers) with random
-weights, its CUDA graph, and torch.compile(mode="max-autotune"). Runs of all are interleaved in rounds; medians.
+weights, its CUDA graph, and torch.compile(mode="reduce-overhead"). Runs of all are interleaved in rounds; medians.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def torch_run(kind: str, name: str, batch: int, sequence: int) -> Run:
 
     model, args, kw = torch_model(name, batch, sequence)
     if kind == "compile":
-        model = torch.compile(model, mode="max-autotune")
+        model = torch.compile(model, mode="reduce-overhead")
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward() -> None:

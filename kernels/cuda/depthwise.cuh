@@ -1,11 +1,11 @@
-// Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of one row for 8 channels, so that it reads every
-// input of the row once per kernel row. Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies outside
+// Depthwise convolution, channels last: one thread computes COLUMNS neighbouring outputs of LINES neighbouring rows for 8 channels, so that it
+// reads every input once for all of them. Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies outside
 // the image reads as zero, and all of a thread's loads are in flight together.
 //
-// The generator defines: T, KH, KW, SH, SW, DH, DW, COLUMNS, THREADS, EARLY, X_VECTOR, Y_VECTOR and the epilogue (struct Epilogue, finish).
+// The generator defines: T, KH, KW, SH, SW, DH, DW, COLUMNS, LINES, THREADS, EARLY, X_VECTOR, Y_VECTOR and the epilogue (struct Epilogue, finish).
 // EARLY: all weights are read, into registers, while the kernel before this one still runs.
 
-constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1;  // input columns that the outputs of one thread read
+constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1, DEPTH = (LINES - 1) * SH + (KH - 1) * DH + 1;  // input columns and rows that a thread reads
 
 // 8 channels as they lie in memory.
 #if IS_F32
@@ -59,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
   const int c = (int)(t % chunks) * 8, count = C - c;
   const int ow0 = (int)(rest % strips) * COLUMNS;
   rest /= strips;
-  const int oh = (int)(rest % OH);
-  const i64 n = rest / OH;
+  const int bands = (OH + LINES - 1) / LINES, oh0 = (int)(rest % bands) * LINES;
+  const i64 n = rest / bands;
   Raw early[EARLY ? KH * KW : 1];
   if (EARLY)
 #pragma unroll
@@ -69,11 +69,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
   if (n >= N) return;
-  float sum[COLUMNS][8] = {};
+  float sum[LINES][COLUMNS][8] = {};
   const int iw0 = ow0 * SW - PL;
 #pragma unroll
-  for (int kh = 0; kh < KH; kh++) {
-    const int ih = oh * SH - PT + kh * DH;
+  for (int d = 0; d < DEPTH; d++) {
+    bool read = false;
+#pragma unroll
+    for (int line = 0; line < LINES; line++) read |= d >= line * SH && (d - line * SH) % DH == 0 && (d - line * SH) / DH < KH;
+    if (!read) continue;
+    const int ih = oh0 * SH - PT + d;
     const bool inside = (u32)ih < (u32)IH;
     const T* row = x + n * x_ns + ih * x_rs + c;
     Raw in[SPAN];
@@ -82,34 +86,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
       in[s] = Raw{};
       if (inside && (u32)(iw0 + s) < (u32)IW) in[s] = fetch<X_VECTOR>(row + (iw0 + s) * x_cs, count);  // pad channels of x are readable, and feed only themselves
     }
-    float weight[KW][8];
 #pragma unroll
-    for (int kw = 0; kw < KW; kw++) widen(EARLY ? early[EARLY ? kh * KW + kw : 0] : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, 8), weight[kw]);
+    for (int line = 0; line < LINES; line++) {
+      const int kh = (d - line * SH) / DH;
+      if (d < line * SH || (d - line * SH) % DH || kh >= KH) continue;
+      float weight[KW][8];
 #pragma unroll
-    for (int s = 0; s < SPAN; s++) {
-      bool used = false;
+      for (int kw = 0; kw < KW; kw++) widen(EARLY ? early[EARLY ? kh * KW + kw : 0] : fetch<true>(w + (i64)(kh * KW + kw) * weight_pitch + c, 8), weight[kw]);
 #pragma unroll
-      for (int j = 0; j < COLUMNS; j++)
+      for (int s = 0; s < SPAN; s++) {
+        bool used = false;
 #pragma unroll
-        for (int kw = 0; kw < KW; kw++) used |= j * SW + kw * DW == s;
-      if (!used) continue;
-      float v[8];
-      widen(in[s], v);
+        for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-      for (int j = 0; j < COLUMNS; j++)
+          for (int kw = 0; kw < KW; kw++) used |= j * SW + kw * DW == s;
+        if (!used) continue;
+        float v[8];
+        widen(in[s], v);
 #pragma unroll
-        for (int kw = 0; kw < KW; kw++)
-          if (j * SW + kw * DW == s)
+        for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int k = 0; k < 8; k++) sum[j][k] = fmaf(v[k], weight[kw][k], sum[j][k]);
+          for (int kw = 0; kw < KW; kw++)
+            if (j * SW + kw * DW == s)
+#pragma unroll
+              for (int k = 0; k < 8; k++) sum[line][j][k] = fmaf(v[k], weight[kw][k], sum[line][j][k]);
+      }
     }
   }
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
 #pragma unroll
-  for (int j = 0; j < COLUMNS; j++) {
-    if (ow0 + j >= OW) break;
-    const i64 to = n * y_ns + oh * y_rs + (ow0 + j) * y_cs + c, full = n * r_ns + oh * r_rs + (ow0 + j) * r_cs;
-    finish(epilogue, sum[j], 0, full, c, count);
-    store8(y + to, sum[j], count);
-  }
+  for (int line = 0; line < LINES; line++)
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+      const int oh = oh0 + line;
+      if (ow0 + j >= OW || oh >= OH) continue;
+      const i64 to = n * y_ns + oh * y_rs + (ow0 + j) * y_cs + c, full = n * r_ns + oh * r_rs + (ow0 + j) * r_cs;
+      finish(epilogue, sum[line][j], 0, full, c, count);
+      store8(y + to, sum[line][j], count);
+    }
 }

@@ -110,32 +110,38 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     return list(_product.shared_scratch(kernels))
 
 
-#: Threads of a depthwise kernel that fill a multiprocessor.
-_FILL = 512
+#: Threads a multiprocessor should have before a thread of a depthwise convolution computes more than one output.
+_FILL, _DEPTHWISE_BLOCK = 192, 128
 
 
 def conv2d_dw(r: Request) -> list[Kernel]:
-    """Outputs of a thread along a row share their inputs, so a thread computes as many as leave the device enough threads."""
+    """Neighbouring outputs share their inputs, so a thread computes several where that leaves enough threads."""
     i = r.ints
-    c, sw, dw = (_product.static(r, n) for n in ("OC", "SW", "DW"))
-    kernels: list[Kernel] = []
-    wider: DimLike = 0  # whether a kernel with more columns runs
-    for columns in (4, 2, 1) if sw * dw <= 2 else (2, 1):
-        threads = D.product([i["N"], i["OH"], D.ceildiv(i["OW"], columns), -(-c // 8)])
-        fills = 1 if columns == 1 else D.sub(1, D.less(threads, r.sms * _FILL))
-        block = 128 if columns > 1 else 64
-        grid = D.mul(D.ceildiv(threads, block), D.mul(fills, D.sub(1, wider)))
-        wider = D.maximum(wider, fills)
-        if grid != 0:
-            kernels.append(_depthwise(r, columns, block, grid))
-    return kernels
+    oh, ow = i["OH"], i["OW"]
+    if i["SH"] * i["DH"] == 1 and i["SW"] * i["DW"] == 1:
+        columns, lines = min(((2, 2), (4, 1)), key=lambda s: _waste(ow, s[0]) * _waste(oh, s[1]))
+    else:
+        columns, lines = 2, 1
+    many = D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL))
+    kernels = [_depthwise(r, columns, lines, many)] if many != 0 else []
+    return kernels if many == 1 else [*kernels, _depthwise(r, 1, 1, D.sub(1, many))]
 
 
-def _depthwise(r: Request, columns: int, block: int, grid: DimLike) -> Kernel:
+def _waste(extent: DimLike, step: int) -> float:
+    """Outputs computed per output wanted."""
+    return 1.0 if not isinstance(extent, int) or extent == 0 else -(-extent // step) * step / extent
+
+
+def _threads(r: Request, columns: int, lines: int) -> DimLike:
+    i = r.ints
+    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-_product.static(r, "OC") // 8)])
+
+
+def _depthwise(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
     i = r.ints
     c, kh, kw, sh, sw, dh, dw = (_product.static(r, n) for n in ("OC", "KH", "KW", "SH", "SW", "DH", "DW"))
     vector = _epilogue.vector(r, "x", (i["x_cs"], i["x_rs"], i["x_ns"]))
-    early = columns == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
+    early = columns * lines == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
     full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
     epi = _epilogue.epilogue(r, full)
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
@@ -145,12 +151,13 @@ def _depthwise(r: Request, columns: int, block: int, grid: DimLike) -> Kernel:
     y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]))
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns}, THREADS = {block};",
+        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns}, LINES = {lines}, THREADS = {_DEPTHWISE_BLOCK};",
         f"constexpr bool X_VECTOR = {int(vector)}, Y_VECTOR = {int(y_vector)}, EARLY = {int(early)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise"),
     ])  # fmt: skip
-    return Kernel(text, "depthwise", (grid, 1, 1), block, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)
+    grid = D.mul(D.ceildiv(_threads(r, columns, lines), _DEPTHWISE_BLOCK), use)
+    return Kernel(text, "depthwise", (grid, 1, 1), _DEPTHWISE_BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)
 
 
 FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": conv2d_dw}

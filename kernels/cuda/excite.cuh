@@ -4,8 +4,11 @@
 // pixels meet among the blocks of a slice, then what the slices add to the hidden layer meets among the slices, through the blocks' shared
 // memory. KEPT: bytes of its part of the image that a block keeps in shared memory for the product; what does not fit is read again.
 //
-// The generator defines T, C, R (hidden channels), ACROSS, DOWN, SLICE, KEPT, first_act and second_act.
-constexpr int V = 16 / sizeof(T), THREADS = 512, ROWS = THREADS / SLICE, WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN;
+// The generator defines T, C, R (hidden channels), THREADS, ACROSS, DOWN, SLICE, KEPT, EARLY, first_act and second_act. EARLY: weights are constants, and
+// their first rows are read while the kernel before this one still runs.
+constexpr int V = 16 / sizeof(T), ROWS = THREADS / SLICE, WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN, PITCH = (C + 7) / 8 * 8;
+constexpr int PER = (R + ROWS - 1) / ROWS, AHEAD = PER < 4 ? PER : 4;  // rows of a weight a thread reads, and those it reads at once
+constexpr int HIDDEN_SUMS = R * SLICE, SCRATCH = ROWS * WIDTH > HIDDEN_SUMS ? ROWS * WIDTH : HIDDEN_SUMS;
 
 struct Plane { int W; int cs; i64 rs, ns; };
 DEV i64 pixel_at(const Plane& p, int k) { return i64(k / p.W) * p.rs + i64(k % p.W) * p.cs; }
@@ -37,12 +40,21 @@ DEV void join_rows(const float (&mine)[V], bool active, int row, int column, flo
 
 DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, const float* b2, int H, Plane from, Plane to, float p0, float p1, float q0, float q1) {
   extern __shared__ uint4 kept[];
-  float *const scratch = (float*)(kept + KEPT / 16), *const sums = scratch + ROWS * WIDTH, *const pooled = sums + WIDTH, *const part = pooled + WIDTH, *const hidden = part + R;
+  float *const scratch = (float*)(kept + KEPT / 16), *const sums = scratch + SCRATCH, *const pooled = sums + WIDTH, *const part = pooled + WIDTH, *const hidden = part + R;
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS, image = blockIdx.x / BLOCKS, first = across * WIDTH;
   const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W, channel = first + column * V;
   const int begin = int(i64(pixels) * down / DOWN), end = int(i64(pixels) * (down + 1) / DOWN), mine = end - begin;
   const bool active = row < ROWS && channel < C;
   x += image * from.ns + channel, y += image * to.ns + channel;
+  Vec<T, V> first_rows[AHEAD] = {}, second_rows[AHEAD] = {};
+  auto rows_at = [&](const T* w, int i, Vec<T, V>(&to)[AHEAD]) {  // this thread's rows i, i + 1, ... of a weight
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+      if (active && row + (i + k) * ROWS < R) to[k] = load<V>(w + (row + (i + k) * ROWS) * PITCH + channel);
+  };
+  if (EARLY) rows_at(w1, 0, first_rows), rows_at(w2, 0, second_rows);
+  after_previous();
+  if (!EARLY) rows_at(w1, 0, first_rows), rows_at(w2, 0, second_rows);
 
   float a[V] = {};
   if (active)
@@ -66,17 +78,24 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
   }
   __syncthreads();
 
-  constexpr int PITCH = (C + 7) / 8 * 8;
-  for (int j = threadIdx.x / 32; j < R; j += THREADS / 32) {
-    float s = 0.f;
-    for (int c = threadIdx.x % 32 * V; c < WIDTH && first + c < C; c += 32 * V) {
-      const Vec<T, V> w = load<V>(w1 + j * PITCH + first + c);
+#pragma unroll 1
+  for (int i = 0; i < PER; i += AHEAD) {
+    if (i) rows_at(w1, i, first_rows);
 #pragma unroll
-      for (int i = 0; i < V; i++) s += to_float(w.v[i]) * pooled[c + i];
+    for (int k = 0; k < AHEAD; k++) {
+      float s = 0.f;
+#pragma unroll
+      for (int j = 0; j < V; j++) s += to_float(first_rows[k].v[j]) * pooled[column * V + j];
+      const int j = row + (i + k) * ROWS;
+      if (row < ROWS && j < R) scratch[j * SLICE + column] = active ? s : 0.f;
     }
-#pragma unroll
-    for (int o = 16; o; o >>= 1) s += __shfl_xor_sync(FULL_WARP, s, o);
-    if (threadIdx.x % 32 == 0) part[j] = s;
+  }
+  __syncthreads();
+  for (int j = threadIdx.x; j < R; j += THREADS) {
+    float s = 0.f;
+#pragma unroll 8
+    for (int k = 0; k < SLICE; k++) s += scratch[j * SLICE + k];
+    part[j] = s;
   }
   if (ACROSS > 1) cluster_arrive(), cluster_wait();
   else __syncthreads();
@@ -93,12 +112,17 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
 
 #pragma unroll
   for (int j = 0; j < V; j++) a[j] = 0.f;
-  if (active)
-    for (int j = row; j < R; j += ROWS) {
-      const Vec<T, V> w = load<V>(w2 + j * PITCH + channel);
+#pragma unroll 1
+  for (int i = 0; i < PER; i += AHEAD) {
+    if (i) rows_at(w2, i, second_rows);
 #pragma unroll
-      for (int i = 0; i < V; i++) a[i] += to_float(w.v[i]) * hidden[j];
+    for (int k = 0; k < AHEAD; k++) {
+      const int j = row + (i + k) * ROWS;
+      if (active && j < R)
+#pragma unroll
+        for (int c = 0; c < V; c++) a[c] += to_float(second_rows[k].v[c]) * hidden[j];
     }
+  }
   join_rows(a, row < ROWS, row, column, scratch, sums);
   if (active) {
 #pragma unroll

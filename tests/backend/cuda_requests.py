@@ -34,7 +34,7 @@ def request(
 def check_kernels(kernels: list[Kernel], arch: int) -> None:
     for k in kernels:
         assert k.smem <= SHARED[arch], (k.symbol, k.smem)
-        assert k.block % 32 == 0 and k.block <= 1024 and 1 <= k.cluster <= 8 and (k.cluster == 1 or arch >= 90)
+        assert k.block % 32 == 0 and k.block <= 1024 and 1 <= k.cluster <= 16 and (k.cluster == 1 or arch >= 90)
         assert not isinstance(k.grid[0], int) or k.grid[0] % k.cluster == 0
         for a in k.args:
             if isinstance(a, TensorMap):
