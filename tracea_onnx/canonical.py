@@ -18,7 +18,7 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from tracea_onnx import branches, external, fold, simplify, surgery
+from tracea_onnx import branches, external, fold, reshapes, simplify, surgery
 from tracea_onnx.graph import Graph, external_info, subgraphs
 from tracea_onnx.infer import Types, infer, user_types
 
@@ -99,6 +99,7 @@ def _pass(model: ModelProto, graph: GraphProto, outer: tuple[GraphProto, ...], f
     changed += branches.settle(model, view(model, graph, outer, folder))
     changed += simplify.remove_no_ops(view(model, graph, outer, folder), protected)
     changed += fold.fold(model, view(model, graph, outer, folder), protected, budget)
+    changed += reshapes.settle(view(model, graph, outer, folder), protected, model.graph)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)
     changed += surgery.drop_dead(graph, protected)
     surgery.drop_value_info(graph)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from tracea_onnx.core import Match, Refuse
-from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import broadcasts_into, build_match, label, narrower
+from tracea_onnx.patterns import build_match, label, narrower, same_shape
 from tracea_onnx.patterns_shape import axes_of, same, shapes
 
 FLOATS = frozenset(int(t) for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
@@ -73,12 +71,10 @@ def squared(g: Graph, value: str) -> tuple[str, Node] | None:
 
 
 def reduced(g: Graph, reduce: Node) -> int:
-    """How many last axes a reduction covers, or CHANNELS; refuses other axes and keepdims = 0."""
+    """How many last axes a reduction covers, or CHANNELS; refuses other axes."""
     shape = shapes(g).dims(reduce.input(0))
     if shape is None:
         raise Refuse(f"the rank of what {label(reduce)} reduces is not known", reduce)
-    if not reduce.attr("keepdims", 1):
-        raise Refuse(f"{label(reduce)} drops the reduced axes (keepdims = 0)", reduce)
     axes = axes_of(shapes(g), reduce, len(shape))
     if axes is None and reduce.input(1):
         raise Refuse(f"the axes of {label(reduce)} are not constant", reduce)
@@ -91,6 +87,19 @@ def reduced(g: Graph, reduce: Node) -> int:
     if sorted(axes) != list(range(len(shape) - len(axes), len(shape))):
         raise Refuse(f"{label(reduce)} averages over axes {sorted(axes)}, which are neither the last ones nor the channels", reduce)
     return len(axes)
+
+
+def kept_axes(g: Graph, reduce: Node) -> tuple[str, list[Node]]:
+    """The reduction with its reduced axes kept as 1, and the node that puts them back where it drops them (torch.var of the dynamo exporter)."""
+    out = reduce.outputs[0]
+    if reduce.attr("keepdims", 1):
+        return out, []
+    user, shape = g.sole_consumer(out), shapes(g).dims(reduce.input(0))
+    if user is not None and shape is not None and user.op in ("Reshape", "Unsqueeze") and user.input(0) == out:
+        axes = axes_of(shapes(g), reduce, len(shape))
+        if axes is not None and same_shape(shapes(g).dims(user.outputs[0]), tuple(1 if k in axes else d for k, d in enumerate(shape))):
+            return user.outputs[0], [user]
+    raise Refuse(f"{label(reduce)} drops the reduced axes (keepdims = 0)", reduce)
 
 
 def only_reader(g: Graph, value: str) -> Node:
@@ -112,8 +121,9 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
     centred, squarer = square
     nodes = [squarer, reduce]
     axes = reduced(g, reduce)
-    value, eps, root, nodes_ = _inverse_root(g, reduce.outputs[0])
-    nodes += nodes_
+    variance, restored = kept_axes(g, reduce)
+    value, eps, root, nodes_ = _inverse_root(g, variance)
+    nodes += [*restored, *nodes_]
     numerator = _numerator(g, root, value)
     gamma, scaler, numerator, early = _early_weight(g, root, numerator, Norm(centred, axes, eps, False, ""))
     nodes += early
@@ -122,22 +132,31 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
     if sub is not None and sub.op == "Sub" and _is_mean(g, sub.input(1), sub.input(0)):
         mean = g.producer(sub.input(1))
         assert mean is not None
-        if reduced(g, mean) != axes:
+        if reduced(g, mean) != axes or not mean.attr("keepdims", 1):
             raise Refuse("mean and variance are taken over different axes", reduce)
         other, other_casts = through_casts(g, numerator)
         twin = g.producer(other)
         if numerator != centred and other != base and is_weight(g, numerator, Norm(sub.input(0), axes, eps, False, "")):
             return _affine(g, Norm(sub.input(0), axes, eps, False, "", [*nodes, *casts, sub, mean, scaler], numerator), scaler, sub.input(1))
         x, x_casts = through_casts(g, sub.input(0))
-        if twin is None or twin.op != "Sub" or twin.inputs != sub.inputs:
+        means = [mean] if twin is not None and twin.inputs == sub.inputs else [mean, *_second_mean(g, twin, sub.input(0), axes)]
+        if twin is None or twin.op != "Sub" or (len(means) == 1 and twin.inputs != sub.inputs):
             raise Refuse(f"{label(scaler)} does not divide the centred value whose variance it uses", scaler)
-        norm = Norm(x, axes, eps, False, scaler.outputs[0], [*nodes, *casts, *other_casts, sub, mean, twin, scaler], gamma)
+        norm = Norm(x, axes, eps, False, scaler.outputs[0], [*nodes, *casts, *other_casts, sub, *means, twin, scaler], gamma)
         return _settle(g, norm, sub.input(0), x_casts)
     other, other_casts = through_casts(g, numerator)
     if other != base:
         raise Refuse(f"{label(scaler)} does not divide the value whose squares are averaged", scaler)
     norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler], gamma)
     return _settle(g, norm, centred if centred == numerator else base, [*casts, *(c for c in other_casts if c not in casts)])
+
+
+def _second_mean(g: Graph, twin: Node | None, x: str, axes: int) -> list[Node]:
+    """The mean that `twin` takes away from `x`, where it is another node that computes the same."""
+    if twin is None or twin.op != "Sub" or through_casts(g, twin.input(0))[0] != through_casts(g, x)[0] or not _is_mean(g, twin.input(1), x):
+        return []
+    mean = g.producer(twin.input(1))
+    return [mean] if mean is not None and reduced(g, mean) == axes and mean.attr("keepdims", 1) else []
 
 
 def _early_weight(g: Graph, scaler: Node, numerator: str, norm: Norm) -> tuple[str, Node, str, list[Node]]:
@@ -179,6 +198,9 @@ def _settle(g: Graph, norm: Norm, wide: str, casts: list[Node]) -> Norm:
     narrow, before = g.dtype(norm.x), norm.x
     if not casts or narrow == g.dtype(wide):
         norm.x = wide
+        return norm
+    if g.dtype(norm.out) == narrow:  # only the variance was widened
+        norm.nodes += casts
         return norm
     user = g.sole_consumer(norm.out)
     if user is not None and user.op == "Cast" and user.attr("to") == narrow:
@@ -258,7 +280,7 @@ def _numerator(g: Graph, scaler: Node, factor: str) -> str:
     return scaler.input(1) if scaler.input(0) == factor else scaler.input(0)
 
 
-# --- weights and residual -------------------------------------------------------------------------------------------------------
+# --- weights -------------------------------------------------------------------------------------------------------
 def is_weight(g: Graph, value: str, norm: Norm) -> bool:
     """Whether `value` has exactly the normalised dims (and 1s elsewhere)."""
     shape, x = shapes(g).dims(value), shapes(g).dims(norm.x)
@@ -269,78 +291,6 @@ def is_weight(g: Graph, value: str, norm: Norm) -> bool:
         return len(shape) > behind and all(d == 1 for d in (*shape[len(shape) - behind :], *shape[: -behind - 1])) and same(shape[-behind - 1], x[1])
     tail, lead = shape[len(shape) - norm.axes :], shape[: len(shape) - norm.axes]
     return all(d == 1 for d in lead) and all(same(a, b) for a, b in zip(tail, x[len(x) - norm.axes :], strict=True))
-
-
-def absorb_weights(g: Graph, norm: Norm) -> None:
-    """Multiplication by gamma (or 1 + gamma), addition of beta (not for RMS) and Casts back to the input's type."""
-    kind = g.dtype(norm.x)
-    while True:
-        user = g.sole_consumer(norm.out)
-        if user is None:
-            return
-        if user.op == "Cast" and user.attr("to") in (kind, g.dtype(norm.out)):
-            norm.nodes.append(user)
-        elif user.op == "Mul" and not norm.gamma and not norm.beta and user.input(0) != user.input(1):
-            other = user.input(1) if user.input(0) == norm.out else user.input(0)
-            weight, casts = through_casts(g, other)
-            extra = casts if _sole(g, casts) else []
-            weight = weight if extra or not casts else other
-            if not is_weight(g, weight, norm):
-                return
-            norm.nodes += [user, *extra]
-            norm.gamma = weight
-            _one_plus(g, norm)
-        elif user.op == "Add" and not norm.rms and not norm.beta and user.input(0) != user.input(1):
-            other = user.input(1) if user.input(0) == norm.out else user.input(0)
-            if not is_weight(g, other, norm):
-                return
-            norm.nodes.append(user)
-            norm.beta = other
-        else:
-            return
-        norm.out = user.outputs[0]
-
-
-def _sole(g: Graph, nodes: Sequence[Node]) -> bool:
-    return all(g.sole_consumer(n.outputs[0]) is not None for n in nodes)
-
-
-def _one_plus(g: Graph, norm: Norm) -> None:
-    """gamma = 1 + w with a run-time w: read w and set gamma_add."""
-    p = g.producer(norm.gamma)
-    if p is None or p.op != "Add" or g.sole_consumer(norm.gamma) is None:
-        return
-    found = scalar_operand(g, p)
-    if found is not None and found[1] == 1.0 and is_weight(g, found[0], norm):
-        norm.nodes.append(p)
-        norm.gamma, norm.gamma_add = found[0], True
-
-
-def absorb_residual(g: Graph, norm: Norm) -> bool:
-    """Take in x = a + b (b may broadcast; a bias vector on either side joins); `skip` is set when the sum is needed elsewhere too."""
-    add = g.producer(norm.x)
-    if add is None or add.op != "Add" or add.input(0) == add.input(1):
-        return False
-    total, sum_ = shapes(g).dims(norm.x), norm.x
-    a, b = add.inputs if _same_dims(shapes(g).dims(add.inputs[0]), total) and not g.is_const(add.inputs[0]) else add.inputs[::-1]
-    if g.is_const(a) or not _same_dims(shapes(g).dims(a), total) or not broadcasts_into(shapes(g).dims(b), total) or is_weight(g, b, norm):
-        return False
-    norm.nodes.append(add)
-    norm.x, norm.res = a, b
-    for x, res in ((a, b), (b, a)):
-        inner = g.producer(x)
-        if inner is None or inner.op != "Add" or g.sole_consumer(x) is None:
-            continue
-        c, d = inner.inputs
-        value, bias = (c, d) if is_weight(g, d, norm) else (d, c)
-        if is_weight(g, bias, norm) and g.is_const(bias) and _same_dims(shapes(g).dims(value), total):
-            norm.x, norm.res, norm.xbias = value, res, bias
-            norm.nodes.append(inner)
-            break
-    inside = {id(n) for n in norm.nodes}
-    if g.is_output(sum_) or any(id(c) not in inside for c in g.consumers(sum_)):
-        norm.skip = sum_
-    return True
 
 
 def between_transposes(g: Graph, norm: Norm) -> None:
@@ -357,10 +307,6 @@ def between_transposes(g: Graph, norm: Norm) -> None:
         return
     norm.nodes += [before, after]
     norm.x, norm.out, norm.axes = before.input(0), after.outputs[0], CHANNELS
-
-
-def _same_dims(a: tuple[DimLike, ...] | None, b: tuple[DimLike, ...] | None) -> bool:
-    return a is not None and b is not None and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
@@ -401,7 +347,7 @@ def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     """com.microsoft Skip(Simplified)LayerNormalization as a norm of a sum."""
     x, skip, gamma = node.inputs[:3]
     beta, bias = ("", node.input(3)) if rms else (node.input(3), node.input(4))
-    if not _same_dims(shapes(g).dims(x), shapes(g).dims(skip)):
+    if not same_shape(shapes(g).dims(x), shapes(g).dims(skip)):
         raise Refuse(f"the two summands of {label(node)} are not known to have the same shape", node)
     if any(node.outputs[1:3]):
         raise Refuse(f"{label(node)} also returns its mean or deviation", node)

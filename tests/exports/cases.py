@@ -46,7 +46,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "swiglu": partial(m.swiglu, "silu"),
     "swiglu_packed": partial(m.swiglu, "packed"),
     "geglu": partial(m.swiglu, "gelu"),
-    **{f"layernorm_{k}": partial(m.layer_norm, k) for k in ("nn", "manual", "rsqrt", "skip", "skip_bias", "transposed", "channels_first")},
+    **{f"layernorm_{k}": partial(m.layer_norm, k) for k in ("nn", "manual", "rsqrt", "var", "skip", "skip_bias", "transposed", "channels_first")},
     **{f"rmsnorm_{k}": partial(m.rms_norm, k) for k in ("llama", "llama_fp16", "gemma", "div", "nn", "skip")},
     "groupnorm": partial(m.group_norm, "plain"),
     "groupnorm_silu_conv": partial(m.group_norm, "silu_conv"),

@@ -57,7 +57,7 @@ CHAINS: dict[str, Chain] = {
     "swiglu": Chain({"SwiGLU": 1}, left=1),
     "swiglu_packed": Chain({"SwiGLU": 1}),
     "geglu": Chain({"SwiGLU": 1}, left=1),
-    **dict.fromkeys(("layernorm_nn", "layernorm_manual", "layernorm_rsqrt", "layernorm_transposed", "layernorm_channels_first"), _LN),
+    **dict.fromkeys(("layernorm_nn", "layernorm_manual", "layernorm_rsqrt", "layernorm_var", "layernorm_transposed", "layernorm_channels_first"), _LN),
     "layernorm_skip": Chain({"SkipLayerNorm": 1}),
     "layernorm_skip_bias": Chain({"Gemm|SkipLayerNorm": 1}, left=2),  # either the product or the norm takes the sum
     **dict.fromkeys([f"rmsnorm_{k}" for k in ("llama", "llama_fp16", "gemma", "div", "nn")], _RMS),
@@ -95,11 +95,14 @@ CHAINS: dict[str, Chain] = {
     "tf_dense_gelu_pow": _GEMM,
     "tf_gated_dense": Chain({"SwiGLU": 1}),
     "tf_layernorm_keras": _LN,
+    "tf_layernorm_early": _LN,
     "tf_attention": Chain({"Attention": 1, "Gemm": 4}, left=4),
     "tf_attention_scaled_query": Chain({"Attention": 1, "Gemm": 4}, left=4),
+    **dict.fromkeys([f"tf_attention_{k}" for k in ("subtracted", "prescaled", "flat")], Chain({"Attention": 1, "Gemm": 4}, left=4)),
     "tf_attention_einsum": Chain({"Attention": 1}, left=8),
     "ort_fused_conv": _CONV,
     **dict.fromkeys([f"ort_gelu_{k}" for k in ("bias", "fast", "plain", "quick")], Chain({"Gemm": 2})),
+    "ort_packed": Chain({"Gemm": 2}, left=2),  # Attention holds its projections, and the norm is one operator
     "ort_attention": Chain({"Attention": 1, "Gemm": 3, "SkipLayerNorm": 1}, alone=("SkipLayerNormalization",)),
     "ort_mha": Chain({"Attention": 1, "Gemm": 3, "SkipLayerNorm": 1}, alone=("SkipLayerNormalization", "MultiHeadAttention")),
     # Whole networks: two layers each, with cross attention in decoders; Swin has two stages of two.
@@ -117,10 +120,10 @@ CHAINS: dict[str, Chain] = {
             "whisper_decoder": 4, "bart_decoder": 4,
         }.items()
     },
-    **{f"{name}_eager": Chain({"Attention": 2}, left=None) for name in ("gemma", "gptj", "t5_encoder", "bloom", "deberta")},
+    **{f"{name}_eager": Chain({"Attention": 2}, left=None) for name in ("gemma", "gptj", "t5_encoder", "bloom", "deberta", "dinov3", "codegen", "xglm", "xlm")},
     "t5_decoder_eager": Chain({"Attention": 4}, left=None),
     "swin_eager": Chain({"Attention": 4}, left=None),
-    **{f"{name}_cache_{how}": Chain({"Attention": 2}, left=None) for name, how in (("gpt2", "sdpa"), ("llama", "eager"), ("llama", "sdpa"))},
+    **{f"{name}_cache_{how}": Chain({"Attention": 2}, left=None) for name, how in (("gpt2", "sdpa"), ("llama", "eager"), ("llama", "sdpa"), ("opt", "eager"))},
 }  # fmt: skip
 
 #: Files whose chain does not fuse, and why; everything else must.

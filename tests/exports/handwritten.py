@@ -27,7 +27,7 @@ SCALARS: Constants = {
     k: np.float32(v)
     for k, v in {
         "half": 0.5, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0, "r2": np.sqrt(2), "ir2": np.sqrt(0.5), "c0": 0.044715,
-        "c1": np.sqrt(2 / np.pi), "eps": 1e-6, "scale": D**-0.5, "big": -10000.0,
+        "c1": np.sqrt(2 / np.pi), "eps": 1e-6, "scale": D**-0.5, "big": -10000.0, "large": 10000.0,
     }.items()
 }  # fmt: skip
 
@@ -105,12 +105,10 @@ def gated_dense() -> ModelProto:
     return built(nodes, {"x": ("n", S, X)}, {"flat": ints(-1, X), "whole": ints(-1, S, X), "wg": weights(X, X), "wu": weights(X, X, seed=1)})
 
 
-def keras_layer_norm() -> ModelProto:
-    """x * s + (beta - mean * s) with s = gamma / sqrt(var + eps)."""
-    text = (
-        "ReduceMean(axes=[-1]) X > m; Sub X m > d; Mul d d > q; ReduceMean(axes=[-1]) q > v; Add v eps > e; Sqrt e > r; Reciprocal r > i; Mul i g > s; "
-        "Mul X s > xs; Mul m s > ms; Sub b ms > o; Add xs o > Y"
-    )
+def keras_layer_norm(affine: bool = True) -> ModelProto:
+    """x * s + (beta - mean * s) with s = gamma / sqrt(var + eps), or (x - mean) * s + beta."""
+    text = "ReduceMean(axes=[-1]) X > m; Sub X m > d; Mul d d > q; ReduceMean(axes=[-1]) q > v; Add v eps > e; Sqrt e > r; Reciprocal r > i; Mul i g > s; "
+    text += "Mul X s > xs; Mul m s > ms; Sub b ms > o; Add xs o > Y" if affine else "Mul d s > n; Add n b > Y"
     nodes = []
     for n in chain(text.replace(" eps", " EPS").replace(" g ", " G ").replace(" b ", " BE "), "x", "y"):
         n.input[:] = [{"y_EPS": "eps", "y_G": "g", "y_BE": "b"}.get(i, i) for i in n.input]
@@ -119,20 +117,31 @@ def keras_layer_norm() -> ModelProto:
 
 
 def attention(kind: str) -> ModelProto:
-    """TensorFlow's BERT: dense layers through Reshape, heads with the scale on q or the scores, a mask made from integers."""
+    """TensorFlow's BERT: dense layers through Reshape, heads with the scale on q or the scores, a mask made from integers.
+
+    Or the mask subtracted, or added before the scale; or Softmax over rows in one axis.
+    """
     nodes = [*_dense("x", "q", "0"), *_dense("x", "k", "1"), *_dense("x", "v", "2")]
     for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
         nodes += [node("Reshape", f"{name} split", f"{name}4"), node("Transpose", f"{name}4", f"{name}t", perm=perm)]
     nodes += [node("Mul", "qt scale", "qs")] if kind == "query" else []
     nodes += [node("MatMul", "qs kt" if kind == "query" else "qt kt", "s0")]
-    nodes += [] if kind == "query" else [node("Mul", "s0 scale", "s1")]
+    scaled = {"query": "s0", "prescaled": "s0"}.get(kind, "s1")
+    nodes += [] if scaled == "s0" else [node("Mul", "s0 scale", "s1")]
+    nodes += [node("Cast", "m", "mf", to=1), node("Unsqueeze", "mf middle", "m4"), node("Sub", "one m4", "mi")]
+    nodes += [node("Mul", "mi large" if kind == "subtracted" else "mi big", "mb"), node("Sub" if kind == "subtracted" else "Add", f"{scaled} mb", "sm")]
+    nodes += [node("Mul", "sm scale", "sp")] if kind == "prescaled" else []
+    if kind == "flat":
+        nodes += [node("Reshape", "sm rows", "sf"), node("Softmax", "sf", "pf", axis=-1), node("Reshape", "pf back", "p")]
+    else:
+        nodes += [node("Softmax", "sp" if kind == "prescaled" else "sm", "p", axis=-1)]
     nodes += [
-        node("Cast", "m", "mf", to=1), node("Unsqueeze", "mf middle", "m4"), node("Sub", "one m4", "mi"), node("Mul", "mi big", "mb"),
-        node("Add", "s0 mb" if kind == "query" else "s1 mb", "sm"), node("Softmax", "sm", "p", axis=-1), node("MatMul", "p vt", "o"),
+        node("MatMul", "p vt", "o"),
         node("Transpose", "o", "ot", perm=[0, 2, 1, 3]), node("Reshape", "ot whole", "oj"), *_dense("oj", "y", "3"),
     ]  # fmt: skip
     constants: Constants = {"flat": ints(-1, X), "whole": ints(-1, S, X), "split": ints(-1, S, H, D), "middle": ints(1, 2)}
     constants |= {f"w{k}": weights(X, X, seed=k) for k in range(4)} | {f"b{k}": weights(X, seed=k) for k in range(4)}
+    constants |= {"rows": ints(-1, S), "back": ints(-1, H, S, S)} if kind == "flat" else {}
     return built(nodes, {"x": ("n", S, X), "m": ("n", S)}, constants, types={"m": 7})
 
 
@@ -181,6 +190,16 @@ def ort_attention(kind: str) -> ModelProto:
     return built(nodes, {"x": ("n", S, X)}, {**constants, **({} if kind == "mha" else {"split": ints(0, 0, H, D), "whole": ints(0, 0, X)})})
 
 
+def ort_packed() -> ModelProto:
+    """Attention with its projections inside, which stays; the layers behind it fuse."""
+    nodes = [
+        node("com.microsoft.Attention", "x w b", "a", num_heads=H), node("MatMul", "a wo", "p"), node("Add", "p bo", "ap"),
+        node("com.microsoft.SkipLayerNormalization", "ap x g be", "s", epsilon=1e-5), node("MatMul", "s w1", "u"), node("com.microsoft.FastGelu", "u b1", "y"),
+    ]  # fmt: skip
+    constants: Constants = {"w": weights(X, 3 * X), "b": weights(3 * X), "wo": weights(X, X), "bo": weights(X), "w1": weights(X, 12), "b1": weights(12)}
+    return built(nodes, {"x": ("n", S, X)}, {**constants, "g": weights(X, seed=1), "be": weights(X, seed=2)})
+
+
 #: file name without its ending -> how to build it
 HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_conv_same_bn_relu6.tf": padded_conv,
@@ -194,11 +213,14 @@ HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_dense_gelu_pow.tf": lambda: dense_gelu("pow"),
     "tf_gated_dense.tf": gated_dense,
     "tf_layernorm_keras.tf": keras_layer_norm,
+    "tf_layernorm_early.tf": lambda: keras_layer_norm(affine=False),
     "tf_attention.tf": lambda: attention("scores"),
     "tf_attention_scaled_query.tf": lambda: attention("query"),
+    **{f"tf_attention_{k}.tf": (lambda k=k: attention(k)) for k in ("subtracted", "prescaled", "flat")},
     "tf_attention_einsum.tf": einsum_attention,
     "ort_fused_conv.ort": ort_fused_conv,
     **{f"ort_gelu_{k}.ort": (lambda k=k: ort_gelu(k)) for k in ("bias", "fast", "plain", "quick")},
     "ort_attention.ort": lambda: ort_attention("fused"),
     "ort_mha.ort": lambda: ort_attention("mha"),
+    "ort_packed.ort": ort_packed,
 }  # fmt: skip

@@ -75,6 +75,13 @@ def _llama(**more: Any) -> Any:
     return t.LlamaConfig(**{**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False, **more})
 
 
+def _opt() -> Any:
+    return t.OPTConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=16,
+        use_cache=False,
+    )  # fmt: skip
+
+
 def _whisper() -> Any:
     return t.WhisperConfig(
         vocab_size=32, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
@@ -153,12 +160,7 @@ MODELS: dict[str, Callable[[], Case]] = {
             "qwen2": lambda how: _text(t.Qwen2Model, t.Qwen2Config(**{**_SMALL, "num_key_value_heads": 1, "use_cache": False}), how),
             "gpt_neox": lambda how: _text(t.GPTNeoXModel, t.GPTNeoXConfig(**_SMALL, rotary_pct=0.5, use_cache=False), how),
             "opt": lambda how: _text(
-                t.OPTModel,
-                t.OPTConfig(
-                    vocab_size=32, hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=16,
-                    use_cache=False,
-                ),
-                how,
+                t.OPTModel, _opt(), how
             ),
             "vit": lambda how: _vision(t.ViTModel, t.ViTConfig(**_IMAGE), how),
             "clip_vision": lambda how: _vision(t.CLIPVisionModel, t.CLIPVisionConfig(**_IMAGE), how),
@@ -182,6 +184,17 @@ MODELS: dict[str, Callable[[], Case]] = {
         "eager",
     ),
     "swin_eager": lambda: _swin("eager"),
+    "dinov3_eager": lambda: _vision(t.DINOv3ViTModel, t.DINOv3ViTConfig(**_IMAGE), "eager"),
+    "codegen_eager": lambda: _text(
+        t.CodeGenModel, t.CodeGenConfig(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=4, rotary_dim=4, use_cache=False), "eager"
+    ),
+    "xglm_eager": lambda: _text(
+        t.XGLMModel,
+        t.XGLMConfig(vocab_size=32, max_position_embeddings=32, d_model=16, ffn_dim=24, num_layers=2, attention_heads=2, use_cache=False),
+        "eager",
+    ),
+    "xlm_eager": lambda: _text(t.XLMModel, t.XLMConfig(vocab_size=32, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=32), "eager"),
+    "opt_cache_eager": lambda: _cached(t.OPTForCausalLM(_sized(_opt(), "eager")), 2, 8),
     "gpt2_cache_sdpa": lambda: _cached(t.GPT2LMHeadModel(_sized(_gpt2(), "sdpa")), 2, 8),
     "llama_cache_eager": lambda: _cached(t.LlamaForCausalLM(_sized(_llama(), "eager")), 2, 4),
     "llama_cache_sdpa": lambda: _cached(t.LlamaForCausalLM(_sized(_llama(), "sdpa")), 2, 4),

@@ -227,8 +227,11 @@ def layer_norm(kind: str) -> Case:
         u = x - x.mean(-1, keepdim=True)
         return u * torch.rsqrt((u * u).mean(-1, keepdim=True) + 1e-6) * m.g + m.b
 
-    if kind in ("manual", "rsqrt"):
-        return Case(Net(manual if kind == "manual" else rsqrt, g=g, b=b), (tokens(),))
+    def var(m: Any, x: Any) -> Any:
+        return m.g * (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-6) + m.b
+
+    if kind in ("manual", "rsqrt", "var"):
+        return Case(Net({"manual": manual, "rsqrt": rsqrt, "var": var}[kind], g=g, b=b), (tokens(),))
     if kind == "skip":
         return Case(Net(lambda m, x, y: m.ln(x + y), ln=_layer_norm()), (tokens(), tokens()), batch=(0, 1))
     if kind == "skip_bias":  # the dense layer's bias before the residual, and the sum is needed later

@@ -79,6 +79,18 @@ def test_layer_norm_decomposed(square: str, root: str, tail: str) -> None:
     check_spec(m, match, sizes={"batch": 2})
 
 
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("back", ["Unsqueeze", "Reshape"])
+def test_torch_var(back: str, rms: bool) -> None:
+    """The dynamo exporter's torch.var: a mean of its own, and the reduced axis dropped and put back."""
+    second = [node("ReduceMean", "x", "m2", axes=[2]), node("Sub", "x m2", "d2")]
+    variance = [node("Mul", "x x" if rms else "d2 d2", "q"), node("ReduceMean", "q", "v0", axes=[2], keepdims=0), node(back, f"v0 {back}", "v")]
+    rest = [node("Add", "v eps", "e"), node("Sqrt", "e", "r"), node("Div", "x r" if rms else "d r", "z"), node("Mul", "z g", "y")]
+    extra = {"Unsqueeze": np.array([2]), "Reshape": np.array([2, 3, 1])}
+    m = build([*([] if rms else [*MEAN, *second]), *variance, *rest], shape=(2, 3, N), extra=extra)
+    check_spec(m, only(m, "rmsnorm" if rms else "layernorm"))
+
+
 EARLY = {
     "on the root": [node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "i g", "s"), node("Mul", "C s", "z")],
     "on the input": [node("Sqrt", "e", "r"), node("Mul", "g C", "s"), node("Div", "s r", "z")],
@@ -222,7 +234,7 @@ NEAR_MISSES: dict[str, tuple[list[NodeProto], dict[str, Any], str]] = {
     "root read twice": ([*chain(), node("Relu", "r", "extra")], {"outputs": ("y", "extra")}, "read by 2 nodes"),
     "variance over another axis": (chain(v=node("ReduceMean", "q", "v", axes=[1])), {}, "different axes"),
     "mean over more axes": (chain(m=node("ReduceMean", "x", "m", axes=[1, 2])), {}, "different axes"),
-    "axes dropped": (chain(v=[node("ReduceMean", "q", "v0", axes=[-1], keepdims=0), node("Unsqueeze", "v0 last", "v")]), {}, "keepdims"),
+    "axes dropped": (chain(v=[node("ReduceMean", "q", "v0", axes=[-1], keepdims=0), node("Relu", "v0", "v1"), node("Unsqueeze", "v1 last", "v")]), {}, "keepdims"),
     "cubed": (chain(q=node("Pow", "d three", "q")), {"extra": {"three": F(3.0)}}, "does not average squares"),
     "epsilon after the root": (chain(e=node("Identity", "v", "e"), r=[node("Sqrt", "e", "r0"), node("Add", "r0 eps", "r")]), {}, "after the square root"),
     "epsilon at run time": (chain(e=node("Add", "v epsilon", "e")), {"inputs": {"epsilon": (1,)}}, "not a constant scalar"),
