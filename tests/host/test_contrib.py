@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
@@ -13,17 +16,18 @@ from tracea_onnx.graph import Graph
 X = 8
 
 
-def weights(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def weights(*shape: int) -> npt.NDArray[np.float32]:
     return np.ones(shape, np.float32)
 
 
-def contrib(op: str, inputs: list[str], outputs: list[str], **attrs: int) -> NodeProto:
+def contrib(op: str, inputs: list[str], outputs: list[str], **attrs: Any) -> NodeProto:
     return helper.make_node(op, inputs, outputs, domain="com.microsoft", name=op, **attrs)
 
 
 def shape_behind(call: NodeProto, inputs: dict[str, tuple[int | str, ...]], types: dict[str, int] | None = None) -> tuple[int | None, object]:
     """Type and shape of Relu(first output of `call`)."""
-    known = {"w": weights(X, 3 * X), "b": weights(3 * X), "g": weights(X), "we": weights(30, X), "pe": weights(16, X), "n": np.int32([4])}
+    known: dict[str, npt.ArrayLike] = {"w": weights(X, 3 * X), "b": weights(3 * X), "g": weights(X), "we": weights(30, X), "pe": weights(16, X)}
+    known["n"] = np.array([4], np.int32)
     used = {k: v for k, v in known.items() if k in call.input}
     m: ModelProto = model([call, node("Relu", call.output[0], "r"), node("Neg", "r", "y")], inputs, ("y",), used, types=types)
     g = Graph(canonicalise(m))
