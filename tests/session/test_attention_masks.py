@@ -1,0 +1,46 @@
+"""Masks that are scaled or subtracted, and rows with nothing left to see, on the provider: ONNX Runtime's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, TensorProto
+
+from tests.host.attention_graphs import B, D, F, H, Net, T
+from tests.session.test_few_launches import run
+from tracea_onnx import compiler
+
+LOWEST = np.finfo(F).min
+
+
+def graph(kind: str) -> ModelProto:
+    n = Net(q=(B, H, T, D), k=(B, H, D, T), v=(B, H, T, D), keep=(B, 1, T, T))
+    n.types["keep"] = TensorProto.BOOL
+    if kind == "operator":
+        m = n.model(n.add("Attention", "q", n.add("Transpose", "k", perm=[0, 1, 3, 2]), "v", "keep"), opset=23)
+        m.ir_version = 10
+        return m
+    s = n.add("MatMul", "q", "k")
+    if kind == "causal":  # two masks that write finite numbers
+        s = n.add("Where", n.const(np.tri(T, dtype=bool)[None, None]), s, n.const(F(LOWEST)))
+        s = n.add("Add", s, n.add("Where", "keep", n.const(F(0)), n.const(F(LOWEST))))
+    else:
+        n.inputs["bias"] = (1, H, T, T)
+        s = n.add("Sub", s, "bias") if kind == "subtracted" else n.add("Div", n.add("Add", s, "bias"), n.const(F(4)))
+        s = n.add("Where", "keep", s, n.const(F(LOWEST)))
+    return n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v"))
+
+
+@pytest.mark.parametrize("kind", ["scaled", "subtracted", "causal", "operator"])
+def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, rng = graph(kind), np.random.default_rng(4)
+    data = {i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(F) for i in model.graph.input}
+    data["keep"] = data["keep"] > 0
+    data["keep"][0, :, :3] = False
+    (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    assert "attention" in launches
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
