@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -37,7 +38,7 @@ def graph(kind: str) -> ModelProto:
 @pytest.mark.parametrize("kind", ["scaled", "subtracted", "causal", "operator"])
 def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, rng = graph(kind), np.random.default_rng(4)
-    data = {i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(F) for i in model.graph.input}
+    data: dict[str, Any] = {i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(F) for i in model.graph.input}
     data["keep"] = data["keep"] > 0
     data["keep"][0, :, :3] = False
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
