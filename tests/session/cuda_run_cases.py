@@ -125,6 +125,22 @@ def case_graph_per_partition_and_addresses() -> None:
         np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
 
 
+def case_no_graphs_where_addresses_come_and_go() -> None:
+    """By default graphs are made, but not for ever where each is replayed once."""
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    x, kept, lines = vector(60), [], []
+    for _ in range(40):
+        kept.append((device_tensor(x), empty_tensor([60]), empty_tensor([60])))
+        io = bound(session, kept[-1][0], {"u": kept[-1][1], "y": kept[-1][2]})
+        log.take()
+        for _ in range(3):
+            session.run_with_iobinding(io)
+        lines.append(log.take())
+        np.testing.assert_allclose(kept[-1][2].numpy(), x**3, rtol=1e-5)
+    assert all(taken.count("replay") == 2 for taken in lines[:16]) and not any(taken.count("replay") for taken in lines[16:])
+
+
 def case_graph_of_the_whole_session() -> None:
     """ORT's own capture: runs on fixed bindings become one replay, contents of the bound tensors are read anew."""
     need_ort(1, 26, why="captures no graphs for plugins")
