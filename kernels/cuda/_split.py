@@ -63,14 +63,14 @@ class SplitTile:
     def fits(self) -> bool:
         """Whether so many blocks have their shared memory and registers on one multiprocessor."""
         shared = self.smem <= _LIMIT and (self.smem + 1024) * self.resident <= _SHARED
-        return shared and self.stages >= 3 and (self.columns // 2 + 44) * -(-self.threads // 128) * 128 * self.resident <= 65536
+        return shared and self.stages >= 3 and (self.columns // 2 + 28) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
 
 #: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, after the last product of a block, for
-#: 64 x 64 x 64 products, until a copy comes, to exchange sums, per float exchanged and per float finished; bytes a clock from L2 for one block and for all,
-#: from memory for all and for one multiprocessor.
-_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _EXCHANGE, _FLOAT, _RESULT = 1860.0, 1280.0, 1800.0, 165.0, 2610.0, 710.0, 0.26, 0.29
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 59.0, 5700.0, 2840.0, 28.5
+#: 64 x 64 x 64 products, until a copy comes, to exchange sums, per float exchanged and per float finished, for a residual; bytes a clock from L2 for one block
+#: and for all, from memory for all and for one multiprocessor.
+_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _EXCHANGE, _FLOAT, _RESULT, _RESIDUAL = 1910.0, 1300.0, 1700.0, 170.0, 2420.0, 320.0, 0.34, 0.29, 2070.0
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 63.3, 5380.0, 3200.0, 28.8
 _CACHED = 32 << 20  # bytes of a weight that L2 may still hold
 #: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
 _GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
@@ -119,7 +119,7 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
-    finish = _FINISH + _RESULT * size / t.split * (3.0 if residual else 1.0)
+    finish = _FINISH + residual * _RESIDUAL + _RESULT * size / t.split
     if t.split > 1:
         finish += _EXCHANGE + _FLOAT * size * (t.split - 1) / t.split
     cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0)

@@ -38,6 +38,10 @@ class HopperTile:
     def stages(self) -> int:
         return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
 
+    def with_residual(self) -> HopperTile:
+        """The tile with buffers in which all residual panels of a tile may fly while it is multiplied."""
+        return replace(self, staging=max(2, min(4, self.bm * self.bn // 4096 // (1 if self.ping else 2))))
+
     @property
     def smem(self) -> int:
         return self.stages * self.stage + self.kept * self.bn * 128 + 2 * self.staging * _PANEL + 2048
@@ -54,9 +58,10 @@ TILES = tuple(
 #: (rows, columns, ping) of tiles whose block keeps its columns of B.
 _KEPT = ((128, 64, True), (256, 64, False), (128, 128, True), (64, 128, True), (64, 256, True), (128, 256, False), (128, 192, False), (64, 192, True))
 #: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and from memory, for the whole chip; clocks
-#: to start a kernel and a cluster, and to finish 64 x 64 results of one warpgroup, without and with a residual.
-_FLOPS, _CHIP_BYTES, _MEMORY_BYTES = 3480.0, 5400.0, 2010.0
-_START, _CLUSTER, _PANEL_CLOCKS, _RESIDUAL = 2840.0, 7470.0, 743.0, 296.0
+#: until a copy comes, to start a kernel and a cluster, to finish 64 x 64 results of one warpgroup, more with a
+#: residual, and again more for every such results of a tile.
+_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3450.0, 6320.0, 7330.0, 2910.0
+_START, _CLUSTER, _PANEL_CLOCKS, _RESIDUAL, _RESIDUAL_WAIT = 1880.0, 5860.0, 1200.0, 39.2, 150.0
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
@@ -70,10 +75,14 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.07 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
-    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES)
-    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + residual * _RESIDUAL)
+    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / (t.with_residual() if residual else t).stages)
+    panels = t.bm * t.bn / 4096 * (1 if t.ping else 0.5)
+    finish = panels * (_PANEL_CLOCKS + residual * (_RESIDUAL + panels * _RESIDUAL_WAIT))
     tile = steps * step
-    body = max(turns * tile, -(-turns // 2) * (tile + finish)) if t.ping else turns * (tile + finish)
+    if t.ping:  # the second warpgroup begins one tile later
+        body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
+    else:
+        body = turns * (tile + finish)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     overlapped = (body**1.2 + memory**1.2) ** (1 / 1.2)
     return float(_START + overlapped) + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
@@ -147,8 +156,8 @@ def product(
 ) -> Kernel:  # fmt: skip
     """The kernel. params: sizes that the source needs."""
     staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
-    if staged:  # all residual panels of a tile fly while it is multiplied
-        tile = replace(tile, staging=max(2, min(4, tile.bm * tile.bn // 4096 // (1 if tile.ping else 2))))
+    if staged:
+        tile = tile.with_residual()
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
     map_type = "const __grid_constant__ TensorMap"
     maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (64, 64))))
