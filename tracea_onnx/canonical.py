@@ -2,6 +2,7 @@
 
     Constant, Identity(initializer), Transpose(W)   ->  initializer
     Identity, inference Dropout, no-op Cast/Reshape/Transpose/Slice  ->  their input
+    Transpose, pointwise, inverse Transpose         ->  pointwise         (its constants transposed)
     two equal nodes or initializers                 ->  one
     If with a constant condition                    ->  the branch it takes
     initializer that is also an input               ->  initializer          (IR >= 4: a caller could have overridden it)
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from tracea_onnx import branches, external, fold, reshapes, simplify, surgery
+from tracea_onnx import branches, external, fold, reshapes, simplify, surgery, transposes
 from tracea_onnx.graph import Graph, external_info, subgraphs
 from tracea_onnx.infer import Types, infer, user_types
 
@@ -100,6 +101,7 @@ def _pass(model: ModelProto, graph: GraphProto, outer: tuple[GraphProto, ...], f
     changed += simplify.remove_no_ops(view(model, graph, outer, folder), protected)
     changed += fold.fold(model, view(model, graph, outer, folder), protected, budget)
     changed += reshapes.settle(view(model, graph, outer, folder), protected, model.graph)
+    changed += transposes.settle(view(model, graph, outer, folder), protected)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)
     changed += surgery.drop_dead(graph, protected)
     surgery.drop_value_info(graph)

@@ -88,6 +88,8 @@ CHAINS: dict[str, Chain] = {
     **dict.fromkeys([f"rope_{k}" for k in ("apply", "pairs", "halves", "partial")], _ROPE),
     **dict.fromkeys([f"rope_{k}" for k in ("gptj", "full")], _TABLES),
     "tf_conv_same_bn_relu6": Chain({"Conv": 1}, left=2),  # the transposes from and to channels last
+    "tf_nhwc_residual": Chain({"Conv": 2}, left=2),
+    "tf_nhwc_upsampling": Chain({"ConvTranspose": 1}, left=2),
     "tf_depthwise_scale_hswish": _CONV,
     "tf_depthwise_scale_mish": _CONV,
     **dict.fromkeys([f"tf_se_{k}" for k in ("pool", "swish", "reshaped", "dense")], _SE),

@@ -61,6 +61,27 @@ def scaled_conv(act: str) -> ModelProto:
     return built(nodes, {"x": ("n", C, 5, 5)}, {"w": weights(C, 1, 3, 3), **per_channel})
 
 
+def channels_last(kind: str) -> ModelProto:
+    """Bias, scale and activation channels last, between the transposes around each convolution: a residual block, or an upsampling."""
+    back, to = [0, 3, 1, 2], [0, 2, 3, 1]
+    nodes = [node("Transpose", "x", "x0", perm=back)]
+    if kind == "residual":
+        nodes += [
+            node("Conv", "x0 w1", "u1", pads=[1] * 4), node("Transpose", "u1", "t1", perm=to), node("Add", "t1 b1", "a1"), node("Mul", "a1 s1", "m1"),
+            node("Add", "m1 h1", "n1"), node("Relu", "n1", "r1"), node("Transpose", "r1", "v1", perm=back), node("Conv", "v1 w2", "u2", pads=[1] * 4),
+            node("Transpose", "u2", "t2", perm=to), node("Add", "t2 b2", "a2"), node("Add", "a2 r1", "e2"), node("Relu", "e2", "y"),
+        ]  # fmt: skip
+        constants: Constants = {f"w{k}": weights(C, C, 3, 3, seed=k) for k in (1, 2)}
+    else:
+        nodes += [
+            node("ConvTranspose", "x0 w1", "u1", strides=[2, 2]), node("Transpose", "u1", "t1", perm=to), node("Add", "t1 b1", "a1"),
+            *chain("Sigmoid X > s; Mul X s > Y", "a1", "y"),
+        ]  # fmt: skip
+        constants = {"w1": weights(C, C, 2, 2)}
+    used = {i for n in nodes for i in n.input}
+    return built(nodes, {"x": ("n", 6, 6, C)}, constants | {k: weights(C, seed=j) for j, k in enumerate(("b1", "s1", "h1", "b2")) if k in used})
+
+
 def squeeze_excite(kind: str) -> ModelProto:
     tail = "Relu X > r" if kind != "swish" else "Sigmoid X > q; Mul X q > r"
     if kind == "dense":
@@ -205,6 +226,7 @@ HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_conv_same_bn_relu6.tf": padded_conv,
     "tf_depthwise_scale_hswish.tf": lambda: scaled_conv("Add X three > a; Clip a zero six > k; Mul k sixth > d; Mul X d > Y"),
     "tf_depthwise_scale_mish.tf": lambda: scaled_conv("Softplus X > p; Tanh p > t; Mul X t > Y"),
+    **{f"tf_nhwc_{k}.tf": (lambda k=k: channels_last(k)) for k in ("residual", "upsampling")},
     "tf_se_pool.tf": lambda: squeeze_excite("pool"),
     "tf_se_swish.tf": lambda: squeeze_excite("swish"),
     "tf_se_reshaped.tf": lambda: squeeze_excite("reshaped"),
