@@ -15,7 +15,9 @@ from tests.host.test_canonical import unchanged
 
 C = 4
 TO, BACK = [0, 2, 3, 1], [0, 3, 1, 2]
-WEIGHTS: dict[str, npt.ArrayLike] = {"w": normal(C, C, 3, 3), "b": normal(C), "s": normal(1, 1, C), "k": normal(1, 5, 6, C), "one": np.float32(1), "v": normal(C, C, 3, 3)}
+WEIGHTS: dict[str, npt.ArrayLike] = {
+    "w": normal(C, C, 3, 3), "b": normal(C), "s": normal(1, 1, C), "k": normal(1, 5, 6, C), "one": np.float32(1), "v": normal(C, C, 3, 3),
+}  # fmt: skip
 PADS: dict[str, npt.ArrayLike] = {"pads": np.array([0, 1, 2, 0, 0, 3, 0, 0]), "zero": np.float32(0)}
 CONV = [node("Conv", "x w", "c", pads=[1] * 4), node("Transpose", "c", "t", perm=TO)]
 
