@@ -87,7 +87,8 @@ def conv_request(v: Conv, dtype: DType) -> Request:
         operands.append(f"o{j}")
     p0, p1 = K.PARAMETERS.get(v.act, (0.0, 0.0))
     family = "deconv2d" if v.transposed else "conv2d_dw" if v.depthwise else "conv2d"
-    return R.request(family, dtype, ints, {"p0": p0, "p1": p1}, K.GATED if v.kinds is not None else None, operands, unaligned=("y",) if v.slack % 8 else ())
+    program = K.GATED if v.kinds is not None else None
+    return R.request(family, dtype, ints, {"p0": p0, "p1": p1}, program, operands, unaligned=("y",) if v.slack % 8 else (), constant=("w", "bias"))
 
 
 def pack_request(v: Conv, dtype: DType, *, scaled: bool = True) -> Request:

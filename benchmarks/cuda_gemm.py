@@ -249,7 +249,7 @@ def shape_name(s: Shape) -> str:
 def shape_request(s: Shape, dtype: DType = DType.F16) -> Request:
     m, n, k, act, res = s
     ints = {"M": m, "N": n, "K": k, "ldx": k, "ldr": n, "ldy": n, "act": K.act_index(act), "res_mode": res}
-    return R.request("gemm", dtype, ints, operands=["x", "w", "bias", "y", *(["res"] if res else [])])
+    return R.request("gemm", dtype, ints, operands=["x", "w", "bias", "y", *(["res"] if res else [])], constant=("w", "bias"))
 
 
 @dataclass(frozen=True)

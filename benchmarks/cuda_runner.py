@@ -145,7 +145,7 @@ class Launch:
 
 def request(
     family: str, dtype: DType, ints: Mapping[str, DimLike], floats: Mapping[str, float] | None = None, program: Mapping[str, Any] | None = None,
-    operands: Iterable[str] = (), *, target: tuple[int, int] | None = None, unaligned: Iterable[str] = (),
+    operands: Iterable[str] = (), *, target: tuple[int, int] | None = None, unaligned: Iterable[str] = (), constant: Iterable[str] = (),
 ) -> Request:  # fmt: skip
     """A Request with the parameters that were not given set to 0, as lowering leaves them."""
     spec = FAMILIES[family]
@@ -153,7 +153,7 @@ def request(
     if unknown:
         raise ValueError(f"{family} has no {sorted(unknown)}")
     arch, sms = target or device()
-    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, sms, frozenset(unaligned))
+    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, sms, frozenset(unaligned), frozenset(constant))
 
 
 _forced: dict[int, tuple[Request, Any]] = {}

@@ -161,7 +161,7 @@ def _product(
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
-        f"constexpr bool SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
+        f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
         _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("tma"), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)

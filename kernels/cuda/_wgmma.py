@@ -170,7 +170,8 @@ def product(
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool PING = {int(tile.ping)};", multiply(tile.bn, mma), epi.source, _backend.template("tma"), _backend.template("wgmma"),
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)};", multiply(tile.bn, mma),
+        epi.source, _backend.template("tma"), _backend.template("wgmma"),
     ])  # fmt: skip
     tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
     if tile.kept:

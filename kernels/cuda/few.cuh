@@ -5,7 +5,7 @@
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
 // For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, Y_VECTOR and the epilogue (WIDTH 2).
+// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, EARLY (the weight is constant), Y_VECTOR and the epilogue (WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
@@ -44,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
   const int tiles_w = (OW + 15) / 16, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");  // constant weights need not wait for the kernel before
 #endif
 #pragma unroll 8
   for (int k = 0; k < (BN * STEPS * 2 + 127) / 128; k++) {

@@ -5,7 +5,7 @@
 // The sums of a tile meet in shared memory as f32, each block of the cluster adds up and finishes its part, always in the same order.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, Y_VECTOR and the epilogue (struct Epilogue, finish, WIDTH 8).
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), Y_VECTOR and the epilogue (struct Epilogue, finish, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
           copy2(to, &map_x, b, s.k * 64, m0);
 #endif
       };
-      // Weights are constant: the first of them need not wait for the kernel before.
+      // Constant weights need not wait for the kernel before.
+      if (!EARLY) wait_for_producers();
       Step weight(begin, chunks, KW), row(begin, chunks, KW);
       const int ahead = min(STAGES, count);
       for (int k = 0; k < ahead; k++, weight.next(chunks, KW)) {

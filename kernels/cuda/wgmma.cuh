@@ -6,7 +6,7 @@
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, RESIDUAL, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           copy2(to, &map_b, b, s.k * 64, n0);
 #endif
       };
-      // B is constant: the first of it need not wait for the kernel before.
+      // What of B is constant need not wait for the kernel before.
+      if (!EARLY) wait_for_producers();
       const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);

@@ -5,7 +5,7 @@
 // serves every tap: a tap's left operand is the slab from another row on. Columns of the tile beyond the output's width are computed and not stored.
 // A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
 //
-// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
+// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, STAGING, EARLY (the weight is constant) and the epilogue (struct Epilogue, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
 constexpr int BLOCKS = 2, PANEL = 64 * 128, PANELS = BN / 64, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies, and its results
@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
-      // Weights are constant: they need not wait for the kernel before.
+      // Constant weights need not wait for the kernel before.
+      if (!EARLY) wait_for_producers();
       for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int tap = 0; tap < TAPS; tap++) {
           const int k = chunk * TAPS + tap;

@@ -116,6 +116,21 @@ def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
         assert all(k.symbol != "conv_window" for k in kernels_of(other))
 
 
+def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> None:
+    shapes = (
+        conv(DType.F16, 8, 3, 64, 64, 32, 7, 2, 3),
+        conv(DType.F16, 64, 64, 56, 56, 64),
+        conv(DType.F16, 64, 256, 14, 14, 1024, 1, 1, 0),
+        conv(DType.F16, 1, 512, 7, 7, 512),
+    )
+    assert {k.symbol for r in shapes for k in kernels_of(r)} == {"conv_few", "conv_window", "product_wgmma", "product_split"}
+    for r in shapes:
+        for constant in (False, True):
+            (k,) = kernels_of(replace(r, constant=frozenset({"w"} if constant else ())))
+            assert f"bool EARLY = {int(constant)}" in k.source
+            compile_kernels([k], 90)
+
+
 def test_one_by_one_is_a_product() -> None:
     (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512, 1, 1, 0))
     assert all(a.im2col is None for a in k.args if isinstance(a, TensorMap))
