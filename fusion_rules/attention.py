@@ -20,6 +20,7 @@ from tracea_onnx.patterns import FLOATS, narrower
 from tracea_onnx.patterns_attention import Axes, Operand, finish, heads, query_key, trace, with_values
 from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
 from tracea_onnx.patterns_shape import Shapes, same, shapes
+from tracea_onnx.patterns_softmax import Softmax, decomposed, operator
 
 _LOWEST: dict[int, float] = {
     TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308, TensorProto.FLOAT16: -65504.0,
@@ -47,16 +48,16 @@ class _Scores:
         return next(n.outputs[0] for n in self.nodes[at:] if n.op in _PRODUCTS or n.op in _REGROUPS)
 
 
-def match(g: Graph, softmax: Node) -> Match:
+def match(g: Graph, anchor: Node) -> Match:
     s = shapes(g)
-    scores = _scores(g, s, softmax)
-    shape = s.dims(softmax.input(0))
-    axis = softmax.attr("axis", 1 if g.opset() < 13 else -1)
-    if axis != -1 and (shape is None or axis != len(shape) - 1):
-        raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis", softmax)
-    after, product, transposed, nan_to_zero = _probabilities(g, softmax)
-    _settle(g, s, scores, softmax)
-    core = [*scores.nodes, softmax, *after, product]
+    soft = decomposed(g, anchor) if anchor.op == "ReduceSum" else operator(g, anchor)
+    scores = _scores(g, s, soft)
+    if soft.axis != -1 or soft.log:
+        axis = None if soft.axis is None else soft.axis + len(s.dims(soft.x) or ())
+        raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis" if not soft.log else "a logarithm is taken of the probabilities", anchor)
+    after, product, transposed, nan_to_zero = _probabilities(g, soft, scores)
+    _settle(g, s, scores, anchor)
+    core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
     if rank not in (3, 4):
         raise Refuse(f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known", scores.product)
@@ -64,14 +65,14 @@ def match(g: Graph, softmax: Node) -> Match:
         raise Refuse("the product with the values has another rank than the scores", product)
     _same_rows(s, scores, after, transposed)
     lead = ("b", "h") if rank == 4 else ("bh",)
-    qk, v = query_key(scores.product, lead), with_values(product, after[-1].outputs[0] if after else softmax.outputs[0], lead, transposed)
+    qk, v = query_key(scores.product, lead), with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed)
     if qk is None or v is None:
         raise Refuse("an Einsum of the chain is not a product over head elements or over keys", scores.product if qk is None else product)
     operands = (*qk, v[0])
     tries = [(False, False), (False, True), *([(True, False)] if rank == 3 else [])]
     refused: Refuse | None = None
     for merge, keep in tries:
-        found = _build(g, s, softmax, scores, core, product, operands, v[1], nan_to_zero, merge_heads=merge, keep_views=keep)
+        found = _build(g, s, anchor, scores, core, product, operands, v[1], nan_to_zero, merge_heads=merge, keep_views=keep)
         if not isinstance(found, Refuse):
             return found
         refused = refused or found
@@ -92,11 +93,11 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
     return False
 
 
-def _scores(g: Graph, s: Shapes, softmax: Node) -> _Scores:
-    value = softmax.input(0)
+def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
+    value = soft.x
     if not _is_product(g, value):
-        raise Refuse("what Softmax reads is not a product of two run-time values", softmax, near=False)
-    out = _Scores(softmax)
+        raise Refuse("what Softmax reads is not a product of two run-time values", soft.anchor, near=False)
+    out = _Scores(soft.anchor)
     while True:
         node = g.producer(value)
         assert node is not None  # _is_product
@@ -268,10 +269,10 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
             masks[k] = replace(m, met=m.value)
 
 
-def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, bool]:
+def _probabilities(g: Graph, soft: Softmax, scores: _Scores) -> tuple[list[Node], Node, bool, bool]:
     """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared)."""
     nodes: list[Node] = []
-    value, transposed, nan_to_zero = softmax.outputs[0], False, False
+    value, transposed, nan_to_zero, softmax = soft.output, False, False, soft.anchor
     while True:
         uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
         if g.is_output(value):
@@ -301,6 +302,9 @@ def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, boo
         elif node.op == "Dropout":
             if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len([o for o in node.outputs if o]) > 1:
                 raise Refuse("Dropout is in training mode", node)
+        elif node.op == "Where":
+            _cleared(g, node, value, scores, nodes)
+            nan_to_zero = True
         elif node.op not in ("Cast", "Identity", "Reshape"):
             raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
         elif node.op == "Cast" and node.attr("to") not in FLOATS:
@@ -311,6 +315,20 @@ def _probabilities(g: Graph, softmax: Node) -> tuple[list[Node], Node, bool, boo
                 raise Refuse("Reshape regroups the probabilities' columns", node)
         nodes.append(node)
         value = node.outputs[0]
+
+
+def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequence[Node]) -> None:
+    """Where that writes 0 over the probabilities its mask already hid from Softmax (DeBERTa): only a row with nothing left to see differs, and is 0.
+
+    As if the mask had written minus infinity, and a row that Softmax then makes NaN were 0.
+    """
+    kind = "bool" if where.inputs[1] == value else "drop"
+    mask = scores.masks[0] if len(scores.masks) == 1 else None
+    lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, -np.inf)
+    alike = mask is not None and mask.kind == kind and mask.value == where.inputs[0] and mask.fill <= lowest and scores.floor == -np.inf
+    if not alike or mask is None or g.scalar(where.inputs[2 if kind == "bool" else 1]) != 0.0 or any(n.op in ("Reshape", "Transpose") for n in before):
+        raise Refuse("Where overwrites probabilities other than those its mask hid from Softmax", where)
+    mask.fill = -np.inf
 
 
 def _build(
@@ -373,6 +391,6 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
 
 
 RULE = Rule(
-    "attention", "Attention", frozenset(("Softmax",)), match,
+    "attention", "Attention", frozenset(("Softmax", "ReduceSum")), match,
     "softmax(scale * q k^T + masks) v with the head splits, transposes and masks around it", priority=10,
 )  # fmt: skip

@@ -100,6 +100,7 @@ _REMEDIES: tuple[tuple[str, Advice], ...] = (
     (r"graph output|output of the graph|graph's output", _kept),
     (r"flattens the axes", "re-export with opset 13 or later"),
     (r"per group in opset", "re-export with opset 21 or later"),
+    (r"without the maximum of x subtracted", "write softmax(x) instead of exp(x) / sum(exp(x)) and export again"),
     (r"keepdims = 0", "write the reduction with keepdim=True and export again"),
     (r"mixes floating-point types|narrower type", "re-export in one floating-point type, without autocast"),
     (r"may enlarge|may not have the shape|known to have the same shape|does not broadcast",

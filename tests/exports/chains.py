@@ -100,7 +100,7 @@ CHAINS: dict[str, Chain] = {
     "tf_layernorm_early": _LN,
     "tf_attention": Chain({"Attention": 1, "Gemm": 4}, left=4),
     "tf_attention_scaled_query": Chain({"Attention": 1, "Gemm": 4}, left=4),
-    **dict.fromkeys([f"tf_attention_{k}" for k in ("subtracted", "prescaled", "flat")], Chain({"Attention": 1, "Gemm": 4}, left=4)),
+    **dict.fromkeys([f"tf_attention_{k}" for k in ("subtracted", "prescaled", "flat", "spelled")], Chain({"Attention": 1, "Gemm": 4}, left=4)),
     "tf_attention_einsum": Chain({"Attention": 1}, left=8),
     "ort_fused_conv": _CONV,
     **dict.fromkeys([f"ort_gelu_{k}" for k in ("bias", "fast", "plain", "quick")], Chain({"Gemm": 2})),

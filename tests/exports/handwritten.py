@@ -140,7 +140,7 @@ def keras_layer_norm(affine: bool = True) -> ModelProto:
 def attention(kind: str) -> ModelProto:
     """TensorFlow's BERT: dense layers through Reshape, heads with the scale on q or the scores, a mask made from integers.
 
-    Or the mask subtracted, or added before the scale; or Softmax over rows in one axis.
+    Or the mask subtracted, or added before the scale; or Softmax over rows in one axis, or from its parts.
     """
     nodes = [*_dense("x", "q", "0"), *_dense("x", "k", "1"), *_dense("x", "v", "2")]
     for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
@@ -154,6 +154,9 @@ def attention(kind: str) -> ModelProto:
     nodes += [node("Mul", "sm scale", "sp")] if kind == "prescaled" else []
     if kind == "flat":
         nodes += [node("Reshape", "sm rows", "sf"), node("Softmax", "sf", "pf", axis=-1), node("Reshape", "pf back", "p")]
+    elif kind == "spelled":
+        nodes += [node("ReduceMax", "sm", "mx", axes=[-1]), node("Sub", "sm mx", "sd"), node("Exp", "sd", "se"), node("ReduceSum", "se last", "st")]
+        nodes += [node("Div", "se st", "p")]
     else:
         nodes += [node("Softmax", "sp" if kind == "prescaled" else "sm", "p", axis=-1)]
     nodes += [
@@ -162,6 +165,7 @@ def attention(kind: str) -> ModelProto:
     ]  # fmt: skip
     constants: Constants = {"flat": ints(-1, X), "whole": ints(-1, S, X), "split": ints(-1, S, H, D), "middle": ints(1, 2)}
     constants |= {f"w{k}": weights(X, X, seed=k) for k in range(4)} | {f"b{k}": weights(X, seed=k) for k in range(4)}
+    constants |= {"last": ints(-1)} if kind == "spelled" else {}
     constants |= {"rows": ints(-1, S), "back": ints(-1, H, S, S)} if kind == "flat" else {}
     return built(nodes, {"x": ("n", S, X), "m": ("n", S)}, constants, types={"m": 7})
 
@@ -238,7 +242,7 @@ HANDWRITTEN: dict[str, Callable[[], ModelProto]] = {
     "tf_layernorm_early.tf": lambda: keras_layer_norm(affine=False),
     "tf_attention.tf": lambda: attention("scores"),
     "tf_attention_scaled_query.tf": lambda: attention("query"),
-    **{f"tf_attention_{k}.tf": (lambda k=k: attention(k)) for k in ("subtracted", "prescaled", "flat")},
+    **{f"tf_attention_{k}.tf": (lambda k=k: attention(k)) for k in ("subtracted", "prescaled", "flat", "spelled")},
     "tf_attention_einsum.tf": einsum_attention,
     "ort_fused_conv.ort": ort_fused_conv,
     **{f"ort_gelu_{k}.ort": (lambda k=k: ort_gelu(k)) for k in ("bias", "fast", "plain", "quick")},

@@ -102,9 +102,17 @@ def plain(scale: str = "mul", split: str = "constant", *, key_perm: bool = True,
     return n, scores(n, q, k, scale)
 
 
-def close(n: Net, s: str, split: str = "constant", *, length: int = T, cleanup: bool = False, **kw: Any) -> ModelProto:
+def spelled_softmax(n: Net, s: str, how: str) -> str:
+    """Softmax over the last axis from its parts; `how` says what stands for the division, or that no maximum is subtracted."""
+    x = s if how == "no maximum" else n.add("Sub", s, n.add("ReduceMax", s, axes=[-1]))
+    e = n.add("Exp", x)
+    total = n.add("ReduceSum", e, n.const(ints(-1)), name="t")
+    return n.add("Mul", e, n.add("Reciprocal", total)) if how == "reciprocal" else n.add("Div", e, total, name="p")
+
+
+def close(n: Net, s: str, split: str = "constant", *, length: int = T, cleanup: bool = False, softmax: str = "", **kw: Any) -> ModelProto:
     """Softmax, product with v and the joined heads."""
-    p = n.add("Softmax", s, axis=-1, name="p")
+    p = spelled_softmax(n, s, softmax) if softmax else n.add("Softmax", s, axis=-1, name="p")
     if cleanup:
         p = n.add("Where", n.add("IsNaN", p), n.const(F(0.0)), p)
     y = n.add("MatMul", p, split_heads(n, "v", split, length))

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.host.attention_graphs import SCALES, SPLITS, B, F, H, S, T, X, close, ints, plain, whole
-from tests.host.rules_oracle import Array, only
+from tests.host.rules_oracle import Array, only, reason
 from tests.host.rules_oracle_attention import check_spec
 
 
@@ -83,6 +83,22 @@ def test_additive_mask_made_from_a_boolean_one(form: str, fill: float) -> None:
     a = whole(m, feeds=feeds)
     assert a["mask_kind"] == ("add" if fill == -1e9 else "bool" if form == "keep" else "drop")
     assert only(m, "attention").inputs[3] == ("mask" if fill != -1e9 else next(x.output[0] for x in m.graph.node if x.op_type == "Where"))
+
+
+@pytest.mark.parametrize("softmax", ["div", "reciprocal"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_softmax_from_its_parts(softmax: str, masked: bool) -> None:
+    n, s = plain()
+    if masked:
+        n.inputs["mask"] = (B, 1, S, T)
+        s = n.add("Add", s, "mask")
+    assert whole(close(n, s, softmax=softmax))["mask_kind"] == ("add" if masked else "none")
+
+
+def test_exponentials_without_their_maximum_refuse() -> None:
+    """exp(x) / sum(exp(x)) is NaN from x = 89 on, where softmax is not."""
+    n, s = plain()
+    assert "overflows" in reason(close(n, s, softmax="no maximum"), "attention", "n_t")
 
 
 def test_two_masks_apply_in_order() -> None:

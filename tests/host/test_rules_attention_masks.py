@@ -68,6 +68,34 @@ def test_rows_with_nothing_left_to_see(fill: float, causal: float, lift: bool) -
         check_spec(m, match, feeds=_feeds(m))
 
 
+def _cleared(kind: str, fill: float, *, other: bool = False, value: float = 0.0) -> Any:
+    """The probabilities of what a mask hides are overwritten once more."""
+    n = Net(q=(B, H, S, D), k=(B, H, D, T), v=(B, H, T, D), keep=(B, 1, 1, T))
+    n.types["keep"] = TensorProto.BOOL
+
+    def order(seen: str, hidden: str) -> tuple[str, str]:
+        return (seen, hidden) if kind == "bool" else (hidden, seen)
+
+    p = n.add("Softmax", n.add("Where", "keep", *order(n.add("MatMul", "q", "k"), n.const(F(fill)))), axis=-1, name="p")
+    again = n.add("Not", "keep") if other else "keep"
+    return n.model(n.add("MatMul", n.add("Where", again, *order(n.add("Dropout", p), n.const(F(value)))), "v"))
+
+
+@pytest.mark.parametrize("kind", ["bool", "drop"])
+@pytest.mark.parametrize("fill", [LOWEST, -np.inf])
+def test_probabilities_cleared_by_the_mask_of_the_scores(kind: str, fill: float) -> None:
+    m = _cleared(kind, fill)
+    match = only(m, "attention")
+    assert match.spec.attrs["nan_to_zero"]
+    with np.errstate(all="ignore"):
+        check_spec(m, match, feeds=_feeds(m))
+
+
+@pytest.mark.parametrize("change", [{"other": True}, {"value": 0.5}, {"fill": -1e5}])
+def test_probabilities_overwritten_otherwise_refuse(change: dict[str, Any]) -> None:
+    assert "overwrites probabilities" in reason(_cleared("bool", **{"fill": LOWEST, **change}), "attention", "n_p")
+
+
 def test_lifted_scores_of_one_causal_mask() -> None:
     n = Net(q=(B, H, T, D), k=(B, H, D, T), v=(B, H, T, D))
     s = n.add("Add", n.add("MatMul", "q", "k"), n.const(np.triu(np.full((T, T), -np.inf, F), 1)))
