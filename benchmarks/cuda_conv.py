@@ -15,61 +15,11 @@ from typing import Any
 
 from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
+from benchmarks import cuda_tiles as T
+from benchmarks.cuda_conv_shapes import Conv, layers, pitch
 from benchmarks.cuda_gemm import TYPES, Case, launches, random, report
 from tracea_onnx.cuda import Request
 from tracea_onnx.ops import ACTIVATIONS, DType
-
-
-@dataclass(frozen=True)
-class Conv:
-    """One convolution. pads: top, left, bottom, right. extra: output padding of a transposed one.
-
-    slack: extra channels in every pitch (a slice of a wider tensor)."""
-
-    n: int
-    c: int
-    h: int
-    w: int
-    oc: int
-    kernel: tuple[int, int] = (3, 3)
-    stride: tuple[int, int] = (1, 1)
-    dilation: tuple[int, int] = (1, 1)
-    pads: tuple[int, int, int, int] = (1, 1, 1, 1)
-    groups: int = 1
-    transposed: bool = False
-    extra: tuple[int, int] = (0, 0)
-    act: str = "relu"
-    res_mode: int = 0
-    kinds: tuple[int, ...] | None = None
-    slack: int = 0
-
-    @property
-    def out(self) -> tuple[int, int]:
-        sizes = []
-        for axis, n in enumerate((self.h, self.w)):
-            k, s, d, pad = self.kernel[axis], self.stride[axis], self.dilation[axis], self.pads[axis] + self.pads[axis + 2]
-            sizes.append((n - 1) * s + self.extra[axis] + d * (k - 1) + 1 - pad if self.transposed else (n + pad - d * (k - 1) - 1) // s + 1)
-        return sizes[0], sizes[1]
-
-    @property
-    def depthwise(self) -> bool:
-        return self.groups == self.c == self.oc and self.groups > 1 and not self.transposed
-
-    @property
-    def weight_shape(self) -> tuple[int, int, int, int]:
-        first, second = (self.c, self.oc // self.groups) if self.transposed else (self.oc, self.c // self.groups)
-        return first, second, *self.kernel
-
-    def name(self, dtype: DType) -> str:
-        kind = "deconv" if self.transposed else "dw" if self.depthwise else "conv"
-        size = f"{self.n}x{self.c}x{self.h}x{self.w}->{self.oc}"
-        parts = [f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"]
-        parts += [f"res{self.res_mode}"] * bool(self.res_mode) + [f"program{self.kinds}"] * bool(self.kinds) + [f"slack{self.slack}"] * bool(self.slack)
-        return " ".join(parts)
-
-
-def pitch(channels: int, slack: int = 0) -> int:
-    return -(-channels // 8) * 8 + slack
 
 
 def conv_request(v: Conv, dtype: DType) -> Request:
@@ -179,7 +129,7 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
         slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2  # how much the result moves with the sum
         return K.compare(flat[..., : v.oc].permute(0, 3, 1, 2), want, size * slope, dtype, fast=dtype != DType.F32 and smooth)
 
-    return v.name(dtype) + (f" [{R.tile_name(tile)}]" if tile is not None else ""), r, run
+    return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else ""), r, run
 
 
 def bias_case(dtype: DType, channels: int) -> Case:
@@ -248,38 +198,14 @@ def check_cases() -> list[Case]:
         cases += [conv_case(v, d) for v in shapes]
         for v in every_tile:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
-            cases += [conv_case(v, d, tile) for tile in R.tiles(d, v.oc, steps) if d != DType.BF16 or v == every_tile[0]]
+            cases += [conv_case(v, d, tile) for tile in T.tiles(d, v.oc, steps) if d != DType.BF16 or v == every_tile[0]]
         for v in windows:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
-            cases += [conv_case(v, d, tile) for tile in R.window_tiles(conv_request(v, d), steps)]
+            cases += [conv_case(v, d, tile) for tile in T.window_tiles(conv_request(v, d), steps)]
     return cases
 
 
 # --- time -------------------------------------------------------------------------------------------------------------------
-
-#: (C, H, W, OC, kernel, stride, residual, how often) of ResNet-50.
-RESNET50 = [
-    (3, 224, 224, 64, 7, 2, 0, 1), (64, 56, 56, 64, 1, 1, 0, 1), (64, 56, 56, 64, 3, 1, 0, 3), (64, 56, 56, 256, 1, 1, 1, 3), (64, 56, 56, 256, 1, 1, 0, 1),
-    (256, 56, 56, 64, 1, 1, 0, 2), (256, 56, 56, 128, 1, 1, 0, 1), (128, 56, 56, 128, 3, 2, 0, 1), (128, 28, 28, 512, 1, 1, 1, 4),
-    (256, 56, 56, 512, 1, 2, 0, 1),
-    (512, 28, 28, 128, 1, 1, 0, 3), (128, 28, 28, 128, 3, 1, 0, 3), (512, 28, 28, 256, 1, 1, 0, 1), (256, 28, 28, 256, 3, 2, 0, 1),
-    (256, 14, 14, 1024, 1, 1, 1, 6),
-    (512, 28, 28, 1024, 1, 2, 0, 1), (1024, 14, 14, 256, 1, 1, 0, 5), (256, 14, 14, 256, 3, 1, 0, 5), (1024, 14, 14, 512, 1, 1, 0, 1),
-    (512, 14, 14, 512, 3, 2, 0, 1),
-    (512, 7, 7, 2048, 1, 1, 1, 3), (1024, 14, 14, 2048, 1, 2, 0, 1), (2048, 7, 7, 512, 1, 1, 0, 2), (512, 7, 7, 512, 3, 1, 0, 2),
-]  # fmt: skip
-#: (C, H, W, kernel, stride) of depthwise layers of MobileNetV3 and EfficientNet.
-DEPTHWISE = [(32, 112, 112, 3, 1), (96, 112, 112, 3, 2), (144, 56, 56, 5, 2), (240, 28, 28, 3, 1), (480, 14, 14, 5, 1), (672, 14, 14, 5, 1), (1152, 7, 7, 5, 1)]
-
-
-def layers(batches: Sequence[int]) -> list[tuple[str, Conv, int]]:
-    out = []
-    for n in batches:
-        for c, h, w, oc, k, s, res, times in RESNET50:
-            out.append((f"resnet50 N{n}", Conv(n, c, h, w, oc, (k, k), (s, s), (1, 1), (k // 2,) * 4, act="relu", res_mode=res), times))
-    for n in batches[:2]:
-        out += [(f"depthwise N{n}", Conv(n, c, h, w, c, (k, k), (s, s), (1, 1), (k // 2,) * 4, c, act="silu"), 1) for c, h, w, k, s in DEPTHWISE]
-    return out
 
 
 @dataclass(frozen=True)
@@ -353,7 +279,7 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
             data = layer_data(v)
             bound = [x.bind(r) for x in data]
             variants = {"ours": launches(bound), **peers(v, data, compiled)}
-            variants |= {R.tile_name(R.forced_tile(f)): launches([x.bind(f) for x in data]) for f in forced[id(r)]}
+            variants |= {T.tile_name(R.forced_tile(f)): launches([x.bind(f) for x in data]) for f in forced[id(r)]}
             result = R.measure(variants, len(data), target_us=1000 if tune else 1500, rounds=3 if tune else 5)
             (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
             log.record(
@@ -380,7 +306,7 @@ def candidates(v: Conv, r: Request) -> list[Request]:
     steps = taps * -(-v.c // 64) if v.c >= 24 else -1
     if steps < 0:
         return []
-    return [R.force(r, t) for t in [*R.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7), *R.window_tiles(r, steps)]]
+    return [R.force(r, t) for t in [*T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7), *T.window_tiles(r, steps)]]
 
 
 def main() -> int:

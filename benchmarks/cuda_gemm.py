@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
+from benchmarks import cuda_tiles as T
 from tracea_onnx.cuda import Request
 from tracea_onnx.ops import ACTIVATIONS, DType
 
@@ -208,9 +209,9 @@ def tile_cases() -> list[Case]:
         if d != DType.BF16:
             shapes += [{"m": 1500, "n": 264, "k": 200, "act": "silu", "res_mode": 1}, {"m": 257, "n": 328, "k": 640, "kinds": (0, 1, 2)}]
         for shape in shapes:
-            for tile in R.tiles(d, shape["n"], -(-shape["k"] // 64)):
+            for tile in T.tiles(d, shape["n"], -(-shape["k"] // 64)):
                 name, r, run = gemm_case(d, **shape, tile=tile)
-                cases.append((f"{name} [{R.tile_name(tile)}]", r, run))
+                cases.append((f"{name} [{T.tile_name(tile)}]", r, run))
     return cases
 
 
@@ -334,13 +335,13 @@ def time_cases(log: R.Log, only: str, compiled: bool) -> None:
 def tune_cases(log: R.Log, only: str) -> None:
     """Time of every plausible tile: what the cost model should choose."""
     shapes = [s for s in SHAPES if only in shape_name(s)]
-    todo = {s: [R.force(shape_request(s), tile) for tile in R.plausible(s[0], s[1], s[2])] for s in shapes}
+    todo = {s: [R.force(shape_request(s), tile) for tile in T.plausible(s[0], s[1], s[2])] for s in shapes}
     R.compile_all([r for rs in todo.values() for r in rs] + [pack_request(s[1], s[2], DType.F16, True) for s in shapes])
     for s, rs in todo.items():
         try:
             data = shape_data(s)
             variants = {"chosen": launches([v.bind(shape_request(s)) for v in data])}
-            variants |= {R.tile_name(R.forced_tile(r)): launches([v.bind(r) for v in data]) for r in rs}
+            variants |= {T.tile_name(R.forced_tile(r)): launches([v.bind(r) for v in data]) for r in rs}
             result = R.measure(variants | peers(s, data, False), len(data), target_us=1000, rounds=3)
             log.record(m=s[0], n=s[1], k=s[2], steps=-(-s[2] // 64), residual=s[4], act=s[3], times=result)
             report(log, shape_name(s), result)

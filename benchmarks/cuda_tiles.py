@@ -1,0 +1,66 @@
+"""Tiles of the product and convolution kernels: all that must be checked, and those worth timing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.cuda_runner import device
+from tracea_onnx import registry
+from tracea_onnx.cuda import Request
+from tracea_onnx.ops import DType
+
+
+def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
+    """Every tile of the general kernel with every split, those of the Hopper kernel for n columns and so many steps of k, and some of the split one of each kind."""
+    product, wgmma, split = _tile_modules()
+    general = [replace(t, split=s) for t in product.tiles(dtype) for s in (1, 2, 4, 8)]
+    if dtype == DType.F32 or device()[0] != 90:
+        return general
+    kinds = [
+        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
+        (128, 128, True, 4, 2, 1), (64, 200, True, 2, 1, 1), (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2),
+        (192, 144, False, 1, 2, 1), (64, 200, False, 1, 1, 2),
+        (64, 128, False, 1, 2, 1), (128, 64, False, 2, 1, 2), (128, 96, False, 6, 1, 1), (128, 128, False, 2, 2, 1), (128, 256, False, 1, 1, 1),
+        (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
+    ]  # fmt: skip
+    return general + list(wgmma.candidates(n, steps, device()[1])) + [split.SplitTile(*kind) for kind in kinds if kind[3] <= steps]
+
+
+def window_tiles(r: Request, steps: int) -> list[Any]:
+    """Tiles of the kernel for convolutions of stride 1 whose weights fit into shared memory."""
+    return list(registry.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
+
+
+def _tile_modules() -> tuple[Any, Any, Any]:
+    backend = registry.module("kernels", "cuda")
+    return backend.part("_product"), backend.part("_wgmma"), backend.part("_split")
+
+
+def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[Any]:
+    """The tiles of each Hopper kernel that its cost model likes best, and some that it likes less: what it might be wrong about.
+    `steps` of k (0: k / 64; negative: none of these kernels applies, only the general one)."""
+    product, wgmma, split = _tile_modules()
+    sms = device()[1]
+    count = steps or -(-k // 64)
+    if steps < 0:
+        general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
+        return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms, False))[:most]
+    out = []
+    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms)), (split, split.candidates(m, n, count, sms))):
+        ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
+        best = kind.tile_cost(ranked[0], m, n, count, sms)
+        rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 1.6 * best]
+        out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most, len(rest)))
+    return out
+
+
+def tile_name(t: Any) -> str:
+    if hasattr(t, "swap"):
+        return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
+    if hasattr(t, "slab"):
+        return f"window {t.rows} rows x{t.columns}"
+    if hasattr(t, "warps_m"):
+        return f"tile {t.bm}x{t.bn} split{t.split}"
+    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}"
