@@ -42,6 +42,8 @@ def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     data["keep"] = data["keep"] > 0
     data["keep"][0, :, :3] = False
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    if kind == "operator":  # zeros where nothing is left to see: ONNX Runtime's own since some version after 1.24, which averages
+        want = np.where(data["keep"].any(-1, keepdims=True), want, F(0))
     (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
     assert "attention" in launches
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
