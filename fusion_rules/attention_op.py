@@ -20,7 +20,21 @@ from tracea_onnx.patterns_view import Named
 
 
 def match(g: Graph, node: Node) -> Match:
+    if node.op in _MORE:
+        raise Refuse(f"{node.op} '{node.name}' {_MORE[node.op]}", node)
     return _standard(g, node) if node.op == "Attention" else _contrib(g, node)
+
+
+#: ONNX Runtime's operators that do more than attention, and what more.
+_MORE = {
+    "com.microsoft.Attention": "also computes the projections from packed weights, which no fused operator does",
+    "com.microsoft.QAttention": "also computes the projections, from quantised weights",
+    "com.microsoft.PackedAttention": "also computes the projections, of sequences without their padding",
+    "com.microsoft.PackedMultiHeadAttention": "works on sequences without their padding, of which no fused operator knows the lengths",
+    "com.microsoft.GroupQueryAttention": "also writes its own key/value cache, up to lengths only known at run time",
+    "com.microsoft.DecoderMaskedMultiHeadAttention": "also writes its own key/value cache, up to lengths only known at run time",
+    "com.microsoft.DecoderMaskedSelfAttention": "also computes the projections, and writes its own key/value cache",
+}
 
 
 def _scale(given: float | None, head_size: DimLike | None, node: Node) -> float:
@@ -92,9 +106,12 @@ def _contrib(g: Graph, node: Node) -> Match:
     s = shapes(g)
     ranks = [len(s.dims(node.input(k)) or ()) if node.input(k) else 0 for k in range(3)]
     if ranks != [3, 3, 3]:
-        raise Refuse("MultiHeadAttention reads packed or cached keys and values", node)
-    if any(node.input(k) for k in (3, 4, *range(6, len(node.inputs)))) or any(node.outputs[1:]) or node.attr("unidirectional", 0):
-        raise Refuse("MultiHeadAttention has a bias, a padding mask, a cache or is unidirectional", node)
+        raise Refuse(f"{node.op} '{node.name}' reads packed or cached keys and values", node)
+    more = [what for k, what in ((3, "adds the bias of the projections"), (4, "takes a padding mask of lengths or keys")) if node.input(k)]
+    more += ["reads or writes its own key/value cache"] if any(node.input(k) for k in range(6, len(node.inputs))) or any(node.outputs[1:]) else []
+    more += ["hides later keys by itself"] if node.attr("unidirectional", 0) else []
+    if more:
+        raise Refuse(f"{node.op} '{node.name}' also {' and '.join(more)}", node)
     count, shape = node.attr("num_heads", 0), s.dims(node.input(0)) or ()
     masks = _mask(g, s, node, node.input(5), shape)
     scale = _scale(node.attr("scale"), _per_head(shape[2], count), node)
@@ -103,6 +120,6 @@ def _contrib(g: Graph, node: Node) -> Match:
 
 
 RULE = Rule(
-    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention")), match,
+    "attention_op", "Attention", frozenset(("Attention", "com.microsoft.MultiHeadAttention", *_MORE)), match,
     "the Attention and MultiHeadAttention operators with the head splits and transposes around them", priority=10,
 )  # fmt: skip

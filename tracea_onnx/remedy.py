@@ -91,7 +91,7 @@ def _kept(graph: Graph, refusal: Refusal) -> str:
 
 
 _REMEDIES: tuple[tuple[str, Advice], ...] = (
-    (r"com\.microsoft\.Fused|reads com\.microsoft|com\.microsoft\.\w+ '[^']*' (follows|reads)",
+    (r"com\.microsoft\.Fused|reads com\.microsoft|com\.microsoft\.\w+ '[^']*' (follows|reads|also|works)|no rule starts at com\.microsoft",
      "the file was optimised for ONNX Runtime before: optimize the exporter's own file"),
     (r"quantised", ""),
     (r"training (mode|statistics)", "re-export after model.eval(), with training=torch.onnx.TrainingMode.EVAL"),

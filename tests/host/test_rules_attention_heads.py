@@ -9,6 +9,7 @@ from onnx import TensorProto
 from tests.host.attention_graphs import B, D, F, H, Net, S, T, X, ints, join_heads, scores, split_heads, whole
 from tests.host.rules_oracle import Array, node, only, reason
 from tests.host.rules_oracle_attention import check_spec
+from tracea_onnx import explain
 
 
 @pytest.mark.parametrize("how", ["split", "slice", "reshape gather", "reshape split", "head major"])
@@ -254,6 +255,23 @@ def test_attention_operator_on_rank_three_and_its_guards() -> None:
 def test_multi_head_attention_operator() -> None:
     n = Net(q=(B, S, X), k=(B, T, X), v=(B, T, X), bias=(B, H, S, T))
     whole(n.model(n.add("com.microsoft.MultiHeadAttention", "q", "k", "v", "-", "-", "bias", num_heads=H)), rule="attention_op")
-    n = Net(q=(B, S, X), k=(B, T, X), v=(B, T, X), pad=(B, T))
-    n.types["pad"] = TensorProto.INT32
-    assert "padding mask" in reason(n.model(n.add("com.microsoft.MultiHeadAttention", "q", "k", "v", "-", "pad", name="y", num_heads=H)), "attention_op", "n_y")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs", "why"),
+    [
+        ("MultiHeadAttention", "q k v - pad", {}, "padding mask"),
+        ("MultiHeadAttention", "q k v b", {}, "bias of the projections"),
+        ("MultiHeadAttention", "q k v b pad", {"unidirectional": 1}, "bias of the projections and takes a padding mask of lengths or keys and hides later keys"),
+        ("Attention", "q w b", {}, "packed weights"),
+        ("GroupQueryAttention", "q k v - - seen total", {"kv_num_heads": H}, "key/value cache"),
+    ],
+)
+def test_operators_that_do_more_than_attention_say_so_and_what_to_do(op: str, inputs: str, attrs: dict[str, int], why: str) -> None:
+    n = Net(q=(B, S, X), k=(B, T, X), v=(B, T, X), pad=(B, T), seen=(B,), total=(1,))
+    n.types = {"pad": TensorProto.INT32, "seen": TensorProto.INT32, "total": TensorProto.INT32}
+    n.constants = {"w": np.ones((X, 3 * X), F), "b": np.ones(3 * X, F)}
+    m = n.model(n.add(f"com.microsoft.{op}", *inputs.split(), name="y", num_heads=H, **attrs))
+    assert why in reason(m, "attention_op", "n_y")
+    (said,) = [e for e in explain.explain(m).anchors if e.anchor == "n_y"]
+    assert said.refusals[0].rule == "attention_op" and "exporter's own file" in said.fix
