@@ -23,7 +23,7 @@ from pathlib import Path
 _MAGIC = b"TRACEACE"
 _HEAD = len(_MAGIC) + 32 + 32
 _SUFFIX = ".entry"
-#: Entries beyond this many bytes in all are dropped, least recently used first.
+#: Entries beyond this many bytes in all are dropped, least recently used first; counted again whenever a sixteenth more was written.
 LIMIT = 1 << 30
 
 
@@ -96,13 +96,15 @@ class Cache:
                 fd, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
                 try:
                     with os.fdopen(fd, "wb") as f:
-                        f.write(_head(key, data) + data)
-                        f.flush()
-                        os.fsync(f.fileno())
+                        f.write(_head(key, data) + data)  # not synced: a torn entry fails its checksum
                     Path(name).replace(self._path(key))
                 finally:
                     Path(name).unlink(missing_ok=True)
-                self._evict()
+                grown = self._grown() + len(data) + _HEAD
+                if grown > self.limit // 16:
+                    self._evict()
+                    grown = 0
+                (self.folder / "grown").write_text(str(grown))
         except OSError:
             return False
         return True
@@ -133,6 +135,13 @@ class Cache:
 
     def _path(self, key: str) -> Path:
         return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    def _grown(self) -> int:
+        """Bytes written since the entries were last counted: looking at all of them on every write would be slow. Large when unknown."""
+        try:
+            return int((self.folder / "grown").read_text())
+        except (OSError, ValueError):
+            return self.limit
 
     def _evict(self) -> None:
         total = 0
