@@ -65,7 +65,8 @@ def price(graph: Graph, match: Match, backend: str) -> Saving:
     flops = [_flops(graph, n) for n in working]
     before = sum(dev.launch + _time(dev, b, f) for b, f in zip(parts, flops, strict=True))
     inside = {o for n in match.nodes for o in n.outputs}
-    border = _traffic(graph, {i for n in match.nodes for i in n.inputs} - inside, set(match.outputs))
+    # What enters is what the nodes read, also where views give its unknown dims other places and so other nominal sizes.
+    border = min(sum(parts), _traffic(graph, {i for n in match.nodes for i in n.inputs} - inside, set(match.outputs)))
     after = dev.launch + _time(dev, border, sum(flops))
     reason = "" if before > after else "fusing it would not save any time"
     return Saving(round(before - after, 3), max(0.0, sum(parts) - border), float(len(working) - 1), reason)

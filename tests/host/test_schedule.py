@@ -158,3 +158,11 @@ def test_a_node_alone_saves_nothing() -> None:
     lone = Match("r", g.nodes[0], (g.nodes[0],), ("x",), ("y",), Spec("pointwise", ("x0",)))
     saving = price.price(g, lone, "cpu")
     assert saving.us <= 0 and "nothing to fuse" in saving.reason
+
+
+def test_a_view_does_not_make_unknown_sizes_cost_more() -> None:
+    """The batch of a value counts as 1 on its first axis and as more elsewhere; what the chain reads stays what its nodes read."""
+    text = "g (float[1, n, m, k] x) => (float[n, m, k] y) { s = Squeeze (x, ax) a = Relu (s) y = Sigmoid (a) }"
+    g = Graph(_typed(parse(text, ax=[0])))
+    chain_of = Match("r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {}))
+    assert price.price(g, chain_of, "cpu").us > price.device("cpu").launch / 2
