@@ -86,7 +86,8 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
     if node is None or depth == 0:
         return False
     if node.op in _PRODUCTS:
-        return len(node.inputs) == 2 and not any(g.is_const(i) for i in node.inputs)
+        # Learned queries may be constant, one matrix per head; a constant matrix is the weight of a layer.
+        return len(node.inputs) == 2 and not all(map(g.is_const, node.inputs)) and not any(g.is_const(i) and (g.rank(i) or 0) < 3 for i in node.inputs)
     if node.op in ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
         data = node.inputs if node.op in ("Add", "Mul", "Max") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
         return any(_is_product(g, i, depth - 1) for i in data)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.host.attention_graphs import SCALES, SPLITS, B, F, H, S, T, X, close, ints, plain, whole
+from tests.host.attention_graphs import SCALES, SPLITS, B, D, F, H, Net, S, T, X, close, ints, plain, whole
 from tests.host.rules_oracle import Array, only, reason
 from tests.host.rules_oracle_attention import check_spec
 
@@ -99,6 +99,17 @@ def test_exponentials_without_their_maximum_refuse() -> None:
     """exp(x) / sum(exp(x)) is NaN from x = 89 on, where softmax is not."""
     n, s = plain()
     assert "overflows" in reason(close(n, s, softmax="no maximum"), "attention", "n_t")
+
+
+def test_learned_queries_are_an_operand_and_a_layer_is_not() -> None:
+    n = Net(k=(B, H, D, T), v=(B, H, T, D))
+    queries = n.const(np.random.default_rng(0).standard_normal((B, H, S, D)))
+    m = n.model(n.add("MatMul", n.add("Softmax", n.add("MatMul", queries, "k"), axis=-1), "v"))
+    assert only(m, "attention").inputs[0] == queries
+    whole(m, ("bhsd", "bhds", "bhsd", "bhsd"))
+    n = Net(x=(B, H, S, D), v=(B, H, T, D))
+    m = n.model(n.add("MatMul", n.add("Softmax", n.add("MatMul", "x", n.const(np.ones((D, T), F))), axis=-1, name="p"), "v"))
+    assert "not a product" in reason(m, "attention", "n_p")
 
 
 def test_two_masks_apply_in_order() -> None:
