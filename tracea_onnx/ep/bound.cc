@@ -145,20 +145,21 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
   return bound;
 }
 
+bool fits(const Plan& plan, const Bound& bound, const std::vector<InputTensor>& inputs) {
+  size_t at = 0;
+  for (size_t k = 0; k < inputs.size(); k++) {
+    const InputTensor& t = inputs[k];
+    if (t.type != plan.inputs[k].type || t.rank != size_t(plan.inputs[k].rank) || !std::equal(t.dims, t.dims + t.rank, bound.key.begin() + long(at))) return false;
+    at += t.rank;
+  }
+  return true;
+}
+
 std::shared_ptr<const Bound> BoundPlans::get(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs) {
-  const auto matches = [&](const Bound& b) {
-    size_t at = 0;
-    for (size_t k = 0; k < inputs.size(); k++) {
-      const InputTensor& t = inputs[k];
-      if (t.type != plan.inputs[k].type || t.rank != size_t(plan.inputs[k].rank) || !std::equal(t.dims, t.dims + t.rank, b.key.begin() + long(at))) return false;
-      at += t.rank;
-    }
-    return true;
-  };
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t k = 0; k < known_.size(); k++)
-      if (matches(*known_[k])) {
+      if (fits(plan, *known_[k], inputs)) {
         std::rotate(known_.begin(), known_.begin() + long(k), known_.begin() + long(k) + 1);
         return known_.front();
       }

@@ -29,6 +29,9 @@ struct Bound {
 
 constexpr size_t kDeviceAlign = 256;  // of an arena on a GPU: whole sectors, and more than a tensor map asks for
 
+// Whether `bound` was made for inputs of these types and dims.
+bool fits(const Plan& plan, const Bound& bound, const std::vector<InputTensor>& inputs);
+
 // Checks the inputs against the plan (type, rank, symbols, fixed dims) and binds. Throws Failure with one line.
 std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs);
 

@@ -1,6 +1,5 @@
 #include "partition.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "failure.h"
@@ -70,28 +69,49 @@ void Partition::run_init(const std::vector<const char*>& base) {
   }
 }
 
-std::shared_ptr<const Bound> Partition::bound(const std::vector<InputTensor>& inputs) { return bounds_.get(*plan_, layout_, inputs); }
-
-void Partition::run(const std::shared_ptr<const Bound>& bound, const std::vector<const void*>& inputs, const std::vector<void*>& outputs, const Parallel& parallel) {
-  std::unique_ptr<RunState> state;
+Partition::Run::Run(Partition& partition) : partition_(partition) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!idle_.empty()) {
-      auto it = std::find_if(idle_.begin(), idle_.end(), [&](const auto& s) { return s->bound == bound; });
-      if (it == idle_.end()) it = idle_.end() - 1;
-      state = std::move(*it);
-      idle_.erase(it);
+    const std::lock_guard<std::mutex> lock(partition_.mutex_);
+    if (!partition_.idle_.empty()) {
+      state_ = std::move(partition_.idle_.back());
+      partition_.idle_.pop_back();
     }
   }
-  if (!state) state = std::make_unique<RunState>();
-  state->attach(*plan_, bound, constants_.data(), parallel.threads, inputs, outputs);
-  state->run(parallel);
-  const int failed = state->take_failure();
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(state));
+  if (!state_) state_ = std::make_unique<RunState>();
+}
+
+Partition::Run::~Run() {
+  const std::lock_guard<std::mutex> lock(partition_.mutex_);
+  partition_.idle_.push_back(std::move(state_));
+}
+
+std::vector<InputTensor>& Partition::Run::inputs() { return state_->inputs; }
+
+std::vector<void*>& Partition::Run::outputs() { return state_->outputs; }
+
+const Bound& Partition::Run::bind() {
+  if (state_->bound && fits(partition_.plan(), *state_->bound, state_->inputs)) {
+    bound_ = state_->bound;
+    return *bound_;
   }
-  if (failed >= 0) throw Failure(std::string("'") + plan_->run[size_t(failed)].name() + "' met an index out of range of its tensor (partition '" + plan_->name + "')");
+  bound_ = partition_.bounds_.get(partition_.plan(), partition_.layout_, state_->inputs);
+  // A state that is set up for these shapes saves setting this one up.
+  const std::lock_guard<std::mutex> lock(partition_.mutex_);
+  for (auto& other : partition_.idle_)
+    if (other->bound == bound_) {
+      std::swap(other->inputs, state_->inputs);
+      std::swap(other, state_);
+      break;
+    }
+  return *bound_;
+}
+
+void Partition::Run::execute(const Parallel& parallel) {
+  const Plan& plan = partition_.plan();
+  state_->attach(plan, bound_, partition_.constants_.data(), parallel.threads);
+  state_->run(parallel);
+  const int failed = state_->take_failure();
+  if (failed >= 0) throw Failure(std::string("'") + plan.run[size_t(failed)].name() + "' met an index out of range of its tensor (partition '" + plan.name + "')");
 }
 
 }  // namespace tracea

@@ -26,10 +26,25 @@ class Partition {
   ~Partition();
 
   const Plan& plan() const { return *plan_; }
-  // The plan for these input shapes; the last sets of shapes are remembered. Throws Failure.
-  std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs);
-  // Re-entrant. Throws Failure when a kernel reports bad data.
-  void run(const std::shared_ptr<const Bound>& bound, const std::vector<const void*>& inputs, const std::vector<void*>& outputs, const Parallel& parallel);
+
+  // One run in flight. Any number may exist at once, each used by one thread. What it needs is borrowed from the partition, so a run like an earlier one
+  // allocates nothing.
+  class Run {
+   public:
+    explicit Run(Partition& partition);
+    ~Run();
+    Run(const Run&) = delete;
+
+    std::vector<InputTensor>& inputs();  // the caller fills them, then binds,
+    const Bound& bind();                 // the plan for their shapes (the last sets of shapes are remembered; throws Failure),
+    std::vector<void*>& outputs();       // then fills these,
+    void execute(const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
+
+   private:
+    Partition& partition_;
+    std::unique_ptr<RunState> state_;
+    std::shared_ptr<const Bound> bound_;
+  };
 
  private:
   void run_init(const std::vector<const char*>& base);

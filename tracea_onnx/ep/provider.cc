@@ -30,26 +30,27 @@ struct Compiled : OrtNodeComputeInfo {
 
   void compute(OrtKernelContext* context) const {
     if (on_gpu) return cuda::compute(*on_gpu, context, inputs, outputs);
-    std::vector<InputTensor> tensors(inputs.size());
-    std::vector<const void*> in(inputs.size());
-    std::vector<void*> out(outputs.size());
+    Partition::Run run(*partition);
+    auto& in = run.inputs();
+    in.resize(inputs.size());
     for (size_t k = 0; k < inputs.size(); k++) {
       const OrtValue* value = nullptr;
       check(ort.KernelContext_GetInput(context, inputs[k], &value));
       if (!value) throw Failure("input '" + partition->plan().inputs[k].name + "' is missing");
-      InputTensor& t = tensors[k];
+      InputTensor& t = in[k];
       check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
       check(ort.GetTensorData(value, &t.data));
-      in[k] = t.data;
     }
-    const auto bound = partition->bound(tensors);
+    const Bound& bound = run.bind();
+    auto& out = run.outputs();
+    out.resize(outputs.size());
     for (size_t k = 0; k < outputs.size(); k++) {
-      const auto& dims = bound->output_dims[k];
+      const auto& dims = bound.output_dims[k];
       OrtValue* value = nullptr;
       check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
       check(ort.GetTensorMutableData(value, &out[k]));
     }
-    partition->run(bound, in, out, ort_parallel(context, threads->count(context)));
+    run.execute(ort_parallel(context, threads->count(context)));
     stats.runs++;
   }
 };

@@ -20,8 +20,7 @@ inline void pause() {
 
 }  // namespace
 
-void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads, const std::vector<const void*>& inputs,
-                      const std::vector<void*>& outputs) {
+void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads) {
   const bool fresh = bound != next || threads_ != threads;
   if (fresh) {
     bound = next;
@@ -41,7 +40,7 @@ void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next
   }
   for (const Patch& p : patches_) {
     // A kernel's operands are not const: which of them it writes is the family's convention.
-    char* base = p.base == Base::kInput ? static_cast<char*>(const_cast<void*>(inputs[size_t(p.index)])) : static_cast<char*>(outputs[size_t(p.index)]);
+    char* base = p.base == Base::kInput ? static_cast<char*>(const_cast<void*>(inputs[size_t(p.index)].data)) : static_cast<char*>(outputs[size_t(p.index)]);
     operands_[p.operand] = base ? base + p.offset : empty_tensor;
   }
   if (fresh) prepare(plan);

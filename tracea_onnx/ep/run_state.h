@@ -10,12 +10,14 @@ namespace tracea {
 
 struct RunState {
   // Prepares for `bound` (a no-op when it is already prepared for it and for that many threads) and sets the run's tensors.
-  void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads, const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
+  void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads);
   void run(const Parallel& parallel);
   // Index of the first launch that reported bad data, or -1; forgets it.
   int take_failure();
 
   std::shared_ptr<const Bound> bound;
+  std::vector<InputTensor> inputs;
+  std::vector<void*> outputs;
 
  private:
   struct Patch { size_t operand; Base base; int index; int64_t offset; };
