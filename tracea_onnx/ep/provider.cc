@@ -172,11 +172,11 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   const OrtNode* parent = nullptr;  // of the body of If, Loop or Scan
   check(ort.Graph_GetParentNode(handle, &parent));
   if (parent) {
-    // ORT cannot place a claimed node in the body of an operator that it will replace by a function (SequenceMap), nor in one that came with an inlined
-    // function: the provider's domain is missing there.
+    // ORT cannot place a claimed node in the body of the one operator that it will replace by a function (SequenceMap), nor in a body that came with an
+    // inlined function: the provider's domain is missing there.
     const char* op = nullptr;
     check(ort.Node_GetOperatorType(parent, &op));
-    if (strcmp(op, "If") && strcmp(op, "Loop") && strcmp(op, "Scan")) return;
+    if (!strcmp(op, "SequenceMap")) return;
     size_t n = 0;
     check(ort.Node_GetNumInputs(parent, &n));
     std::vector<const OrtValueInfo*> inputs(n);
