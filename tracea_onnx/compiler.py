@@ -109,6 +109,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
     `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it."""
     chosen = choose(graph, backend.target.name)
     result = Compiled()
+    torn: set[int] = set()
     while True:
         ops = _ops(graph, chosen)
         reasons, values = _probe(graph, ops, backend)
@@ -118,6 +119,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
         failed = {id(n) for op in lost if op.fused and op.nodes[0].proto.domain != DOMAIN for n in op.nodes}
         if not failed:
             break
+        torn |= failed
         chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
     while True:
         entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = []
@@ -131,7 +133,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
             except _Failed as e:
                 bad = e
                 break
-            why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name) if plan is not None and not everything else None
+            why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name, torn) if plan is not None and not everything else None
             if why is not None:
                 declined += [(n, why) for k in members for n in ops[k].nodes]
             elif plan is not None:

@@ -6,7 +6,7 @@ One of light nodes only (pooling, pointwise, movement) must save more in nodes a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tracea_onnx.core import DOMAIN
@@ -22,10 +22,12 @@ HEAVY = frozenset({*conv.OPS, *linear.OPS, *attention.OPS, *_NORMS, ":squeeze_ex
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
 
 
-def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: str = "cpu") -> str | None:
-    """Why ORT would run these ops faster, or None when the provider should take them."""
+def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: str = "cpu", torn: Collection[int] = ()) -> str | None:
+    """Why ORT would run these ops faster, or None when the provider should take them. `torn`: identities of nodes of chains that no kernel computes whole."""
     if any(op.kind in HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None
+    if torn and all(id(n) in torn for op in ops for n in op.nodes):
+        return "they belong to a chain that the provider cannot run whole, and ONNX Runtime fuses such chains itself"
     launch = device(backend).launch
     ort = sum(launch + node_time(graph, [n], backend) for op in ops for n in op.nodes)
     layouts = sum(r["k"] in ("nchw_to_nhwc", "nhwc_to_nchw") for r in plan["run"])
