@@ -17,9 +17,8 @@ def half_precision_rmsnorm() -> bytes:
         helper.make_node("Div", ["f", "s"], ["d"]), helper.make_node("Cast", ["d"], ["h"], to=TensorProto.FLOAT16), helper.make_node("Mul", ["h", "w"], ["y"]),
     ]  # fmt: skip
     value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "g", [value("x", TensorProto.FLOAT16, [4, 32])], [value("y", TensorProto.FLOAT16, [4, 32])], [numpy_helper.from_array(v, k) for k, v in constants.items()]
-    )
+    stored = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()]
+    graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT16, [4, 32])], [value("y", TensorProto.FLOAT16, [4, 32])], stored)
     return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString())
 
 
