@@ -59,12 +59,13 @@ def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
     props = {p.key: p.value for p in model.metadata_props}
-    reply = plan_cache.get(model, props)
+    slot = plan_cache.Slot(model, props)
+    reply = slot.get()
     if reply is None:
         graph = Graph(model)
         result = compile_graph(graph, backend_of(props), everything=props.get("claim") == "all", body=props.get("body") == "1")
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
-        plan_cache.put(model, props, graph, reply)
+        slot.put(graph, reply)
     for packs in _recordings:
         packs.append(reply)
     return reply

@@ -26,24 +26,25 @@ from tracea_onnx.registry import folder
 _KEYED = 4096
 
 
-def get(request: ModelProto, props: Mapping[str, str]) -> bytes | None:
-    """The pack compiled earlier for the same request, or None."""
-    entry = _cache(props).get(_key(request, props))
-    if entry is None:
-        return None
-    head, _, pack = entry.partition(b"\n")
-    tensors = {t.name: t for t in request.graph.initializer}
-    return pack if all(_hash(tensors[name]) == known for name, known in json.loads(head).items()) else None
+class Slot:
+    """Where the pack of one request is kept."""
 
+    def __init__(self, request: ModelProto, props: Mapping[str, str]) -> None:
+        self._request, self._cache, self._key = request, Cache(Path(props["cache_dir"])) if props.get("cache_dir") else Cache(), _key(request, props)
 
-def put(request: ModelProto, props: Mapping[str, str], graph: Graph, pack: bytes) -> None:
-    """Keep `pack`, compiled from `request` by looking at the constants that `graph` was asked for."""
-    read = {t.name: _hash(t) for t in request.graph.initializer if graph.was_read(t.name) and _size(t) > _KEYED}
-    _cache(props).put(_key(request, props), json.dumps(read).encode() + b"\n" + pack)
+    def get(self) -> bytes | None:
+        """The pack compiled earlier for the same request, or None."""
+        entry = self._cache.get(self._key)
+        if entry is None:
+            return None
+        head, _, pack = entry.partition(b"\n")
+        tensors = {t.name: t for t in self._request.graph.initializer}
+        return pack if all(_hash(tensors[name]) == known for name, known in json.loads(head).items()) else None
 
-
-def _cache(props: Mapping[str, str]) -> Cache:
-    return Cache(Path(props["cache_dir"])) if props.get("cache_dir") else Cache()
+    def put(self, graph: Graph, pack: bytes) -> None:
+        """Keep `pack`, compiled from the request by looking at the constants that `graph` was asked for."""
+        read = {t.name: _hash(t) for t in self._request.graph.initializer if graph.was_read(t.name) and _size(t) > _KEYED}
+        self._cache.put(self._key, json.dumps(read).encode() + b"\n" + pack)
 
 
 def _key(request: ModelProto, props: Mapping[str, str]) -> str:

@@ -162,7 +162,7 @@ def _product(
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
-        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("tma"), _backend.template("split"),
+        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
     tiles = D.mul(D.ceildiv(m, tile.bm * share_m), -(-n // (tile.bn * share_n)))

@@ -171,7 +171,7 @@ def product(
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)};", multiply(tile.bn, mma),
-        epi.source, _backend.template("tma"), _backend.template("wgmma"),
+        epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("wgmma"),
     ])  # fmt: skip
     tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
     if tile.kept:

@@ -102,7 +102,7 @@ def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
-        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("tma"), _backend.template("window"),
+        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("window"),
     ])  # fmt: skip
     tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), -(-oc // tile.columns)
     grid = D.mul(D.mul(D.minimum(tiles, max(1, r.sms // tiles_n)), tiles_n), active)

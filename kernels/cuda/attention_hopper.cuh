@@ -5,6 +5,24 @@
 //
 // OWN_OUTPUT: results have shared memory of their own on their way out; else they take the place of the queries.
 // The generator defines multiply_scores (S[64 x BN] = q k^T) and multiply_values (out[64 x kDV] += p v).
+
+DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEV void wait(u32 b, u32 parity) {
+  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n@p bra done_%=;\nbra again_%=;\ndone_%=:\n}"
+               ::"r"(b), "r"(parity) : "memory");
+}
+// Keeps the compiler from moving uses of results before the wait.
+template <int N> DEV void results_ready(float (&d)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; k++) asm volatile("" : "+f"(d[k])::"memory");
+}
+template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
+// dimension that is not multiplied over.
+DEV u64 descriptor(u32 address, u32 panel) { return u64(address >> 4) | u64(panel >> 4) << 16 | 64ull << 32 | 1ull << 62; }
+
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
@@ -106,9 +124,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
   Ring k, v;
   u32 q_phase = 0;
-  if (GROUPS > 1 && w == GROUPS - 1) group_arrive(1, 256);  // the first warpgroup goes first
-  auto my_turn = [&] { if (GROUPS > 1) group_sync(1 + w, 256); };
-  auto your_turn = [&] { if (GROUPS > 1) group_arrive(1 + (w + 1) % GROUPS, 256); };
+  if (GROUPS > 1 && w == GROUPS - 1) arrive_group(1, 256);  // the first warpgroup goes first
+  auto my_turn = [&] { if (GROUPS > 1) sync_group(1 + w, 256); };
+  auto your_turn = [&] { if (GROUPS > 1) arrive_group(1 + (w + 1) % GROUPS, 256); };
 
   for (int n = 0; tile_number(n) < count || (CAUSAL && n * int(gridDim.x) < count); n++) {
     if (tile_number(n) >= count) continue;
@@ -264,7 +282,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     }
     if (!OWN_OUTPUT && steps > 0) {  // the next queries may overwrite the results
       visible_to_copies();
-      group_sync(4 + w, 128);
+      sync_group(4 + w, 128);
       if (leader) arrive(q_empty);
     }
   }
