@@ -27,6 +27,10 @@ def multiple_of(e: DimLike) -> int:
     return 1
 
 
+#: Bytes of shared memory that one block of a Hopper GPU may have.
+HOPPER_SHARED = 232448
+
+
 @dataclass(frozen=True)
 class Request:
     """One launch of a kernel family (`families.FAMILIES`) as lowering asks for it.

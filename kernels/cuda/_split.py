@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _epilogue, _wgmma = _backend.part("_epilogue"), _backend.part("_wgmma")
-_LIMIT = 232448  # bytes of shared memory that one block may have
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -62,7 +61,7 @@ class SplitTile:
     @property
     def fits(self) -> bool:
         """Whether so many blocks have their shared memory and registers on one multiprocessor."""
-        shared = self.smem <= _LIMIT and (self.smem + 1024) * self.resident <= _SHARED
+        shared = self.smem <= HOPPER_SHARED and (self.smem + 1024) * self.resident <= _SHARED
         return shared and self.stages >= 3 and (self.columns // 2 + 28) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -15,7 +15,6 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _epilogue = _backend.part("_epilogue")
 _PANEL = 64 * 128
-_LIMIT = 232448  # bytes of shared memory one block may have
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class HopperTile:
 
     @property
     def stages(self) -> int:
-        return min(8, (_LIMIT - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
+        return min(8, (HOPPER_SHARED - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
 
     def with_residual(self) -> HopperTile:
         """The tile with buffers in which all residual panels of a tile may fly while it is multiplied."""

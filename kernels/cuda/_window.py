@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
-_LIMIT = 232448  # bytes of shared memory one block may have
 _ROWS = 128  # of a tile
 #: The cost model, comparable with `_wgmma.tile_cost`, measured on an H200: flops a clock with 64 columns and with more, clocks to start a kernel and for 64 x 64
 #: results.
@@ -40,10 +39,10 @@ class WindowTile:
 
     @property
     def smem(self) -> int:
-        return _LIMIT - self._room(self.staging) + self.stages * self.slab
+        return HOPPER_SHARED - self._room(self.staging) + self.stages * self.slab
 
     def _room(self, staging: int) -> int:
-        return _LIMIT - 2048 - staging * 2 * _ROWS * 128 - self.weights
+        return HOPPER_SHARED - 2048 - staging * 2 * _ROWS * 128 - self.weights
 
 
 def candidates(r: Request, steps: int) -> list[WindowTile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
@@ -98,8 +98,8 @@ def _mma(request: Request, p: Problem) -> list[Kernel]:
 
 # --- Hopper ---------------------------------------------------------------------------------------------------------------
 
-#: Bytes of shared memory a block may have, and the largest head of the warp-specialised kernel.
-_SHARED, _HOPPER_HEAD = 232448, 128
+#: The largest head of the warp-specialised kernel.
+_HOPPER_HEAD = 128
 
 
 def able(request: Request, p: Problem) -> bool:
@@ -131,7 +131,7 @@ def hopper_tile(p: Problem, groups: int, keys: int) -> HopperTile | None:
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     q, o, stage = groups * 8192 * panels, groups * 8192 * panels_v, keys * 128 * (panels + panels_v)
     for own, rows in ((True, q + o), (False, max(q, o))):
-        stages = min(4, (_SHARED - 2048 - rows) // stage)
+        stages = min(4, (HOPPER_SHARED - 2048 - rows) // stage)
         if stages >= 2:
             return HopperTile(groups, keys, stages, own, rows + stages * stage + 2048)
     return None
