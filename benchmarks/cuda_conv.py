@@ -1,13 +1,14 @@
 """CUDA convolutions: correctness against float64 (`--check`), or time against cuDNN through PyTorch.
 
 python -m benchmarks.cuda_conv --check
-python -m benchmarks.cuda_conv [--compile] [--only TEXT]
+python -m benchmarks.cuda_conv [--compile] [--only REGEX]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -249,7 +250,7 @@ def peers(v: Conv, data: list[Data], compiled: bool) -> dict[str, Callable[[int]
     def plain(x: Any, w: Any, b: Any, q: Any) -> Any:
         y = f.conv2d(x, w, b, v.stride, v.pads[0], v.dilation, v.groups)
         y = y + q if v.res_mode else y
-        return f.silu(y) if v.act == "silu" else f.relu(y)
+        return {"silu": f.silu, "relu": f.relu, "hard_swish": f.hardswish}.get(v.act, lambda z: z)(y)
 
     def cudnn(i: int) -> Any:
         d = data[i]
@@ -270,7 +271,7 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
     """Every layer against its peers; with `tune` also every plausible tile of it."""
     R.torch().backends.cudnn.benchmark = True
     d = DType.F16
-    todo = [(group, v, times, conv_request(v, d)) for group, v, times in layers(batches) if only in v.name(d) or only in group]
+    todo = [(group, v, times, conv_request(v, d)) for group, v, times in layers(batches) if re.search(only, f"{group} {v.name(d)}")]
     forced = {id(r): candidates(v, r) if tune else [] for _, v, _, r in todo}
     R.compile_all([x for _, v, _, r in todo for x in (r, pack_request(v, d), *forced[id(r)])])
     totals: dict[str, dict[str, float]] = {}
@@ -303,8 +304,8 @@ def candidates(v: Conv, r: Request) -> list[Request]:
     if v.groups > 1:
         return []
     (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
-    steps = taps * -(-v.c // 64) if v.c >= 24 else -1
-    if steps < 0:
+    steps = taps * -(-v.c // 64)
+    if v.c < 24 and taps > 1:
         return []
     return [R.force(r, t) for t in [*T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7), *T.window_tiles(r, steps)]]
 
@@ -314,7 +315,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true", help="also time every plausible tile")
     parser.add_argument("--compile", action="store_true", help="also torch.compile max-autotune (slow to start)")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="regular expression: cases to take")
     parser.add_argument("--batches", default="64,1,8", help="batch sizes of the timed layers")
     args = parser.parse_args()
     log = R.Log(f"cuda_conv_{'check' if args.check else 'tune' if args.tune else 'time'}.txt")
@@ -322,7 +323,7 @@ def main() -> int:
     if not args.check:
         time_cases(log, args.only, args.compile, [int(b) for b in args.batches.split(",")], args.tune)
         return 0
-    cases = K.riskiest_last([c for c in check_cases() if args.only in c[0]])
+    cases = K.riskiest_last([c for c in check_cases() if re.search(args.only, c[0])])
     failed = R.compile_all([r for _, r, _ in cases])
     log(f"compiled for {len(cases)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
     summary = K.Summary(log)

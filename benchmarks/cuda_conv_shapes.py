@@ -71,6 +71,13 @@ RESNET50 = [
     (512, 14, 14, 512, 3, 2, 0, 1),
     (512, 7, 7, 2048, 1, 1, 1, 3), (1024, 14, 14, 2048, 1, 2, 0, 1), (2048, 7, 7, 512, 1, 1, 0, 2), (512, 7, 7, 512, 3, 1, 0, 2),
 ]  # fmt: skip
+#: (C, H, OC, activation, residual) of 1x1 layers of MobileNetV3 and EfficientNet.
+POINTWISE = [
+    (16, 112, 64, "relu", 0), (16, 112, 16, "none", 1), (64, 56, 24, "none", 0), (24, 56, 72, "relu", 0), (72, 56, 24, "none", 1), (40, 28, 120, "relu", 0),
+    (120, 28, 40, "none", 1), (80, 14, 184, "hard_swish", 0), (184, 14, 80, "none", 1), (160, 7, 960, "hard_swish", 0), (960, 7, 160, "none", 1),
+    (32, 112, 16, "none", 0), (16, 112, 96, "silu", 0), (24, 56, 144, "silu", 0), (144, 56, 24, "none", 1), (40, 28, 240, "silu", 0),
+    (112, 14, 672, "silu", 0), (672, 14, 112, "none", 1), (192, 7, 1152, "silu", 0), (1152, 7, 192, "none", 1),
+]  # fmt: skip
 #: (C, H, W, kernel, stride) of depthwise layers of MobileNetV3 and EfficientNet.
 DEPTHWISE = [(32, 112, 112, 3, 1), (96, 112, 112, 3, 2), (144, 56, 56, 5, 2), (240, 28, 28, 3, 1), (480, 14, 14, 5, 1), (672, 14, 14, 5, 1), (1152, 7, 7, 5, 1)]
 
@@ -80,6 +87,7 @@ def layers(batches: Sequence[int]) -> list[tuple[str, Conv, int]]:
     for n in batches:
         for c, h, w, oc, k, s, res, times in RESNET50:
             out.append((f"resnet50 N{n}", Conv(n, c, h, w, oc, (k, k), (s, s), (1, 1), (k // 2,) * 4, act="relu", res_mode=res), times))
+        out += [(f"pointwise N{n}", Conv(n, c, h, h, oc, (1, 1), pads=(0, 0, 0, 0), act=act, res_mode=2 * res), 1) for c, h, oc, act, res in POINTWISE]
     for n in batches[:2]:
         out += [(f"depthwise N{n}", Conv(n, c, h, w, c, (k, k), (s, s), (1, 1), (k // 2,) * 4, c, act="silu"), 1) for c, h, w, k, s in DEPTHWISE]
     return out

@@ -6,6 +6,7 @@ provider's launcher (driver API only) binds arguments and launches. Nothing here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +15,23 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 
-def multiple_of(e: DimLike) -> int:
-    """A power of two, at most 4096, that divides `e` whatever its symbols are."""
+def factor(e: DimLike) -> int:
+    """An integer that divides `e` whatever its symbols are; 0 divides only 0."""
     if isinstance(e, int):
-        return 4096 if e == 0 else min(e & -e, 4096)
+        return abs(e)
     if e.op == "mul":
-        return min(multiple_of(e.args[0]) * multiple_of(e.args[1]), 4096)
+        return factor(e.args[0]) * factor(e.args[1])
     if e.op in ("add", "sub", "max", "min"):
-        return min(multiple_of(e.args[0]), multiple_of(e.args[1]))
+        return math.gcd(factor(e.args[0]), factor(e.args[1]))
     if e.op == "select":
-        return min(multiple_of(e.args[1]), multiple_of(e.args[2]))
+        return math.gcd(factor(e.args[1]), factor(e.args[2]))
     return 1
+
+
+def multiple_of(e: DimLike) -> int:
+    """The largest power of two up to 4096 that is known to divide `e`."""
+    f = factor(e)
+    return min(f & -f, 4096) if f else 4096
 
 
 #: Bytes of shared memory that one block of a Hopper GPU may have.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -17,9 +17,6 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _epilogue = _backend.part("_epilogue")
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
-#: Rows that a symbolic M is tuned for: the launch list holds one kernel for each range, and the ranges that do not apply have empty grids.
-BUCKETS = (16, 64, 512, None)
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -65,30 +62,75 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bo
     return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
 
 
-def choose(
+Prices = Mapping[Any, float]
+
+
+def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False,
-    special: tuple[float, Any] | None = None,
-) -> Any:  # fmt: skip
-    """The cheapest tile for these sizes: a Tile, or where tensor maps reach the operands a SplitTile or a HopperTile.
+) -> dict[Any, float]:  # fmt: skip
+    """Clocks of every tile for these sizes: a Tile, or where tensor maps reach the operands a SplitTile or a HopperTile.
 
     transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
-    0 where these do not reach; stored: whether they reach the result and the residual, too; special: cost and tile of another kernel."""
+    0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
-        kinds = ("_wgmma", "_split") if stored else ("_split",)
         residual = "res" in r.operands and bool(r.ints.get("res_mode", 0))
-        best = [_backend.part(kind).choose(m, n, maps, r.sms, residual) for kind in kinds]
-        return min([*best, *([special] if special else [])], key=lambda x: x[0])[1]
+        kinds = ("_wgmma", "_split") if stored else ("_split",)
+        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, residual).items()}
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
-    options = []
+    out = {}
     for t in tiles(r.dtype):
         if (transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64) or t.smem > limit:
             continue
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
-                options.append(Tile(t.bm, t.bn, t.warps_m, t.warps_n, t.stages, s))
-    return min(options, key=lambda t: tile_cost(t, m, n, steps, batch, r.sms, f32))
+                tile = replace(t, split=s)
+                out[tile] = tile_cost(tile, m, n, steps, batch, r.sms, f32)
+    return out
+
+
+#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 3, 4, 6, 8, 12, ... up to _MOST rows. A tile serves neighbouring sizes
+#: while it costs at most _SLACK of the best one's clocks.
+_LEAST, _MOST, _SLACK = 8, 1 << 18, 1.05
+
+
+def choose(rows: DimLike, price: Callable[[int], Prices]) -> list[tuple[Any, DimLike]]:
+    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it.
+
+    price: clocks of every tile for so many rows."""
+    if isinstance(rows, int):
+        return [(_cheapest(price(rows)), 1)]
+    ranges: list[tuple[dict[Any, float], int]] = []  # the tiles that serve a range, with the sum of their losses, and its last size
+    for m in _sizes(max(factor(rows), 1)):
+        costs = price(m)
+        best = min(costs.values())
+        good = {t: c / best for t, c in costs.items() if c <= _SLACK * best}
+        both = {t: loss + good[t] for t, loss in ranges[-1][0].items() if t in good} if ranges else {}
+        if both:
+            ranges[-1] = (both, m)
+        else:
+            ranges.append((good, m))
+    out: list[tuple[Any, DimLike]] = []
+    low = 0
+    for k, (losses, high) in enumerate(ranges):
+        above: DimLike = D.less(low, rows) if low else 1
+        out.append((_cheapest(losses), above if k == len(ranges) - 1 else D.mul(above, D.less(rows, high + 1))))
+        low = high
+    return out
+
+
+def _cheapest(costs: Prices) -> Any:
+    return min(costs, key=lambda t: costs[t])
+
+
+def _sizes(unit: int) -> Iterator[int]:
+    count = 1
+    while unit * count <= _MOST or count == 1:
+        for m in (unit * count, unit * count * 3 // 2) if count > 1 else (unit,):
+            if m >= _LEAST:
+                yield m
+        count *= 2
 
 
 @dataclass(frozen=True)
@@ -156,30 +198,6 @@ def product(
 
 def declaration(ctype: str, name: str) -> str:
     return f"{ctype} __restrict__ {name}" if ctype.startswith("const ") and ctype.endswith("*") else f"{ctype} {name}"
-
-
-def bucketed(rows: DimLike) -> list[tuple[int, DimLike]]:
-    """(rows to tune for, condition) of each kernel the launch list needs: one when `rows` is known."""
-    if isinstance(rows, int):
-        return [(rows, 1)]
-    out: list[tuple[int, DimLike]] = []
-    low = 0
-    for limit in BUCKETS:
-        above: DimLike = D.less(low, rows) if low else 1
-        out.append((limit or 4096, above if limit is None else D.mul(above, D.less(rows, limit + 1))))
-        low = limit or 0
-    return out
-
-
-def merged(choices: Sequence[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
-    """Neighbouring ranges that use one tile become one."""
-    out: list[tuple[Any, DimLike]] = []
-    for tile, active in choices:
-        if out and out[-1][0] == tile:
-            out[-1] = (tile, D.add(out[-1][1], active))
-        else:
-            out.append((tile, active))
-    return [(out[0][0], 1)] if len(out) == 1 else out
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:

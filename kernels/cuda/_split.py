@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -125,8 +126,10 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
-def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, SplitTile]:
-    return min(((tile_cost(t, m, n, steps, sms, residual), t) for t in candidates(m, n, steps, sms)), key=lambda x: x[0])
+@cache
+def prices(m: int, n: int, steps: int, sms: int, residual: bool) -> dict[SplitTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k."""
+    return {t: tile_cost(t, m, n, steps, sms, residual) for t in candidates(m, n, steps, sms)}
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:

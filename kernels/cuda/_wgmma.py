@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -51,6 +52,7 @@ TILES = tuple(
     for bm, bn, ping in (
         (128, 256, False), (256, 128, False), (128, 192, False), (128, 128, False), (128, 128, True), (64, 256, True), (128, 64, True),
         (64, 128, True), (64, 192, True),
+        (128, 192, True), (256, 192, False),
     )
     for cluster in (1, 2)
 )  # fmt: skip
@@ -87,8 +89,10 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     return float(_START + overlapped) + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
 
 
-def choose(m: int, n: int, steps: int, sms: int, residual: bool) -> tuple[float, HopperTile]:
-    return min(((tile_cost(t, m, n, steps, sms, residual), t) for t in candidates(n, steps, sms)), key=lambda x: x[0])
+@cache
+def prices(m: int, n: int, steps: int, sms: int, residual: bool) -> dict[HopperTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k."""
+    return {t: tile_cost(t, m, n, steps, sms, residual) for t in candidates(n, steps, sms)}
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -159,7 +163,7 @@ def product(
         tile = tile.with_residual()
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
     map_type = "const __grid_constant__ TensorMap"
-    maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (64, 64))))
+    maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (16, 64))))
     parameters: list[tuple[str, str, Argument]] = [(map_type, n, v) for n, v in maps]
     if staged:
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))

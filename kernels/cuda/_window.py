@@ -63,8 +63,8 @@ def candidates(r: Request, steps: int) -> list[WindowTile]:
     return [t for t in tiles if height <= 256 and t.stages >= 2]
 
 
-def choose(r: Request, m: int, n: int, steps: int) -> tuple[float, WindowTile] | None:
-    return min(((tile_cost(t, r, m, n, steps), t) for t in candidates(r, steps)), key=lambda x: x[0], default=None)
+def prices(r: Request, m: int, n: int, steps: int) -> dict[WindowTile, float]:
+    return {t: tile_cost(t, r, m, n, steps) for t in candidates(r, steps)}
 
 
 def tile_cost(t: WindowTile, r: Request, m: int, n: int, steps: int) -> float:

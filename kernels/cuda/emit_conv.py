@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -86,14 +87,14 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     tensor_maps = not transposed and g == 1 and flat and ic >= 24 and _wgmma.corners(r) is not None
     maps = taps * -(-ic // 64) if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
     stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
-    choices = []
-    for size, active in _product.bucketed(rows):
-        batch = g * phases
-        window = _window.choose(r, size, oc, maps) if maps and stored else None
-        tile = _product.choose(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored, special=window)
-        choices.append((tile, active))
+    batch = g * phases
+
+    def price(size: int) -> Any:
+        costs = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored)
+        return costs | _window.prices(r, size, oc, maps) if maps and stored else costs
+
     kernels: list[Kernel] = []
-    for tile, active in _product.merged(choices):
+    for tile, active in _product.choose(rows, price):
         if isinstance(tile, _wgmma.HopperTile):
             kernels.append(_wgmma.convolution(r, tile, rows, active))
             continue

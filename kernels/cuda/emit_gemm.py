@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -26,9 +27,8 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
     maps = -(-k // 64) if k and _wgmma.able(r, (ldx,), ("x",)) else 0
     stored = _wgmma.able(r, (ldy, *((ldr,) if r.ints.get("res_mode", 0) else ())), ("y", "res"))
-    choices = [(_product.choose(rows, n, k, 1, r, maps=maps, stored=stored), active) for rows, active in _product.bucketed(m)]
     kernels: list[Kernel] = []
-    for tile, active in _product.merged(choices):
+    for tile, active in _product.choose(m, lambda rows: _product.prices(rows, n, k, 1, r, maps=maps, stored=stored)):
         if isinstance(tile, _wgmma.HopperTile):
             kernels.append(_wgmma.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active))
             continue
@@ -61,14 +61,13 @@ def matmul(r: Request) -> list[Kernel]:
     if not (int(r.ints.get("res_mode", 0)) and "res" in r.operands):
         params.append(("const T*", "res", Pointer("res")))
     batch = _product.known(D.mul(b0, b1), 16)
-    choices = []
-    for rows, active in _product.bucketed(m):
-        cluster_only = r.arch >= 90
-        tile = _product.choose(rows, _product.known(n, 512), _product.known(k, 512), batch, r, transposed=(a.trans, b.trans), split=cluster_only)
-        choices.append((tile, active))
+
+    def price(rows: int) -> Any:
+        return _product.prices(rows, _product.known(n, 512), _product.known(k, 512), batch, r, transposed=(a.trans, b.trans), split=r.arch >= 90)
+
     vector = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     kernels: list[Kernel] = []
-    for tile, active in _product.merged(choices):
+    for tile, active in _product.choose(m, price):
         kernels += _product.product(
             r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=vector, rows=m, columns=n, grid_y=b1, grid_z=b0,
             defines=("#define BATCHED 1",), active=active,

@@ -24,12 +24,23 @@ DEV float4 load_from(u32 address) {
   return v;
 }
 DEV void store8(T* y, const float (&v)[8], int count) {
-  if (Y_VECTOR && count >= 8) {
+  if (count >= 8) {
     *(uint4*)y = make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
   } else {
 #pragma unroll
     for (int k = 0; k < 8; k++)
       if (k < count) from_float(y[k], v[k]);
+  }
+}
+// Columns [begin, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned.
+DEV void store_row(T* y, const float* from, int begin, int end, int lane) {
+  const int first = begin + int((u64)(y + begin) / sizeof(T) % 2);
+  if (lane == 0 && first > begin && begin < end) from_float(y[begin], from[begin]);
+  for (int c = first + 2 * lane; c < end; c += 64) {
+    if (c + 1 < end)
+      *(u32*)(y + c) = pack2((T*)0, from[c], from[c + 1]);
+    else
+      from_float(y[c], from[c]);
   }
 }
 
@@ -193,7 +204,20 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     *(float4*)v = flip ? b : a;
     *(float4*)(v + 4) = flip ? a : b;
     finish(epilogue, v, m, m * ldr, n, N - n);
-    store8(y + m * ldy + n, v, N - n);
+    if (Y_VECTOR) {
+      store8(y + m * ldy + n, v, N - n);
+    } else {
+      *(float4*)(staged + r * PITCH + c) = make_float4(v[0], v[1], v[2], v[3]);
+      *(float4*)(staged + r * PITCH + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    }
+  }
+  if (!Y_VECTOR) {
+    sync_group(1, WORKERS);
+    const int from = part * PER_PART * 8, to = min(from + PER_PART * 8, UNITS * 8);
+    for (int r = from / TILE_N + warp; r * TILE_N < to && m0 + r < M; r += WORKERS / 32) {
+      const int end = min(min(TILE_N, to - r * TILE_N), N - n0);
+      store_row(y + (m0 + r) * ldy + n0, staged + r * PITCH, max(0, from - r * TILE_N), end, lane);
+    }
   }
   if (CLUSTER > 1) cluster_sync();  // no block may leave while another reads its sums or signals its barriers
 }

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * CLUSTER);
-    for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 1);
+    for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
     for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -182,11 +182,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           if (RESIDUAL) {
             wait(mine_full + 8 * buffer, buffer_phase);
           } else {
-            if (thread == 0) stores_read<STAGING - 1>();
-            sync_group(4 + w, 128);
+            if (lane == 0) stores_read<STAGING - 1>();
+            __syncwarp();
           }
 #pragma unroll
           for (int j = 0; j < 8; j += 2) {  // two chunks of 8 columns
+            if (n0 + panel * 64 + j * 8 >= N) continue;
             u32 out[4];
 #pragma unroll
             for (int q = 0; q < 4; q++) {
@@ -207,9 +208,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             store_matrices(at + (row_warp + matrix_row) * 128 + (((j + matrix_chunk) ^ (matrix_row & 7)) << 4), out[0], out[1], out[2], out[3]);
           }
           visible_to_copies();
-          sync_group(4 + w, 128);
-          if (thread == 0) {
-            store2(&map_y, at, n0 + panel * 64, m0 + i * 64);
+          __syncwarp();
+          if (lane == 0) {  // every warp sends its own rows: none waits for another
+            store2(&map_y, at + row_warp * 128, n0 + panel * 64, m0 + i * 64 + row_warp);
             if (RESIDUAL) {  // buffers whose results have left may take the next residual
               const int before = buffer ? buffer - 1 : STAGING - 1;
               const bool final = i == BLOCKS_M - 1 && panel == PANELS - 1;
@@ -226,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         }
       }
     }
-    if (thread == 0) stores_done();
+    if (lane == 0) stores_done();
   }
   if (CLUSTER > 1) cluster_sync();  // no block may leave while another still signals its barriers
 }
