@@ -38,9 +38,9 @@ def _tile_modules() -> tuple[Any, Any, Any]:
     return backend.part("_product"), backend.part("_wgmma"), backend.part("_split")
 
 
-def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[Any]:
+def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: bool = True) -> list[Any]:
     """The tiles of each Hopper kernel that its cost model likes best, and some that it likes less: what it might be wrong about.
-    `steps` of k (0: k / 64; negative: none of these kernels applies, only the general one)."""
+    `steps` of k (0: k / 64; negative: none of these kernels applies, only the general one); stored: rows of the result begin at multiples of 16 bytes."""
     product, wgmma, split = _tile_modules()
     sms = device()[1]
     count = steps or -(-k // 64)
@@ -48,8 +48,10 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9) -> list[
         general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
         return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms, False))[:most]
     out = []
-    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms)), (split, split.candidates(m, n, count, sms))):
+    for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms) if stored else []), (split, split.candidates(m, n, count, sms))):
         ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
+        if not ranked:
+            continue
         best = kind.tile_cost(ranked[0], m, n, count, sms)
         rest = [t for t in ranked[most:] if kind.tile_cost(t, m, n, count, sms) < 1.6 * best]
         out += ranked[:most] + random.Random(m * n + k).sample(rest, min(most, len(rest)))

@@ -66,14 +66,16 @@ DEV float mish_(float x) { return x * tanhf(softplus_(x)); }
 
 # Within 2^-11 of the largest value involved, which rounding to 16 bits hides: outputs of type f16 and bf16.
 _FAST = r"""
-DEV float exp_(float x) { return __expf(x); }
+DEV float exp2_ftz(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEV float reciprocal_ftz(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEV float exp_(float x) { return exp2_ftz(1.4426950408889634f * x); }
 DEV float reciprocal_(float x) { return __frcp_rn(x); }
 DEV float divide_(float a, float b) { return a / b; }
 DEV float log_(float x) { return logf(x); }
 DEV float tanh_(float x) { return fabsf(x) < 0.25f ? x * (1.f + x * x * (-0.33333126f + x * x * 0.13240588f)) : tanh_approximate(x); }
 DEV float erf_(float x) { return erff(x); }
-DEV float sigmoid_(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-DEV float silu_(float x, float k) { return x * __fdividef(1.f, 1.f + __expf(-k * x)); }
+DEV float sigmoid_(float x) { return reciprocal_ftz(1.f + exp2_ftz(-1.4426950408889634f * x)); }
+DEV float silu_(float x, float k) { return x * reciprocal_ftz(1.f + exp2_ftz(-1.4426950408889634f * k * x)); }
 DEV float softplus_(float x) { return x > 8.f ? x + __expf(-x) : log1pf(__expf(x)); }
 DEV float expm1_(float x) { return fabsf(x) < 0.0625f ? x * (1.f + x * (0.5f + x * (1.f / 6.f))) : __expf(x) - 1.f; }
 // erf(x / sqrt 2) fitted as tanh of an odd polynomial: absolute error of the result below 6e-5.

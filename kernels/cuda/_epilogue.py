@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tracea_onnx.cuda import Argument, Float32, Int64, Pointer, Request, multiple_of
@@ -14,7 +15,8 @@ Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`source` defines `struct Epilogue` and `finish(e, v, m, full, n, count)` on `float v[WIDTH]`: columns n.. of row m, of which `count` exist.
+    """`source` defines `struct Epilogue` and `finish(e, c, v, m, full, n, count)` on `float v[WIDTH]`: columns n.. of row m, of which `count` exist.
+    `c = columns_at(e, n, end)` are the operands that depend on the columns alone, of which `end` exist; without `c` finish reads them itself.
 
     `parameters` are kernel parameters; `arguments` fills the struct."""
 
@@ -57,6 +59,7 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
     columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
     width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`."""
     fields: list[tuple[str, str, Argument]] = []
+    ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
     body: list[str] = []
     conv = len(pitches) > 1
     if scaled and r.floats.get("alpha", 1.0) != 1.0:
@@ -64,21 +67,19 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
         body.append("for (int k = 0; k < WIDTH; k++) v[k] *= e.alpha;")
     if "bias" in r.operands:
         fields.append(("const float*", "bias", Pointer("bias")))
-        if multiple_of(columns) >= 8 and width == 8:  # a bias has at least 8 readable values from any multiple of 8
-            body.append(
-                "{ const float4 s = __ldg((const float4*)(e.bias + n)), t = __ldg((const float4*)(e.bias + n + 4));\n"
-                "  v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w, v[4] += t.x, v[5] += t.y, v[6] += t.z, v[7] += t.w; }"
-            )
-        elif multiple_of(columns) >= 8:
-            body.append("if (count > 0) { const float2 s = __ldg((const float2*)(e.bias + n)); v[0] += s.x, v[1] += s.y; }")
+        if multiple_of(columns) >= 8:  # a bias has at least 8 readable values from any multiple of 8
+            step = min(width, 4)
+            read = [f"*(float{step}*)(c.bias + {k}) = __ldg((const float{step}*)(e.bias + n + {k}));" for k in range(0, width, step)]
+            ahead.append(("bias", f"if (count > 0) {{ {' '.join(read)} }}"))
         else:
-            body.append("for (int k = 0; k < WIDTH; k++) if (k < count) v[k] += __ldg(e.bias + n + k);")
+            ahead.append(("bias", "for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? __ldg(e.bias + n + k) : 0.f;"))
+        body.append("for (int k = 0; k < WIDTH; k++) v[k] += c.bias[k];")
     source = f"#define WIDTH {width}\n{_LOAD}"
     if r.program is not None:
         source += program_source(r.program)
         names = ["v[k]"]
         for k in range(int(r.program["n_in"]) - 1):
-            names.append(_operand(r, k, conv, pitches, columns, fields, body))
+            names.append(_operand(r, k, conv, pitches, columns, fields, ahead, body))
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = program({', '.join(names)});")
     else:
         act, mode = int(r.ints.get("act", 0)), int(r.ints.get("res_mode", 0)) if "res" in r.operands else 0
@@ -92,14 +93,25 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
         expression = {0: value.format("v[k]"), 1: value.format("v[k] + r[k]"), 2: value.format("v[k]") + " + r[k]"}[mode]
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = {expression};")
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
-    lines = "\n".join(f"  {'#pragma unroll' + chr(10) + '  ' if line.startswith('for') else ''}{line}" for line in body)
-    source += f"struct Epilogue {{ {members} }};\n"
+    source += f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ {' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
+    reads = _lines(t for _, t in ahead)
+    source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
     given = ", const float (&r)[WIDTH]" if staged else ""
-    source += f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{lines}\n}}\n"
+    source += f"DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
+    source += (
+        f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n"
+        f"  finish(e, columns_at(e, n, n + count), v, m, full, n, count{', r' if staged else ''});\n}}\n"
+    )
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields))
 
 
-def _operand(r: Request, k: int, conv: bool, pitches: tuple[DimLike, ...], columns: DimLike, fields: list[Parameter], body: list[str]) -> str:
+def _lines(statements: Iterable[str]) -> str:
+    return "\n".join(f"  {'#pragma unroll' + chr(10) + '  ' if line.startswith('for') else ''}{line}" for line in statements)
+
+
+def _operand(
+    r: Request, k: int, conv: bool, pitches: tuple[DimLike, ...], columns: DimLike, fields: list[Parameter], ahead: list[tuple[str, str]], body: list[str]
+) -> str:
     """Text of program operand k for column `k` of the eight; adds the fields and loads it needs."""
     kind, name = int(r.ints.get(f"o{k}_kind", FULL)), f"o{k}"
     fields.append(("const T*", name, Pointer(name)))
@@ -107,8 +119,9 @@ def _operand(r: Request, k: int, conv: bool, pitches: tuple[DimLike, ...], colum
         body.append(f"const float {name} = to_float(e.{name}[{'m' if kind == ROW else '0'}]);")
         return name
     if kind == CHANNEL:
-        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, {name});")
-    elif conv:
+        ahead.append((name, f"load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, c.{name});"))
+        return f"c.{name}[k]"
+    if conv:
         body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, count, {name});")
     else:
         ld = r.ints.get(f"{name}_ld", 0)

@@ -36,7 +36,7 @@ class FewTile:
         units = -(-kw // taps)
         patch_w = (15 * sw + (units * taps - 1) * dw + 2) // 2 * 2
         patch = -(-(((4 * self.rows - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
-        return self.columns * (self.steps(r) * 32 + 16) + 64 * (self.columns * 2 + 16) + 2 * patch
+        return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
 def choose(r: Request) -> FewTile | None:
@@ -68,8 +68,9 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))};",
+        f"constexpr bool WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("few"),
+        epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
     columns = -(-int(i["OC"]) // tile.columns)

@@ -12,7 +12,7 @@ from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.ops import ACTIVATIONS, DType
 
 _backend = registry.module("kernels", "cuda")
 _epilogue = _backend.part("_epilogue")
@@ -63,6 +63,8 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bo
 
 
 Prices = Mapping[Any, float]
+#: Activations that take a few instructions and no special function.
+_SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
 def prices(
@@ -75,7 +77,8 @@ def prices(
     if maps:
         residual = "res" in r.operands and bool(r.ints.get("res_mode", 0))
         kinds = ("_wgmma", "_split") if stored else ("_split",)
-        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, residual).items()}
+        smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
+        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, residual, smooth).items()}
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024

@@ -67,10 +67,10 @@ class SplitTile:
 
 
 #: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, after the last product of a block, for
-#: 64 x 64 x 64 products, until a copy comes, to exchange sums, per float exchanged and per float finished, for a residual; bytes a clock from L2 for one block
-#: and for all, from memory for all and for one multiprocessor.
-_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _EXCHANGE, _FLOAT, _RESULT, _RESIDUAL = 1910.0, 1300.0, 1700.0, 170.0, 2420.0, 320.0, 0.34, 0.29, 2070.0
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 63.3, 5380.0, 3200.0, 28.8
+#: 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished, more with an activation that needs the special functions, for a
+#: residual; bytes a clock from L2 for one block and for all, from memory for all and for one multiprocessor.
+_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 1607.0, 509.0, 1430.0, 178.0, 1971.0, 0.53, 0.38, 0.06, 1069.0
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 78.0, 4680.0, 3530.0, 30.8
 _CACHED = 32 << 20  # bytes of a weight that L2 may still hold
 #: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
 _GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
@@ -103,8 +103,8 @@ def slots(cluster: int, resident: int, sms: int) -> int:
     return max(1, sum(g * sms // 132 * resident // cluster for g in _GROUPS)) * cluster
 
 
-def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False) -> float:
-    """Clocks, comparable with `_wgmma.tile_cost`."""
+def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
+    """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions."""
     left, right = (n, m) if t.swap else (m, n)
     blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster
     room = slots(t.cluster, t.resident, sms)
@@ -112,24 +112,22 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
     multiply = _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
     if t.rows * together < 128:
-        multiply *= 1.67
+        multiply *= 1.32
     copied = (t.rows + t.columns / t.share) * 128
     step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
     if n * steps * 128 > _CACHED:
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
-    finish = _FINISH + residual * _RESIDUAL + _RESULT * size / t.split
-    if t.split > 1:
-        finish += _EXCHANGE + _FLOAT * size * (t.split - 1) / t.split
+    finish = _FINISH + residual * _RESIDUAL + (_RESULT + _SMOOTH * smooth) * size / t.split + _FLOAT * size * (t.split - 1) / t.split
     cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0)
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
 @cache
-def prices(m: int, n: int, steps: int, sms: int, residual: bool) -> dict[SplitTile, float]:
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[SplitTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k."""
-    return {t: tile_cost(t, m, n, steps, sms, residual) for t in candidates(m, n, steps, sms)}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms)}
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:

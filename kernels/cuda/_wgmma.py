@@ -21,14 +21,14 @@ _PANEL = 64 * 128
 @dataclass(frozen=True)
 class HopperTile:
     """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
-    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); staging: 64 x 64 buffers for results of each warpgroup."""
+    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); staging: 64 x 64 buffers for the residual of each warpgroup."""
 
     bm: int
     bn: int
     ping: bool
     cluster: int = 1
     kept: int = 0
-    staging: int = 2
+    staging: int = 0
 
     @property
     def stage(self) -> int:
@@ -47,52 +47,41 @@ class HopperTile:
         return self.stages * self.stage + self.kept * self.bn * 128 + 2 * self.staging * _PANEL + 2048
 
 
-TILES = tuple(
-    HopperTile(bm, bn, ping, cluster)
-    for bm, bn, ping in (
-        (128, 256, False), (256, 128, False), (128, 192, False), (128, 128, False), (128, 128, True), (64, 256, True), (128, 64, True),
-        (64, 128, True), (64, 192, True),
-        (128, 192, True), (256, 192, False),
-    )
-    for cluster in (1, 2)
-)  # fmt: skip
-#: (rows, columns, ping) of tiles whose block keeps its columns of B.
-_KEPT = ((128, 64, True), (256, 64, False), (128, 128, True), (64, 128, True), (64, 256, True), (128, 256, False), (128, 192, False), (64, 192, True))
-#: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and from memory, for the whole chip; clocks
-#: until a copy comes, to start a kernel and a cluster, to finish 64 x 64 results of one warpgroup, more with a
-#: residual, and again more for every such results of a tile.
-_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3450.0, 6320.0, 7330.0, 2910.0
-_START, _CLUSTER, _PANEL_CLOCKS, _RESIDUAL, _RESIDUAL_WAIT = 1880.0, 5860.0, 1200.0, 39.2, 150.0
+_SHAPES = ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False))
+TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for cluster in (1, 2))
+#: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and to memory, for the whole chip; clocks
+#: until a copy comes, to start a kernel and a cluster, between the tiles of a block, to finish 64 x 64 results of one warpgroup, more with an activation
+#: that needs the special functions.
+_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3650.0, 5214.0, 3514.0, 2251.0
+_START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 652.0, 7139.0, 269.0, 1033.0, 528.0
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
-    kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _KEPT if -(-n // bn) <= sms // 2)
-    return [*TILES, *(t for t in kept if replace(t, staging=4).stages >= 3)]
+    kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _SHAPES if ping and -(-n // bn) <= sms // 2)
+    return [*TILES, *(t for t in kept if t.with_residual().stages >= 3)]
 
 
-def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False) -> float:
-    """Clocks, comparable with `_split.tile_cost`."""
+def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
+    """Clocks, comparable with `_split.tile_cost`. smooth: the epilogue needs special functions."""
     tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn)
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
-    multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.07 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
+    multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
     step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / (t.with_residual() if residual else t).stages)
-    panels = t.bm * t.bn / 4096 * (1 if t.ping else 0.5)
-    finish = panels * (_PANEL_CLOCKS + residual * (_RESIDUAL + panels * _RESIDUAL_WAIT))
-    tile = steps * step
+    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + _SMOOTH * smooth)
+    tile = steps * step + _EDGE
     if t.ping:  # the second warpgroup begins one tile later
         body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
     else:
         body = turns * (tile + finish)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
-    overlapped = (body**1.2 + memory**1.2) ** (1 / 1.2)
-    return float(_START + overlapped) + (_CLUSTER if t.cluster > 1 else 0) + t.kept * t.bn * 128 / 73.0
+    return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
 @cache
-def prices(m: int, n: int, steps: int, sms: int, residual: bool) -> dict[HopperTile, float]:
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[HopperTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k."""
-    return {t: tile_cost(t, m, n, steps, sms, residual) for t in candidates(n, steps, sms)}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms)}
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -163,8 +152,7 @@ def product(
         tile = tile.with_residual()
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
     map_type = "const __grid_constant__ TensorMap"
-    maps = (("map_a", a), ("map_b", b), ("map_y", matrix(r, "y", rows, columns, ldy, (16, 64))))
-    parameters: list[tuple[str, str, Argument]] = [(map_type, n, v) for n, v in maps]
+    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b), ("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
     if staged:
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
     parameters += [*params, *epi.parameters]
@@ -173,8 +161,9 @@ def product(
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)};", multiply(tile.bn, mma),
-        epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("wgmma"),
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_TILES = {int(columns % tile.bn == 0)};",
+        f"constexpr bool WHOLE_CHUNKS = {int(columns % 8 == 0)}, Y_VECTOR = true;", multiply(tile.bn, mma),
+        epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "wgmma")),
     ])  # fmt: skip
     tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
     if tile.kept:

@@ -16,7 +16,7 @@ _product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogu
 _ROWS = 128  # of a tile
 #: The cost model, comparable with `_wgmma.tile_cost`, measured on an H200: flops a clock with 64 columns and with more, clocks to start a kernel and for 64 x 64
 #: results.
-_FLOPS_NARROW, _FLOPS, _START, _PANEL_CLOCKS = 2870.0, 3400.0, 2500.0, 600.0
+_FLOPS_NARROW, _FLOPS, _START, _PANEL_CLOCKS = 2870.0, 3400.0, 700.0, 350.0
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,12 @@ class WindowTile:
     weights: int
 
     @property
-    def staging(self) -> int:
-        return 2 if self._room(2) >= 2 * self.slab else 1
-
-    @property
     def stages(self) -> int:
-        return min(4, self._room(self.staging) // self.slab)
+        return min(4, (HOPPER_SHARED - 2048 - self.weights) // self.slab)
 
     @property
     def smem(self) -> int:
-        return HOPPER_SHARED - self._room(self.staging) + self.stages * self.slab
-
-    def _room(self, staging: int) -> int:
-        return HOPPER_SHARED - 2048 - staging * 2 * _ROWS * 128 - self.weights
+        return 2048 + self.weights + self.stages * self.slab
 
 
 def candidates(r: Request, steps: int) -> list[WindowTile]:
@@ -81,27 +74,25 @@ def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
     taps, ic = int(i["KH"]) * int(i["KW"]), int(i["IC"])
     pitch, height = -(-ic // 8) * 8, tile.rows + (int(i["KH"]) - 1) * int(i["DH"])
 
-    def image(side: str, channels: int, w: DimLike, h: DimLike, rows: int) -> TensorMap:
-        strides = tuple(D.mul(i[f"{side}_{p}"], 2) for p in ("cs", "rs", "ns"))
-        return TensorMap(Pointer(side), r.dtype, (channels, w, h, i["N"]), strides, (64, tile.width, rows, 1))
-
+    strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
     maps = (
-        ("map_x", image("x", ic, i["IW"], i["IH"], height)),
+        ("map_x", TensorMap(Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), strides, (64, tile.width, height, 1))),
         ("map_w", TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns))),
-        ("map_y", image("y", oc, i["OW"], i["OH"], tile.rows)),
     )
     epi = _epilogue.epilogue(replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}), (i.get("r_cs", 0),), width=2)
     parameters: list[tuple[str, str, Argument]] = [("const __grid_constant__ TensorMap", n, v) for n, v in maps]
+    parameters += [("T*", "y", Pointer("y")), ("i64", "ldy", Int64(i["y_cs"]))]
     parameters += [("int", n, Int32(v)) for n, v in (("N", oc), ("IMAGES", i["N"]), ("OH", i["OH"]), ("OW", i["OW"]))]
     parameters += [("i64", "ldr", Int64(i.get("r_cs", 0))), *epi.parameters]
     constants = [f"{n} = {int(i[n])}" for n in ("KH", "KW", "DH", "DW", "PT", "PL")]
     constants += [f"CHUNKS = {-(-ic // 64)}", f"WIDTH_IN = {tile.width}", f"TILE_H = {tile.rows}", f"BN = {tile.columns}"]
-    constants += [f"STAGES = {tile.stages}", f"STAGING = {tile.staging}"]
+    constants.append(f"STAGES = {tile.stages}")
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
-        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("window"),
+        f"constexpr bool WHOLE_TILES = {int(oc % tile.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)}, Y_VECTOR = true;", _wgmma.multiply(tile.columns, mma),
+        epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "window")),
     ])  # fmt: skip
     tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), -(-oc // tile.columns)
     grid = D.mul(D.mul(D.minimum(tiles, max(1, r.sms // tiles_n)), tiles_n), active)

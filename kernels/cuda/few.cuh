@@ -5,11 +5,12 @@
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
 // For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, EARLY (the weight is constant), Y_VECTOR and the epilogue (WIDTH 2).
+// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple
+// of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
-constexpr int WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16), OUT_PITCH = BN * 2 + 16, PATCH_BYTES = (PATCH_H * PATCH_W * CP * 2 + 15) / 16 * 16;  // bytes
+constexpr int WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16), PATCH_BYTES = (PATCH_H * PATCH_W * CP * 2 + 15) / 16 * 16;  // bytes
 constexpr int NT = BN / 8;
 static_assert(TAPS == 1 || (SW % 2 == 0 && DW == 1), "two taps of 8 bytes each must be aligned together");
 
@@ -38,8 +39,7 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
-  char* const out = shared + BN * WEIGHT_PITCH;
-  const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH + 64 * OUT_PITCH;
+  const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.y * BN;
   const int tiles_w = (OW + 15) / 16, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
 #if __CUDA_ARCH__ >= 900
@@ -83,6 +83,9 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
     }
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  Columns columns[NT];
+#pragma unroll
+  for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
   int buffer = 0;
   if (blockIdx.x < tiles) copy_patch(blockIdx.x, patches);
   copy_commit();
@@ -93,37 +96,28 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
     copy_commit();
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
     const int row0 = rest / tiles_w * TILE_H + warp * MT, column0 = rest % tiles_w * 16;
-    char* const mine = out + warp * (16 * OUT_PITCH);
-    // Results of 16 pixels, row i of this warp's, through the epilogue and `mine` to y.
+    // Results of 16 pixels, row i of this warp's, through the epilogue to y.
     auto finish_row = [&](int i, const float (&sum)[NT][4]) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int oh = min(row0 + i, OH - 1), ow = min(column0 + (lane >> 2) + half * 8, OW - 1), m = (image * OH + oh) * OW + ow;
-        const i64 full = image * r_ns + oh * r_rs + ow * r_cs;
+        const int oh = row0 + i, ow = column0 + (lane >> 2) + half * 8, h = min(oh, OH - 1), v = min(ow, OW - 1), m = (image * OH + h) * OW + v;
+        const i64 full = image * r_ns + h * r_rs + v * r_cs;
+        T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
-          const int n = n0 + j * 8 + (lane & 3) * 2;
-          float v[2] = {sum[j][half * 2], sum[j][half * 2 + 1]};
-          finish(epilogue, v, m, full, n, OC - n);
-          *(u32*)(mine + (half * 8 + (lane >> 2)) * OUT_PITCH + j * 16 + (lane & 3) * 4) = pack2((T*)0, v[0], v[1]);
+        for (int j = 0; j < NT; j += 4) {  // four chunks of 8 channels, of which 16 channels have two
+          u32 o[4] = {0, 0, 0, 0};
+#pragma unroll
+          for (int k = 0; k < 4 && j + k < NT; k++) {
+            const int n = n0 + (j + k) * 8 + (lane & 3) * 2;
+            float pair[2] = {sum[j + k][half * 2], sum[j + k][half * 2 + 1]};
+            finish(epilogue, columns[j + k], pair, m, full, n, OC - n);
+            o[k] = pack2((T*)0, pair[0], pair[1]);
+          }
+          gather_chunks(o, lane);
+          const int n = n0 + (j + (lane & 3)) * 8;
+          if (oh < OH && ow < OW && j + (lane & 3) < NT && n < OC) store8(to + j * 8, o, OC - n);
         }
       }
-      __syncwarp();
-#pragma unroll
-      for (int t = lane; t < 16 * NT; t += 32) {
-        const int p = t / NT, c = t % NT * 8, oh = row0 + i, ow = column0 + p, n = n0 + c;
-        if (oh >= OH || ow >= OW || n >= OC) continue;
-        T* const to = y + image * y_ns + oh * y_rs + ow * y_cs + n;
-        const char* const from = mine + p * OUT_PITCH + c * 2;
-        if (Y_VECTOR && n + 8 <= OC) {
-          *(uint4*)to = *(const uint4*)from;
-        } else {
-#pragma unroll
-          for (int k = 0; k < 8; k++)
-            if (n + k < OC) to[k] = ((const T*)from)[k];
-        }
-      }
-      __syncwarp();
     };
     const u32 pixel = patches + buffer * PATCH_BYTES + (warp * MT * SH * PATCH_W + (lane & 15) * SW) * (CP * 2);
     // Pixels of row i at step s of k. What lies beyond the window is multiplied by zero weights, and must not be an infinity.

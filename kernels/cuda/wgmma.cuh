@@ -2,14 +2,16 @@
 //
 // Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual; two warpgroups multiply (wgmma) and finish.
 // PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
-// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results leave through shared memory (stmatrix, TMA).
+// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results go from registers to y, 16 bytes a lane.
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING and the epilogue (struct Epilogue, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, WHOLE_TILES, WHOLE_CHUNKS (all tiles, all
+// chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
+constexpr bool AHEAD = sizeof(Columns) * (BN / 8) <= 256;  // a tile's epilogue operands of columns fit into registers beside its sums
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
@@ -135,7 +137,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       slot = steps % STAGES, phase = (steps / STAGES) & 1;
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
-    const u32 matrix_row = (lane & 7) + ((lane >> 3) & 1) * 8, matrix_chunk = lane >> 4;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
     wait_for_producers();  // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
@@ -145,6 +146,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     for (int t = first + (PING ? w * step : 0); t < tiles; t += (PING ? 2 : 1) * step) {
       const Tile tile = TILE_AT(t);
       const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64), n0 = tile.n * BN;
+      Columns columns[AHEAD ? BN / 8 : 8];
+      if (AHEAD)
+#pragma unroll
+        for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
       if (PING) sync_group(2 + w, 256);
       int last = -1;
       for (int k = 0; k < steps; k++) {
@@ -176,58 +181,48 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
+        T* const to = y + row * ldy + n0 + (lane & 3) * 8;
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++) {
           const u32 at = mine + buffer * PANEL;
-          if (RESIDUAL) {
-            wait(mine_full + 8 * buffer, buffer_phase);
-          } else {
-            if (lane == 0) stores_read<STAGING - 1>();
-            __syncwarp();
-          }
+          if (RESIDUAL) wait(mine_full + 8 * buffer, buffer_phase);
+          if (!AHEAD)
 #pragma unroll
-          for (int j = 0; j < 8; j += 2) {  // two chunks of 8 columns
-            if (n0 + panel * 64 + j * 8 >= N) continue;
-            u32 out[4];
+            for (int c = 0; c < 8; c++) columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, N);
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-              const int c = panel * 8 + j + q / 2, n = n0 + c * 8 + (lane & 3) * 2, count = N - n, half = q % 2;
-              float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
+          for (int j = 0; j < 8; j += 4) {  // four chunks of 8 columns
+            if (!WHOLE_TILES && n0 + panel * 64 + j * 8 >= N) continue;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
               const int m = min(row + half * 8, M - 1);  // rows beyond the last are computed, read in bounds and not stored
+              u32 out[4];
+#pragma unroll
+              for (int k = 0; k < 4; k++) {
+                const int c = panel * 8 + j + k, n = n0 + c * 8 + (lane & 3) * 2;
+                float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
 #if RESIDUAL
-              const int r = row_warp + (lane >> 2) + half * 8;
-              float given[2];
-              unpack2((T*)0, load_word(at + r * 128 + (((j + q / 2) ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
-              finish(epilogue, v, m, 0, n, count, given);
+                const int r = row_warp + (lane >> 2) + half * 8;
+                float given[2];
+                unpack2((T*)0, load_word(at + r * 128 + (((j + k) ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
+                finish(epilogue, columns[AHEAD ? c : j + k], v, m, 0, n, N - n, given);
 #else
-              finish(epilogue, v, m, (i64)m * ldr, n, count);
+                finish(epilogue, columns[AHEAD ? c : j + k], v, m, (i64)m * ldr, n, N - n);
 #endif
-              out[q] = pack2((T*)0, v[0], v[1]);
-            }
-            if (RESIDUAL) __syncwarp();  // a warp rewrites only what it has read
-            store_matrices(at + (row_warp + matrix_row) * 128 + (((j + matrix_chunk) ^ (matrix_row & 7)) << 4), out[0], out[1], out[2], out[3]);
-          }
-          visible_to_copies();
-          __syncwarp();
-          if (lane == 0) {  // every warp sends its own rows: none waits for another
-            store2(&map_y, at + row_warp * 128, n0 + panel * 64, m0 + i * 64 + row_warp);
-            if (RESIDUAL) {  // buffers whose results have left may take the next residual
-              const int before = buffer ? buffer - 1 : STAGING - 1;
-              const bool final = i == BLOCKS_M - 1 && panel == PANELS - 1;
-              if (final) {
-                stores_read<0>();
-                arrive(mine_empty + 8 * buffer);
-              } else {
-                stores_read<1>();
+                out[k] = pack2((T*)0, v[0], v[1]);
               }
-              if (i || panel) arrive(mine_empty + 8 * before);
+              gather_chunks(out, lane);
+              const int n = n0 + panel * 64 + (j + (lane & 3)) * 8;
+              if (row + half * 8 < M && (WHOLE_TILES || n < N)) store8(to + half * 8 * ldy + panel * 64 + j * 8, out, N - n);
             }
           }
-          if (++buffer == STAGING) buffer = 0, buffer_phase ^= 1;
+          if (RESIDUAL) {
+            __syncwarp();
+            if (lane == 0) arrive(mine_empty + 8 * buffer);
+            if (++buffer == STAGING) buffer = 0, buffer_phase ^= 1;
+          }
         }
       }
     }
-    if (lane == 0) stores_done();
   }
   if (CLUSTER > 1) cluster_sync();  // no block may leave while another still signals its barriers
 }

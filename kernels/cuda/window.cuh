@@ -5,16 +5,17 @@
 // serves every tap: a tap's left operand is the slab from another row on. Columns of the tile beyond the output's width are computed and not stored.
 // A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
 //
-// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, STAGING, EARLY (the weight is constant) and the epilogue (struct Epilogue, finish, WIDTH 2).
+// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles,
+// all chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
-constexpr int BLOCKS = 2, PANEL = 64 * 128, PANELS = BN / 64, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies, and its results
+constexpr int BLOCKS = 2, PANEL = 64 * 128, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies
 static_assert(TILE_H * WIDTH_IN <= 64 * BLOCKS && BN % 64 == 0, "tile");
 
 extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * SLAB, staging = kept + TAPS * CHUNKS * B_BYTES;
-  const u32 full = staging + 2 * STAGING * BLOCKS * PANEL, empty = full + 8 * STAGES, kept_full = empty + 8 * STAGES;
+  const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * SLAB;
+  const u32 full = kept + TAPS * CHUNKS * B_BYTES, empty = full + 8 * STAGES, kept_full = empty + 8 * STAGES;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
@@ -51,15 +52,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
-    const u32 mine = staging + w * STAGING * BLOCKS * PANEL, matrix_row = (lane & 7) + ((lane >> 3) & 1) * 8, matrix_chunk = lane >> 4;
     const u64 a0 = descriptor(ring), b0 = descriptor(kept);
     float sum[BLOCKS][BN / 2];
     if (w == 1) arrive_group(2, 256);  // the first warpgroup goes first
-    int slot = w * CHUNKS % STAGES, buffer = 0;
+    int slot = w * CHUNKS % STAGES;
     u32 phase = w * CHUNKS / STAGES & 1;
     bool fresh = true;
     wait_for_producers();  // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+    Columns columns[BN / 8];
+#pragma unroll
+    for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
     for (int t = first + w * step; t < tiles; t += 2 * step) {
       const int image = t / per_image, h0 = t % per_image * TILE_H;
       sync_group(2 + w, 256);
@@ -90,31 +93,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         slot = next % STAGES;
       }
 #pragma unroll
-      for (int panel = 0; panel < PANELS; panel++) {
-        const u32 at = mine + buffer * (BLOCKS * PANEL);
-        if (thread == 0) stores_read<STAGING - 1>();
-        sync_group(4 + w, 128);
+      for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
-        for (int i = 0; i < BLOCKS; i++)
+        for (int half = 0; half < 2; half++) {
+          const int p = i * 64 + row_warp + (lane >> 2) + half * 8, oh = h0 + p / WIDTH_IN, ow = p % WIDTH_IN;
+          const bool inside = oh < min(OH, h0 + TILE_H) && ow < OW;
+          const int m = (image * OH + min(oh, OH - 1)) * OW + min(ow, OW - 1);
+          T* const to = y + m * ldy + n0 + (lane & 3) * 8;
 #pragma unroll
-          for (int j = 0; j < 8; j += 2) {  // two chunks of 8 columns
+          for (int j = 0; j < BN / 8; j += 4) {  // four chunks of 8 columns
+            if (!WHOLE_TILES && n0 + j * 8 >= N) continue;
             u32 out[4];
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-              const int c = panel * 8 + j + q / 2, n = n0 + c * 8 + (lane & 3) * 2, half = q % 2, p = i * 64 + row_warp + (lane >> 2) + half * 8;
-              const int m = (image * OH + min(h0 + p / WIDTH_IN, OH - 1)) * OW + min(p % WIDTH_IN, OW - 1);
+            for (int k = 0; k < 4; k++) {
+              const int c = j + k, n = n0 + c * 8 + (lane & 3) * 2;
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
-              finish(epilogue, v, m, (i64)m * ldr, n, N - n);
-              out[q] = pack2((T*)0, v[0], v[1]);
+              finish(epilogue, columns[c], v, m, (i64)m * ldr, n, N - n);
+              out[k] = pack2((T*)0, v[0], v[1]);
             }
-            store_matrices(at + i * PANEL + (row_warp + matrix_row) * 128 + (((j + matrix_chunk) ^ (matrix_row & 7)) << 4), out[0], out[1], out[2], out[3]);
+            gather_chunks(out, lane);
+            const int n = n0 + (j + (lane & 3)) * 8;
+            if (inside && (WHOLE_TILES || n < N)) store8(to + j * 8, out, N - n);
           }
-        visible_to_copies();
-        sync_group(4 + w, 128);
-        if (thread == 0) store4(&map_y, at, n0 + panel * 64, 0, h0, image);
-        if (++buffer == STAGING) buffer = 0;
-      }
+        }
     }
-    if (thread == 0) stores_done();
   }
 }

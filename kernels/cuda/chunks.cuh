@@ -1,0 +1,29 @@
+// Results of wgmma on their way to memory.
+//
+// The generator defines T, WHOLE_CHUNKS (the number of columns is a multiple of 8) and Y_VECTOR (chunks of y lie at multiples of 16 bytes).
+
+// Words of a quad of lanes, o[k] of lane l being columns 2 l of chunk k, become whole chunks: lane l has chunk l.
+DEV void gather_chunks(u32 (&o)[4], int lane) {
+  const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+  for (int k = 0; k < 4; k += 2) {
+    const u32 other = __shfl_xor_sync(0xffffffffu, odd ? o[k] : o[k + 1], 1);
+    if (odd) o[k] = other;
+    else o[k + 1] = other;
+  }
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const u32 other = __shfl_xor_sync(0xffffffffu, high ? o[k] : o[k + 2], 2);
+    if (high) o[k] = other;
+    else o[k + 2] = other;
+  }
+}
+DEV void store8(T* y, const u32 (&o)[4], int count) {
+  if (Y_VECTOR && (WHOLE_CHUNKS || count >= 8)) {
+    *(uint4*)y = make_uint4(o[0], o[1], o[2], o[3]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (k < count) y[k].bits = (u16)(o[k / 2] >> (k % 2 * 16));
+  }
+}
