@@ -209,6 +209,7 @@ def tile_cases() -> list[Case]:
         shapes: list[dict[str, Any]] = [{"m": 300, "n": 520, "k": 1096, "act": "relu"}]
         if d != DType.BF16:
             shapes += [{"m": 1500, "n": 264, "k": 200, "act": "silu", "res_mode": 1}, {"m": 257, "n": 328, "k": 640, "kinds": (0, 1, 2)}]
+            shapes.append({"m": 331, "n": 389, "k": 264, "act": "relu"})  # rows of y begin anywhere
         for shape in shapes:
             for tile in T.tiles(d, shape["n"], -(-shape["k"] // 64)):
                 name, r, run = gemm_case(d, **shape, tile=tile)

@@ -151,17 +151,21 @@ def _product(
 ) -> Kernel:  # fmt: skip
     if source:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
-    epi = _epilogue.epilogue(r, (ldr,))
+    staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    epi = _epilogue.epilogue(r, (ldr,), staged=staged)
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
+    if staged:
+        parameters.append(("const T* __restrict__", "res", Pointer("res")))
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}",
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define BIAS {int('bias' in r.operands)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
+        f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))};",
         _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)

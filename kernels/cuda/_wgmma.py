@@ -150,6 +150,10 @@ def product(
     staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
     if staged:
         tile = tile.with_residual()
+    vector = _epilogue.vector(r, "y", (ldy,))
+    if not vector:  # results take the place of a residual
+        assert not staged
+        tile = replace(tile, staging=1)
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b), ("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
@@ -158,11 +162,12 @@ def product(
     parameters += [*params, *epi.parameters]
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define Y_VECTOR {int(vector)}",
+        f"#define BIAS {int('bias' in r.operands)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_TILES = {int(columns % tile.bn == 0)};",
-        f"constexpr bool WHOLE_CHUNKS = {int(columns % 8 == 0)}, Y_VECTOR = true;", multiply(tile.bn, mma),
+        f"constexpr bool WHOLE_CHUNKS = {int(columns % 8 == 0)};", multiply(tile.bn, mma),
         epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "wgmma")),
     ])  # fmt: skip
     tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)

@@ -89,9 +89,9 @@ def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
     constants.append(f"STAGES = {tile.stages}")
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
+        prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
-        f"constexpr bool WHOLE_TILES = {int(oc % tile.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)}, Y_VECTOR = true;", _wgmma.multiply(tile.columns, mma),
+        f"constexpr bool WHOLE_TILES = {int(oc % tile.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};", _wgmma.multiply(tile.columns, mma),
         epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "window")),
     ])  # fmt: skip
     tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), -(-oc // tile.columns)

@@ -26,7 +26,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
     maps = -(-k // 64) if k and _wgmma.able(r, (ldx,), ("x",)) else 0
-    stored = _wgmma.able(r, (ldy, *((ldr,) if r.ints.get("res_mode", 0) else ())), ("y", "res"))
+    stored = not r.ints.get("res_mode", 0) or _wgmma.able(r, (ldy, ldr), ("y", "res"))
     kernels: list[Kernel] = []
     for tile, active in _product.choose(m, lambda rows: _product.prices(rows, n, k, 1, r, maps=maps, stored=stored)):
         if isinstance(tile, _wgmma.HopperTile):

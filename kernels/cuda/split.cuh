@@ -5,12 +5,16 @@
 // The sums of a tile meet in shared memory as f32, each block of the cluster adds up and finishes its part, always in the same order.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), Y_VECTOR and the epilogue (struct Epilogue, finish, WIDTH 8).
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), BIAS, RESIDUAL, R_VECTOR, Y_VECTOR and the
+// epilogue (struct Epilogue, finish, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
+// A part is PER_PART units of 8 columns, of which every thread finishes UNITS_EACH.
+constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + SPLIT - 1) / SPLIT, UNITS_EACH = (PER_PART + WORKERS - 1) / WORKERS;
+constexpr bool HELD = RESIDUAL && UNITS_EACH <= 4;  // the residual is read while the tile is multiplied
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 
 DEV u32 address_in(u32 address, u32 block) {
@@ -68,6 +72,16 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const int steps = (K + 63) / 64, chunks = 1, KW = 1;
 #endif
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  struct Unit { int row, column, m, n; bool exists; };
+  auto unit = [&](int i) {  // the i-th of this thread
+    const int t = i * WORKERS + threadIdx.x, at = part * PER_PART + t, r = at / CHUNKS, c = at % CHUNKS * 8;
+    return Unit{r, c, m0 + r, n0 + c, t < PER_PART && at < UNITS && m0 + r < M && n0 + c < N};
+  };
+
+#if BIAS
+  if (threadIdx.x * 32 < TILE_N && n0 + threadIdx.x * 32 < N) prefetch(epilogue.bias + n0 + threadIdx.x * 32);
+#endif
 
   if (warp == WORKERS / 32) {
     if (elected()) {
@@ -132,6 +146,17 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   }
 
   const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31, row_warp = group * 64 + (warp & 3) * 16;
+#if RESIDUAL
+  float given[HELD ? UNITS_EACH : 1][WIDTH];
+  if (HELD) {
+    wait_for_producers();
+#pragma unroll
+    for (int i = 0; i < UNITS_EACH; i++) {
+      const Unit u = unit(i);
+      load_columns<R_VECTOR>(res + u.m * ldr + u.n, u.exists ? N - u.n : 0, given[HELD ? i : 0]);
+    }
+  }
+#endif
   float sum[COLUMNS / 2];
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
   int slot = 0, last = -1;
@@ -172,8 +197,6 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     cluster_sync();
   else
     sync_group(1, WORKERS);
-  // A part is PER_PART units of 8 columns.
-  constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + SPLIT - 1) / SPLIT;
   if (SPLIT > 1) {
     u32 there[SPLIT];
 #pragma unroll
@@ -192,23 +215,28 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     }
     sync_group(1, WORKERS);
   }
-  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-#pragma unroll 4
-  for (int i = 0; i < (PER_PART + WORKERS - 1) / WORKERS; i++) {
-    const int t = i * WORKERS + threadIdx.x, at = part * PER_PART + t, r = at / CHUNKS, c = at % CHUNKS * 8, m = m0 + r, n = n0 + c;
-    if (t >= PER_PART || at >= UNITS || m >= M || n >= N) continue;
+#pragma unroll
+  for (int i = 0; i < UNITS_EACH; i++) {
+    const Unit u = unit(i);
+    if (!u.exists) continue;
     float v[8];
     // Half of the lanes read their second 16 bytes first: no bank is met twice.
     const int flip = lane & 4;
-    const float4 a = *(const float4*)(staged + r * PITCH + c + flip), b = *(const float4*)(staged + r * PITCH + c + 4 - flip);
+    float* const from = staged + u.row * PITCH + u.column;
+    const float4 a = *(const float4*)(from + flip), b = *(const float4*)(from + 4 - flip);
     *(float4*)v = flip ? b : a;
     *(float4*)(v + 4) = flip ? a : b;
-    finish(epilogue, v, m, m * ldr, n, N - n);
+#if RESIDUAL
+    if (!HELD) load_columns<R_VECTOR>(res + u.m * ldr + u.n, N - u.n, given[0]);
+    finish(epilogue, v, u.m, 0, u.n, N - u.n, given[HELD ? i : 0]);
+#else
+    finish(epilogue, v, u.m, u.m * ldr, u.n, N - u.n);
+#endif
     if (Y_VECTOR) {
-      store8(y + m * ldy + n, v, N - n);
+      store8(y + u.m * ldy + u.n, v, N - u.n);
     } else {
-      *(float4*)(staged + r * PITCH + c) = make_float4(v[0], v[1], v[2], v[3]);
-      *(float4*)(staged + r * PITCH + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+      *(float4*)from = make_float4(v[0], v[1], v[2], v[3]);
+      *(float4*)(from + 4) = make_float4(v[4], v[5], v[6], v[7]);
     }
   }
   if (!Y_VECTOR) {

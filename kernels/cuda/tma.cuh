@@ -36,7 +36,10 @@ template <int N> DEV void stores_read() { asm volatile("cp.async.bulk.wait_group
 DEV void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
 DEV u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
+// Brings what will be read soon from memory to the L2 cache.
+DEV void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 DEV u32 load_word(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
+DEV void store_word(u32 to, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

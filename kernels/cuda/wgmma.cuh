@@ -2,12 +2,13 @@
 //
 // Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual; two warpgroups multiply (wgmma) and finish.
 // PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
-// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results go from registers to y, 16 bytes a lane.
+// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results go from registers to y, 16 bytes a lane;
+// where rows of y lie anyhow (not Y_VECTOR), through shared memory, a row of 64 a warp.
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, WHOLE_TILES, WHOLE_CHUNKS (all tiles, all
-// chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), BIAS, RESIDUAL, STAGING, Y_VECTOR, WHOLE_TILES, WHOLE_CHUNKS (all
+// tiles, all chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
@@ -138,8 +139,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
-    wait_for_producers();  // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+#if BIAS
+    if (const int n = TILE_AT(first).n * BN + thread * 32; thread * 32 < BN && n < N) prefetch(epilogue.bias + n);
+#endif
+    wait_for_producers();  // operands of the epilogue
     int buffer = 0;
     u32 buffer_phase = 0;
     bool fresh = true;  // this warpgroup has not seen the columns of B that are kept
@@ -210,11 +214,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #endif
                 out[k] = pack2((T*)0, v[0], v[1]);
               }
+#if Y_VECTOR
               gather_chunks(out, lane);
               const int n = n0 + panel * 64 + (j + (lane & 3)) * 8;
               if (row + half * 8 < M && (WHOLE_TILES || n < N)) store8(to + half * 8 * ldy + panel * 64 + j * 8, out, N - n);
+#else
+              const int r = row_warp + (lane >> 2) + half * 8;
+#pragma unroll
+              for (int k = 0; k < 4; k++) store_word(at + r * 128 + (((j + k) ^ (r & 7)) << 4) + (lane & 3) * 4, out[k]);
+#endif
             }
           }
+#if !Y_VECTOR
+          __syncwarp();
+#pragma unroll 4
+          for (int r = 0; r < 16; r++) {
+            const int m = m0 + i * 64 + row_warp + r;
+            const u32 word = load_word(at + (row_warp + r) * 128 + (((lane >> 2) ^ (r & 7)) << 4) + (lane & 3) * 4);
+            if (m < M) store_row(y + m * ldy + n0 + panel * 64, word, min(64, N - n0 - panel * 64), lane);
+          }
+          __syncwarp();
+#endif
           if (RESIDUAL) {
             __syncwarp();
             if (lane == 0) arrive(mine_empty + 8 * buffer);

@@ -79,8 +79,11 @@ def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
         gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1),
     ):  # fmt: skip
         assert kernels_of(r)[0].symbol == "product_tile"
-    for r in (gemm(DType.F16, 8192, 4095, 4096), gemm(DType.F16, 8192, 4096, 4096, unaligned=("y",)), gemm(DType.F16, 16, 4096, 4096)):
-        assert kernels_of(r)[0].symbol == "product_split"  # its results need not be tensor maps
+    for res_mode, symbol in ((0, "product_wgmma"), (1, "product_split")):  # its results need not lie at multiples of 16 bytes, a residual must
+        for r in (gemm(DType.F16, 8192, 4095, 4096, res_mode=res_mode), gemm(DType.F16, 8192, 4096, 4096, unaligned=("y", "res"), res_mode=res_mode)):
+            assert kernels_of(r)[0].symbol == symbol
+    assert kernels_of(gemm(DType.F16, 16, 4096, 4096))[0].symbol == "product_split"
+
 
 
 def test_rows_known_at_run_time_take_one_kernel_each() -> None:
