@@ -92,6 +92,34 @@ def layernorm(rng: np.random.Generator) -> Iterator[Case]:
     )
 
 
+def layernorm_sum(rng: np.random.Generator) -> Iterator[Case]:
+    """Looked-up rows (one index from the end), rows broadcast over the outer axis, two tensors side by side along the inner one; symbolic sizes."""
+    for dtype in FLOATS:
+        for outer, inner, n, cut, index in ((2, 5, 768, 1, np.int64), (1, 7, 17, 3, np.int32), (3, 4, 5000, 2, np.int64), (0, 4, 64, 2, np.int32)):
+            table, vt = _pair(rng, (11, n), dtype)
+            shared, vs = _pair(rng, (inner, n), dtype)
+            left, vl = _pair(rng, (outer, cut, n), dtype)
+            right, vr = _pair(rng, (outer, inner - cut, n), dtype)
+            gamma, vg = _pair(rng, (n,), dtype)
+            idx = rng.integers(0, 11, (outer, inner)).astype(index)
+            idx[1:, 2] = -3
+            s = vt[idx] + vs + np.concatenate([vl, vr], 1)
+            size = np.abs(vt[idx]) + np.abs(vs) + np.abs(np.concatenate([vl, vr], 1))
+            deviation = np.sqrt(s.var(-1, keepdims=True) + 1e-5)
+            want = (s - s.mean(-1, keepdims=True)) / deviation * vg
+            ints: dict[str, DimLike] = {
+                "outer": symbol("outer"), "inner": inner, "N": n, "x0_o": inner, "x0_i": 1, "x0_ld": n, "x0_n": 11, "x0_hi": inner,
+                "i0_dtype": int(DType.I64 if index is np.int64 else DType.I32), "x1_i": n, "x1_hi": inner, "x2_o": cut * n, "x2_i": n, "x2_hi": cut,
+                "x3_o": (inner - cut) * n, "x3_i": n, "x3_lo": cut, "x3_hi": inner,
+            }  # fmt: skip
+            given = {"x0": table, "i0": idx, "x1": shared, "x2": left, "x3": right, "gamma": gamma}
+            outputs = {
+                "y": plain(dtype, want, rounding(want, dtype, (size + 1) / deviation * np.abs(vg) + np.abs(want) + 1, 32)),
+                "skip": plain(dtype, s, rounding(s, dtype, size)),
+            }
+            yield Case(f"layernorm_sum {outer}x{inner}x{n}", "layernorm_sum", dtype, ints, given, outputs, {"eps": 1e-5}, env={"outer": outer})
+
+
 def groupnorm(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for b, c, g, h, w, act in (
@@ -217,4 +245,4 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
                     )
 
 
-FAMILIES = {"softmax": softmax, "layernorm": layernorm, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax}
+FAMILIES = {"softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax}

@@ -19,7 +19,7 @@ from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import COMPUTE, lower, merge
+from tracea_onnx.lower import COMPUTE, lower, merge, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
@@ -27,6 +27,7 @@ from tracea_onnx.lower.movement import RESHAPES
 from tracea_onnx.lower.op import Op, of_match, of_node
 from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.patterns_ops import POINTWISE
 from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
 from tracea_onnx.price import price
 
@@ -304,6 +305,7 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
             _place_concat(ctx, op, ops, known)
     if ctx.target.few_launches:
         ctx.merges = merge.find(ctx, graph, ops, outputs)
+        ctx.deferrable = summed.find(ops, outputs) | summed.find_casts(ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:
@@ -317,6 +319,13 @@ def _widen(ctx: Lowering, name: str, border: tuple[int, int, int, int]) -> None:
 
 
 _WRITES_IMAGES = frozenset({"Conv", "com.microsoft.FusedConv", ":conv", "ConvTranspose", ":conv_transpose", "MaxPool", "AveragePool", "Resize"})
+#: Those that do so when they read one: worth a look where a launch costs more than a pitch.
+_KEEPS_IMAGES = frozenset({":groupnorm", "GroupNormalization", "InstanceNormalization", ":squeeze_excite", ":pointwise", *POINTWISE})
+
+
+def _split_whole(op: Op, names: Sequence[str]) -> bool:
+    """Whether these are all parts of a Split along channels, in order."""
+    return op.kind == "Split" and int(op.attr("axis", 0)) == 1 and tuple(names[: len(op.outputs)]) == tuple(op.outputs)
 
 
 def _place_concat(ctx: Lowering, op: Op, ops: Sequence[Op], known: dict[str, Value]) -> None:
@@ -325,16 +334,22 @@ def _place_concat(ctx: Lowering, op: Op, ops: Sequence[Op], known: dict[str, Val
     parts = [known[n] for n in op.inputs]
     if int(op.attr("axis")) != 1 or any(p.rank not in (3, 4) or p.dtype not in ctx.target.types or not isinstance(p.shape[1], int) for p in parts):
         return
-    channels = [int(p.shape[1]) for p in parts if isinstance(p.shape[1], int)]
+    names, channels = list(op.inputs), [int(p.shape[1]) for p in parts if isinstance(p.shape[1], int)]
+    for k in range(len(names)) if ctx.target.few_launches else ():  # what was split and is joined again lies here whole
+        split = maker.get(names[k]) if k < len(names) else None
+        if split is not None and _split_whole(split, names[k:]):
+            count = len(split.outputs)
+            names[k : k + count], channels[k : k + count] = [split.input(0)], [sum(channels[k : k + count])]
     if any(c % 16 for c in channels[:-1]):
         return  # a kernel writes whole vectors and would spill into the next slice
-    direct = [n in maker and maker[n].kind in _WRITES_IMAGES and n not in ctx.slots and op.inputs.count(n) == 1 for n in op.inputs]
-    if sum(direct) * 2 < len(parts):
+    writers = _WRITES_IMAGES | _KEEPS_IMAGES if ctx.target.few_launches else _WRITES_IMAGES
+    direct = [n in maker and maker[n].kind in writers and n not in ctx.slots and names.count(n) == 1 for n in names]
+    if sum(direct) * 2 < len(names):
         return
     whole = op.outputs[0]
     ctx.concat_channels[whole] = sum(channels)
     at = 0
-    for n, c, d in zip(op.inputs, channels, direct, strict=True):
+    for n, c, d in zip(names, channels, direct, strict=True):
         if d:
             ctx.slots[n] = (whole, at)
             if n in ctx.borders:

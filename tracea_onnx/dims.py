@@ -70,6 +70,17 @@ def symbol(name: str) -> Dim:
     return _make("sym", (), name)
 
 
+def never_negative(e: DimLike) -> bool:
+    """Whether `e` is at least 0 whatever its symbols are (False where that does not show)."""
+    if isinstance(e, int):
+        return e >= 0
+    if e.op == "max":
+        return any(map(never_negative, e.args))
+    if e.op == "select":
+        return all(map(never_negative, e.args[1:]))
+    return e.op in ("sym", "eq", "lt") or (e.op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, e.args)))
+
+
 def _order(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:
     if isinstance(a, int) and not isinstance(b, int):
         return b, a

@@ -164,6 +164,14 @@ FAMILIES: dict[str, Family] = {
     # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms = 1: mean not removed, no beta.
     # gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
     "layernorm": Family(("x", "res?", "xbias?", "gamma?", "beta?", "y", "skip?"), ("rows", "N", "rms", "gamma_add"), ("eps",)),
+    # The same over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b * xk_o + (s - xk_lo) * xk_i and counts where
+    # xk_lo <= s < xk_hi. With ik the strides are those of positions in it, and the row is number ik[position] of the table xk of xk_n rows, xk_ld
+    # apart; negative indices and errors as gather.
+    "layernorm_sum": Family(
+        (*(f"{o}{k}?" for k in range(4) for o in "xi"), "gamma?", "beta?", "y", "skip?"),
+        ("outer", "inner", "N", "rms", "gamma_add", *(p for k in range(4) for p in (*(f"x{k}_{s}" for s in ("o", "i", "ld", "n", "lo", "hi")), f"i{k}_dtype"))),
+        ("eps",),
+    ),
     # Plain NCHW [B, C, inner]: groups of C/G channels; gamma/beta per channel; act fused.
     "groupnorm": Family(("x", "gamma?", "beta?", "y"), ("B", "C", "G", "inner", "act"), ("eps", "p0", "p1")),
     # Same over channels-last.

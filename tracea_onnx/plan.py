@@ -80,14 +80,16 @@ class PlanBuilder:
     def check(self, input_index: int, axis: int, value: DimLike) -> None:
         self._checks.append([input_index, axis, self.expr(value)])
 
-    def require(self, a: DimLike, b: DimLike) -> None:
-        """Compute fails unless the two are equal. Checks compare with an input's dim, so one that a or b depends on carries the difference."""
+    def require(self, a: DimLike, b: DimLike) -> bool:
+        """Compute fails unless the two are equal. Checks compare with an input's dim, so one that a or b depends on carries the difference;
+        false if there is none."""
         if a is b or a == b:
-            return
+            return True
         name = next((n for n in (*_symbols(a), *_symbols(b)) if n in self._symbols), None)
         if name is not None:
             index, axis = self._symbol_sources[self._symbols[name]]
             self.check(index, axis, dims.add(dims.symbol(name), dims.sub(a, b)))
+        return name is not None
 
     def expr(self, e: DimLike) -> int:
         """Index of the expression in the Plan's table."""

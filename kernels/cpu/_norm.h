@@ -79,13 +79,22 @@ static int64_t layernorm_tasks(const Launch& l, int threads) {
   return row_tasks(l.i[rows], l.i[rows] * l.i[N], threads);
 }
 
+// A row that was summed up at `s` (which may be `out`), normalised.
+struct NormWeights { const float *gamma, *beta; float plus, eps; bool rms; };
+static inline void norm_row(const float* s, int64_t n, const NormWeights& w, float* out) {
+  const Moments m = moments(s, n, w.rms, w.eps);
+  if (w.gamma && w.beta) normalise<true, true>(s, n, m, w.gamma, w.plus, w.beta, out);
+  else if (w.gamma) normalise<true, false>(s, n, m, w.gamma, w.plus, w.beta, out);
+  else if (w.beta) normalise<false, true>(s, n, m, w.gamma, w.plus, w.beta, out);
+  else normalise<false, false>(s, n, m, w.gamma, w.plus, w.beta, out);
+}
+
 static void layernorm_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   using namespace fam::layernorm;
   const int64_t n = l.i[N];
   const auto *px = (const float*)l.buf[x], *pr = (const float*)l.buf[res], *pb = (const float*)l.buf[xbias];
-  const auto *pg = (const float*)l.buf[gamma], *pbeta = l.i[rms] ? nullptr : (const float*)l.buf[beta];
+  const NormWeights weights{(const float*)l.buf[gamma], l.i[rms] ? nullptr : (const float*)l.buf[beta], l.i[gamma_add] ? 1.f : 0.f, l.f[eps], l.i[rms] != 0};
   auto *py = (float*)l.buf[y], *ps = (float*)l.buf[skip];
-  const float plus = l.i[gamma_add] ? 1.f : 0.f;
   for (int64_t r = share(l.i[rows], tasks, task); r < share(l.i[rows], tasks, task + 1); r++) {
     const float* s = px + r * n;
     float *out = py + r * n, *sum = ps ? ps + r * n : out;    // the sum needs a place of its own only when it is an output
@@ -96,11 +105,47 @@ static void layernorm_run(const Launch& l, int64_t task, int64_t tasks, void*) {
       else add_row<false, false>(s, pr, pb, n, sum);
       s = sum;
     }
-    const Moments m = moments(s, n, l.i[rms], l.f[eps]);
-    if (pg && pbeta) normalise<true, true>(s, n, m, pg, plus, pbeta, out);
-    else if (pg) normalise<true, false>(s, n, m, pg, plus, pbeta, out);
-    else if (pbeta) normalise<false, true>(s, n, m, pg, plus, pbeta, out);
-    else normalise<false, false>(s, n, m, pg, plus, pbeta, out);
+    norm_row(s, n, weights, out);
+  }
+}
+
+static int64_t layernorm_sum_tasks(const Launch& l, int threads) {
+  using namespace fam::layernorm_sum;
+  return row_tasks(l.i[outer] * l.i[inner], l.i[outer] * l.i[inner] * l.i[N], threads);
+}
+
+// Row (b, s) of summand k, or null where it has none.
+static inline const float* summand_row(const Launch& l, int k, int64_t b, int64_t s) {
+  using namespace fam::layernorm_sum;
+  const void* const* o = l.buf + x0 + k * (x1 - x0);
+  const int64_t* i = l.i + k * (x1_o - x0_o);
+  if (!o[0] || s < i[x0_lo] || s >= i[x0_hi]) return nullptr;
+  const int64_t at = b * i[x0_o] + (s - i[x0_lo]) * i[x0_i];
+  if (!o[1]) return (const float*)o[0] + at;
+  int64_t row = i[i0_dtype] == kI64 ? ((const int64_t*)o[1])[at] : ((const int32_t*)o[1])[at];
+  if (row < 0) row += i[x0_n];
+  if (row >= 0 && row < i[x0_n]) return (const float*)o[0] + row * i[x0_ld];
+  *l.error = 1;
+  return nullptr;
+}
+
+static void layernorm_sum_run(const Launch& l, int64_t task, int64_t tasks, void*) {
+  using namespace fam::layernorm_sum;
+  constexpr int most = (gamma - x0) / (x1 - x0);
+  const int64_t n = l.i[N], rows = l.i[outer] * l.i[inner];
+  const NormWeights weights{(const float*)l.buf[gamma], l.i[rms] ? nullptr : (const float*)l.buf[beta], l.i[gamma_add] ? 1.f : 0.f, l.f[eps], l.i[rms] != 0};
+  for (int64_t r = share(rows, tasks, task); r < share(rows, tasks, task + 1); r++) {
+    float *out = (float*)l.buf[y] + r * n, *sum = l.buf[skip] ? (float*)l.buf[skip] + r * n : out;
+    bool first = true;
+    for (int k = 0; k < most; k++) {
+      const float* from = summand_row(l, k, r / l.i[inner], r % l.i[inner]);
+      if (!from) continue;
+      if (first) add_row<false, false>(from, nullptr, nullptr, n, sum);
+      else add_row<true, false>(sum, from, nullptr, n, sum);
+      first = false;
+    }
+    if (first) std::fill(sum, sum + n, 0.f);
+    norm_row(sum, n, weights, out);
   }
 }
 
@@ -239,6 +284,7 @@ static void groupnorm_nhwc_run(const Launch& l, int64_t task, int64_t tasks, voi
 }
 
 static const Kernel layernorm_kernel = {"layernorm", layernorm_tasks, nullptr, layernorm_run};
+static const Kernel layernorm_sum_kernel = {"layernorm_sum", layernorm_sum_tasks, nullptr, layernorm_sum_run};
 static const Kernel groupnorm_kernel = {"groupnorm", groupnorm_tasks, nullptr, groupnorm_run};
 static const Kernel groupnorm_nhwc_kernel = {"groupnorm_nhwc", groupnorm_nhwc_tasks, groupnorm_nhwc_scratch, groupnorm_nhwc_run};
 

@@ -122,6 +122,6 @@ static void rope_run(const Launch& l, int64_t task, int64_t tasks, void*) {
 
 static const Kernel softmax_kernel = {"softmax", softmax_tasks, nullptr, softmax_run};
 static const Kernel rope_kernel = {"rope", rope_tasks, nullptr, rope_run};
-static const Kernel* const table_rows[] = {&layernorm_kernel, &groupnorm_kernel, &groupnorm_nhwc_kernel, &softmax_kernel, &reduce_kernel, &argmax_kernel, &rope_kernel, nullptr};
+static const Kernel* const table_rows[] = {&layernorm_kernel, &layernorm_sum_kernel, &groupnorm_kernel, &groupnorm_nhwc_kernel, &softmax_kernel, &reduce_kernel, &argmax_kernel, &rope_kernel, nullptr};
 
 }}  // namespace tracea::TRACEA_NS

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, template, vector_width
-from tracea_onnx.cuda_text import prelude
+from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
+from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
@@ -56,21 +59,64 @@ extern "C" __global__ void __launch_bounds__(256) softmax(const T* x, T* y, int 
 
 
 def layernorm(request: Request) -> list[Kernel]:
-    rows, n, rms = parameters(request)["rows"], parameters(request)["N"], bool(parameters(request)["rms"])
+    summands = [o for o in ("x", "res", "xbias") if o in request.operands]
+    place = "".join(f"    l.x[{k}] = {o}{'' if o == 'xbias' else ' + i64(row) * n'};\n" for k, o in enumerate(summands))
+    return _norm(request, parameters(request)["rows"], summands, (), place, len(summands), some=False)
+
+
+def layernorm_sum(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    pointers, sizes, rows = [], ["inner"], []
+    for x, index in ((f"x{k}", f"i{k}") for k in range(4)):
+        if x not in request.operands:
+            continue
+        at = f"b * {x}_o + i64(s - {x}_lo) * {x}_i"
+        pointers.append(x)
+        sizes += [f"{x}_{p}" for p in ("o", "i", "lo", "hi")]
+        if index in request.operands:
+            pointers.append(index)
+            sizes += [f"{x}_n", f"{x}_ld"]
+            row = f"table_row({x}, {index}, {at}, {x}_n, {x}_ld)"
+        else:
+            row = f"{x} + {at}"
+        whole = known(i[f"{x}_lo"]) == 0 and (i[f"{x}_hi"] is i["inner"] or i[f"{x}_hi"] == i["inner"])
+        rows.append(row if whole else f"s >= {x}_lo && s < {x}_hi ? {row} : nullptr")
+    place = "    const int b = row / inner, s = row - b * inner;\n" + "".join(f"    l.x[{k}] = {r};\n" for k, r in enumerate(rows))
+    return _norm(request, D.mul(i["outer"], i["inner"]), pointers, sizes, place, len(rows), some=any("table_row" in r or "nullptr" in r for r in rows))
+
+
+def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequence[str], place: str, terms: int, *, some: bool) -> list[Kernel]:
+    """`place`: statements that set the rows l.x[0..terms) of `row`, from the operands `sources` and the parameters `sizes`."""
+    i = parameters(request)
+    n, rms = i["N"], bool(i["rms"])
     v, k, threads = row_shape(request, n)
     grid, block = _grid(rows, threads)
-    present = [o for o in ("x", "res", "xbias", "gamma", "beta", "y", "skip") if o in request.operands and not (rms and o == "beta")]
-    places = {o: o if o in present else "nullptr" for o in ("x", "res", "xbias", "gamma", "beta", "y", "skip")}
+    weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
+    outputs = [o for o in ("y", "skip") if o in request.operands]
+    places = {o: o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")}
     early = "true" if request.operands & {"gamma", "beta"} <= request.constant else "false"
-    plus = "1.f" if parameters(request)["gamma_add"] else "0.f"
-    signature = ", ".join(f"{'' if o in ('y', 'skip') else 'const '}T* {o}" for o in present)
+    types = {o: f"const {C_TYPES[DType(static(i[f'{o}_dtype'], 'index type'))]}*" for o in sources if o[0] == "i"}
+    signature = ", ".join(
+        [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)] + [f"T* {o}" for o in outputs] + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
+    )
+    plus = "1.f" if i["gamma_add"] else "0.f"
     source = f"""{prelude(request.dtype)}{template("base", "rows")}
 extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps) {{
-  norm_rows<{v}, {k}, {threads}, {early}>(Norm{{{", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}}, rows);
+  Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
+  norm_rows<{v}, {k}, {threads}, {early}>(l, rows, [&](auto& l, int row) {{
+{place}  }});
 }}
 """
-    args: tuple[Argument, ...] = (*(Pointer(o) for o in present), Int32(rows), Int32(n), Float32(request.floats["eps"]))
+    args: tuple[Argument, ...] = (
+        *(Pointer(o) for o in (*sources, *weights, *outputs)), *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(n),
+        Float32(request.floats["eps"]),
+    )  # fmt: skip
     return [Kernel(source, "layernorm", grid, block, args, pdl=overlapped(request))]
+
+
+def _wide(size: str) -> bool:
+    """Whether a parameter counts elements of a tensor rather than rows."""
+    return size.endswith(("_o", "_i", "_ld"))
 
 
 def rope(request: Request) -> list[Kernel]:
@@ -92,4 +138,4 @@ extern "C" __global__ void __launch_bounds__(256) rope(const T* x, const T* cosi
     return [Kernel(source, "rope", grid, 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"softmax": softmax, "layernorm": layernorm, "rope": rope}
+FAMILIES = {"softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "rope": rope}

@@ -102,25 +102,26 @@ template <bool LOG> DEV void softmax_columns(const T* x, T* y, int outer, int n,
   }
 }
 
-// s = x (+ res) (+ xbias); skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta. Null operands are absent; they are
-// literals of the calling kernel, so the compiler drops what concerns them.
-struct Norm {
-  const T *x, *res, *xbias, *gamma, *beta;
+// s = the sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta. Null operands are absent; those of the
+// kernel are its literals, so the compiler drops what concerns them. SOME: a summand may have no row here (null).
+template <int TERMS, bool SOME> struct Norm {
+  const T *x[TERMS], *gamma, *beta;
   T *y, *skip;
   int n;
   bool rms;
   float plus, eps;
   template <int V> __device__ __forceinline__ void sum(int i, float* s) const {
-    const Vec<T, V> a = load<V>(x + i);
-    Vec<T, V> b{}, c{};
-    if (res) b = load<V>(res + i);
-    if (xbias) c = load<V>(xbias + i);
+    Vec<T, V> v[TERMS];
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-      s[j] = to_float(a.v[j]);
-      if (res) s[j] += to_float(b.v[j]);
-      if (xbias) s[j] += to_float(c.v[j]);
-    }
+    for (int k = 0; k < TERMS; k++)
+      if (!SOME || x[k]) v[k] = load<V>(x[k] + i);
+#pragma unroll
+    for (int j = 0; j < V; j++) s[j] = 0.f;
+#pragma unroll
+    for (int k = 0; k < TERMS; k++)
+      if (!SOME || x[k])
+#pragma unroll
+        for (int j = 0; j < V; j++) s[j] += to_float(v[k].v[j]);
   }
   template <int V> __device__ __forceinline__ void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
     if (gamma) g = load<V>(gamma + i);
@@ -144,13 +145,13 @@ struct Norm {
   }
 };
 
-template <int V, int K, int THREADS> DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
+template <int V, int K, int THREADS, class Norm> DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
   float s[K * V], total = 0.f, mean = 0.f;
 #pragma unroll
   for (int k = 0; k < K; k++) {
 #pragma unroll
     for (int j = 0; j < V; j++) s[k * V + j] = 0.f;
-    if ((k * THREADS + lane) * V < l.n) l.sum<V>((k * THREADS + lane) * V, s + k * V);
+    if ((k * THREADS + lane) * V < l.n) l.template sum<V>((k * THREADS + lane) * V, s + k * V);
   }
   if (!l.rms) {
 #pragma unroll
@@ -166,14 +167,14 @@ template <int V, int K, int THREADS> DEV void norm_registers(const Norm& l, cons
   const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
 #pragma unroll
   for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < l.n) l.finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
+    if ((k * THREADS + lane) * V < l.n) l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
-template <int V, int THREADS> DEV void norm_again(const Norm& l, int lane, float* shared) {
+template <int V, int THREADS, class Norm> DEV void norm_again(const Norm& l, int lane, float* shared) {
   float s[V], total = 0.f, mean = 0.f;
   if (!l.rms) {
     for (int i = lane * V; i < l.n; i += THREADS * V) {
-      l.sum<V>(i, s);
+      l.template sum<V>(i, s);
 #pragma unroll
       for (int j = 0; j < V; j++) total += s[j];
     }
@@ -181,41 +182,49 @@ template <int V, int THREADS> DEV void norm_again(const Norm& l, int lane, float
   }
   total = 0.f;
   for (int i = lane * V; i < l.n; i += THREADS * V) {
-    l.sum<V>(i, s);
+    l.template sum<V>(i, s);
 #pragma unroll
     for (int j = 0; j < V; j++) total += (s[j] - mean) * (s[j] - mean);
   }
   const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
   for (int i = lane * V; i < l.n; i += THREADS * V) {
     Vec<T, V> g{}, b{};
-    l.sum<V>(i, s);
-    l.weights<V>(i, g, b);
-    l.finish<V>(i, s, mean, scale, g, b);
+    l.template sum<V>(i, s);
+    l.template weights<V>(i, g, b);
+    l.template finish<V>(i, s, mean, scale, g, b);
   }
 }
 
-// EARLY: gamma and beta are constants, read while the kernel before this one still runs.
-template <int V, int K, int THREADS, bool EARLY> DEV void norm_rows(Norm l, int rows) {
+// Row `at` of a table of n rows, null when there is none.
+template <class I> DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch) {
+  i64 row = index[at];
+  if (row < 0) row += n;
+  return row >= 0 && row < n ? table + row * pitch : nullptr;
+}
+
+// `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel before this one still runs.
+template <int V, int K, int THREADS, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
   __shared__ float shared[32];
   const Row<THREADS> row;
-  const i64 at = i64(row.index) * l.n;
-  l.x += at, l.y += at;
-  if (l.res) l.res += at;
-  if (l.skip) l.skip += at;
   constexpr int bytes = V * sizeof(T);
-  const bool whole = l.n % V == 0 && aligned(l.x, bytes) && aligned(l.res, bytes) && aligned(l.xbias, bytes) && aligned(l.gamma, bytes) &&
-                     aligned(l.beta, bytes) && aligned(l.y, bytes) && aligned(l.skip, bytes);
+  const bool even = l.n % V == 0 && aligned(l.gamma, bytes) && aligned(l.beta, bytes);
   constexpr int PARTS = K ? K : 1;
   Vec<T, V> g[PARTS] = {}, b[PARTS] = {};
   auto weights = [&] {
 #pragma unroll
     for (int k = 0; k < PARTS; k++)
-      if ((k * THREADS + row.lane) * V < l.n) l.weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
+      if ((k * THREADS + row.lane) * V < l.n) l.template weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
   };
-  if (EARLY && K > 0 && whole) weights();
+  if (EARLY && K > 0 && even) weights();
   after_previous();
   if (row.index >= rows) return;
-  if (!EARLY && K > 0 && whole) weights();
+  if (!EARLY && K > 0 && even) weights();
+  place(l, row.index);
+  const i64 at = i64(row.index) * l.n;
+  l.y += at;
+  if (l.skip) l.skip += at;
+  bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);
+  for (const T* x : l.x) whole = whole && aligned(x, bytes);
   if (K > 0 && whole) norm_registers<V, PARTS, THREADS>(l, g, b, row.lane, shared);
   else if (whole) norm_again<V, THREADS>(l, row.lane, shared);
   else norm_again<1, THREADS>(l, row.lane, shared);

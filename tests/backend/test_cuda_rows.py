@@ -9,7 +9,7 @@ import pytest
 from tests.backend.cuda_requests import compile_kernels, request
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request, Unfit
-from tracea_onnx.dims import evaluate, symbol
+from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
@@ -23,12 +23,23 @@ def _norm(dtype: DType, n: int, arch: int, *, rms: int = 0, rows: int = 7) -> Re
     return request("layernorm", dtype, {"rows": rows, "N": n, "rms": rms, "gamma_add": rms}, {"eps": 1e-5}, operands=operands, arch=arch)
 
 
+def _sum(dtype: DType, n: int, arch: int) -> Request:
+    """Looked-up rows, rows broadcast over the outer axis, and two tensors side by side."""
+    ints: dict[str, DimLike] = {
+        "outer": symbol("b"), "inner": 9, "N": n, "x0_o": 9, "x0_i": 1, "x0_ld": n, "x0_n": 100, "x0_hi": 9, "i0_dtype": int(DType.I64), "x1_i": n, "x1_hi": 9,
+        "x2_hi": 2, "x2_i": n, "x3_o": 7 * n, "x3_i": n, "x3_lo": 2, "x3_hi": 9,
+    }  # fmt: skip
+    return request("layernorm_sum", dtype, ints, {"eps": 1e-5}, operands=("x0", "i0", "x1", "x2", "x3", "gamma", "y", "skip"), arch=arch)
+
+
 def cases() -> Iterator[tuple[str, Request]]:
     for d, arch in PAIRS:
         for n, inner, log in ((1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1)):
             yield f"softmax {n}x{inner}", request("softmax", d, {"outer": 3, "n": n, "inner": inner, "log": log}, operands="xy", arch=arch)
         for n, rms in ((768, 0), (1031, 1), (40000, 0)):
             yield f"layernorm {n}", _norm(d, n, arch, rms=rms)
+        for n in (768, 1031, 40000):
+            yield f"layernorm_sum {n}", _sum(d, n, arch)
         for interleaved, full in ((0, 1), (1, 0)):
             ints = _ROPE | {"interleaved": interleaved, "full": full}
             yield f"rope {interleaved}{full}", request("rope", d, ints, operands=("x", "cos", "sin", "y"), arch=arch)

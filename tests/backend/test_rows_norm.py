@@ -58,6 +58,26 @@ def test_layernorm_operands(isa: str, operands: tuple[int, ...], rms: int, gamma
 
 
 @pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("n", [1, 16, 83])
+def test_layernorm_of_a_sum(isa: str, n: int) -> None:
+    """Rows looked up (one index from the end), broadcast rows, and two tensors side by side along the inner axis."""
+    outer, inner, cut = 2, 5, 2
+    table, shared, left, right = _random(1, 7, n), _random(2, inner, n), _random(3, outer, cut, n), _random(4, outer, inner - cut, n)
+    idx = np.random.default_rng(5).integers(0, 7, (outer, inner)).astype(np.int32)
+    idx[1, 2] = -3
+    y, skip = _poisoned(outer, inner, n), _poisoned(outer, inner, n)
+    ints = {
+        "outer": outer, "inner": inner, "N": n, "x0_o": inner, "x0_i": 1, "x0_ld": n, "x0_n": 7, "x0_hi": inner, "i0_dtype": 6, "x1_i": n, "x1_hi": inner,
+        "x2_o": cut * n, "x2_i": n, "x2_hi": cut, "x3_o": (inner - cut) * n, "x3_i": n, "x3_lo": cut, "x3_hi": inner,
+    }  # fmt: skip
+    operands = {"x0": table, "i0": idx, "x1": shared, "x2": left, "x3": right, "y": y, "skip": skip}
+    run_kernel("layernorm_sum", operands, ints, {"eps": 1e-5}, isa=isa, threads=2)
+    s = table[idx].astype(np.float64) + shared + np.concatenate([left, right], 1)
+    np.testing.assert_allclose(skip, s, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(y, (s - s.mean(-1, keepdims=True)) / np.sqrt(s.var(-1, keepdims=True) + 1e-5), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("isa", isas())
 def test_layernorm_keeps_digits_under_a_large_mean(isa: str) -> None:
     """The one-pass formula E[x^2] - E[x]^2 would lose every digit here."""
     x = (_random(1, 4, 768) + 1000).astype(np.float32)

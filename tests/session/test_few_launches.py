@@ -39,9 +39,14 @@ def test_zoo(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         np.testing.assert_allclose(a, b, atol=1e-5 * scale)
         np.testing.assert_allclose(a, w, atol=1e-4 * scale)
     assert len(fewer) <= len(launches)
+    if name in ("unet", "yolo_nano"):  # parts of images are read and written in place
+        assert fewer.count("copy_nhwc") < launches.count("copy_nhwc") and (name == "unet" or fewer.count("nhwc_to_nchw") == launches.count("nhwc_to_nchw") - 11)
     if name in ("bert_base", "minilm"):  # two layers, each with three products less
         assert fewer.count("gemm") == launches.count("gemm") - 4
+    if name in ("bert_base", "minilm", "gpt2"):  # embeddings are looked up, added and normalised at once
+        assert fewer.count("layernorm_sum") == 1 and "gather" in launches and not {"gather", "range"} & {*fewer}
     if name == "vit_b16":
+        assert fewer.count("layernorm_sum") == 1
         assert fewer.count("nhwc_to_nchw") == launches.count("nhwc_to_nchw") - 1 and "nchw_to_nhwc" not in fewer
 
 
@@ -57,3 +62,69 @@ def test_a_gate_is_one_product_where_its_halves_are_whole_vectors(bias: tuple[bo
     (got,), launches = run(model, data, FEW, monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert launches.count("gemm") == (1 if width % 8 == 0 else 2)
+
+
+def embeddings(positions: int, late: bool = False) -> Any:
+    """norm(words[ids] + types[kinds] + table[range(tokens)]), and with `late` the sum itself times that."""
+    net = Net("embeddings", seed=3)
+    ids, kinds = (net.input(n, ["batch", "tokens"], np.int64) for n in ("ids", "kinds"))
+    counted = net.op("Range", np.asarray(0, np.int64), net.dim(ids, 1), np.asarray(1, np.int64))
+    total = net.add(net.embedding(ids, 11, 24, name="words"), net.embedding(kinds, 3, 24, name="types"))
+    total = net.add(total, net.embedding(net.op("Unsqueeze", counted, np.asarray([0], np.int64)), positions, 24, name="positions"))
+    y = net.layer_norm(total)
+    outputs: list[Any] = [("y", y, np.float32, ["batch", "tokens", 24])]
+    if late:
+        outputs.append(("z", net.op("Mul", total, y), np.float32, ["batch", "tokens", 24]))
+    return net.model(outputs)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_embeddings_are_one_launch(late: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, rng = embeddings(9, late), np.random.default_rng(1)
+    data = {"ids": rng.integers(-11, 11, (3, 7)), "kinds": rng.integers(0, 3, (3, 7))}
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    got, launches = run(model, data, FEW, monkeypatch, tmp_path)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    assert launches == (["layernorm_sum", "pointwise"] if late else ["layernorm_sum"])
+
+
+@pytest.mark.parametrize(("tokens", "word"), [(10, 0), (4, 11)])
+def test_a_row_that_no_table_has_is_an_error(tokens: int, word: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = {"ids": np.full((1, tokens), word), "kinds": np.zeros((1, tokens), np.int64)}
+    for backend in (FEW, compiler.CPU_BACKEND):
+        with pytest.raises(Exception, match=r"out of range|must be 9"):
+            run(embeddings(9), data, backend, monkeypatch, tmp_path)
+
+
+def test_a_mask_is_one_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net = Net("mask", seed=1)
+    mask = net.op("Cast", net.input("mask", ["batch", "tokens"], np.int64), to=1)
+    bias = net.op("Mul", net.op("Sub", np.asarray(1, np.float32), mask), np.asarray(-10000, np.float32))
+    model = net.model([("bias", bias, np.float32, ["batch", "tokens"])])
+    data = {"mask": np.random.default_rng(0).integers(0, 2, (2, 9))}
+    (got,), launches = run(model, data, FEW, monkeypatch, tmp_path)
+    np.testing.assert_array_equal(got, (1 - data["mask"]) * np.float32(-10000))
+    assert launches == ["pointwise"]
+
+
+@pytest.mark.parametrize("sizes", [(16, 32), (24, 24), (16, 20)])
+@pytest.mark.parametrize("reader", ["conv", "slice", "concat"])
+def test_parts_of_an_image_stay_where_they_are(sizes: tuple[int, int], reader: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A split image read by a convolution, cut along height and width with a step, and joined again with what was made of a part."""
+    net = Net("parts", seed=5)
+    x = net.conv(net.input("x", ["n", 8, 9, 11], width=8), sum(sizes), 3, pad=1)
+    a, b = (replace(p, width=s) for p, s in zip(net.split("Split", [x, np.asarray(sizes, np.int64)], 2, axis=1), sizes, strict=True))
+    if reader == "slice":
+        i64 = np.int64
+        b = net.op("Slice", b, np.asarray([1, 2], i64), np.asarray([9, 11], i64), np.asarray([2, 3], i64), np.asarray([2, 3], i64), width=sizes[1])
+    y = net.act(net.conv(b, 16, 3, pad=1), "relu")
+    if reader == "concat":
+        y = net.conv(net.concat([a, b, y]), 8, 1)
+    shape = ["n", "c", "h", "w"]
+    model = net.model([("y", y, np.float32, shape), ("z", net.act(a, "relu"), np.float32, shape)])
+    data = {"x": np.random.default_rng(0).standard_normal((2, 8, 9, 11), dtype=np.float32)}
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    got, _ = run(model, data, FEW, monkeypatch, tmp_path)
+    for p, q in zip(got, want, strict=True):
+        np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.families import packed_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CPU, Target
-from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
+from tracea_onnx.lower.value import Deferred, Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import PlanBuilder, Ref
 
@@ -39,6 +39,7 @@ class Lowering:
         self.block_concats: set[str] = set()  # concatenations that one convolution reads, which could read what they slice instead
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
         self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
+        self.deferrable: set[str] = set()  # values whose reader may compute them on the way
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 
@@ -67,6 +68,8 @@ class Lowering:
             v.data = self.graph.const(name)
             if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size <= 64:
                 v.ints = tuple(int(x) for x in v.data.reshape(-1))
+            if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size > 1:
+                v.counting = _counting(v.data)
         return v
 
     def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
@@ -74,6 +77,10 @@ class Lowering:
         v = Value(name, dtype, tuple(shape))
         self.values[name] = v
         return v
+
+    def defer(self, v: Value, kind: str, parts: Sequence[Value], make: Callable[[], None]) -> None:
+        """Leave it to the readers of `v` whether it is made."""
+        v.deferred = Deferred(kind, tuple(parts), make)
 
     def contents(self, name: str, what: str) -> np.ndarray[Any, Any]:
         """Values of a small constant the Plan may depend on."""
@@ -154,8 +161,19 @@ class Lowering:
         """Contiguous row-major storage of `v`, converting if it lies elsewhere."""
         return self.strided(v, exact=contiguous(v.shape)).ref
 
+    def settle(self, v: Value) -> None:
+        """Make a deferred tensor now."""
+        if v.deferred is None or v.view is not None:
+            return
+        make, v.deferred = v.deferred.make, None
+        make()
+        made = self.values[v.name]  # `make` may have defined it anew
+        v.view, v.nhwc = made.view, made.nhwc
+        self.values[v.name] = v
+
     def strided(self, v: Value, exact: Dims | None = None) -> View:
         """`v` as a strided view; `exact` demands these strides."""
+        self.settle(v)
         if v.view is not None and (exact is None or same_strides(v.view.strides, exact, v.shape)):
             return v.view
         if v.view is not None:
@@ -292,6 +310,16 @@ def _same(a: DimLike, b: DimLike) -> bool:
 def _at_most(d: DimLike, e: DimLike) -> bool:
     """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1 (then it is e, too)."""
     return isinstance(d, Dim) and d.op == "min" and any(_same(a, e) and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
+
+
+def _counting(data: np.ndarray[Any, Any]) -> View | None:
+    """Integers that are a start and a step along each axis."""
+    origin = data.reshape(-1)[0]
+    steps = [int(np.take(data, 1, axis).reshape(-1)[0] - origin) if n > 1 else 0 for axis, n in enumerate(data.shape)]
+    grid = np.indices(data.shape)
+    if not np.array_equal(origin + sum(g * s for g, s in zip(grid, steps, strict=True)), data):
+        return None
+    return View(Ref(-1, int(origin)), tuple(steps))
 
 
 def element_type(name: str, dtype: int | None) -> DType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ from onnx import numpy_helper
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
+from tracea_onnx.lower import summed
 from tracea_onnx.lower.blocks import find_blocks
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.movement import axis_of
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
+from tracea_onnx.plan import Ref
 
 
 def concat(ctx: Lowering, op: Op) -> None:
@@ -42,13 +45,20 @@ def concat(ctx: Lowering, op: Op) -> None:
     if k == 1 and first.rank in (3, 4) and images and len(images) * 2 >= len(parts) and first.dtype in ctx.target.types and isinstance(total, int):
         _concat_channels(ctx, op, out, parts)
         return
+    if out.name in ctx.deferrable and k == first.rank - 2 and summed.fits(ctx, out, parts):
+        ctx.defer(out, "concat", parts, lambda: _join(ctx, out, parts, k))
+    else:
+        _join(ctx, out, parts, k)
+
+
+def _join(ctx: Lowering, out: Value, parts: list[Value], k: int) -> None:
     ref = ctx.new_plain(out)
-    strides = contiguous(shape_)
+    strides = contiguous(out.shape)
     at: DimLike = 0
     for p in parts:
-        dst = View(ref.at(D.mul(D.mul(at, strides[k]), first.dtype.size)), strides)
+        dst = View(ref.at(D.mul(D.mul(at, strides[k]), out.dtype.size)), strides)
         if p.elements != 0:
-            ctx.copy(ctx.strided(p), dst, p.shape, first.dtype, whole=False)
+            ctx.copy(ctx.strided(p), dst, p.shape, out.dtype, whole=False)
         at = at + p.shape[k]
 
 
@@ -62,12 +72,13 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
     for p in parts:
         c = p.shape[1]
         assert isinstance(c, int)
-        if ctx.slots.get(p.name) != (out.name, at) or p.nhwc is None:
+        there = replace(dst, ref=dst.ref.at(out.dtype.size * at))
+        if p.nhwc is None or (ctx.slots.get(p.name) != (out.name, at) and replace(p.nhwc, border=there.border) != there):
             src = ctx.nhwc(p)
             ctx.plan.launch(
                 "copy_nhwc",
                 {"x": src.ref},
-                {"y": dst.ref.at(out.dtype.size * at)},
+                {"y": there.ref},
                 {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns},
                 whole=False,
                 dtype=out.dtype,
@@ -118,7 +129,9 @@ def range_(ctx: Lowering, op: Op) -> None:
     if isinstance(n, int) and n <= 8 and start.dtype == DType.I64:
         out.ints = tuple(first + step * k for k in range(n))
         return
-    ctx.plan.launch("range", {}, {"y": ctx.new_plain(out)}, {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)})
+    ints: dict[str, DimLike] = {"count": n, "start": first, "delta": step, "dtype": int(out.dtype)}
+    out.counting = View(Ref(-1, first), (step,))
+    ctx.defer(out, "", (), lambda: ctx.plan.launch("range", {}, {"y": ctx.new_plain(out)}, ints))
 
 
 def gather_elements(ctx: Lowering, op: Op) -> None:

@@ -6,12 +6,18 @@ when something really reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
+from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
 from tracea_onnx.lower.op import Op
-from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
+
+#: Channels that an image kernel takes at a time.
+_VECTOR = 16
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -27,10 +33,19 @@ def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
     return None
 
 
-def _with_view(ctx: Lowering, op: Op, x: Value, shape: Dims, view: View | None) -> Value:
+def _moved(ctx: Lowering, op: Op, x: Value, shape: Dims, move: Callable[[View, int], View], *, image: bool = False) -> None:
+    """The output as `move` of the view of x and the size of an element. Integers that merely count go on counting; they are moved in memory only
+    when something reads them there. `image`: any order of axes in memory will do."""
     out = ctx.define(op.outputs[0], x.dtype, shape)
-    out.view = view
-    return out
+
+    def make() -> None:
+        out.view = move(ctx.as_view(x) if image else ctx.strided(x), x.dtype.size)
+
+    if x.counting is None:
+        make()
+    else:
+        out.counting = move(x.counting, 1)
+        ctx.defer(out, "", [x], make)
 
 
 def shape(ctx: Lowering, op: Op) -> None:
@@ -49,13 +64,22 @@ def size(ctx: Lowering, op: Op) -> None:
 
 def identity(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
+    ctx.settle(x)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    out.view, out.nhwc, out.ints, out.data, out.initializer = x.view, x.nhwc, x.ints, x.data, x.initializer
+    out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
 
 
 def _relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     """Same elements in the same order under another shape."""
     out = ctx.define(op.outputs[0], x.dtype, new)
+    out.counting = _reshape_view(x.counting, x.shape, new) if x.counting is not None else None
+    if out.counting is not None and x.deferred is not None and x.view is None:
+
+        def make() -> None:
+            out.view = View(ctx.plain(x), contiguous(new))
+
+        ctx.defer(out, "", [x], make)
+        return
     if x.ints is not None:
         out.ints = x.ints
         if x.data is not None:
@@ -168,8 +192,7 @@ def transpose(ctx: Lowering, op: Op) -> None:
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the copy kernel does not move")
-    view = ctx.as_view(x)
-    _with_view(ctx, op, x, tuple(x.shape[p] for p in perm), View(view.ref, tuple(view.strides[p] for p in perm)))
+    _moved(ctx, op, x, tuple(x.shape[p] for p in perm), lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)), image=True)
 
 
 def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
@@ -208,12 +231,34 @@ def slice_(ctx: Lowering, op: Op) -> None:
         out = ctx.define(op.outputs[0], x.dtype, (shape_[0],))
         out.ints = tuple(x.ints[begin[0] + step_of[0] * i] for i in range(shape_[0]))
         return
-    view = ctx.strided(x)
-    start: DimLike = 0
-    for b, st2 in zip(begin, view.strides, strict=True):
-        start = start + D.mul(b, st2)
-    strides = tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True))
-    _with_view(ctx, op, x, tuple(shape_), View(view.ref.at(D.mul(start, x.dtype.size)), strides))
+
+    if x.view is None and x.nhwc is not None and _cut_image(ctx, ctx.define(op.outputs[0], x.dtype, tuple(shape_)), x, begin, step_of):
+        return
+
+    def move(view: View, size: int) -> View:
+        start: DimLike = 0
+        for b, s in zip(begin, view.strides, strict=True):
+            start = start + D.mul(b, s)
+        return View(view.ref.at(D.mul(start, size)), tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)))
+
+    _moved(ctx, op, x, tuple(shape_), move)
+
+
+def _cut_image(ctx: Lowering, out: Value, x: Value, begin: Sequence[DimLike], steps: Sequence[int]) -> bool:
+    """`out` as part of a channels-last image in place; not where its channels would not begin at a vector."""
+    assert x.nhwc is not None
+    first, old = begin[1], x.nhwc
+    if not ctx.target.few_launches or not isinstance(first, int) or first % _VECTOR or steps[1] != 1 or not isinstance(out.shape[1], int) or min(steps) < 1:
+        return False
+    *rows, column = (0, *begin[2:]) if x.rank == 3 else begin[2:]
+    *row_steps, column_step = (1, *steps[2:]) if x.rank == 3 else steps[2:]
+    at = D.mul(begin[0], old.ns) + first + D.mul(rows[0], old.rs) + D.mul(column, old.cs)
+    whole = all(a is b or a == b for a, b in zip(out.shape[2:], x.shape[2:], strict=True))
+    out.nhwc = Nhwc(
+        old.ref.at(D.mul(at, x.dtype.size)), D.mul(old.cs, column_step), D.mul(old.rs, row_steps[0]), D.mul(old.ns, steps[0]),
+        old.border if whole else (0, 0, 0, 0),
+    )  # fmt: skip
+    return True
 
 
 def _from_end(v: DimLike, n: DimLike) -> DimLike:
@@ -253,12 +298,13 @@ def split(ctx: Lowering, op: Op) -> None:
             ctx.define(name, x.dtype, (s,)).ints = x.ints[at : at + s]
             at += s
         return
-    view = ctx.strided(x)
     start: DimLike = 0
     for name, s in zip(op.outputs, sizes, strict=True):
         if name:
             out = ctx.define(name, x.dtype, (*x.shape[:k], s, *x.shape[k + 1 :]))
-            out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
+            if x.view is not None or x.nhwc is None or not _cut_image(ctx, out, x, [start if a == k else 0 for a in range(x.rank)], [1] * x.rank):
+                view = ctx.strided(x)
+                out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
         start = start + s
 
 
@@ -269,8 +315,26 @@ def expand(ctx: Lowering, op: Op) -> None:
     if x.ints is not None and len(x.ints) == 1 and len(shape_) == 1 and isinstance(shape_[0], int) and shape_[0] <= 8:
         ctx.define(op.outputs[0], x.dtype, shape_).ints = x.ints * shape_[0]
         return
-    view = ctx.strided(x)
-    _with_view(ctx, op, x, shape_, View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
+    _moved(ctx, op, x, shape_, lambda view, _: View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
+
+
+def _picked(view: View, axis: int, first: DimLike, steps: Dims, size: int) -> View:
+    """The view with `axis` indexed by first + sum(index * step)."""
+    stride = view.strides[axis]
+    return View(view.ref.at(D.mul(D.mul(first, stride), size)), (*view.strides[:axis], *(D.mul(s, stride) for s in steps), *view.strides[axis + 1 :]))
+
+
+def _inside(ctx: Lowering, idx: Value, n: DimLike) -> bool:
+    """Whether indices that count stay in 0..n; the Plan checks at run time what the symbols do not show."""
+    assert idx.counting is not None
+    last = idx.counting.ref.offset
+    if not all(D.never_negative(d) for d in (last, *idx.counting.strides)):
+        return False
+    for d, s in zip(idx.shape, idx.counting.strides, strict=True):
+        last = last + D.mul(d - 1, s)
+    if isinstance(last, int) and isinstance(n, int):
+        return last < n
+    return ctx.plan.require(D.minimum(last + 1, n), last + 1)
 
 
 def gather(ctx: Lowering, op: Op) -> None:
@@ -285,28 +349,27 @@ def gather(ctx: Lowering, op: Op) -> None:
             out.ints = tuple(x.ints[i] for i in picks)
             return
         if len(picks) == 1:
-            view = ctx.strided(x)
             at = n + picks[0] if picks[0] < 0 else picks[0]
-            strides = (*view.strides[:k], *(0 for _ in idx.shape), *view.strides[k + 1 :])
-            _with_view(ctx, op, x, shape_, View(view.ref.at(D.mul(D.mul(at, view.strides[k]), x.dtype.size)), strides))
+            _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size))
             return
+    if idx.counting is not None and _inside(ctx, idx, n):
+        first, steps = idx.counting.ref.offset, idx.counting.strides
+        _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, first, steps, size))
+        return
     if idx.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"Gather with indices of type {idx.dtype.name}")
     out = ctx.define(op.outputs[0], x.dtype, shape_)
-    src, index = ctx.plain(x), ctx.plain(idx)
-    ctx.plan.launch(
-        "gather",
-        {"x": src, "idx": index},
-        {"y": ctx.new_plain(out)},
-        {
-            "elem": x.dtype.size,
-            "outer": D.product(x.shape[:k]),
-            "n": n,
-            "inner": D.product(x.shape[k + 1 :]),
-            "count": idx.elements,
-            "idx_dtype": int(idx.dtype),
-        },
-    )
+    ints: dict[str, DimLike] = {
+        "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n, "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),
+    }  # fmt: skip
+
+    def make() -> None:
+        ctx.plan.launch("gather", {"x": ctx.plain(x), "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
+
+    if out.name in ctx.deferrable and x.rank == 2 and k == 0 and summed.fits(ctx, out, [x]):
+        ctx.defer(out, "rows", [x, idx], make)
+    else:
+        make()
 
 
 OPS = {

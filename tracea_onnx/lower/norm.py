@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast_strides
 from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.op import Op
@@ -42,8 +43,11 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     if not op.fused and len([o for o in op.outputs if o]) > 1:
         raise Unsupported("LayerNormalization with its mean and deviation as outputs")
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
-    source = ctx.plain(x)
-    operands: dict[str, Ref | None] = {"x": source, "gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
+    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
+    rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
+    if axis == x.rank - 1 and not channels and _over_sum(ctx, op, x, [ctx.value(roles[r]) for r in ("res", "xbias") if roles.get(r)], operands, rule, eps):
+        return
+    operands["x"] = ctx.plain(x)
     if roles.get("xbias"):
         operands["xbias"] = _vector(ctx, roles["xbias"], n)
     if roles.get("res"):
@@ -59,8 +63,24 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(v) for v in made), strict=False))
     for o, last in zip(op.outputs, made if channels else (), strict=False):
         ctx.define(o, x.dtype, _first(last.shape)).view = View(ctx.plain(last), _first(contiguous(last.shape)))
-    ints: dict[str, DimLike] = {"rows": D.product(x.shape[:axis]), "N": n, "rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
-    ctx.plan.launch("layernorm", operands, outs, ints, {"eps": eps}, dtype=x.dtype)
+    ctx.plan.launch("layernorm", operands, outs, {"rows": D.product(x.shape[:axis]), "N": n, **rule}, {"eps": eps}, dtype=x.dtype)
+
+
+def _over_sum(
+    ctx: Lowering, op: Op, x: Value, others: Sequence[Value], weights: Mapping[str, Ref | None], rule: Mapping[str, int], eps: float
+) -> bool:  # fmt: skip
+    """Normalise rows that the kernel adds up itself, where that saves launches."""
+    if not summed.fits(ctx, x, others) or not summed.worth([x, *(o for o in others if o.rank > 1)], x.shape):
+        return False
+    found = summed.operands(ctx, [x, *others], x.shape)
+    if found is None:
+        return False
+    refs, ints = found
+    outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(ctx.define(o, x.dtype, x.shape)) for o in op.outputs if o), strict=False))
+    if x.view is None and not others and "skip" not in outs and len(ctx.graph.consumers(x.name)) > 1:
+        outs["skip"] = ctx.new_plain(x)  # for its other readers
+    ctx.plan.launch("layernorm_sum", {**refs, **weights}, outs, {**ints, **rule}, {"eps": eps}, dtype=x.dtype)
+    return True
 
 
 def _channels_last(ctx: Lowering, x: Value) -> Value:

@@ -10,6 +10,7 @@ from tracea_onnx.core import Refuse
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr
 from tracea_onnx.graph import Graph, Node
+from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, FULL, SCALAR, operand_kind
 from tracea_onnx.lower.op import Op
@@ -36,6 +37,12 @@ def pointwise(ctx: Lowering, op: Op) -> None:
         expr, names = found
     values = [ctx.value(n) for n in names]
     dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
+    if op.outputs[0] in ctx.deferrable and summed.is_sum(expr):
+        out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
+        if summed.fits(ctx, out, values):
+            ctx.values[out.name] = out
+            ctx.defer(out, "sum", values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
+            return
     lower_expression(ctx, expr, values, op.outputs[0], dtype)
 
 
@@ -66,13 +73,20 @@ def cast(ctx: Lowering, op: Op) -> None:
     to = DType(int(op.attr("to")))
     if to == x.dtype:
         out = ctx.define(op.outputs[0], to, x.shape)
-        out.view, out.nhwc, out.ints, out.data, out.initializer = x.view, x.nhwc, x.ints, x.data, x.initializer
+        ctx.settle(x)
+        out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
+        return
+    if op.outputs[0] in ctx.deferrable and x.ints is None and x.dtype in _INTEGER and to in ctx.target.types:
+        out = ctx.define(op.outputs[0], to, x.shape)
+        ctx.defer(out, "cast", [x], lambda: lower_expression(ctx, Expr(1, (), 0), [x], out.name, to))
         return
     lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
 
 
 def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
+    if dtype in (*_FLOAT, DType.BOOL) and expr.code:  # a kernel reads what was converted as well as the result of converting it
+        inputs = [v.deferred.parts[0] if v.deferred is not None and v.view is None and v.deferred.kind == "cast" else v for v in inputs]
     shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
     if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
         ints = _symbolic(expr, [v.ints or () for v in inputs], shape)

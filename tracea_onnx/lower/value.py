@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tracea_onnx.dims import DimLike, mul, product
@@ -37,9 +37,19 @@ class Nhwc:
     border: tuple[int, int, int, int]
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor that lies nowhere until something reads it (`make`), because its likely reader can compute it from `parts` on the way: rows of a
+    table (`rows`: the table, the indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`), another element type (`cast`)."""
+
+    kind: str
+    parts: tuple[Value, ...]
+    make: Callable[[], None]
+
+
 @dataclass
 class Value:
-    """One tensor. At least one of `data`/`ints` (contents known), `view`, `nhwc` or `initializer` tells where it is."""
+    """One tensor. At least one of `data`/`ints` (contents known), `view`, `nhwc`, `initializer` or `deferred` tells where it is."""
 
     name: str
     dtype: DType
@@ -49,6 +59,8 @@ class Value:
     initializer: str = ""
     ints: Dims | None = None  # contents of a small integer tensor, row-major, possibly symbolic
     data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
+    deferred: Deferred | None = field(default=None, repr=False)
+    counting: View | None = None  # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means nothing)
 
     @property
     def rank(self) -> int:
