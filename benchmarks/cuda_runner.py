@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tracea_onnx import registry
-from tracea_onnx.cuda import Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
@@ -247,6 +247,9 @@ def _call(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int
             values.append(C.c_int64(evaluate(a.value, env)))
         elif isinstance(a, Float32):
             values.append(C.c_float(a.value))
+        elif isinstance(a, Fault):
+            launch.keep.append(torch().zeros(1, dtype=torch().int32, device="cuda"))
+            values.append(C.c_uint64(launch.keep[-1].data_ptr()))
         else:
             p = a if isinstance(a, Pointer) else a.pointer
             base = places.get(p.operand, 0)

@@ -90,6 +90,11 @@ class Float32:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Address of the run's fault word: a kernel that meets an index out of range writes 1 there (`u32*`) and goes on safely."""
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as cuTensorMapEncodeTiled takes it:
     `dims` in elements, `strides` in bytes for dims[1:], `box` in elements, `swizzle` 0/32/64/128. `im2col`: cuTensorMapEncodeIm2col's
@@ -105,7 +110,7 @@ class TensorMap:
     steps: tuple[int, ...] = ()
 
 
-Argument = Pointer | Int32 | Int64 | Float32 | TensorMap
+Argument = Pointer | Int32 | Int64 | Float32 | Fault | TensorMap
 
 
 @dataclass(frozen=True)

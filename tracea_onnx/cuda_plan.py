@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
+from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.value import Unsupported
 from tracea_onnx.ops import DType
@@ -82,6 +82,8 @@ class CudaPlanBuilder(PlanBuilder):
             return ["l", self.expr(a.value)]
         if isinstance(a, Float32):
             return ["f", a.value]
+        if isinstance(a, Fault):
+            return ["e"]
         pointer = a.pointer if isinstance(a, TensorMap) else a
         ref = places.get(pointer.operand)
         if ref is None:

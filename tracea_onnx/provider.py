@@ -114,7 +114,8 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
 
 
 def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
-    """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it, on every supported version.
+    """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it (unless session.disable_cpu_ep_fallback is 1), on
+    every supported version.
 
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
     ort = _ort()
@@ -124,7 +125,9 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
         session_options = ort.SessionOptions()
     session_options.add_session_config_entry(_RECORD, "1")
     if _version(ort.__version__) >= PROVIDERS_LIST_ORT:
-        providers = [(PROVIDER_NAME, _device(ort, options)[1]), "CPUExecutionProvider"]
+        providers: list[Any] = [(PROVIDER_NAME, _device(ort, options)[1])]
+        if _entry(session_options, "session.disable_cpu_ep_fallback") != "1":  # ONNX Runtime refuses to be given what it may not use
+            providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
     return ort.InferenceSession(source, select(options, session_options), enable_fallback=0)
 
@@ -145,10 +148,15 @@ def assert_provider_selected(session: Any) -> None:
 
 
 def _records_assignment(session: Any) -> bool:
+    return _entry(session.get_session_options(), _RECORD) == "1"
+
+
+def _entry(session_options: Any, key: str) -> str:
+    """A session's config entry, "" when it is not set."""
     try:
-        return str(session.get_session_options().get_session_config_entry(_RECORD)) == "1"
-    except RuntimeError:  # not set
-        return False
+        return str(session_options.get_session_config_entry(key))
+    except RuntimeError:
+        return ""
 
 
 def assigned_nodes(session: Any) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
@@ -118,12 +118,12 @@ def _gather(request: Request, name: str) -> list[Kernel]:
     i = parameters(request)
     word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
     source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) {name}_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count) {{
+extern "C" __global__ void __launch_bounds__(256) {name}_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count, u32* fault) {{
   after_previous();
-  {name}<{word}, {index}>(x, idx, y, outer, n, inner, count);
+  {name}<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
 }}
 """
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")))
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
     return [Kernel(source, f"{name}_kernel", _grid(D.product([i["outer"], i["count"], i["inner"]]), request), 256, args, pdl=overlapped(request))]
 
 

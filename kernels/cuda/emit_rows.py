@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
@@ -76,7 +76,7 @@ def layernorm_sum(request: Request) -> list[Kernel]:
         if index in request.operands:
             pointers.append(index)
             sizes += [f"{x}_n", f"{x}_ld"]
-            row = f"table_row({x}, {index}, {at}, {x}_n, {x}_ld)"
+            row = f"table_row({x}, {index}, {at}, {x}_n, {x}_ld, fault)"
         else:
             row = f"{x} + {at}"
         whole = known(i[f"{x}_lo"]) == 0 and (i[f"{x}_hi"] is i["inner"] or i[f"{x}_hi"] == i["inner"])
@@ -99,9 +99,9 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
     signature = ", ".join(
         [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)] + [f"T* {o}" for o in outputs] + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
     )
-    plus = "1.f" if i["gamma_add"] else "0.f"
+    plus, fault = "1.f" if i["gamma_add"] else "0.f", ", u32* fault" if "fault" in place else ""
     source = f"""{prelude(request.dtype)}{template("base", "rows")}
-extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps) {{
+extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
   Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
   norm_rows<{v}, {k}, {threads}, {early}>(l, rows, [&](auto& l, int row) {{
 {place}  }});
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int
 """
     args: tuple[Argument, ...] = (
         *(Pointer(o) for o in (*sources, *weights, *outputs)), *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(n),
-        Float32(request.floats["eps"]),
+        Float32(request.floats["eps"]), *([Fault()] if fault else []),
     )  # fmt: skip
     return [Kernel(source, "layernorm", grid, block, args, pdl=overlapped(request))]
 

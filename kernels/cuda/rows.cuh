@@ -195,11 +195,13 @@ template <int V, int THREADS, class Norm> DEV void norm_again(const Norm& l, int
   }
 }
 
-// Row `at` of a table of n rows, null when there is none.
-template <class I> DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch) {
+// Row number index[at] of a table of n rows, null and a fault when there is none.
+template <class I> DEV const T* table_row(const T* table, const I* index, i64 at, int n, i64 pitch, u32* fault) {
   i64 row = index[at];
   if (row < 0) row += n;
-  return row >= 0 && row < n ? table + row * pitch : nullptr;
+  if (row >= 0 && row < n) return table + row * pitch;
+  *fault = 1;
+  return nullptr;
 }
 
 // `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel before this one still runs.

@@ -94,8 +94,8 @@ template <class E, int R, int A> DEV void copy_turned(const E* x, E* y, const in
   turn_tile<E>(min(n[R - 1] - r0, 64), min(n[A] - c0, 64), [&](int r) { return x + r * xs[R - 1]; }, [&](int c) { return y + c * ys[A]; });
 }
 
-// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros.
-template <class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, int outer, int n, int words, int count) {
+// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault.
+template <class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, int outer, int n, int words, int count, u32* fault) {
   const u64 total = u64(outer) * count * words;
   auto run = [&](auto zero) {
     typedef decltype(zero) I;
@@ -103,27 +103,31 @@ template <class Word, class Index> DEV void gather_rows(const Word* x, const Ind
       const I r = u / I(words), k = u - r * I(words), o = r / I(count), j = r - o * I(count);
       i64 at = idx[j];
       if (at < 0) at += n;
-      y[u] = at >= 0 && at < n ? x[(i64(o) * n + at) * words + k] : Word{};
+      const bool inside = at >= 0 && at < n;
+      if (!inside) *fault = 1;
+      y[u] = inside ? x[(i64(o) * n + at) * words + k] : Word{};
     }
   };
   if (total >> 31) run(u64(0));
   else run(u32(0));
 }
-template <class E, class Index> DEV void gather(const void* x, const Index* idx, void* y, int outer, int n, int inner, int count) {
+template <class E, class Index> DEV void gather(const void* x, const Index* idx, void* y, int outer, int n, int inner, int count, u32* fault) {
   const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E);
-  if ((low & 15) == 0) gather_rows((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, outer, n, inner / int(16 / sizeof(E)), count);
-  else if (sizeof(E) < 4 && (low & 3) == 0) gather_rows((const u32*)x, idx, (u32*)y, outer, n, inner / int(4 / sizeof(E)), count);
-  else gather_rows((const E*)x, idx, (E*)y, outer, n, inner, count);
+  if ((low & 15) == 0) gather_rows((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, outer, n, inner / int(16 / sizeof(E)), count, fault);
+  else if (sizeof(E) < 4 && (low & 3) == 0) gather_rows((const u32*)x, idx, (u32*)y, outer, n, inner / int(4 / sizeof(E)), count, fault);
+  else gather_rows((const E*)x, idx, (E*)y, outer, n, inner, count, fault);
 }
 
 // y[o, j, k] = x[o, idx[o, j, k], k]
-template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count) {
+template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32* fault) {
   const u64 total = u64(outer) * count * inner;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const u64 k = u % u64(inner), o = u / u64(inner) / u64(count);
     i64 at = idx[u];
     if (at < 0) at += n;
-    y[u] = at >= 0 && at < n ? x[(i64(o) * n + at) * inner + k] : E{};
+    const bool inside = at >= 0 && at < n;
+    if (!inside) *fault = 1;
+    y[u] = inside ? x[(i64(o) * n + at) * inner + k] : E{};
   }
 }
 

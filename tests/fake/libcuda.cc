@@ -91,6 +91,7 @@ const std::map<std::string, Kernel> kKernels = {
     {"scale", {"ppif", [](const Arguments& a) { for (int k = 0; k < a.i(2); k++) a.p(1)[k] = a.p(0)[k] * a.at<float>(3); }}},
     {"add_row", {"pppii", [](const Arguments& a) { for (int r = 0; r < a.i(3); r++) for (int c = 0; c < a.i(4); c++) a.p(2)[r * a.i(4) + c] = a.p(0)[r * a.i(4) + c] + a.p(1)[c]; }}},
     {"from_map", {"tpi", [](const Arguments& a) { for (int k = 0; k < a.i(2); k++) a.p(1)[k] = reinterpret_cast<float*>(a.at<uint64_t>(0))[k]; }}},
+    {"check", {"pie", [](const Arguments& a) { for (int k = 0; k < a.i(1); k++) if (a.p(0)[k] < 0) *reinterpret_cast<uint32_t*>(a.at<uint64_t>(2)) = 1; }}},
     {"write_long", {"pl", [](const Arguments& a) { const auto v = a.at<int64_t>(1); memcpy(a.p(0), &v, sizeof v); }}},
 };
 

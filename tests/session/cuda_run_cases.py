@@ -31,7 +31,7 @@ from tests.session.cuda_session import (
 from tests.session.provider_plans import Entries, key, model
 from tracea_onnx import dims as D
 from tracea_onnx import provider
-from tracea_onnx.cuda import Int32
+from tracea_onnx.cuda import Fault, Int32
 from tracea_onnx.graph import Graph
 
 # --- several runs and sessions
@@ -100,6 +100,90 @@ def case_out_of_memory_is_one_line() -> None:
             session.run(None, {"x": vector(100)})
         assert "\n" not in str(e.value).strip()
     check_cube(session, 2)
+
+
+def case_out_of_memory_for_an_output_is_one_line() -> None:
+    def entries(graph: Graph) -> Entries:
+        ((keys, plan, blobs),) = cube_plan(graph)
+        plan["exprs"].append(["const", 2**32])
+        plan["outputs"][0]["dims"] = [len(plan["exprs"]) - 1]
+        return [(keys, plan, blobs)]
+
+    answer(entries)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"out of GPU memory: 17179869184 bytes were asked for, \d+ of 1073741824 are free") as e:
+            session.run(None, {"x": vector(100)})
+        assert "\n" not in str(e.value).strip()
+
+
+def case_what_the_gpu_leaves_goes_to_the_cpu_only_if_the_session_allows_it() -> None:
+    answer(mixed_plan)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    with pytest.raises(Exception, match="fallback to CPU EP has been explicitly disabled") as e:
+        provider.create_session(mixed_model(), {"backend": "cuda"}, options)
+    assert "\n" not in str(e.value).strip()
+    provider.create_session(mixed_model(), {"backend": "cuda"}).run(None, {"x": vector(10)})
+    answer(cube_plan)
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda"}, options), 10)
+
+
+# --- faults
+
+
+def checked_plan(graph: Graph) -> Entries:
+    """The cube, and a fault where an element of x is negative."""
+    b = HandPlan("fault")
+    x = b.add_input("x", F32, 1)
+    b.define_symbol("n", 0, 0)
+    n = D.symbol("n")
+    u, y = b.add_output("u"), b.add_output("y")
+    b.kernel("check", [x, Int32(n), Fault()])
+    b.kernel("mul", [x, x, u, Int32(n)])
+    b.kernel("mul", [u, x, y, Int32(n)])
+    b.finish_output("u", F32, [n])
+    b.finish_output("y", F32, [n])
+    return [([key(node) for node in graph.nodes], b.to_json(), b.blobs)]
+
+
+def _raises(session: Any, x: np.ndarray) -> None:
+    with pytest.raises(Exception, match="a Gather met an index out of range of its tensor") as e:
+        session.run(None, {"x": x})
+    assert "\n" not in str(e.value).strip()
+
+
+def case_bad_data_is_one_line() -> None:
+    """On the host and on the device, launch by launch and in graphs; the run after it is well."""
+    answer(checked_plan)
+    good = np.abs(vector(40))
+    for graphs in "01":
+        options = {"backend": "cuda", "enable_cuda_graph": graphs}
+        on_host = ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"], enable_fallback=0)
+        for session in (on_host, provider.create_session(cube_model(), options)):
+            for _ in range(3):
+                _raises(session, -good)
+                np.testing.assert_allclose(session.run(None, {"x": good})[1], good**3, rtol=1e-5)
+        x, u, y = device_tensor(-good), empty_tensor([40]), empty_tensor([40])
+        io = bound(session, x, {"u": u, "y": y})
+        for _ in range(4):
+            with pytest.raises(Exception, match="out of range"):
+                session.run_with_iobinding(io)
+        x.update_inplace(good)
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), good**3, rtol=1e-5)
+
+
+def case_bad_data_without_synchronisation_shows_at_the_next() -> None:
+    answer(checked_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    io = bound(session, device_tensor(-np.abs(vector(40))), {"u": empty_tensor([40]), "y": empty_tensor([40])})
+    quiet = ort.RunOptions()
+    quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    session.run_with_iobinding(io, quiet)
+    with pytest.raises(Exception, match="out of range"):
+        io.synchronize_outputs()
+    io.synchronize_outputs()
 
 
 # --- graphs

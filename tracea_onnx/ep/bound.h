@@ -12,7 +12,7 @@ namespace tracea {
 // A run-time input as ORT hands it over.
 struct InputTensor { const void* data; int type; const int64_t* dims; size_t rank; };
 
-enum class Base : uint8_t { kAbsent, kInput, kOutput, kArena, kConst };
+enum class Base : uint8_t { kAbsent, kInput, kOutput, kArena, kConst, kFault };
 struct Place { Base base; int index; int64_t offset; };  // index: of the input or output; kConst: offset into the constants' memory
 
 // The fixed part of a session's constants: where each const, copied initializer and blob buffer lies.

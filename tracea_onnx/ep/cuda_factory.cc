@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "cuda_lane.h"
 #include "failure.h"
@@ -36,20 +37,25 @@ struct Allocator : OrtAllocator {
   bool pinned;
 };
 
-// An allocator's interface has no error: the line goes to stderr, ORT reports the null.
+// An allocator's interface has no error: a run takes the line from here, for others it goes to stderr; ORT reports the null.
+thread_local std::string refused;
+
 template <class Body>
-void reported(Body body) noexcept {
+void reported(bool in_run, Body body) noexcept {
   try {
     body();
   } catch (const std::exception& e) {
-    fprintf(stderr, "tracea-onnx: error: %s\n", e.what());
+    if (in_run)
+      refused = e.what();
+    else
+      fprintf(stderr, "tracea-onnx: error: %s\n", e.what());
   }
 }
 
 void* allocate(OrtAllocator* self, size_t bytes) {
   const Allocator& a = *static_cast<Allocator*>(self);
   void* p = nullptr;
-  reported([&] {
+  reported(running(), [&] {
     Device& device = Device::get(a.ordinal);
     const Current current(device);
     constexpr unsigned kPortable = 1;  // pinned for every context
@@ -64,7 +70,7 @@ void* allocate(OrtAllocator* self, size_t bytes) {
 void release(OrtAllocator* self, void* p) {
   if (!p) return;
   const Allocator& a = *static_cast<Allocator*>(self);
-  reported([&] {
+  reported(false, [&] {
     Device& device = Device::get(a.ordinal);
     const Current current(device);
     Lane* lane = lane_of_thread(device);
@@ -172,6 +178,14 @@ OrtDataTransferImpl* make_data_transfer() {
   return d;
 }
 
+void forget_refusal() { refused.clear(); }
+
+void need_memory(const void* data) {
+  if (data) return;
+  const std::string why = std::exchange(refused, {});
+  throw Failure(why.empty() ? "a tensor has no memory" : why);
+}
+
 bool on_host(const OrtValue* value) { return host(ort.Value_GetMemoryDevice(value)); }
 
 void copy_tensor(const OrtValue* from, OrtValue* to) {
@@ -182,6 +196,8 @@ void copy_tensor(const OrtValue* from, OrtValue* to) {
   if (!bytes) return;
   tracea::check(ort.GetTensorData(from, &source));
   tracea::check(ort.GetTensorMutableData(to, &target));
+  need_memory(source);
+  need_memory(target);
   const bool from_host = on_host(from), to_host = on_host(to);
   if (from_host && to_host) {
     memcpy(target, source, bytes);

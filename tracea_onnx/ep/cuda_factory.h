@@ -1,5 +1,6 @@
 // The GPU side of the provider's factory: devices, allocators and copies between host and device memory.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "ort_abi.h"
@@ -31,6 +32,9 @@ int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n);
 // Of device memory from the pool, or of pinned host memory. Makes no context before something is allocated.
 OrtAllocator* make_allocator(const OrtMemoryInfo* info);
 void release_allocator(OrtAllocator* allocator);
+// ORT hands on the null that an allocator gives when there is no memory. Throws Failure with the reason where `data` is one.
+void need_memory(const void* data);
+void forget_refusal();  // of a run that ended before it could say so
 OrtDataTransferImpl* make_data_transfer();
 
 // Whether a tensor lies in memory that kernels of any of our devices should read through a copy: host memory, pinned or not.

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "failure.h"
+
 namespace tracea::cuda {
 namespace {
 
 struct Running { const Lanes* session; Lane* lane; };
-thread_local std::vector<Running> running;
+thread_local std::vector<Running> runs;
 
 }  // namespace
 
@@ -20,6 +22,7 @@ Lane::~Lane() {
   release_held();
   device.pool.settle(this);
   if (side) driver().stream_destroy(side);
+  if (fault) driver().host_free(const_cast<uint32_t*>(fault));
 }
 
 void Lane::reserve(size_t bytes) {
@@ -33,6 +36,24 @@ void Lane::reserve(size_t bytes) {
 void Lane::synchronize() {
   check(driver().stream_synchronize(stream), "running");
   device.pool.settle(this);
+  report_fault();
+}
+
+Address Lane::fault_word() {
+  if (!fault) {
+    constexpr unsigned kPortable = 1, kMapped = 2;
+    void* word = nullptr;
+    check(driver().host_alloc(&word, sizeof *fault, kPortable | kMapped), "making a fault word");
+    fault = static_cast<uint32_t*>(word);
+    *fault = 0;
+  }
+  return reinterpret_cast<Address>(fault);
+}
+
+void Lane::report_fault() {
+  if (!fault || !*fault) return;
+  *fault = 0;
+  throw Failure("a Gather met an index out of range of its tensor");
 }
 
 void Lane::release_held() {
@@ -68,15 +89,15 @@ Lane& Lanes::enter() {
   const Current current(device);
   Lane& lane = acquire();
   lane.host_copies = false;
-  running.push_back({this, &lane});
+  runs.push_back({this, &lane});
   return lane;
 }
 
 void Lanes::leave(bool synchronize, bool keep) {
-  const auto it = std::find_if(running.rbegin(), running.rend(), [this](const Running& r) { return r.session == this; });
-  if (it == running.rend()) return;
+  const auto it = std::find_if(runs.rbegin(), runs.rend(), [this](const Running& r) { return r.session == this; });
+  if (it == runs.rend()) return;
   Lane& lane = *it->lane;
-  running.erase(std::next(it).base());
+  runs.erase(std::next(it).base());
   const struct Release {  // also when the run has failed on the device
     Lanes& lanes;
     Lane& lane;
@@ -91,7 +112,7 @@ void Lanes::leave(bool synchronize, bool keep) {
 }
 
 Lane* Lanes::here() const {
-  for (auto it = running.rbegin(); it != running.rend(); ++it)
+  for (auto it = runs.rbegin(); it != runs.rend(); ++it)
     if (it->session == this) return it->lane;
   return nullptr;
 }
@@ -100,10 +121,13 @@ void Lanes::synchronize() {
   const Current current(device);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& lane : all_) check(driver().stream_synchronize(lane->stream), "running");
+  for (Lane* lane : idle_) lane->report_fault();  // a run in flight reports its own
 }
 
+bool running() { return !runs.empty(); }
+
 Lane* lane_of_thread(const Device& device) {
-  return !running.empty() && &running.back().lane->device == &device ? running.back().lane : nullptr;
+  return !runs.empty() && &runs.back().lane->device == &device ? runs.back().lane : nullptr;
 }
 
 Borrowed::Borrowed(Lanes& lanes) : lanes_(lanes), lane_(lanes.here()), own_(lane_) {

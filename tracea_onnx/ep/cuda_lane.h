@@ -15,7 +15,10 @@ struct Lane {
 
   // Makes the arena at least this large. Growing it moves it: `generation` changes, and what was laid out on it must be laid out again.
   void reserve(size_t bytes);
-  void synchronize();
+  void synchronize();  // throws Failure, also where a kernel has met bad data
+  // The word that kernels write which meet bad data, in host memory that the device sees: reading it costs nothing.
+  Address fault_word();
+  void report_fault();  // throws Failure if it was written; the lane's work must be done
   // Gives `held` back to the pool.
   void release_held();
 
@@ -26,6 +29,7 @@ struct Lane {
   long generation = 0;
   bool recording = false;   // a run on this lane is recorded on `side` as a whole (ORT's graph capture)
   std::vector<Address> held;  // blocks that a recorded run released: its replays use them
+  volatile uint32_t* fault = nullptr;
   bool host_copies = false; // the run copied to or from the host, which a graph would not repeat
 };
 
@@ -52,6 +56,8 @@ class Lanes {
   std::vector<std::unique_ptr<Lane>> all_;
   std::vector<Lane*> idle_;
 };
+
+bool running();  // whether a run is on this thread
 
 // The lane of the innermost run on this thread, of whatever session, if it is on this device; else null.
 Lane* lane_of_thread(const Device& device);

@@ -81,6 +81,7 @@ LaunchList::LaunchList(const std::vector<LaunchSpec>& specs, const std::vector<F
           next_map++;
           continue;
         case CudaArgument::kPointer: slots_.push_back({operands[next_operand++], words_.size(), nullptr, nullptr, nullptr}); break;
+        case CudaArgument::kFault: slots_.push_back({{Base::kFault, 0, 0}, words_.size(), nullptr, nullptr, nullptr}); break;
         case CudaArgument::kInt32: {
           const int64_t v = *next_int++;
           if (v < INT32_MIN || v > INT32_MAX) throw wrong("a size of " + std::to_string(v) + " does not fit 32 bits");
@@ -102,7 +103,7 @@ void LaunchList::address(const Addresses& to) {
   const bool first = !addressed_;
   addressed_ = false;  // until all is written
   const auto find = [](const Addresses& a, const Place& p) -> Address {
-    const Address base = p.base == Base::kInput ? a.inputs[size_t(p.index)] : p.base == Base::kOutput ? a.outputs[size_t(p.index)] : p.base == Base::kArena ? a.arena : a.constants;
+    const Address base = p.base == Base::kInput ? a.inputs[size_t(p.index)] : p.base == Base::kOutput ? a.outputs[size_t(p.index)] : p.base == Base::kArena ? a.arena : p.base == Base::kFault ? a.fault : a.constants;
     return base == a.empty ? base : base + Address(p.offset);
   };
   for (const Slot& s : slots_) {

@@ -9,9 +9,9 @@ namespace tracea::cuda {
 
 // Where the bases of operands lie in this run. `empty` stands for tensors without elements.
 struct Addresses {
-  Address constants = 0, arena = 0, empty = 0;
+  Address constants = 0, arena = 0, empty = 0, fault = 0;  // fault: the word of kernels that may meet bad data
   std::vector<Address> inputs, outputs;
-  bool operator==(const Addresses& o) const { return constants == o.constants && arena == o.arena && inputs == o.inputs && outputs == o.outputs; }
+  bool operator==(const Addresses& o) const { return constants == o.constants && arena == o.arena && fault == o.fault && inputs == o.inputs && outputs == o.outputs; }
 };
 
 class LaunchList {

@@ -20,6 +20,7 @@ Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer, bool graphs)
     : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device), graphs_(graphs) {
   const Current current(device_);
+  for (const LaunchSpec& l : plan_->run) faults_ |= l.cuda->faults;
   load(plan_->run, run_functions_);
   load(plan_->init, init_functions_);
   make_constants(initializer);
@@ -113,10 +114,12 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     LaunchList launches(plan_->init, init_functions_, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
+    if (std::any_of(plan_->init.begin(), plan_->init.end(), [](const LaunchSpec& l) { return l.cuda->faults; })) absolute.fault = lane.fault_word();
     launches.address(absolute);
     launches.launch(lane.stream);
   }
   check(driver().stream_synchronize(lane.stream), "preparing the constants");
+  lane.report_fault();
 }
 
 Partition::Prepared& Partition::prepared(const Lane& lane, const std::shared_ptr<const Bound>& bound) {
@@ -175,6 +178,7 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const
   addresses.constants = constants_.address();
   addresses.arena = lane.arena.address();
   addresses.empty = device_.empty();
+  if (faults_) addresses.fault = lane.fault_word();
   bool host = false;
   const auto locate = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes, const std::vector<size_t>& at, std::vector<Address>& to) {
     for (size_t k = 0; k < tensors.size(); k++) {
@@ -199,7 +203,10 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const
     for (size_t k = 0; k < outputs.size(); k++)
       if (passes(outputs[k], bound->output_bytes[k])) copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.side, "copying an output");
   }
-  if (host) check(driver().stream_synchronize(lane.stream), "running partition '" + plan_->name + "'");
+  if (host) {
+    check(driver().stream_synchronize(lane.stream), "running partition '" + plan_->name + "'");
+    lane.report_fault();
+  }
 }
 
 }  // namespace tracea::cuda

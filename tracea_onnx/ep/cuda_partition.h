@@ -54,6 +54,7 @@ class Partition {
   std::shared_ptr<Lanes> lanes_;
   Device& device_;
   const bool graphs_;
+  bool faults_ = false;  // whether a launch may meet bad data
   std::vector<std::shared_ptr<Module>> modules_;
   std::vector<Function> run_functions_, init_functions_;
   ConstantLayout layout_;

@@ -71,7 +71,7 @@ struct Reader {
     const std::string& kind = items[0].text("kind of argument");
     static const struct { const char* name; size_t size; CudaArgument kind; } kKinds[] = {
         {"p", 3, CudaArgument::kPointer}, {"null", 1, CudaArgument::kNull}, {"i", 2, CudaArgument::kInt32},
-        {"l", 2, CudaArgument::kInt64}, {"f", 2, CudaArgument::kFloat32}, {"t", 2, CudaArgument::kTensorMap}};
+        {"l", 2, CudaArgument::kInt64}, {"f", 2, CudaArgument::kFloat32}, {"t", 2, CudaArgument::kTensorMap}, {"e", 1, CudaArgument::kFault}};
     for (const auto& k : kKinds) {
       if (kind != k.name) continue;
       if (items.size() != k.size) throw Failure("a malformed argument '" + kind + "'");
@@ -83,6 +83,7 @@ struct Reader {
         case CudaArgument::kInt64: return number(items[1]);
         case CudaArgument::kFloat32: return launch.floats.push_back(float(items[1].number("float")));
         case CudaArgument::kTensorMap: return map(items[1]);
+        case CudaArgument::kFault: cuda.faults = true; return;
       }
     }
     throw Failure("unknown kind of argument '" + kind + "'");

@@ -13,7 +13,7 @@ namespace tracea {
 struct Plan;
 struct LaunchSpec;
 
-enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, kTensorMap };
+enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, kTensorMap, kFault };
 
 constexpr int kMaxMapRank = 5;
 
@@ -30,7 +30,8 @@ struct CudaLaunch {
   int cubin;  // blob
   std::string symbol;
   unsigned block, shared_bytes, cluster;
-  bool programmatic;  // starts while the launch before it ends; the kernel waits for its data itself
+  bool faults = false;  // may meet bad data: has an argument kFault
+  bool programmatic;    // starts while the launch before it ends; the kernel waits for its data itself
   std::vector<CudaArgument> arguments;
   std::vector<CudaMap> maps;
 };

@@ -132,6 +132,7 @@ std::string Session::description() const {
 
 void Session::run_start(const OrtRunOptions* options) {
   Lane& lane = lanes_->enter();
+  forget_refusal();
   if (graphs_ != GraphMode::kSession) return;
   const int id = graph_id(options);
   if (id < 0) return;
@@ -229,6 +230,7 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
     OrtValue* value = nullptr;
     tracea::check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
     tracea::check(ort.GetTensorMutableData(value, &out[k].data));
+    if (bound->output_bytes[k]) need_memory(out[k].data);
     out[k].host = on_host(value);
   }
   partition.run(borrowed.lane(), bound, in, out);
