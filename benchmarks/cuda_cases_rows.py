@@ -129,6 +129,8 @@ def groupnorm(rng: np.random.Generator) -> Iterator[Case]:
             (1, 320, 32, 9, 8, 5),
             (1, 7, 1, 1, 1, 0),
             (2, 16, 2, 33, 31, 0),
+            (1, 32, 8, 131, 127, 5),
+            (2, 12, 4, 150, 101, 1),
         ):
             x, v = _pair(rng, (b, c, h, w), dtype)
             gamma, vg = _pair(rng, (c,), dtype)

@@ -13,6 +13,8 @@ from tracea_onnx.ops import DType
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
+#: A norm gives so many warps to a row of more than 64 vectors where there are at most this many rows for each multiprocessor: it is over sooner.
+_WARPS, _FEW_ROWS = 4, 2
 
 
 def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
@@ -90,7 +92,8 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
     i = parameters(request)
     n, rms = i["N"], bool(i["rms"])
     v, k, threads = row_shape(request, n)
-    grid, block = _grid(rows, threads)
+    few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 2 else 0
+    shapes = [(k, threads, D.sub(1, few)), (-(-k // _WARPS), 32 * _WARPS, few)]
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
     outputs = [o for o in ("y", "skip") if o in request.operands]
     places = {o: o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")}
@@ -99,19 +102,25 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
     signature = ", ".join(
         [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)] + [f"T* {o}" for o in outputs] + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
     )
+    kernels = []
     plus, fault = "1.f" if i["gamma_add"] else "0.f", ", u32* fault" if "fault" in place else ""
-    source = f"""{prelude(request.dtype)}{template("base", "rows")}
-extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
-  Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
-  norm_rows<{v}, {k}, {threads}, {early}>(l, rows, [&](auto& l, int row) {{
-{place}  }});
-}}
-"""
     args: tuple[Argument, ...] = (
         *(Pointer(o) for o in (*sources, *weights, *outputs)), *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(n),
         Float32(request.floats["eps"]), *([Fault()] if fault else []),
     )  # fmt: skip
-    return [Kernel(source, "layernorm", grid, block, args, pdl=overlapped(request))]
+    for parts, width, use in shapes:
+        if use == 0:
+            continue
+        grid, block = _grid(rows, width)
+        source = f"""{prelude(request.dtype)}{template("base", "rows")}
+extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
+  Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
+  norm_rows<{v}, {parts}, {width}, {early}>(l, rows, [&](auto& l, int row) {{
+{place}  }});
+}}
+"""
+        kernels.append(Kernel(source, "layernorm", (D.mul(grid[0], use), 1, 1), block, args, pdl=overlapped(request)))
+    return kernels
 
 
 def _wide(size: str) -> bool:

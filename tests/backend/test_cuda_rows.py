@@ -15,10 +15,13 @@ from tracea_onnx.ops import DType
 cuda = registry.module("kernels", "cuda")
 #: Every type, and every architecture, once.
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
+_LARGE: dict[str, DimLike] = {
+    "N": symbol("n"), "C": 32, "G": 8, "H": symbol("h"), "W": 256, "act": 5, **{f"{s}_{p}": v for s in "xy" for p, v in (("cs", 32), ("rs", 8192))},
+}  # fmt: skip
 _ROPE = {"B": 2, "S": 5, "H": 3, "D": 64, "rot": 32, "x_b": 960, "x_s": 192, "x_h": 64, "y_b": 960, "y_s": 192, "y_h": 64, "c_s": 16}
 
 
-def _norm(dtype: DType, n: int, arch: int, *, rms: int = 0, rows: int = 7) -> Request:
+def _norm(dtype: DType, n: int, arch: int, *, rms: int = 0, rows: DimLike = 7) -> Request:
     operands = ("x", "gamma", "y") if rms else ("x", "res", "xbias", "gamma", "beta", "y", "skip")
     return request("layernorm", dtype, {"rows": rows, "N": n, "rms": rms, "gamma_add": rms}, {"eps": 1e-5}, operands=operands, arch=arch)
 
@@ -51,6 +54,8 @@ def cases() -> Iterator[tuple[str, Request]]:
             yield f"argmax {n}", request("argmax", d, ints, operands="xy", arch=arch)
         floats = {"eps": 1e-5, "p0": 0.0, "p1": 0.0}
         plain = {"B": 2, "C": 40, "G": 4, "inner": 63, "act": 5}
+        yield "groupnorm_nhwc in clusters", request("groupnorm_nhwc", d, _LARGE, floats, operands=("x", "gamma", "beta", "y"), arch=arch)
+        yield "groupnorm in clusters", request("groupnorm", d, {"B": 1, "C": 8, "G": 8, "inner": 99999}, floats, operands=("x", "y"), arch=arch)
         yield "groupnorm", request("groupnorm", d, plain, floats, operands=("x", "gamma", "beta", "y"), arch=arch)
         pitches = {f"{s}_{p}": v for s in "xy" for p, v in (("cs", 40), ("rs", 400), ("ns", 4000))}
         image = {"N": 2, "C": 40, "G": 4, "H": 10, "W": 10, "act": 0, **pitches}
@@ -68,9 +73,22 @@ def test_compiles(r: Request) -> None:
 
 @pytest.mark.parametrize(("n", "threads"), [(1, 32), (768, 32), (1024, 32), (1031, 128), (3072, 256), (4096, 256), (30000, 1024), (100000, 1024)])
 def test_long_rows_get_more_threads(n: int, threads: int) -> None:
-    (k,) = cuda.emit(_norm(DType.F16, n, 90))
+    (k,) = cuda.emit(_norm(DType.F16, n, 90, rows=1000))
     rows = k.block // threads
-    assert k.block in (threads, 128) and k.grid[0] == -(-7 // rows)
+    assert k.block in (threads, 128) and k.grid[0] == -(-1000 // rows)
+
+
+def test_a_few_long_rows_get_a_block_each() -> None:
+    few, many = sorted(cuda.emit(_norm(DType.F16, 768, 90, rows=symbol("rows"))), key=lambda k: "norm_rows<8, 1, 128" not in k.source)
+    for rows, a, b in ((0, 0, 0), (1, 1, 0), (264, 264, 0), (265, 0, 67)):
+        assert (evaluate(few.grid[0], {"rows": rows}), evaluate(many.grid[0], {"rows": rows})) == (a, b)
+
+
+def test_clusters_share_large_groups_where_there_are_few() -> None:
+    one, cluster = cuda.emit(request("groupnorm_nhwc", DType.F16, _LARGE, {"eps": 1e-5}, operands="xy"))
+    assert (one.cluster, cluster.cluster) == (1, 16)
+    for n, h, a, b in ((1, 256, 0, 128), (1, 16, 8, 0), (17, 256, 136, 0), (0, 256, 0, 0), (1, 0, 0, 0)):
+        assert (evaluate(one.grid[0], {"n": n, "h": h}), evaluate(cluster.grid[0], {"n": n, "h": h})) == (a, b)
 
 
 def test_absent_operands_are_no_parameters() -> None:

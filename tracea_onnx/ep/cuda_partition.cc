@@ -145,7 +145,7 @@ const LaunchList& Partition::launches(Lane& lane, const std::shared_ptr<const Bo
 
 void Partition::enqueue(Lane& lane, Prepared& p, const Addresses& addresses) {
   p.launches.address(addresses);
-  if (!graphs_ || p.launches.size() < 2) return p.launches.launch(lane.stream);
+  if (!graphs_ || !p.launches.size()) return p.launches.launch(lane.stream);
   if (p.generation != lane.generation) p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
   const auto it = std::find_if(p.recorded.begin(), p.recorded.end(), [&](const Recorded& r) { return r.key == addresses; });
   if (it == p.recorded.end()) {  // addresses that come only once are not worth a graph
