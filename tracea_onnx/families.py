@@ -39,7 +39,8 @@ FAMILIES: dict[str, Family] = {
     # --- convolution, channels-last f32 -------------------------------------------------------------------------------
     # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.
     # The full-tensor operands o* of a conv program are channels-last with the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused.
-    "conv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # x_c: from a channel to the next; 0 means 1, more only where `Target.planar` allows it.
+    "conv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c"), ("p0", "p1"), True),
     # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and column past the border.
     "conv2d_wino": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
     # Depthwise with channel multiplier 1: G = IC = OC.

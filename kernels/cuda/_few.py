@@ -39,13 +39,24 @@ class FewTile:
         return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
+def _planar(r: Request) -> bool:
+    """Whether the channels of a pixel do not lie together."""
+    return r.ints.get("x_c", 0) not in (0, 1)
+
+
+def _resident(r: Request, tile: FewTile) -> int:
+    """Blocks of a multiprocessor that registers must allow: wgmma holds a row's pixels, and a planar patch waits in registers too."""
+    return 2 if not tile.wgmma(r) else 4
+
+
 def choose(r: Request) -> FewTile | None:
     """The tile of a convolution without groups; None where the kernel does not apply."""
     i = r.ints
-    if r.dtype not in (DType.F16, DType.BF16) or "x" in r.unaligned or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
+    planar = _planar(r)
+    if r.dtype not in (DType.F16, DType.BF16) or ("x" in r.unaligned and not planar) or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
         return None
     ic, kh, kw, _, sw, _, dw = (int(i[n]) for n in _STATIC)
-    align = min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
+    align = 8 if planar else min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
     cp = 4 if ic <= 4 and sw % 2 == 0 and dw == 1 and align >= 4 else 8
     if ic > 8 or align < cp or kh * kw > 64:
         return None
@@ -61,11 +72,12 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     i = r.ints
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns", *(("x_c",) if _planar(r) else ())))
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     parameters = [*params, *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
+        f"#define PLANAR {int(_planar(r))}", f"#define RESIDENT {_resident(r, tile)}",
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
@@ -75,7 +87,7 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
     columns = -(-int(i["OC"]) // tile.columns)
     shared = (228 if r.arch >= 90 else 164 if r.arch == 80 else 100) * 1024
-    resident = min(shared // (tile.smem(r) + 1024), 4)
+    resident = min(shared // (tile.smem(r) + 1024), max(_resident(r, tile), 4))
     grid = D.minimum(tiles, max(1, resident * r.sms // columns))
     return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)
 

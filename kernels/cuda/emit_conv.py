@@ -11,7 +11,7 @@ from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -49,7 +49,7 @@ def conv2d(r: Request) -> list[Kernel]:
     g, ic, oc = (_product.static(r, n) for n in ("G", "IC", "OC"))
     flat = _flat(r, "y", i["OH"], i["OW"]) and (not _reads_full(r) or _flat(r, "r", i["OH"], i["OW"]))
     unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and _same(i["OH"], i["IH"]) and _same(i["OW"], i["IW"])
-    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _row_operands(r):
+    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and i.get("x_c", 0) in (0, 1) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
         return list(_gemm.rows_by_weight(replace(r, ints=ints), D.product([i["N"], i["OH"], i["OW"]]), oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0)))
     return _implicit(r, flat, transposed=False)
@@ -69,6 +69,8 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     few = _few.choose(r) if g == 1 and not transposed else None
     if few is not None:
         return [_few.convolution(r, few)]
+    if i.get("x_c", 0) not in (0, 1):
+        raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
     sh, sw = _product.static(r, "SH"), _product.static(r, "SW")
     taps = _product.static(r, "KH") * _product.static(r, "KW")

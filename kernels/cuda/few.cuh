@@ -5,8 +5,11 @@
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
 // For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// The generator defines: T, MMA_TYPE, WGMMA, IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp has), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple
-// of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+// PLANAR: the channels of a pixel lie x_c apart (an image as models are given it). Then a patch passes through registers, read before one is multiplied and
+// written after it.
+//
+// The generator defines: T, MMA_TYPE, WGMMA, PLANAR, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp
+// has), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
@@ -37,7 +40,7 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.y * BN;
@@ -73,26 +76,59 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  auto copy_patch = [&](int tile, u32 to) {
+#if PLANAR
+  constexpr int ROUNDS = (PATCH_H * PATCH_W + 127) / 128;
+  T held[ROUNDS][IC];
+#endif
+  auto fetch_patch = [&](int tile, u32 to) {
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
     const int top = rest / tiles_w * TILE_H * SH - PT, left = rest % tiles_w * 16 * SW - PL;
+#if PLANAR
+#pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {
+      const int i = k * 128 + threadIdx.x, h = top + i / PATCH_W, v = left + i % PATCH_W;
+      const bool inside = (u32)h < (u32)IH && (u32)v < (u32)IW && i < PATCH_H * PATCH_W;
+      const T* const from = x + (inside ? image * x_ns + h * x_rs + v * x_cs : 0);
+#pragma unroll
+      for (int c = 0; c < IC; c++) held[k][c] = inside ? from[c * x_c] : T{};
+    }
+#else
     for (int i = threadIdx.x; i < PATCH_H * PATCH_W; i += 128) {
       const int h = top + i / PATCH_W, v = left + i % PATCH_W;
       const bool inside = (u32)h < (u32)IH && (u32)v < (u32)IW;
       copy_pixel(to + i * (CP * 2), inside ? x + (image * x_ns + h * x_rs + v * x_cs) : x, inside ? IC * 2 : 0);
     }
+#endif
+  };
+  auto store_patch = [&](u32 to) {
+#if PLANAR
+#pragma unroll
+    for (int k = 0; k < ROUNDS; k++) {
+      const int i = k * 128 + threadIdx.x;
+      u32 v[4] = {};
+#pragma unroll
+      for (int c = 0; c < IC; c++) v[c / 2] |= u32(held[k][c].bits) << (c % 2 * 16);
+      if (i >= PATCH_H * PATCH_W) continue;
+      if (CP == 8) asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+      else asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + i * 8), "r"(v[0]), "r"(v[1]) : "memory");
+    }
+#endif
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   Columns columns[NT];
 #pragma unroll
   for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
   int buffer = 0;
-  if (blockIdx.x < tiles) copy_patch(blockIdx.x, patches);
+  if (blockIdx.x < tiles) {
+    fetch_patch(blockIdx.x, patches);
+    store_patch(patches);
+  }
   copy_commit();
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
     copy_wait<0>();
     __syncthreads();  // this patch and the weights have come, and nobody reads the other patch any more
-    if (tile + (int)gridDim.x < tiles) copy_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
+    const bool more = tile + (int)gridDim.x < tiles;
+    if (more) fetch_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
     copy_commit();
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
     const int row0 = rest / tiles_w * TILE_H + warp * MT, column0 = rest % tiles_w * 16;
@@ -166,5 +202,6 @@ extern "C" __global__ void __launch_bounds__(128, WGMMA ? 4 : 2) conv_few(PARAME
 #pragma unroll
     for (int i = 0; i < MT; i++) finish_row(i, sum[i]);
 #endif
+    if (more) store_patch(patches + (buffer ^ 1) * PATCH_BYTES);
   }
 }

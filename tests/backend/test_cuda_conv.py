@@ -54,6 +54,24 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"program {d.name}", replace(r, program=GATED, operands=r.operands | {"o0", "o1"})
 
 
+def planar(dtype: DType, c: int, kernel: int, stride: int, arch: int = 90) -> Request:
+    """A first layer over an image whose channels lie in planes."""
+    n, h, w = D.symbol("n"), 37, 61
+    return conv(dtype, n, c, h, w, 24, kernel, stride, kernel // 2, arch=arch, x_c=h * w, x_cs=1, x_rs=w, x_ns=c * h * w)
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90])
+def test_images_in_planes_have_a_kernel(arch: int) -> None:
+    for dtype in (DType.F16, DType.BF16):
+        for c in (1, 2, 3, 4):
+            for kernel, stride in ((k, s) for k in range(1, 8) for s in (1, 2)):
+                kernels = cuda.emit(planar(dtype, c, kernel, stride, arch))
+                assert [k.symbol for k in kernels] == ["conv_few"]
+                check_kernels(kernels, arch)
+    compile_kernels(cuda.emit(planar(DType.F16, 3, 7, 2, arch)), arch)
+    compile_kernels(cuda.emit(planar(DType.BF16, 4, 3, 1, arch)), arch)
+
+
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

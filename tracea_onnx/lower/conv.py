@@ -127,9 +127,13 @@ def conv(ctx: Lowering, op: Op) -> None:
     depthwise = g == ic == oc and g > 1
     wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
     border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
+    planes: DimLike = 0
     if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
+    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 7 and max(sh, sw) <= 2 and (dh, dw, g) == (1, 1, 1):
+        view = ctx.strided(x)
+        src, planes = Nhwc(view.ref, view.strides[3], view.strides[2], view.strides[0], (0, 0, 0, 0)), view.strides[1]
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     scale, shift = _batch_norm(ctx, roles, op, oc)
@@ -143,7 +147,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
-        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, **({"x_c": planes} if planes != 0 else {}),
     }  # fmt: skip
     _launch(ctx, op, x.dtype, family, src, packed, _bias(ctx, roles, scale, shift, oc), ints, out_shape)
 

@@ -13,7 +13,8 @@ class Target:
     """types: float types the compute kernels take. border: whether a convolution reads its padding from a zero border around the
     image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
     pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
-    a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes."""
+    a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
+    planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 7 x 7, strides of 1 or 2)."""
 
     name: str
     types: frozenset[DType]
@@ -21,6 +22,7 @@ class Target:
     winograd: bool
     pitch_multiple: int
     few_launches: bool
+    planar: int = 0
 
     def channel_pitch(self, channels: int) -> int:
         """Elements from one pixel to the next."""
@@ -30,4 +32,4 @@ class Target:
 
 
 CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
-CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True)
+CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4)
