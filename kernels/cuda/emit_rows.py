@@ -115,7 +115,7 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
         source = f"""{prelude(request.dtype)}{template("base", "rows")}
 extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
   Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
-  norm_rows<{v}, {parts}, {width}, {early}>(l, rows, [&](auto& l, int row) {{
+  norm_rows<{v}, {parts}, {width}, {known(n) or 0}, {early}>(l, rows, [&](auto& l, int row) {{
 {place}  }});
 }}
 """

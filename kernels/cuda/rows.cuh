@@ -145,7 +145,50 @@ template <int TERMS, bool SOME> struct Norm {
   }
 };
 
-template <int V, int K, int THREADS, class Norm> DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
+// Mean and sum of squared deviations of the N elements of a row, N a multiple of 32 * V: each thread's own are exact, and pairs of equal or known counts
+// are joined (Chan), so that one exchange does and a large mean costs no digits. Every warp holds whole vectors or none.
+struct Moments { float mean, squares; };
+template <int V, int K, int THREADS, int N> DEV Moments moments_at_once(const float (&s)[K * V], Moments* shared) {
+  const auto held = [](int warp) {
+    int n = 0;
+#pragma unroll
+    for (int k = 0; k < K; k++) n += k * THREADS + warp * 32 < N / V;
+    return n;
+  };
+  const int warp = threadIdx.x % THREADS / 32;
+  float count = float(held(warp) * V), total = 0.f;
+  const float inverse = count ? 1.f / count : 0.f;
+#pragma unroll
+  for (int k = 0; k < K * V; k++) total += s[k];
+  Moments m{total * inverse, 0.f};
+#pragma unroll
+  for (int k = 0; k < K * V; k++)
+    if (k / V * THREADS + warp * 32 < N / V) m.squares += (s[k] - m.mean) * (s[k] - m.mean);
+#pragma unroll
+  for (int o = 16; o; o >>= 1, count *= 2.f) {
+    const float mean = __shfl_xor_sync(FULL_WARP, m.mean, o), squares = __shfl_xor_sync(FULL_WARP, m.squares, o), d = mean - m.mean;
+    m.squares += squares + d * d * (count * 0.5f);
+    m.mean = (m.mean + mean) * 0.5f;
+  }
+  if (THREADS == 32) return m;
+  if ((threadIdx.x & 31) == 0) shared[warp] = m;
+  __syncthreads();
+  m = shared[0];
+  float n = float(held(0));
+#pragma unroll
+  for (int w = 1; w < THREADS / 32; w++) {
+    const float more = float(held(w)), d = shared[w].mean - m.mean;
+    if (more == 0.f) continue;
+    m.mean += d * (more / (n + more));
+    m.squares += shared[w].squares + d * d * (n * more / (n + more) * (32 * V));
+    n += more;
+  }
+  return m;
+}
+
+// N: the length of a row, where it is known when the kernel is compiled.
+template <int V, int K, int THREADS, int N, class Norm>
+DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> (&b)[K], int lane, float* shared) {
   float s[K * V], total = 0.f, mean = 0.f;
 #pragma unroll
   for (int k = 0; k < K; k++) {
@@ -153,18 +196,24 @@ template <int V, int K, int THREADS, class Norm> DEV void norm_registers(const N
     for (int j = 0; j < V; j++) s[k * V + j] = 0.f;
     if ((k * THREADS + lane) * V < l.n) l.template sum<V>((k * THREADS + lane) * V, s + k * V);
   }
-  if (!l.rms) {
+  if (N && N % (32 * V) == 0 && !l.rms) {
+    const Moments m = moments_at_once<V, K, THREADS, N>(s, (Moments*)shared);
+    mean = m.mean, total = m.squares;
+  } else {
+    if (!l.rms) {
 #pragma unroll
-    for (int k = 0; k < K * V; k++) total += s[k];
-    mean = join_threads<Sum, THREADS>(total, shared) / float(l.n);
+      for (int k = 0; k < K * V; k++) total += s[k];
+      mean = join_threads<Sum, THREADS>(total, shared) / float(l.n);
+    }
+    total = 0.f;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+      if ((k * THREADS + lane) * V < l.n)
+#pragma unroll
+        for (int j = 0; j < V; j++) total += (s[k * V + j] - mean) * (s[k * V + j] - mean);
+    total = join_threads<Sum, THREADS>(total, shared);
   }
-  total = 0.f;
-#pragma unroll
-  for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < l.n)
-#pragma unroll
-      for (int j = 0; j < V; j++) total += (s[k * V + j] - mean) * (s[k * V + j] - mean);
-  const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
+  const float scale = 1.f / sqrtf(total / float(l.n) + l.eps);
 #pragma unroll
   for (int k = 0; k < K; k++)
     if ((k * THREADS + lane) * V < l.n) l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
@@ -205,8 +254,8 @@ template <class I> DEV const T* table_row(const T* table, const I* index, i64 at
 }
 
 // `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel before this one still runs.
-template <int V, int K, int THREADS, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
-  __shared__ float shared[32];
+template <int V, int K, int THREADS, int N, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
+  __shared__ float shared[64];
   const Row<THREADS> row;
   constexpr int bytes = V * sizeof(T);
   const bool even = l.n % V == 0 && aligned(l.gamma, bytes) && aligned(l.beta, bytes);
@@ -227,7 +276,7 @@ template <int V, int K, int THREADS, bool EARLY, class Norm, class Place> DEV vo
   if (l.skip) l.skip += at;
   bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);
   for (const T* x : l.x) whole = whole && aligned(x, bytes);
-  if (K > 0 && whole) norm_registers<V, PARTS, THREADS>(l, g, b, row.lane, shared);
+  if (K > 0 && whole) norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
   else if (whole) norm_again<V, THREADS>(l, row.lane, shared);
   else norm_again<1, THREADS>(l, row.lane, shared);
 }
