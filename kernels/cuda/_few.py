@@ -46,7 +46,7 @@ def _planar(r: Request) -> bool:
 
 def _resident(r: Request, tile: FewTile) -> int:
     """Blocks of a multiprocessor that registers must allow: wgmma holds a row's pixels, and a planar patch waits in registers too."""
-    return 2 if not tile.wgmma(r) else 4
+    return 2 if not tile.wgmma(r) else 6 if tile.steps(r) <= 8 else 4
 
 
 def choose(r: Request) -> FewTile | None:
@@ -81,6 +81,7 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
+        f"constexpr bool AHEAD = {int(not _planar(r) or tile.steps(r) <= 8)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip
