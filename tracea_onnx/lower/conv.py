@@ -131,7 +131,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
-    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 7 and max(sh, sw) <= 2 and (dh, dw, g) == (1, 1, 1):
+    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 6 and max(sh, sw) <= 2 and (dh, dw, g) == (1, 1, 1):
         view = ctx.strided(x)
         src, planes = Nhwc(view.ref, view.strides[3], view.strides[2], view.strides[0], (0, 0, 0, 0)), view.strides[1]
     else:
