@@ -26,16 +26,20 @@ def _pixels(request: Request) -> DimLike:
     return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide)]), 256, request.sms * 16)
 
 
+#: Windows of at most so many taps along an axis are unrolled.
+_WINDOW = 7
 _POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
 
 
 def pool2d(request: Request) -> list[Kernel]:
     mode = static(parameters(request)["mode"], "pooling mode")
+    window = known(parameters(request)["KH"]), known(parameters(request)["KW"])
+    kh, kw = window if max(k or _WINDOW + 1 for k in window) <= _WINDOW else (0, 0)
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", ".join(f"int {n}" for n in _POOL)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   after_previous();
-  pool<{mode}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+  pool<{mode}, {kh}, {kw}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """
     args: tuple[Argument, ...] = (

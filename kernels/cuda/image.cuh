@@ -47,10 +47,85 @@ template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g,
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-template <int MODE> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+// What V channels of the window's taps become: a maximum (of pairs in 16-bit types), or a sum.
+template <int MODE, int V, int SIZE> struct Pooled {
+  float a[V];
+  __device__ Pooled() {
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = MODE == 0 ? -INF : 0.f;
+  }
+  __device__ __forceinline__ void add(const Vec<T, V>& v) {
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+  }
+  __device__ __forceinline__ Vec<T, V> result(float scale) const {
+    Vec<T, V> out;
+#pragma unroll
+    for (int j = 0; j < V; j++) from_float(out.v[j], MODE == 0 ? a[j] : a[j] * scale);
+    return out;
+  }
+};
+DEV u32 lowest_pair(float*) { return 0; }  // not used
+DEV u32 lowest_pair(half_t*) { return 0xfc00fc00u; }
+DEV u32 lowest_pair(bfloat_t*) { return 0xff80ff80u; }
+DEV u32 pair_max(float*, u32 a, u32) { return a; }
+DEV u32 pair_max(half_t*, u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+DEV u32 pair_max(bfloat_t*, u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+template <> struct Pooled<0, 8, 2> {
+  u32 a[4];
+  __device__ Pooled() {
+#pragma unroll
+    for (int j = 0; j < 4; j++) a[j] = lowest_pair((T*)0);
+  }
+  __device__ __forceinline__ void add(const Vec<T, 8>& v) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) a[j] = pair_max((T*)0, a[j], ((const u32*)&v)[j]);
+  }
+  __device__ __forceinline__ Vec<T, 8> result(float) const { return *(const Vec<T, 8>*)a; }
+};
+
+// Windows of a size known when the kernel is compiled: all taps, or those of a row where they are many, are on their way at once.
+template <int MODE, int V, int KH, int KW> DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+  constexpr int ROWS = KH * KW <= 16 ? KH : 1;
+  const u32 vectors = (g.C + V - 1) / V;
+  const u64 total = u64(g.N) * g.OH * g.OW * vectors;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+    const u64 pixels = total >> 31 ? u / vectors : u64(u32(u) / vectors);
+    const int c = int(u - pixels * vectors) * V;
+    const u64 rows = total >> 31 ? pixels / g.OW : u64(u32(pixels) / u32(g.OW));
+    const int ow = int(pixels - rows * g.OW), n = total >> 31 ? int(rows / g.OH) : int(u32(rows) / u32(g.OH)), oh = int(rows - u64(n) * g.OH);
+    const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
+    const T* p = x + n * from.ns + i64(top) * from.rs + i64(left) * from.cs + c;
+    Pooled<MODE, V, int(sizeof(T))> pooled;
+    for (int row = 0; row < KH; row += ROWS) {
+      Vec<T, V> v[ROWS][KW];
+      const auto inside = [&](int kh, int kw) { return u32(top + (row + kh) * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW); };
+#pragma unroll
+      for (int kh = 0; kh < ROWS; kh++)
+#pragma unroll
+        for (int kw = 0; kw < KW; kw++)
+          if (inside(kh, kw)) v[kh][kw] = load<V>(p + i64((row + kh) * g.DH) * from.rs + i64(kw * g.DW) * from.cs);
+#pragma unroll
+      for (int kh = 0; kh < ROWS; kh++)
+#pragma unroll
+        for (int kw = 0; kw < KW; kw++)
+          if (inside(kh, kw)) pooled.add(v[kh][kw]);
+    }
+    float scale = 1.f;
+    if (MODE != 0) {
+      const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0, high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
+      const int count = clip_taps(top, KH, g.DH, low_h, high_h).count * clip_taps(left, KW, g.DW, low_w, high_w).count;
+      scale = count ? 1.f / float(count) : 0.f;
+    }
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(scale));
+  }
+}
+// KH, KW: 0 where the window is large.
+template <int MODE, int KH, int KW> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
-  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) pool_pixels<MODE, V>(x, y, g, from, to);
-  else pool_pixels<MODE, 1>(x, y, g, from, to);
+  if (!wide_pitch(x, from, V) || !wide_pitch(y, to, V)) pool_pixels<MODE, 1>(x, y, g, from, to);
+  else if (KH) pool_windows<MODE, V, KH ? KH : 1, KW ? KW : 1>(x, y, g, from, to);
+  else pool_pixels<MODE, V>(x, y, g, from, to);
 }
 
 // 32 lanes across vectors of V channels, 8 warps down the pixels; partial sums meet in shared memory. blockIdx.x: image x channel block (`across` of
@@ -66,7 +141,7 @@ template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial,
     for (int j = 0; j < V; j++) a[j] = MAX ? -INF : 0.f;
     if (c < C) {
       const T* p = x + n * from.ns + c;
-#pragma unroll 4
+#pragma unroll 8
       for (int k = begin + warp; k < end; k += 8) {
         const Vec<T, V> v = load<V>(p + i64(k / W) * from.rs + i64(k % W) * from.cs);
 #pragma unroll
