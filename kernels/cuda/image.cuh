@@ -131,6 +131,7 @@ template <int MODE, int KH, int KW> DEV void pool(const T* x, T* y, const Pool& 
 // 32 lanes across vectors of V channels, 8 warps down the pixels; partial sums meet in shared memory. blockIdx.x: image x channel block (`across` of
 // them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c].
 template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+  constexpr int AHEAD = 8;  // pixels on their way at once
   __shared__ float shared[8][32 * V];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / across, slices = gridDim.y, pixels = H * W;
   const int begin = int(i64(pixels) * blockIdx.y / slices), end = int(i64(pixels) * (blockIdx.y + 1) / slices);
@@ -141,11 +142,19 @@ template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial,
     for (int j = 0; j < V; j++) a[j] = MAX ? -INF : 0.f;
     if (c < C) {
       const T* p = x + n * from.ns + c;
-#pragma unroll 8
-      for (int k = begin + warp; k < end; k += 8) {
-        const Vec<T, V> v = load<V>(p + i64(k / W) * from.rs + i64(k % W) * from.cs);
+      const bool dense = from.rs == i64(W) * from.cs;
+      for (int k = begin + warp; k < end; k += 8 * AHEAD) {
+        Vec<T, V> v[AHEAD];
 #pragma unroll
-        for (int j = 0; j < V; j++) a[j] = MAX ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
+        for (int q = 0; q < AHEAD; q++) {
+          const int at = k + q * 8;
+          if (at < end) v[q] = load<V>(p + (dense ? i64(at) * from.cs : i64(at / W) * from.rs + i64(at % W) * from.cs));
+        }
+#pragma unroll
+        for (int q = 0; q < AHEAD; q++)
+          if (k + q * 8 < end)
+#pragma unroll
+            for (int j = 0; j < V; j++) a[j] = MAX ? keep_max(a[j], to_float(v[q].v[j])) : a[j] + to_float(v[q].v[j]);
       }
     }
     __syncthreads();
