@@ -13,7 +13,7 @@ from tracea_onnx.ops import DType
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
-#: A norm gives so many warps to a row of more than 64 vectors where there are at most this many rows for each multiprocessor: it is over sooner.
+#: A norm gives so many warps to a row of more than 96 vectors where there are at most this many rows for each multiprocessor: it is over sooner.
 _WARPS, _FEW_ROWS = 4, 2
 
 
@@ -92,7 +92,7 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
     i = parameters(request)
     n, rms = i["N"], bool(i["rms"])
     v, k, threads = row_shape(request, n)
-    few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 2 else 0
+    few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 3 else 0
     shapes = [(k, threads, D.sub(1, few)), (-(-k // _WARPS), 32 * _WARPS, few)]
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
     outputs = [o for o in ("y", "skip") if o in request.operands]

@@ -79,7 +79,7 @@ def test_long_rows_get_more_threads(n: int, threads: int) -> None:
 
 
 def test_a_few_long_rows_get_a_block_each() -> None:
-    few, many = sorted(cuda.emit(_norm(DType.F16, 768, 90, rows=symbol("rows"))), key=lambda k: "norm_rows<8, 1, 128," not in k.source)
+    few, many = sorted(cuda.emit(_norm(DType.F16, 1024, 90, rows=symbol("rows"))), key=lambda k: "norm_rows<8, 1, 128," not in k.source)
     for rows, a, b in ((0, 0, 0), (1, 1, 0), (264, 264, 0), (265, 0, 67)):
         assert (evaluate(few.grid[0], {"rows": rows}), evaluate(many.grid[0], {"rows": rows})) == (a, b)
 
