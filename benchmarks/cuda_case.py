@@ -97,7 +97,7 @@ def rounding(want: Array, dtype: DType, magnitude: Array | float, steps: float =
 
 @dataclass(frozen=True)
 class Case:
-    """One launch of a family and its expected outputs. operands: input name to stored array; env: values of symbols."""
+    """One launch of a family and its expected outputs. operands: input name to stored array; env: values of symbols; constant: as of a Request."""
 
     name: str
     family: str
@@ -109,3 +109,4 @@ class Case:
     program: Mapping[str, Any] | None = None
     env: Mapping[str, int] = field(default_factory=dict)
     unaligned: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()

@@ -18,13 +18,13 @@ from tracea_onnx.recognise import evaluate
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
-def _image(rng: np.random.Generator, n: int, c: int, h: int, w: int, dtype: DType) -> tuple[Array, Array, dict[str, DimLike]]:
-    """A channels-last image with NaN in its pad channels, its values as [N, C, H, W], its pitches."""
+def _image(rng: np.random.Generator, n: int, c: int, h: int, w: int, dtype: DType, gap: int = 0) -> tuple[Array, Array, dict[str, DimLike]]:
+    """A channels-last image with NaN in its pad channels and in `gap` pixels after each row, its values as [N, C, H, W], its pitches."""
     cs = -(-c // 8) * 8
-    packed = np.full((n, h, w, cs), np.nan)
-    packed[..., :c] = rng.standard_normal((n, h, w, c))
+    packed = np.full((n, h, w + gap, cs), np.nan)
+    packed[:, :, :w, :c] = rng.standard_normal((n, h, w, c))
     s = stored(packed, dtype)
-    return s, value(s, dtype)[..., :c].transpose(0, 3, 1, 2), {"x_cs": cs, "x_rs": w * cs, "x_ns": h * w * cs}
+    return s, value(s, dtype)[:, :, :w, :c].transpose(0, 3, 1, 2), {"x_cs": cs, "x_rs": (w + gap) * cs, "x_ns": h * (w + gap) * cs}
 
 
 def _out(want: Array, dtype: DType, bound: Array) -> tuple[Output, dict[str, DimLike]]:
@@ -253,12 +253,17 @@ _EXCITES = (
     (1, 5, 3, 2, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (2, 83, 17, 5, 1, ("hard_swish", 0.0, 0.0), ("none", 0.0, 0.0)),
     (5, 672, 168, 14, 14, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (1, 2048, 128, 3, 3, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
     (0, 32, 8, 4, 4, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (1, 24, 6, 112, 112, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (35, 480, 120, 7, 5, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (41, 48, 6, 30, 31, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (150, 208, 13, 6, 6, ("relu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)), (1, 144, 6, 161, 150, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
+    (37, 960, 240, 3, 3, ("relu", 0.0, 0.0), ("hard_sigmoid", 1 / 6, 0.5)), (33, 96, 4, 40, 40, ("silu", 0.0, 0.0), ("sigmoid", 0.0, 0.0)),
 )  # fmt: skip
 
 
 def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
-    for dtype, (n, c, r, h, w, first, second), biased in itertools.product(FLOATS, _EXCITES, (True, False)):
-        x, v, pitch = _image(rng, n, c, h, w, dtype)
+    """Some with a symbolic batch or height, and with pixels between the rows that do not belong to the image."""
+    for dtype, (k, form), (biased, early) in itertools.product(FLOATS, enumerate(_EXCITES), ((True, False), (True, True), (False, True))):
+        n, c, r, h, w, first, second = form
+        x, v, pitch = _image(rng, n, c, h, w, dtype, k % 3 // 2)
         c8 = -(-c // 8) * 8
         weights = [np.zeros((r, c8)) for _ in range(2)]
         for packed in weights:
@@ -277,10 +282,13 @@ def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
         magnitude = np.abs(v) * (1 + np.abs(hidden) @ np.abs(w2) + np.abs(gate))[:, :, None, None]
         bound = rounding(want, dtype, magnitude, 32.0) + (0.0 if dtype == DType.F32 else 2.0**-11) * np.abs(v)
         out, to = _out(want, dtype, bound)
-        ints = {"N": n, "C": c, "R": r, "H": h, "W": w, **pitch, **to, "act1": ACTIVATIONS.index(first[0]), "act2": ACTIVATIONS.index(second[0])}
+        sizes: dict[str, DimLike] = {"N": symbol("N") if k % 2 else n, "C": c, "R": r, "H": symbol("H") if k % 4 == 1 else h, "W": w}
+        ints = {**sizes, **pitch, **to, "act1": ACTIVATIONS.index(first[0]), "act2": ACTIVATIONS.index(second[0])}
         floats = {"p0": first[1], "p1": first[2], "q0": second[1], "q1": second[2]}
         operands = {"x": x, "w1": kept[0], "w2": kept[1], **({"b1": b1, "b2": b2} if biased else {})}
-        yield Case(f"squeeze_excite {n}x{c}x{h}x{w} to {r} {'' if biased else 'no bias'}", "squeeze_excite", dtype, ints, operands, {"y": out}, floats)
+        name = f"squeeze_excite {n}x{c}x{h}x{w} to {r}{'' if biased else ' no bias'}{' early' if early else ''}"
+        constant = frozenset(operands.keys() - {"x"}) if early else frozenset()
+        yield Case(name, "squeeze_excite", dtype, ints, operands, {"y": out}, floats, env={"N": n, "H": h}, constant=constant)
 
 
 def _activation(form: tuple[str, float, float], x: Array) -> Array:

@@ -33,7 +33,8 @@ def cases() -> Iterator[Case]:
 
 
 def request_of(c: Case) -> Request:
-    request: Request = R.request(c.family, c.dtype, c.ints, c.floats, c.program, (*c.operands, *c.outputs), unaligned=c.unaligned)
+    operands = (*c.operands, *c.outputs)
+    request: Request = R.request(c.family, c.dtype, c.ints, c.floats, c.program, operands, unaligned=c.unaligned, constant=c.constant)
     return request
 
 

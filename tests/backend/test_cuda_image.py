@@ -8,7 +8,7 @@ import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request
 from tracea_onnx import registry
-from tracea_onnx.cuda import Pointer, Request, Unfit
+from tracea_onnx.cuda import HOPPER_SHARED, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
@@ -46,7 +46,19 @@ def _excite(dtype: DType, c: int, r: int, side: DimLike, arch: int = 90, **more:
 def test_squeeze_excite_compiles(dtype: DType, c: int, r: int, side: DimLike) -> None:
     kernels = cuda.emit(_excite(dtype, c, r, side))
     compile_kernels(kernels, 90)
-    assert len(kernels) == 1 and evaluate(kernels[0].grid[0], {"N": 3, "side": 4}) == 3 * kernels[0].cluster
+    assert all(k.smem <= HOPPER_SHARED for k in kernels)
+
+
+@pytest.mark.parametrize(("c", "r", "side"), [(32, 8, 112), (5, 3, 1), (480, 120, 14), (1152, 48, symbol("side"))])
+def test_one_squeeze_excite_runs(c: int, r: int, side: DimLike) -> None:
+    for n in (1, 3, 7, 8, 16, 17, 33, 87, 88, 89, 500):
+        (fixed,) = cuda.emit(_excite(DType.F16, c, r, side, N=n))
+        grids = {k.source: evaluate(k.grid[0], {"N": n, "side": 4}) for k in cuda.emit(_excite(DType.F16, c, r, side))}
+        assert {s: g for s, g in grids.items() if g} == {fixed.source: evaluate(fixed.grid[0], {"side": 4})}
+        assert evaluate(fixed.grid[0], {"side": 4}) % fixed.cluster == 0
+    for empty in ({"N": 0, "side": 4}, {"N": 3, "side": 0}):
+        if empty["N"] == 0 or not isinstance(side, int):
+            assert not any(evaluate(k.grid[0], empty) for k in cuda.emit(_excite(DType.F16, c, r, side)))
 
 
 def test_squeeze_excite_needs_clusters_and_vectors() -> None:
