@@ -74,8 +74,9 @@ DEV float divide_(float a, float b) { return a / b; }
 DEV float log_(float x) { return logf(x); }
 DEV float tanh_(float x) { return fabsf(x) < 0.25f ? x * (1.f + x * x * (-0.33333126f + x * x * 0.13240588f)) : tanh_approximate(x); }
 DEV float erf_(float x) { return erff(x); }
+// Two special functions and no care for denormal values: 1 + e^-x hides them.
 DEV float sigmoid_(float x) { return reciprocal_ftz(1.f + exp2_ftz(-1.4426950408889634f * x)); }
-DEV float silu_(float x, float k) { return x * reciprocal_ftz(1.f + exp2_ftz(-1.4426950408889634f * k * x)); }
+DEV float silu_(float x, float k) { return x * sigmoid_(k * x); }
 DEV float softplus_(float x) { return x > 8.f ? x + __expf(-x) : log1pf(__expf(x)); }
 DEV float expm1_(float x) { return fabsf(x) < 0.0625f ? x * (1.f + x * (0.5f + x * (1.f / 6.f))) : __expf(x) - 1.f; }
 // erf(x / sqrt 2) fitted as tanh of an odd polynomial: absolute error of the result below 6e-5.
@@ -99,7 +100,7 @@ def prelude(dtype: DType, *, fast: bool | None = None) -> str:
 
 _ACTIVATION_TEXT = {
     "none": "x", "relu": "keep_max(x, 0.f)", "leaky_relu": "x >= 0.f ? x : p0 * x", "clip": "clip_(x, p0, p1)", "sigmoid": "sigmoid_(x)",
-    "silu": "silu_(x, 1.f)", "hard_sigmoid": "clip_(p0 * x + p1, 0.f, 1.f)", "hard_swish": "x * clip_(x * (1.f / 6.f) + 0.5f, 0.f, 1.f)",
+    "silu": "silu_(x, 1.f)", "hard_sigmoid": "clip_(p0 * x + p1, 0.f, 1.f)", "hard_swish": "x * __saturatef(fmaf(x, 1.f / 6.f, 0.5f))",
     "tanh": "tanh_(x)", "elu": "x >= 0.f ? x : p0 * expm1_(x)", "gelu_erf": "gelu_erf_(x)", "gelu_tanh": "gelu_tanh_(x)",
     "quick_gelu": "silu_(x, p0)", "mish": "mish_(x)", "softplus": "softplus_(x)", "exp": "exp_(x)",
 }  # fmt: skip
@@ -123,7 +124,7 @@ _F32_TEXT = {
     "le": _flag("{a} <= {b}"), "and": _flag("{a} != 0.f && {b} != 0.f"), "or": _flag("{a} != 0.f || {b} != 0.f"), "not": _flag("{a} == 0.f"),
     "xor": _flag("({a} != 0.f) != ({b} != 0.f)"), "where": "({a} != 0.f ? {b} : {c})", "isnan": _flag("{a} != {a}"), "isinf": _flag("fabsf({a}) == INF"),
     "relu": "keep_max({a}, 0.f)", "leaky_relu": "({a} >= 0.f ? {a} : {b} * {a})", "clip": "clip_({a}, {b}, {c})", "silu": "silu_({a}, 1.f)",
-    "hard_sigmoid": "clip_({b} * {a} + {c}, 0.f, 1.f)", "hard_swish": "{a} * clip_({a} * (1.f / 6.f) + 0.5f, 0.f, 1.f)",
+    "hard_sigmoid": "clip_({b} * {a} + {c}, 0.f, 1.f)", "hard_swish": "{a} * __saturatef(fmaf({a}, 1.f / 6.f, 0.5f))",
     "elu": "({a} >= 0.f ? {a} : {b} * expm1_({a}))", "gelu_erf": "gelu_erf_({a})", "gelu_tanh": "gelu_tanh_({a})", "quick_gelu": "silu_({a}, {b})",
     "mish": "mish_({a})", "softplus": "softplus_({a})", "square": "{a} * {a}", "prelu": "({a} >= 0.f ? {a} : {b} * {a})", "atan": "atanf({a})",
     "tan": "tanf({a})", "asin": "asinf({a})", "acos": "acosf({a})", "sinh": "sinhf({a})", "cosh": "coshf({a})",
