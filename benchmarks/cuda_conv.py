@@ -177,6 +177,10 @@ def check_cases() -> list[Case]:
         Conv(2, 40, 15, 13, 40, (5, 5), (2, 2), one, (2, 2, 2, 2), 40, act="hard_swish"),
         Conv(1, 96, 10, 10, 96, (3, 3), one, (2, 2), (2, 2, 2, 2), 96, res_mode=1), Conv(1, 24, 8, 8, 24, (7, 7), one, one, (3, 3, 3, 3), 24, kinds=(1, 3, 0)),
         Conv(1, 32, 1, 40, 32, (1, 31), one, one, (0, 15, 0, 15), 32), Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2),
+        # depthwise in strips
+        Conv(16, 96, 28, 27, 96, (5, 5), one, one, (2, 2, 2, 2), 96, act="silu"), Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2),
+        Conv(9, 72, 61, 50, 72, groups=72, dilation=(2, 2), kinds=(1, 3, 0)), Conv(8, 48, 40, 41, 48, (7, 7), one, one, (3, 3, 3, 3), 48, act="hard_swish"),
+        Conv(33, 200, 14, 13, 200, (5, 3), (2, 1), one, (1, 2, 3, 0), 200, res_mode=1), Conv(32, 64, 80, 81, 64, groups=64, act="none"),
         # transposed
         Conv(2, 64, 8, 8, 32, (2, 2), (2, 2), one, none, transposed=True), Conv(2, 16, 7, 9, 24, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True),
         Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)),

@@ -29,7 +29,9 @@ _LOAD = r"""
 // Elements p[0..count) of up to WIDTH, zero beyond; one access (two for eight f32) where VECTOR allows it.
 template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[WIDTH]) {
   if (VECTOR && count >= WIDTH) {
-#if IS_F32
+#if IS_F32 && WIDTH == 2
+    *(float2*)v = *(const float2*)p;
+#elif IS_F32
 #pragma unroll
     for (int k = 0; k < WIDTH; k += 4) *(float4*)(v + k) = *(const float4*)(p + k);
 #elif WIDTH == 8

@@ -1,6 +1,6 @@
-"""Convolutions over channels-last images: implicit GEMM (`tile.cuh`), 1x1 as a matrix product, transposed by output phases, depthwise.
+"""Convolutions over channels-last images: implicit GEMM (`tile.cuh`), 1x1 as a matrix product, transposed by output phases.
 
-Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution), depthwise ones [KH * KW, round_up(C, 8)].
+Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma, _split, _few, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_window"))
+_wgmma, _split, _few, _window, _depthwise = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_window", "_depthwise"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -113,54 +112,4 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     return list(_product.shared_scratch(kernels))
 
 
-#: Threads a multiprocessor should have before a thread of a depthwise convolution computes more than one output.
-_FILL, _DEPTHWISE_BLOCK = 192, 128
-
-
-def conv2d_dw(r: Request) -> list[Kernel]:
-    """Neighbouring outputs share their inputs, so a thread computes several where that leaves enough threads."""
-    i = r.ints
-    oh, ow = i["OH"], i["OW"]
-    if i["SH"] * i["DH"] == 1 and i["SW"] * i["DW"] == 1:
-        columns, lines = min(((2, 2), (4, 1)), key=lambda s: _waste(ow, s[0]) * _waste(oh, s[1]))
-    else:
-        columns, lines = 2, 1
-    many = D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL))
-    kernels = [_depthwise(r, columns, lines, many)] if many != 0 else []
-    return kernels if many == 1 else [*kernels, _depthwise(r, 1, 1, D.sub(1, many))]
-
-
-def _waste(extent: DimLike, step: int) -> float:
-    """Outputs computed per output wanted."""
-    return 1.0 if not isinstance(extent, int) or extent == 0 else -(-extent // step) * step / extent
-
-
-def _threads(r: Request, columns: int, lines: int) -> DimLike:
-    i = r.ints
-    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-_product.static(r, "OC") // 8)])
-
-
-def _depthwise(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
-    i = r.ints
-    c, kh, kw, sh, sw, dh, dw = (_product.static(r, n) for n in ("OC", "KH", "KW", "SH", "SW", "DH", "DW"))
-    vector = _epilogue.vector(r, "x", (i["x_cs"], i["x_rs"], i["x_ns"]))
-    early = columns * lines == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
-    full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
-    epi = _epilogue.epilogue(r, full)
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
-    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
-    params += [("int", "C", Int32(c)), ("int", "weight_pitch", Int32(-(-c // 8) * 8)), *_product.long_params(r, ("x_cs", "x_rs", "x_ns", *_OUTPUT))]
-    parameters = [*params, *epi.parameters]
-    y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]))
-    text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int KH = {kh}, KW = {kw}, SH = {sh}, SW = {sw}, DH = {dh}, DW = {dw}, COLUMNS = {columns}, LINES = {lines}, THREADS = {_DEPTHWISE_BLOCK};",
-        f"constexpr bool X_VECTOR = {int(vector)}, Y_VECTOR = {int(y_vector)}, EARLY = {int(early)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, _backend.template("depthwise"),
-    ])  # fmt: skip
-    grid = D.mul(D.ceildiv(_threads(r, columns, lines), _DEPTHWISE_BLOCK), use)
-    return Kernel(text, "depthwise", (grid, 1, 1), _DEPTHWISE_BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)
-
-
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": conv2d_dw}
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
 
 #: Pixels from which global pooling splits an image, pixels of a slice, and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 1024, 256, 32
@@ -27,14 +28,22 @@ def _pixels(request: Request) -> DimLike:
 
 
 #: Windows of at most so many taps along an axis are unrolled.
-_WINDOW = 7
+_UNROLLED = 7
+_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
+_PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
 _POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
 
 
+#: Results a multiprocessor should have before pooling marches down strips, threads it should then have, registers of one, the longest strip.
+_MARCH_FROM, _FILL, _REGISTERS, _LONGEST = 4096, 192, 150, 16
+_MARCH_BLOCK = 128
+
+
 def pool2d(request: Request) -> list[Kernel]:
-    mode = static(parameters(request)["mode"], "pooling mode")
-    window = known(parameters(request)["KH"]), known(parameters(request)["KW"])
-    kh, kw = window if max(k or _WINDOW + 1 for k in window) <= _WINDOW else (0, 0)
+    i = parameters(request)
+    mode = static(i["mode"], "pooling mode")
+    window = known(i["KH"]), known(i["KW"])
+    kh, kw = window if max(k or _UNROLLED + 1 for k in window) <= _UNROLLED else (0, 0)
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", ".join(f"int {n}" for n in _POOL)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
@@ -42,10 +51,62 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
   pool<{mode}, {kh}, {kw}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """
-    args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("y"), *(Int32(parameters(request)[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"),
-    )  # fmt: skip
-    return [Kernel(source, "pool2d", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
+    strip = _strip(request)
+    much = 0 if strip is None else D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM))
+    kernels = [] if strip is None or much == 0 else [_pool_march(request, *strip, much)]
+    if much != 1:
+        kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
+    return kernels
+
+
+def _strip(request: Request) -> tuple[int, int, int] | None:
+    """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device; None where nothing fits."""
+    i, size = parameters(request), request.dtype.size
+    if any(not isinstance(i[n], int) for n in _WINDOW):
+        return None
+    kh, kw, sh, sw, dh, dw = (static(i[n], n) for n in _WINDOW)
+    aligned = min(multiple_of(i[f"{s}_{p}"]) * size for s in "xy" for p in ("cs", "rs", "ns"))
+    oh, ow, n = (known(i[k]) or usual for k, usual in (("OH", 56), ("OW", 56), ("N", 32)))
+    best: tuple[float, tuple[int, int, int]] | None = None
+    for v in (8 // size, 4 // size):
+        if request.unaligned & {"x", "y"} or aligned < v * size:
+            continue
+        for columns in range(1, 9):
+            span, slots = (columns - 1) * sw + (kw - 1) * dw + 1, (kh - 1) * dh // sh + 1
+            sums = (v if static(i["mode"], "pooling mode") else v * size // 4) * columns * (slots + 1)
+            if sums + sh * span * v * size // 4 + 35 > _REGISTERS:
+                continue
+            for bands in range(1, oh + 1):
+                lines = -(-oh // bands)
+                if lines > _LONGEST:
+                    continue
+                strips = -(-ow // columns)
+                threads = n * bands * strips * -(-static(i["C"], "channel count") // v)
+                read = strips * span / (ow * sw) * bands * ((lines - 1) * sh + (kh - 1) * dh + 1) / (oh * sh)
+                cost = read * max(1.0, request.sms * _FILL / threads)
+                if best is None or cost < best[0]:
+                    best = cost, (columns, lines, v)
+        if best is not None:
+            break
+    return None if best is None else best[1]
+
+
+def _pool_march(request: Request, columns: int, lines: int, v: int, use: DimLike) -> Kernel:
+    i = parameters(request)
+    names = ("N", "C", "IH", "IW", "OH", "OW", "PT", "PL", "PB", "PR")
+    fixed = [n for n in ("x_cs", "y_cs") if isinstance(i[n], int)]  # so that a thread's accesses differ by immediate offsets
+    longs = [n for n in _PITCHES if n not in fixed]
+    constants = {**{n: i[n] for n in _WINDOW}, "COLUMNS": columns, "V": v, "THREADS": _MARCH_BLOCK}
+    source = "\n".join([
+        prelude(request.dtype), f"#define MODE {i['mode']}", f"typedef {'bfloat_t' if request.dtype == DType.BF16 else 'half_t'} Narrow;",
+        f"constexpr int {', '.join(f'{n} = {value}' for n, value in constants.items())};", *(f"constexpr i64 {n} = {i[n]};" for n in fixed),
+        f"#define PARAMETERS const T* x, T* y, {', '.join(f'int {n}' for n in (*names, 'lines'))}, {', '.join(f'i64 {n}' for n in longs)}",
+        template("base", "strip", "pool"),
+    ])  # fmt: skip
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in names), Int32(lines), *(Int64(i[n]) for n in longs))
+    threads = D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), D.ceildiv(i["C"], v)])
+    return Kernel(source, "pool_march", (D.mul(D.ceildiv(threads, _MARCH_BLOCK), use), 1, 1), _MARCH_BLOCK, args, pdl=overlapped(request))
 
 
 def global_pool(request: Request) -> list[Kernel]:

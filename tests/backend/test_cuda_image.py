@@ -67,6 +67,40 @@ def test_squeeze_excite_needs_clusters_and_vectors() -> None:
             cuda.emit(r)
 
 
+def _pool(n: DimLike, dtype: DType, mode: int, window: int, side: int = 56, c: int = 64) -> Request:
+    sizes = {
+        "IH": side,
+        "IW": side,
+        "OH": side,
+        "OW": side,
+        "KH": window,
+        "KW": window,
+        "SH": 1,
+        "SW": 1,
+        "DH": 1,
+        "DW": 1,
+        "PT": window // 2,
+        "PL": window // 2,
+    }
+    pitches = {f"{s}_{p}": v for s in "xy" for p, v in (("cs", c), ("rs", c * side), ("ns", c * side * side))}
+    return request("pool2d", dtype, {"mode": mode, "N": n, "C": c, **sizes, "PB": 0, "PR": 0, **pitches}, operands="xy", arch=90)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("window", [3, 13])
+def test_pooling_marches_where_there_is_much_to_do(dtype: DType, mode: int, window: int) -> None:
+    kernels = cuda.emit(_pool(symbol("N"), dtype, mode, window))
+    compile_kernels(kernels, 90)
+    for n, names in ((0, []), (1, ["pool2d"]), (32, ["pool_march"])):
+        assert [k.symbol for k in kernels if evaluate(k.grid[0], {"N": n}) > 0] == names
+
+
+def test_pooling_marches_only_over_whole_vectors() -> None:
+    assert [k.symbol for k in cuda.emit(_pool(64, DType.F16, 0, 3, c=63))] == ["pool2d"]
+    assert [k.symbol for k in cuda.emit(_pool(64, DType.F16, 0, 101))] == ["pool2d"]  # such a window has too many open rows
+
+
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

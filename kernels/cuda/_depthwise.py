@@ -1,0 +1,203 @@
+"""Depthwise convolutions: an output or a few a thread where there is little to do (`depthwise.cuh`), else strips of the image that threads march down
+(`depthwise_strips.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import ACTIVATIONS, DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
+_PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+_BLOCK = 128
+#: Threads a multiprocessor should have before a thread of `depthwise.cuh` computes more than one output, and multiply-adds before strips pay.
+_FILL, _STRIPS_FROM = 192, 65536
+#: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
+_BATCHES = (4, 8, 16, 32)
+
+
+def convolution(r: Request) -> list[Kernel]:
+    i = r.ints
+    tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
+    taps = _window(r)[0] * _window(r)[1]
+    work = D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * taps])
+    much: DimLike = 0 if tile is None else D.sub(1, D.less(work, r.sms * _STRIPS_FROM))
+    kernels = [] if tile is None or much == 0 else [strips(r, tile, _lines(r, tile), much)]
+    if much == 1:
+        return kernels
+    columns, lines = _few_outputs(r)
+    little = D.sub(1, much)
+    some = D.mul(D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL)), little)
+    if some != 0:
+        kernels.append(single(r, columns, lines, some))
+    return kernels if some == 1 else [*kernels, single(r, 1, 1, D.sub(little, some))]
+
+
+def _few_outputs(r: Request) -> tuple[int, int]:
+    """Neighbouring outputs share their inputs: columns and rows of them that a thread computes where that leaves enough threads."""
+    i = r.ints
+    if i["SH"] * i["DH"] == 1 and i["SW"] * i["DW"] == 1:
+        return min(((2, 2), (4, 1)), key=lambda s: _waste(i["OW"], s[0]) * _waste(i["OH"], s[1]))
+    return 2, 1
+
+
+def _waste(extent: DimLike, step: int) -> float:
+    """Outputs computed per output wanted."""
+    return 1.0 if not isinstance(extent, int) or extent == 0 else -(-extent // step) * step / extent
+
+
+def _threads(r: Request, columns: int, lines: int) -> DimLike:
+    i = r.ints
+    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-_product.static(r, "OC") // 8)])
+
+
+def _window(r: Request) -> tuple[int, ...]:
+    return tuple(_product.static(r, n) for n in _WINDOW)
+
+
+# --- the division into strips -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Output columns and rows of one strip, steps that its loads are ahead (1, or as many as there are open rows), blocks that a multiprocessor shall hold."""
+
+    columns: int
+    lines: int
+    ahead: int
+    blocks: int
+
+
+#: What takes how long on an H200, fitted to measured divisions: microseconds to start and for each wave of blocks, clocks of one; bytes of DRAM in one and how
+#: much less of that time what lies in L2 takes; how far the shorter of computing and reading adds to the longer. A scheduler issues 1 / (1 + _ALONE) instructions
+#: a clock with one warp, and with k of them k / (k + _ALONE).
+_START, _WAVE, _CLOCKS, _BYTES, _NEAR, _ADDED, _ALONE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
+#: Bytes read and written from which some are in DRAM, so that loads should be further ahead; registers a thread may have.
+_FAR, _REGISTERS = 40_000_000, 232
+
+
+def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
+    """The division that should take least time for batch `n` (of those with the columns and blocks of `like`); None where no strip fits into registers."""
+    options = [(t, cost) for t, cost in _divisions(r, n) if like is None or replace(t, lines=like.lines) == like]
+    return min(options, key=lambda o: o[1])[0] if options else None
+
+
+def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
+    i, (kh, kw, sh, sw, dh, dw) = r.ints, _window(r)
+    oh, ow, ih, iw = (d if isinstance(d, int) and d else 56 for d in (i["OH"], i["OW"], i["IH"], i["IW"]))
+    top = i["PT"] if isinstance(i["PT"], int) else 0
+    channels, size, depth = _product.static(r, "OC"), r.dtype.size, (kh - 1) * dh + 1
+    slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw + oh * ow)
+    moved = bytes / _BYTES * (_NEAR if bytes < _FAR else 1.0)
+    ahead = slots if slots <= 3 and sh == 1 and bytes >= _FAR else 1
+    rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))  # rows of windows that lie in the image
+    epilogue, used = _epilogue_cost(r), len({k * dh % sh for k in range(kh)}) / sh  # of the rows
+    for columns in range(1, min(ow, 8) + 1):
+        span = len({j * sw + k * dw for j in range(columns) for k in range(kw)})
+        registers = 2 * (slots * columns + kh * kw + span) + span * sh * ahead * size // 2 + 35
+        if registers > _REGISTERS:
+            continue
+        natural = 65536 // (_BLOCK * -(-registers // 8) * 8)
+        squeezed = int(65536 / (_BLOCK * 0.9 * registers)) if sh == 1 else natural  # the compiler finds a tenth less
+        for blocks in {natural, squeezed}:
+            for lines in {-(-oh // bands) for bands in range(1, oh + 1)}:
+                bands = -(-oh // lines)
+                read = sum(_clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih) for o in range(0, oh, lines))
+                instructions = 150 + 3 * kh * kw + (read * used * (span * 4 + 14) + rows * kw * columns * 2) / bands
+                instructions += min(lines, oh) * (columns * (2 * epilogue + 5) + 10)
+                grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _BLOCK)
+                full = grid // (r.sms * blocks)  # waves
+                most = full * blocks + -(-(grid - full * blocks * r.sms) // r.sms)  # blocks that a multiprocessor computes
+                warps = min(blocks, max(1, -(-grid // r.sms)))  # a scheduler has at a time
+                busy = most * instructions * (1.04 if blocks > natural else 1.0) * (warps + _ALONE) / warps / _CLOCKS
+                cost = _START + -(-grid // (r.sms * blocks)) * _WAVE + max(busy, moved) + _ADDED * min(busy, moved)
+                yield Strips(columns, lines, ahead, blocks), cost
+
+
+def _clip(row: int, height: int) -> int:
+    return max(0, min(row, height))
+
+
+#: Instructions of an activation of one value; 8 where not named.
+_ACTIVATION_COST = {"none": 0, "relu": 1, "leaky_relu": 2, "clip": 2, "sigmoid": 4, "silu": 5, "hard_sigmoid": 3, "hard_swish": 2}
+
+
+def _epilogue_cost(r: Request) -> int:
+    """Instructions for one value."""
+    if r.program is not None:
+        return 3 * len(r.program["code"])
+    exact = 3 if r.dtype == DType.F32 else 1
+    return _ACTIVATION_COST.get(ACTIVATIONS[int(r.ints.get("act", 0))], 8) * exact + 2 * bool(r.ints.get("res_mode", 0))
+
+
+def _lines(r: Request, tile: Strips) -> DimLike:
+    """Rows of a strip of `tile`; where the batch is symbolic, shorter for small ones so that there are enough strips."""
+    n = r.ints["N"]
+    lines: DimLike = tile.lines
+    if not isinstance(n, int):
+        for batch in reversed(_BATCHES[:-1]):
+            shorter = choose(r, batch, tile)
+            lines = D.select(D.less(n, batch + 1), shorter.lines if shorter else lines, lines)
+    return lines
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------------------
+
+
+def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
+    """use: 0 empties the grid."""
+    i, c = r.ints, _product.static(r, "OC")
+    ragged = not isinstance(i["OW"], int) or i["OW"] % tile.columns != 0
+    bias = "bias[c + (k)]" if "bias" in r.operands else "0.f"
+    early = r.operands & {"w", "bias"} <= r.constant
+    defines = [
+        f"#define BIAS(k) {bias}", f"constexpr int C = {c}, COLUMNS = {tile.columns}, AHEAD = {tile.ahead}, BLOCKS = {tile.blocks};",
+        f"constexpr bool RAGGED = {int(ragged)}, EARLY = {int(early)};",
+    ]  # fmt: skip
+    extra: list[tuple[str, str, Argument]] = [("int", "lines", Int32(lines))]
+    if "bias" in r.operands:
+        extra.append(("const float*", "bias", Pointer("bias")))
+    fixed = [n for n in ("x_cs", "y_cs", "r_cs") if isinstance(i.get(n, 0), int)]  # so that a thread's accesses differ by immediate offsets
+    threads = D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], tile.columns), -(-c // 2)])
+    lean = replace(r, operands=r.operands - {"bias"})  # sums start from the bias
+    return _kernel(lean, ("strip", "depthwise_strips"), "depthwise_strips", 2, D.mul(D.ceildiv(threads, _BLOCK), use), defines, extra, fixed)
+
+
+def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
+    """A thread has 8 channels of `columns` x `lines` outputs; all loads of a row are under way together."""
+    kh, kw = _window(r)[:2]
+    early = columns * lines == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
+    defines = [f"constexpr int COLUMNS = {columns}, LINES = {lines};", f"constexpr bool EARLY = {int(early)};"]
+    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
+    grid = D.mul(D.ceildiv(_threads(r, columns, lines), _BLOCK), use)
+    return _kernel(r, ("depthwise",), "depthwise", 8, grid, defines, extra, ())
+
+
+def _kernel(
+    r: Request, templates: Sequence[str], symbol: str, width: int, grid: DimLike, defines: Sequence[str], extra: Sequence[tuple[str, str, Argument]],
+    fixed: Sequence[str],
+) -> Kernel:  # fmt: skip
+    """width: channels that the epilogue takes. extra: more parameters. fixed: pitches that the text knows."""
+    i = r.ints
+    vectors = [f"{s.upper()}_VECTOR = {int(_epilogue.vector(r, s, tuple(i[f'{s}_{p}'] for p in ('cs', 'rs', 'ns'))))}" for s in "xy"]
+    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=width)
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
+    params += [("int", "weight_pitch", Int32(-(-_product.static(r, "OC") // 8) * 8)), *extra]
+    params += [*(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed), *epi.parameters]
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
+        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {_BLOCK};",
+        *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        epi.source, *(_backend.template(t) for t in templates),
+    ])  # fmt: skip
+    return Kernel(text, symbol, (grid, 1, 1), _BLOCK, tuple(v for _, _, v in params), pdl=r.arch >= 90)
