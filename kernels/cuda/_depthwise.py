@@ -26,19 +26,16 @@ _BATCHES = (4, 8, 16, 32)
 
 def convolution(r: Request) -> list[Kernel]:
     i = r.ints
+    kh, kw = _window(r)[:2]
     tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
-    taps = _window(r)[0] * _window(r)[1]
-    work = D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * taps])
-    much: DimLike = 0 if tile is None else D.sub(1, D.less(work, r.sms * _STRIPS_FROM))
-    kernels = [] if tile is None or much == 0 else [strips(r, tile, _lines(r, tile), much)]
-    if much == 1:
-        return kernels
-    columns, lines = _few_outputs(r)
-    little = D.sub(1, much)
-    some = D.mul(D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL)), little)
-    if some != 0:
-        kernels.append(single(r, columns, lines, some))
-    return kernels if some == 1 else [*kernels, single(r, 1, 1, D.sub(little, some))]
+    if tile is None:  # of neighbouring outputs a thread can have few
+        columns, lines = _few_outputs(r)
+        many = D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL))
+        kernels = [single(r, columns, lines, many)] if many != 0 else []
+    else:
+        many = D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * _STRIPS_FROM))
+        kernels = [strips(r, tile, _lines(r, tile), many)] if many != 0 else []
+    return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 
 
 def _few_outputs(r: Request) -> tuple[int, int]:
