@@ -244,6 +244,13 @@ def time_all(only: str) -> int:
     return 0
 
 
+#: Warpgroups, blocks of a multiprocessor, whether a warpgroup's softmax overlaps its own products, keys of a tile.
+SWEPT: tuple[tuple[int, int, bool, tuple[int, ...]], ...] = (
+    (1, 1, True, (64, 112, 128)), (1, 2, False, (64, 112, 128)), (1, 3, False, (64, 80)), (1, 4, False, (64,)), (2, 1, False, (96, 128, 176)),
+    (2, 1, True, (96, 128, 176)), (2, 2, False, (64, 80)), (3, 1, False, (96, 112, 128)), (4, 1, False, (64, 80, 96)),
+)  # fmt: skip
+
+
 def sweep(only: str) -> int:
     """Every tile of the warp-specialised kernel on some shapes, best first."""
     log = R.Log("cuda_attention_sweep.txt")
@@ -267,25 +274,23 @@ def sweep(only: str) -> int:
             continue
         data = _attention_data(b, h, s, d)
         variants: Variants = {}
-        for groups in (1, 2, 3) if d <= 64 else (1, 2):
-            for keys in (64, 80, 96, 112, 128, 160, 176, 208) if s <= 512 else (96, 128, 144, 160, 176, 192):
-                if (groups == 3 and keys > 128) or (d > 64 and keys > 176) or keys > -(-s // 16) * 16:
-                    continue
-                problem = emitter["problem"](attention_request(b, h, s, d, causal))
-                tile = emitter["hopper_tile"](problem, groups, keys)
-                if tile is None:
+        request = attention_request(b, h, s, d, causal)
+        problem = emitter["problem"](request)
+        for groups, blocks, overlap, widths in SWEPT:
+            for keys in widths:
+                tile = emitter["hopper_tile"](problem, groups, keys, blocks, overlap)
+                if tile is None or keys > -(-s // 16) * 16:
                     continue
                 emitter["tiles"] = lambda r, p, tile=tile: [(tile, 1)]
                 try:
-                    variants[f"{groups}x{keys}"] = _ours(attention_request(b, h, s, d, causal), data)
-                except Exception as e:
-                    log(f"{name} {groups}x{keys}: {type(e).__name__}: {str(e)[:120]}")
+                    variants[f"{tile}"] = _ours(attention_request(b, h, s, d, causal), data)
+                except Exception as e:  # more registers than there are
+                    log(f"{name} {tile}: {type(e).__name__}: {str(e)[:120]}")
                 finally:
                     emitter["tiles"] = chosen
         times = R.measure(variants, len(data), target_us=1000, rounds=3)
         ranked = sorted((v, k) for k, v in times.items() if isinstance(v, float))
-        now = chosen(attention_request(b, h, s, d, causal), emitter["problem"](attention_request(b, h, s, d, causal)))[0][0]
-        log(f"{name} (chosen {now.groups}x{now.keys}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
+        log(f"{name} (chosen {chosen(request, problem)[0][0]}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import HOPPER_SHARED, Argument, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.ops import DType
 
 _LARGEST_HEAD = 256
@@ -50,12 +51,12 @@ def arguments(request: Request) -> tuple[Argument, ...]:
     )  # fmt: skip
 
 
-def entry(block: int, maps: str = "") -> str:
+def entry(block: int, maps: str = "", blocks: int = 1) -> str:
     """The kernel `attention`, which gathers its parameters and calls `attend`. maps: names of tensor-map parameters, in front of the others."""
     sizes, strides = ", ".join(f"int {s}_" for s in _SIZES), ", ".join(f"i64 {s}" for s in _STRIDES)
     given = "".join(f"const __grid_constant__ TensorMap map_{m}, " for m in maps)
     return f"""
-extern "C" __global__ void __launch_bounds__({block}, 1) attention({given}const T* q, const T* k, const T* v, const void* mask, T* y, {sizes},
+extern "C" __global__ void __launch_bounds__({block}, {blocks}) attention({given}const T* q, const T* k, const T* v, const void* mask, T* y, {sizes},
     {strides}, int past, float scale, float fill) {{
   attend(Attention{{q, k, v, mask, y, {", ".join(f"{s}_" for s in _SIZES)}, {", ".join(_STRIDES)}, past, scale, fill}}{"".join(f", map_{m}" for m in maps)});
 }}
@@ -100,6 +101,7 @@ def _mma(request: Request, p: Problem) -> list[Kernel]:
 
 #: The largest head of the warp-specialised kernel.
 _HOPPER_HEAD = 128
+_MOST_STAGES = 4
 
 
 def able(request: Request, p: Problem) -> bool:
@@ -109,55 +111,105 @@ def able(request: Request, p: Problem) -> bool:
     return request.arch == 90 and fits and not request.unaligned & set("qkvy") and all(multiple_of(s) % 8 == 0 for s in pitches)
 
 
-def _waste(size: int, tile: int) -> float:
-    """Rows computed per row wanted."""
-    return -(-size // tile) * tile / max(size, 1)
-
-
 @dataclass(frozen=True)
 class HopperTile:
-    """groups: consumer warpgroups of 64 query rows; keys of a tile; stages: tiles of keys and values in flight; own_output: results have shared
-    memory of their own on their way out (else they take the place of the queries, and the next queries come later)."""
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; overlap: a warpgroup's softmax runs beside
+    products of its own, too; stages: tiles of keys and values in flight; slots: tiles of queries in flight."""
 
     groups: int
     keys: int
+    blocks: int
+    overlap: bool
     stages: int
-    own_output: bool
+    slots: int
     smem: int
 
+    def __str__(self) -> str:
+        return f"{self.groups}x{self.keys}{f'*{self.blocks}' if self.blocks > 1 else ''}{' overlap' * self.overlap}"
 
-def hopper_tile(p: Problem, groups: int, keys: int) -> HopperTile | None:
-    """The tile with as many stages as shared memory holds, or None when it has no room for two."""
+    def constants(self) -> str:
+        launched = 65536 // (128 * (self.groups + 1) * self.blocks) // 8 * 8  # registers of a thread before they are given from the producer to the others
+        left = 40 if launched > 128 else 32
+        registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
+        return (
+            f"constexpr int GROUPS = {self.groups}, BN = {self.keys}, STAGES = {self.stages}, SLOTS = {self.slots};\n"
+            f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\nconstexpr bool OVERLAP = {str(self.overlap).lower()};\n"
+        )
+
+
+def hopper_tile(p: Problem, groups: int, keys: int, blocks: int = 1, overlap: bool = False) -> HopperTile | None:
+    """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
-    q, o, stage = groups * 8192 * panels, groups * 8192 * panels_v, keys * 128 * (panels + panels_v)
-    for own, rows in ((True, q + o), (False, max(q, o))):
-        stages = min(4, (HOPPER_SHARED - 2048 - rows) // stage)
+    slot, stage = groups * 8192 * max(panels, panels_v), keys * 128 * (panels + panels_v)
+    room = (HOPPER_SHARED + 1024) // blocks - 1024 - 2048  # what the device keeps of each block's; alignment and barriers
+    for slots in (2, 1):
+        stages = min(_MOST_STAGES, (room - slots * slot) // stage)
         if stages >= 2:
-            return HopperTile(groups, keys, stages, own, rows + stages * stage + 2048)
+            return HopperTile(groups, keys, blocks, overlap, stages, slots, slots * slot + stages * stage + 2048)
     return None
 
 
-#: What a tile of 1, 2 or 3 warpgroups takes, in tenths of what one takes alone: they share the keys, and hide each other's softmax. Tall causal
-#: tiles compute more scores that nobody sees.
-_COST, _CAUSAL_COST = {1: 10, 2: 13, 3: 17}, {1: 10, 2: 13, 3: 18}
+@dataclass(frozen=True)
+class Form:
+    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where there is a mask, which needs
+    registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
+    16 of its keys."""
+
+    groups: int
+    blocks: int
+    usual: int
+    widest: int
+    masked: int
+    work: tuple[int, int, int]
+
+
+#: For heads of up to 64 elements, and for longer ones, whose warpgroups need more registers and overlap their own work instead.
+_SHORT = (
+    Form(4, 1, 96, 96, 64, (900, 160, 85)), Form(1, 4, 64, 64, 0, (900, 200, 85)), Form(1, 3, 64, 80, 80, (900, 200, 85)),
+    Form(1, 2, 128, 128, 128, (900, 110, 120)),
+)  # fmt: skip
+_LONG = (Form(2, 1, 128, 128, 128, (900, 180, 145)), Form(1, 1, 128, 128, 128, (900, 180, 145)))
+#: The same clocks on the way through one warpgroup, which the others of a multiprocessor hide.
+_SHORT_DELAY, _LONG_DELAY = (4000, 64, 96), (4000, 100, 176)
+
+
+def _clocks(of: tuple[int, int, int], keys: DimLike, width: int) -> DimLike:
+    """Of 64 rows with so many keys in tiles of `width`."""
+    return D.add(of[0], D.mul(D.ceildiv(keys, width), of[1] + width // 16 * of[2]))
+
+
+def _cost(request: Request, p: Problem, form: Form, width: int) -> DimLike:
+    """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
+    i = parameters(request)
+    count, keys = D.ceildiv(_blocks(request, form.groups), request.sms), i["T"]
+    work = _clocks(form.work, D.ceildiv(D.add(keys, width), 2) if p.causal else keys, width)
+    delay = _clocks(_SHORT_DELAY if max(p.head, p.head_v) <= 64 else _LONG_DELAY, keys, width)
+
+    def together(tiles: DimLike) -> DimLike:
+        return D.maximum(D.mul(tiles, D.mul(work, form.groups)), delay)
+
+    rest = D.mod(count, form.blocks)
+    return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, together(rest), 0))
+
+
+def _fitted(request: Request, p: Problem, form: Form, overlap: bool) -> HopperTile | None:
+    """The tile of a form with the keys that cost least."""
+    t, widest = known(parameters(request)["T"]), form.masked if p.mask else form.widest
+    widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
+    made = [m for m in (hopper_tile(p, form.groups, n, form.blocks, overlap) for n in widths) if m is not None]
+    return min(made, key=lambda m: evaluate(_clocks(form.work, t or 0, m.keys), {}), default=None)
 
 
 def tiles(request: Request, p: Problem) -> list[tuple[HopperTile, DimLike]]:
-    """The tiles worth having, and for each whether it is the one for the sizes of a run (at most one is): the fewest rounds over the device."""
-    i = parameters(request)
-    t = known(i["T"])
-    # a mask needs registers that three warpgroups do not have
-    most, widest = (2 if p.mask else 3, 128) if max(p.head, p.head_v) <= 64 else (2, 128 if p.causal or p.mask else 176)
-    widths = sorted(range(64, widest + 1, 16), key=lambda n: (round(_waste(t or 0, n), 2) if t is not None else n != 128, -n))
-    groups = range(1, most + 1)
-    each = _CAUSAL_COST if p.causal else _COST
-    cost = {g: D.mul(D.ceildiv(_blocks(request, g), request.sms), each[g]) for g in groups}
-    found: list[tuple[HopperTile, DimLike]] = []
-    for g in groups:
-        better = [D.less(cost[g], cost[o]) if o > g else D.sub(1, D.less(cost[o], cost[g])) for o in groups if o != g]
-        tile = next(x for x in (hopper_tile(p, g, n) for n in widths) if x is not None)
-        found.append((tile, D.product(better)))
-    return [(tile, use) for tile, use in found if use != 0]
+    """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+    short = max(p.head, p.head_v) <= 64
+    fitted = ((form, _fitted(request, p, form, not short)) for form in (_SHORT if short else _LONG))
+    found = [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
+    chosen: list[tuple[HopperTile, DimLike]] = []
+    for n, (tile, cost) in enumerate(found):
+        better = [D.less(cost, c) if k < n else D.sub(1, D.less(c, cost)) for k, (_, c) in enumerate(found) if k != n]
+        chosen.append((tile, D.product(better)))
+    return [(tile, use) for tile, use in chosen if use != 0]
 
 
 def _blocks(request: Request, groups: int) -> DimLike:
@@ -170,23 +222,27 @@ def hopper(request: Request, p: Problem) -> list[Kernel]:
     return [_hopper(request, p, tile, use) for tile, use in tiles(request, p)]
 
 
+def _raw(request: Request, p: Problem) -> bool:
+    """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the scale, must leave room for the scores' digits."""
+    fill = request.floats.get("fill", 0.0)
+    small = p.mask == 0 or (request.dtype == DType.F16 if p.mask == 1 else fill == -math.inf or abs(fill) <= 65504)
+    return small and 1e-3 < request.floats["scale"] < 0.69
+
+
 def _hopper(request: Request, p: Problem, tile: HopperTile, use: DimLike) -> Kernel:
     i = parameters(request)
-    groups, keys, block = tile.groups, tile.keys, 128 * (tile.groups + 1)
-    flags = {"POSITIVE": request.floats["scale"] > 0, "OWN_OUTPUT": tile.own_output, "MASK_ROWS": known(i["m_q"]) != 0}
-    constants = (
-        f"{p.constants(request.dtype)}{''.join(f'constexpr bool {k} = {str(v).lower()};' for k, v in flags.items())}\n"
-        f"constexpr int GROUPS = {groups}, BN = {keys}, STAGES = {tile.stages};\n"
-    )
+    block = 128 * (tile.groups + 1)
+    flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0}
     source = "".join([
-        prelude(request.dtype), constants, template("base", "hopper"), _products(request.dtype, keys, -(-p.head_v // 16) * 16),
-        template("attention", "attention_hopper"), entry(block, "qkv"),
+        prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
+        template("base", "hopper"), _products(request.dtype, tile.keys, -(-p.head_v // 16) * 16), template("attention", "attention_hopper"),
+        entry(block, "qkv", tile.blocks),
     ])  # fmt: skip
     maps = (
-        _heads(request, "q", p.head, i["S"], i["H"], 64 * groups), _heads(request, "k", p.head, i["T"], i["KVH"], keys),
-        _heads(request, "v", p.head_v, i["T"], i["KVH"], keys),
+        _heads(request, "q", p.head, i["S"], i["H"], 64 * tile.groups), _heads(request, "k", p.head, i["T"], i["KVH"], tile.keys),
+        _heads(request, "v", p.head_v, i["T"], i["KVH"], tile.keys),
     )  # fmt: skip
-    grid = (D.mul(D.minimum(_blocks(request, groups), request.sms), use), 1, 1)
+    grid = (D.mul(D.minimum(_blocks(request, tile.groups), request.sms * tile.blocks), use), 1, 1)
     return Kernel(source, "attention", grid, block, (*maps, *arguments(request)), smem=tile.smem, pdl=overlapped(request))
 
 

@@ -70,12 +70,22 @@ def test_hopper_needs_tensor_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "s", "groups", "keys"), [(1, 128, 1, 128), (32, 64, 1, 64), (32, 128, 2, 128), (1, 197, 1, 112), (32, 197, 2, 112), (4, 4096, 3, 128)]
+    ("b", "s", "groups", "keys", "blocks"),
+    [(1, 128, 1, 128, 8), (48, 128, 1, 64, 384), (64, 128, 1, 64, 512), (1, 197, 1, 112, 16), (96, 197, 4, 80, 132), (4, 4096, 4, 96, 132)],
 )
-def test_tiles_fit_short_sequences(b: int, s: int, groups: int, keys: int) -> None:
+def test_tiles_fit_short_sequences(b: int, s: int, groups: int, keys: int, blocks: int) -> None:
     k = _kernel(attention(DType.F16, 64, b=b, s=s, t=s))
     q, rows, _ = (a for a in k.args if isinstance(a, TensorMap))
     assert (q.box[1], rows.box[1], k.block) == (64 * groups, keys, 128 * (groups + 1))
+    assert k.grid[0] == blocks
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+def test_blocks_that_share_a_multiprocessor_fit_it(mask: int) -> None:
+    kernels = cuda.emit(attention(DType.F16, 64, mask=mask, s=symbol("S"), t=symbol("T"), b=32))
+    together = [max(evaluate(k.grid[0], {"S": s, "T": 128}) for s in range(1, 3000, 61)) / 132 for k in kernels]
+    assert 1 < max(together) <= 4
+    assert all(n * (k.smem + 1024) <= 228 * 1024 for n, k in zip(together, kernels, strict=True))
 
 
 def test_grid_is_persistent_on_hopper() -> None:
@@ -88,7 +98,7 @@ def test_one_tile_runs_whatever_the_sizes(d: int) -> None:
     for b in (1, 3, 32):
         for s in (1, 64, 65, 128, 200, 1000, 9000):
             grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels]
-            assert sorted(grids)[:-1] == [0] * (len(kernels) - 1) and 0 < max(grids) <= 132
+            assert sorted(grids)[:-1] == [0] * (len(kernels) - 1) and 0 < max(grids) <= 4 * 132
     assert all(evaluate(k.grid[0], {"B": 1, "S": 0, "T": 5}) == 0 for k in kernels)
 
 
