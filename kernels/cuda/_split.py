@@ -68,10 +68,9 @@ class SplitTile:
 
 #: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, after the last product of a block, for
 #: 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished, more with an activation that needs the special functions, for a
-#: residual; bytes a clock from L2 for one block and for all, from memory for all and for one multiprocessor.
+#: residual; bytes a clock from L2 for one block and for all, from memory for all.
 _CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 1607.0, 509.0, 1430.0, 178.0, 1971.0, 0.53, 0.38, 0.06, 1069.0
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES, _STREAM_BYTES = 78.0, 4680.0, 3530.0, 30.8
-_CACHED = 32 << 20  # bytes of a weight that L2 may still hold
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 78.0, 4680.0, 3530.0
 #: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
 _GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
 
@@ -115,8 +114,8 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
         multiply *= 1.32
     copied = (t.rows + t.columns / t.share) * 128
     step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
-    if n * steps * 128 > _CACHED:
-        step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _STREAM_BYTES)
+    if n * steps * 128 > _wgmma.CACHED:
+        step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _wgmma.STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
     finish = _FINISH + residual * _RESIDUAL + (_RESULT + _SMOOTH * smooth) * size / t.split + _FLOAT * size * (t.split - 1) / t.split

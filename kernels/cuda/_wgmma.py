@@ -54,6 +54,8 @@ TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for 
 #: that needs the special functions.
 _FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3650.0, 5214.0, 3514.0, 2251.0
 _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 652.0, 7139.0, 269.0, 1033.0, 528.0
+#: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
+CACHED, STREAM_BYTES = 32 << 20, 30.8
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
@@ -68,6 +70,8 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
     step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / (t.with_residual() if residual else t).stages)
+    if n * steps * 128 > CACHED:
+        step = max(step, t.bn / t.cluster * 128 / STREAM_BYTES)
     finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + _SMOOTH * smooth)
     tile = steps * step + _EDGE
     if t.ping:  # the second warpgroup begins one tile later
