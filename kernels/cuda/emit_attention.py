@@ -101,7 +101,7 @@ def _mma(request: Request, p: Problem) -> list[Kernel]:
 
 #: The largest head of the warp-specialised kernel.
 _HOPPER_HEAD = 128
-_MOST_STAGES = 4
+_MOST_STAGES = 6
 
 
 def able(request: Request, p: Problem) -> bool:
