@@ -303,6 +303,8 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     for op in ops:
         if op.kind == "Concat" and op.outputs[0] not in outputs:
             _place_concat(ctx, op, ops, known)
+    read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
+    ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
     if ctx.target.few_launches:
         ctx.merges = merge.find(ctx, graph, ops, outputs)
         ctx.deferrable = summed.find(ops, outputs) | summed.find_casts(ops, outputs)

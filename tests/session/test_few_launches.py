@@ -128,3 +128,62 @@ def test_parts_of_an_image_stay_where_they_are(sizes: tuple[int, int], reader: s
     got, _ = run(model, data, FEW, monkeypatch, tmp_path)
     for p, q in zip(got, want, strict=True):
         np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [7, 12])
+def test_a_mask_looked_up_by_positions_is_a_view(tokens: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """mask[arange(batch)[:, None], 2 + arange(tokens - 2)], as exporters spell a lookup over all positions; one beyond the mask's end is an error."""
+    net, i64 = Net("lookup", seed=1), np.int64
+    like, mask = net.input("like", ["batch", "tokens"]), net.input("mask", ["b", "keys"])
+    one = np.asarray(1, i64)
+    rows = net.op("Unsqueeze", net.op("Range", np.asarray(0, i64), net.dim(like, 0), one), np.asarray([1], i64))
+    columns = net.op("Unsqueeze", net.op("Range", np.asarray(2, i64), net.dim(like, 1), one), np.asarray([0], i64))
+    shape = net.op("Shape", net.op("Max", rows, columns))  # the maximum itself is not needed
+    pairs = [net.op("Unsqueeze", net.op("Expand", x, shape), np.asarray([-1], i64)) for x in (rows, columns)]
+    looked_up = net.op("GatherND", mask, net.concat(pairs, axis=-1))
+    model = net.model([("y", net.act(looked_up, "relu"), np.float32, ["batch", "rest"])])
+    rng = np.random.default_rng(0)
+    data = {"like": rng.standard_normal((3, tokens), dtype=np.float32), "mask": rng.standard_normal((3, 9), dtype=np.float32)}
+    for backend in (FEW, compiler.CPU_BACKEND):
+        if tokens > 9:
+            with pytest.raises(Exception, match="must be 9"):
+                run(model, data, backend, monkeypatch, tmp_path)
+            continue
+        (got,), launches = run(model, data, backend, monkeypatch, tmp_path)
+        np.testing.assert_array_equal(got, np.maximum(data["mask"][:, 2:tokens], 0))
+        assert launches == ["pointwise"]
+
+
+def test_elements_looked_up_by_positions_are_a_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net, i64 = Net("elements", seed=1), np.int64
+    x = net.input("x", ["batch", 8])
+    columns = net.op("Unsqueeze", net.op("Range", np.asarray(0, i64), np.asarray(8, i64), np.asarray(2, i64)), np.asarray([0], i64))
+    columns = net.op("Expand", columns, net.concat([net.op("Unsqueeze", net.dim(x, 0), np.asarray([0], i64)), net.constant([4])], axis=0))
+    model = net.model([("y", net.act(net.op("GatherElements", x, columns, axis=1), "relu"), np.float32, ["batch", 4])])
+    data = {"x": np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)}
+    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    np.testing.assert_array_equal(got, np.maximum(data["x"][:, ::2], 0))
+    assert launches == ["pointwise"]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("rotated", [0, 4])
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_rotary_embedding_as_one_operator(flat: bool, interleaved: int, rotated: int, looked_up: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    b, heads, s, d = 2, 3, 5, 8
+    shape, table = [b, s, heads * d] if flat else [b, heads, s, d], [9 if looked_up else b, *([] if looked_up else [s]), (rotated or d) // 2]
+    inputs = {"x": (shape, np.float32), "cos": (table, np.float32), "sin": (table, np.float32)} | ({"pos": ([b, s], np.int64)} if looked_up else {})
+    net = Net("rotary", opset=23)
+    values = [net.input(name, dims, kind) for name, (dims, kind) in inputs.items()]
+    y = net.op("RotaryEmbedding", *values, interleaved=interleaved, num_heads=heads, rotary_embedding_dim=rotated)
+    model = net.model([("y", y, np.float32, shape)])
+    rng = np.random.default_rng(0)
+    data = {n: rng.integers(0, 9, dims) if kind == np.int64 else rng.standard_normal(dims).astype(kind) for n, (dims, kind) in inputs.items()}
+    try:
+        (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    except Exception as e:
+        pytest.skip(f"this ONNX Runtime does not run it: {str(e)[:80]}")
+    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert launches.count("rope") == 1

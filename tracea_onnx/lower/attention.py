@@ -257,4 +257,18 @@ def rope(ctx: Lowering, op: Op) -> None:
     )  # fmt: skip
 
 
-OPS = {":attention": attention, ":rope": rope}
+def rotary_embedding(ctx: Lowering, op: Op) -> None:
+    """RotaryEmbedding as one operator, of ONNX or of com.microsoft: [batch, heads, sequence, head size], or rank 3 with the heads side by side."""
+    if op.attr("is_packed_batching", 0) or op.attr("scale", 1.0) != 1.0:
+        raise Unsupported("a RotaryEmbedding of packed batches or with a scale")
+    names = ("x", "cos", "sin", "pos") if op.kind == "RotaryEmbedding" else ("x", "pos", "cos", "sin")
+    roles = {r: n for r, n in zip(names, op.inputs, strict=False) if n}
+    heads = int(op.attr("num_heads", 0))
+    flat = ctx.value(roles["x"]).rank == 3
+    if flat and not heads:
+        raise Unsupported("a RotaryEmbedding of an unknown number of heads")
+    attrs = {"layout": "bsx" if flat else "bhsd", "interleaved": int(op.attr("interleaved", 0)), "rot": int(op.attr("rotary_embedding_dim", 0)), "num_heads": heads}
+    rope(ctx, Op(":rope", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+
+
+OPS = {":attention": attention, ":rope": rope, "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding}

@@ -40,6 +40,7 @@ class Lowering:
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
         self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
+        self.unread: set[str] = set()  # values of which only the shape is asked for
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 

@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.lower import summed
 from tracea_onnx.lower.blocks import find_blocks
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.movement import axis_of
+from tracea_onnx.lower.movement import axis_of, inside
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
@@ -45,7 +45,9 @@ def concat(ctx: Lowering, op: Op) -> None:
     if k == 1 and first.rank in (3, 4) and images and len(images) * 2 >= len(parts) and first.dtype in ctx.target.types and isinstance(total, int):
         _concat_channels(ctx, op, out, parts)
         return
-    if out.name in ctx.deferrable and k == first.rank - 2 and summed.fits(ctx, out, parts):
+    if k == first.rank - 1 and all(p.counting is not None and p.shape[k] == 1 for p in parts):
+        ctx.defer(out, "tuples", parts, lambda: _join(ctx, out, parts, k))
+    elif out.name in ctx.deferrable and k == first.rank - 2 and summed.fits(ctx, out, parts):
         ctx.defer(out, "concat", parts, lambda: _join(ctx, out, parts, k))
     else:
         _join(ctx, out, parts, k)
@@ -142,6 +144,12 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
     if any(not (a is b or a == b) for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True)) if j != k):
         raise Unsupported("GatherElements from a tensor wider than its indices")
+    if idx.counting is not None and inside(ctx, idx.counting, idx.shape, x.shape[k]):
+        counting, view = idx.counting, ctx.strided(x)
+        steps = tuple((0 if j == k else s) + D.mul(counting.strides[j], view.strides[k]) for j, s in enumerate(view.strides))
+        start = D.mul(D.mul(counting.ref.offset, view.strides[k]), x.dtype.size)
+        ctx.define(op.outputs[0], x.dtype, idx.shape).view = View(view.ref.at(start), steps)
+        return
     out = ctx.define(op.outputs[0], x.dtype, idx.shape)
     ctx.plan.launch(
         "gather_elements",
@@ -156,6 +164,25 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
             "idx_dtype": int(idx.dtype),
         },
     )
+
+
+def gather_nd(ctx: Lowering, op: Op) -> None:
+    """Where the members of the index tuples count: a view."""
+    x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    known = idx.deferred if idx.view is None else None
+    if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
+        raise Unsupported("a GatherND whose indices are computed from tensor contents")
+    view, lead = ctx.strided(x), idx.shape[:-1]
+    start: DimLike = 0
+    steps: list[DimLike] = [0] * len(lead)
+    for axis, part in enumerate(known.parts):
+        if part.counting is None or not inside(ctx, part.counting, part.shape, x.shape[axis]):
+            raise Unsupported("a GatherND whose indices may be out of range")
+        start = start + D.mul(part.counting.ref.offset, view.strides[axis])
+        steps = [s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.counting.strides, strict=False)]
+    rest = len(known.parts)
+    out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[rest:]))
+    out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
 
 
 def pad(ctx: Lowering, op: Op) -> None:
@@ -252,6 +279,7 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
 
 
 OPS = {
-    "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_, "GatherElements": gather_elements, "Pad": pad,
+    "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_, "GatherElements": gather_elements,
+    "GatherND": gather_nd, "Pad": pad,
     "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth,
 }  # fmt: skip

@@ -324,13 +324,12 @@ def _picked(view: View, axis: int, first: DimLike, steps: Dims, size: int) -> Vi
     return View(view.ref.at(D.mul(D.mul(first, stride), size)), (*view.strides[:axis], *(D.mul(s, stride) for s in steps), *view.strides[axis + 1 :]))
 
 
-def _inside(ctx: Lowering, idx: Value, n: DimLike) -> bool:
-    """Whether indices that count stay in 0..n; the Plan checks at run time what the symbols do not show."""
-    assert idx.counting is not None
-    last = idx.counting.ref.offset
-    if not all(D.never_negative(d) for d in (last, *idx.counting.strides)):
+def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
+    """Whether indices of this shape that count stay in 0..n; the Plan checks at run time what the symbols do not show."""
+    last = counting.ref.offset
+    if not all(D.never_negative(d) for d in (last, *counting.strides)):
         return False
-    for d, s in zip(idx.shape, idx.counting.strides, strict=True):
+    for d, s in zip(shape, counting.strides, strict=True):
         last = last + D.mul(d - 1, s)
     if isinstance(last, int) and isinstance(n, int):
         return last < n
@@ -352,7 +351,7 @@ def gather(ctx: Lowering, op: Op) -> None:
             at = n + picks[0] if picks[0] < 0 else picks[0]
             _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size))
             return
-    if idx.counting is not None and _inside(ctx, idx, n):
+    if idx.counting is not None and inside(ctx, idx.counting, idx.shape, n):
         first, steps = idx.counting.ref.offset, idx.counting.strides
         _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, first, steps, size))
         return

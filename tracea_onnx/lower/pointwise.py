@@ -37,12 +37,12 @@ def pointwise(ctx: Lowering, op: Op) -> None:
         expr, names = found
     values = [ctx.value(n) for n in names]
     dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
-    if op.outputs[0] in ctx.deferrable and summed.is_sum(expr):
-        out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
-        if summed.fits(ctx, out, values):
-            ctx.values[out.name] = out
-            ctx.defer(out, "sum", values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
-            return
+    out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
+    kind = "" if out.name in ctx.unread else "sum" if out.name in ctx.deferrable and summed.is_sum(expr) and summed.fits(ctx, out, values) else None
+    if kind is not None:
+        ctx.values[out.name] = out
+        ctx.defer(out, kind, values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
+        return
     lower_expression(ctx, expr, values, op.outputs[0], dtype)
 
 
