@@ -7,10 +7,6 @@
 // The generator defines multiply_scores (S[64 x BN] = q k^T) and multiply_values (out[64 x kDV] += p v).
 
 DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEV void wait(u32 b, u32 parity) {
-  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n@p bra done_%=;\nbra again_%=;\ndone_%=:\n}"
-               ::"r"(b), "r"(parity) : "memory");
-}
 // Keeps the compiler from moving uses of results before the wait.
 template <int N> DEV void results_ready(float (&d)[N]) {
 #pragma unroll

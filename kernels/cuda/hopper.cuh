@@ -5,6 +5,11 @@ DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p));
 DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory"); }
 DEV void expect_bytes(u32 b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory"); }
 DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+// One asm loop: with a branch of C++ in it (to give up after a while, say) the compiler no longer uses the registers that setmaxnreg gives.
+DEV void wait(u32 b, u32 parity) {
+  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n@p bra done_%=;\nbra again_%=;\ndone_%=:\n}"
+               ::"r"(b), "r"(parity) : "memory");
+}
 DEV void copy4(u32 to, const TensorMap* map, u32 b, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");

@@ -3,11 +3,6 @@
 DEV void arrive_at(u32 b, u32 block) {
   asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [r];}" ::"r"(b), "r"(block) : "memory");
 }
-// One asm loop: with a branch of C++ in it (to give up after a while, say) the compiler no longer uses the registers that setmaxnreg gives.
-DEV void wait(u32 b, u32 parity) {
-  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 0x989680;\n@p bra done_%=;\nbra again_%=;\ndone_%=:\n}"
-               ::"r"(b), "r"(parity) : "memory");
-}
 DEV void copy2(u32 to, const TensorMap* map, u32 b, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y) : "memory");
 }
@@ -26,14 +21,6 @@ DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, i
 DEV void copy_im2col_all(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh, u16 blocks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh), "h"(blocks) : "memory");
 }
-DEV void store2(const TensorMap* map, u32 from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map), "r"(from), "r"(x), "r"(y) : "memory");
-}
-DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\ncp.async.bulk.commit_group;" ::"l"(map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-template <int N> DEV void stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-DEV void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
 DEV u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
 // Brings what will be read soon from memory to the L2 cache.
