@@ -154,6 +154,20 @@ def test_a_mask_looked_up_by_positions_is_a_view(tokens: int, monkeypatch: pytes
         assert launches == ["pointwise"]
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_looked_up_by_tuples_of_one(counted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net, i64 = Net("rows", seed=1), np.int64
+    table, ids = net.input("table", ["rows", 4]), net.input("ids", ["n"], i64)
+    places = net.op("Range", np.asarray(0, i64), net.dim(ids, 0), np.asarray(1, i64)) if counted else ids
+    rows = net.op("GatherND", table, net.op("Unsqueeze", places, np.asarray([-1], i64)))
+    model = net.model([("y", net.act(rows, "relu"), np.float32, ["n", 4])])
+    rng = np.random.default_rng(0)
+    data: dict[str, Any] = {"table": rng.standard_normal((9, 4), dtype=np.float32), "ids": rng.integers(-9, 9, 5)}
+    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    np.testing.assert_array_equal(got, np.maximum(data["table"][np.arange(5) if counted else data["ids"]], 0))
+    assert launches == (["pointwise"] if counted else ["gather", "pointwise"])
+
+
 def test_elements_looked_up_by_positions_are_a_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net, i64 = Net("elements", seed=1), np.int64
     x = net.input("x", ["batch", 8])

@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.lower import summed
 from tracea_onnx.lower.blocks import find_blocks
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.movement import axis_of, inside
+from tracea_onnx.lower.movement import axis_of, gather, inside, relabel
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
@@ -167,8 +167,13 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
 
 
 def gather_nd(ctx: Lowering, op: Op) -> None:
-    """Where the members of the index tuples count: a view."""
+    """Where the members of the index tuples count: a view. Of tuples of one, a Gather."""
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    if idx.shape[-1] == 1 and not op.attr("batch_dims", 0):
+        flat = replace(op, inputs=(op.input(1),), outputs=(op.outputs[0] + "\0flat",))
+        relabel(ctx, flat, idx, idx.shape[:-1])
+        gather(ctx, replace(op, inputs=(op.input(0), *flat.outputs), attrs={"axis": 0}))
+        return
     known = idx.deferred if idx.view is None else None
     if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
         raise Unsupported("a GatherND whose indices are computed from tensor contents")

@@ -69,7 +69,7 @@ def identity(ctx: Lowering, op: Op) -> None:
     out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
 
 
-def _relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
+def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     """Same elements in the same order under another shape."""
     out = ctx.define(op.outputs[0], x.dtype, new)
     out.counting = _reshape_view(x.counting, x.shape, new) if x.counting is not None else None
@@ -155,13 +155,13 @@ def reshape(ctx: Lowering, op: Op) -> None:
         if isinstance(over, int) and isinstance(under, int) and (under == 0 or over % under):
             raise Unsupported(f"Reshape of {over} elements into multiples of {under}")
         dims[unknown] = D.floordiv(over, under)
-    _relabel(ctx, op, x, tuple(dims))
+    relabel(ctx, op, x, tuple(dims))
 
 
 def flatten(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     axis = axis_of(int(op.attr("axis", 1)), x.rank) if op.attr("axis", 1) != x.rank else x.rank
-    _relabel(ctx, op, x, (D.product(x.shape[:axis]), D.product(x.shape[axis:])))
+    relabel(ctx, op, x, (D.product(x.shape[:axis]), D.product(x.shape[axis:])))
 
 
 def squeeze(ctx: Lowering, op: Op) -> None:
@@ -175,7 +175,7 @@ def squeeze(ctx: Lowering, op: Op) -> None:
         gone = {axis_of(a, x.rank) for a in axes}
         if any(x.shape[k] != 1 for k in gone):
             raise Unsupported("Squeeze of a dim that is not known to be 1")
-    _relabel(ctx, op, x, tuple(d for k, d in enumerate(x.shape) if k not in gone))
+    relabel(ctx, op, x, tuple(d for k, d in enumerate(x.shape) if k not in gone))
 
 
 def unsqueeze(ctx: Lowering, op: Op) -> None:
@@ -184,7 +184,7 @@ def unsqueeze(ctx: Lowering, op: Op) -> None:
     rank = x.rank + len(axes)
     put = {axis_of(a, rank) for a in axes}
     rest = iter(x.shape)
-    _relabel(ctx, op, x, tuple(1 if k in put else next(rest) for k in range(rank)))
+    relabel(ctx, op, x, tuple(1 if k in put else next(rest) for k in range(rank)))
 
 
 def transpose(ctx: Lowering, op: Op) -> None:
