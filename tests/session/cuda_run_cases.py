@@ -119,14 +119,18 @@ def case_out_of_memory_for_an_output_is_one_line() -> None:
 
 def case_what_the_gpu_leaves_goes_to_the_cpu_only_if_the_session_allows_it() -> None:
     answer(mixed_plan)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+
+    def no_fallback() -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        return options
+
     with pytest.raises(Exception, match="fallback to CPU EP has been explicitly disabled") as e:
-        provider.create_session(mixed_model(), {"backend": "cuda"}, options)
+        provider.create_session(mixed_model(), {"backend": "cuda"}, no_fallback())
     assert "\n" not in str(e.value).strip()
     provider.create_session(mixed_model(), {"backend": "cuda"}).run(None, {"x": vector(10)})
     answer(cube_plan)
-    check_cube(provider.create_session(cube_model(), {"backend": "cuda"}, options), 10)
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda"}, no_fallback()), 10)
 
 
 # --- faults
@@ -153,17 +157,23 @@ def _raises(session: Any, x: np.ndarray) -> None:
     assert "\n" not in str(e.value).strip()
 
 
+def _bad_then_good(session: Any, good: np.ndarray) -> None:
+    for _ in range(3):
+        _raises(session, -good)
+        np.testing.assert_allclose(session.run(None, {"x": good})[1], good**3, rtol=1e-5)
+
+
 def case_bad_data_is_one_line() -> None:
     """On the host and on the device, launch by launch and in graphs; the run after it is well."""
     answer(checked_plan)
     good = np.abs(vector(40))
     for graphs in "01":
         options = {"backend": "cuda", "enable_cuda_graph": graphs}
-        on_host = ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"], enable_fallback=0)
-        for session in (on_host, provider.create_session(cube_model(), options)):
-            for _ in range(3):
-                _raises(session, -good)
-                np.testing.assert_allclose(session.run(None, {"x": good})[1], good**3, rtol=1e-5)
+        session = provider.create_session(cube_model(), options)
+        _bad_then_good(session, good)
+        if tuple(int(p) for p in ort.__version__.split(".")[:2]) >= (1, 25):  # a provider by its name: tensors on the host
+            named = [(provider.PROVIDER_NAME, options), "CPUExecutionProvider"]
+            _bad_then_good(ort.InferenceSession(cube_model(), providers=named, enable_fallback=0), good)
         x, u, y = device_tensor(-good), empty_tensor([40]), empty_tensor([40])
         io = bound(session, x, {"u": u, "y": y})
         for _ in range(4):
@@ -175,6 +185,7 @@ def case_bad_data_is_one_line() -> None:
 
 
 def case_bad_data_without_synchronisation_shows_at_the_next() -> None:
+    need_ort(1, 25, why="has no way to wait for a plugin")
     answer(checked_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     io = bound(session, device_tensor(-np.abs(vector(40))), {"u": empty_tensor([40]), "y": empty_tensor([40])})
