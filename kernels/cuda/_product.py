@@ -186,7 +186,7 @@ def product(
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
         f"constexpr bool Y_VECTOR = {int(y_vector)};",
-        epi.source, _backend.template("tile"),
+        epi.source, _backend.template("tile_access"), _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))

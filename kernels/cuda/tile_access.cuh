@@ -1,0 +1,149 @@
+// How tiles of `tile.cuh` are read: asynchronous copies, rows of a matrix in any strides, pixels of a convolution as rows.
+//
+// Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so
+// that ldmatrix and the copies are free of bank conflicts. A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
+
+#define METHOD __device__ __forceinline__
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
+constexpr int BK = 8 * CHUNK;
+constexpr bool SIMT = sizeof(T) == 4;
+constexpr int A_STAGE = BM * 128, STAGE = (BM + BN) * 128;
+constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.
+DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void copy8(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void copy4(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void ldmatrix(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+DEV void ldmatrix_transposed(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+
+// One chunk: `count` elements (0..CHUNK) from `from`, `step` elements apart (1 unless GATHER); the rest is zero.
+template <int BYTES, bool GATHER> DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
+  count = max(0, min(count, CHUNK));
+  if (BYTES == 16) {
+    copy16(to, from, count * (int)sizeof(T));
+  } else if (BYTES == 8) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) copy8(to + 8 * k, count * (int)sizeof(T) > 8 * k ? (const char*)from + 8 * k : (const char*)from, max(0, min(8, count * (int)sizeof(T) - 8 * k)));
+  } else if (BYTES == 4) {
+    constexpr int E = 4 / sizeof(T);
+#pragma unroll
+    for (int k = 0; k < 4; k++) copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from, max(0, min(4, (count - E * k) * (int)sizeof(T))));
+  } else {
+    u16 v[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = k < count ? ((const u16*)from)[GATHER ? k * step : k] : (u16)0;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0] | (u32)v[1] << 16), "r"(v[2] | (u32)v[3] << 16), "r"(v[4] | (u32)v[5] << 16), "r"(v[6] | (u32)v[7] << 16) : "memory");
+  }
+}
+
+// Where the chunks that this thread copies lie in a tile of ROWS rows: row-fastest when neighbouring rows are neighbours in memory.
+template <int ROWS, bool GATHER> struct Rows {
+  static constexpr int COUNT = (ROWS * 8 + THREADS - 1) / THREADS;
+  DEV int row(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t % ROWS : t / 8; }
+  DEV int chunk(int i) { const int t = threadIdx.x + i * THREADS; return GATHER ? t / ROWS : t % 8; }
+  DEV bool active(int i) { return ROWS * 8 % THREADS == 0 || (int)threadIdx.x + i * THREADS < ROWS * 8; }
+  DEV u32 offset(int i) { return row(i) * 128 + ((chunk(i) ^ (row(i) & 7)) << 4); }
+};
+
+// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
+  using Place = Rows<ROWS, GATHER>;
+  const T* base;
+  i64 row_step, k_step;
+  int rows, k;  // what is left from the tile's first row; all of k
+  METHOD void load(u32 to, int k0) const {
+    if (TRANS) {  // chunks of neighbouring rows at one k
+#pragma unroll
+      for (int i = 0; i < ROWS * 8 / THREADS; i++) {
+        const int t = threadIdx.x + i * THREADS, line = t / (ROWS / CHUNK), c = t % (ROWS / CHUNK), r = c * CHUNK;
+        const int count = k0 + line < k ? rows - r : 0;
+        copy_chunk<BYTES, false>(to + (c / 8) * (BK * 128) + line * 128 + (((c & 7) ^ (line & 7)) << 4), count > 0 ? base + (i64)(k0 + line) * k_step + r : base, count, 1);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Place::COUNT; i++) {
+        if (!Place::active(i)) continue;
+        const int r = Place::row(i), kk = k0 + Place::chunk(i) * CHUNK, count = r < rows ? k - kk : 0;
+        copy_chunk<BYTES, GATHER>(to + Place::offset(i), count > 0 ? base + r * row_step + (GATHER ? kk * k_step : kk) : base, count, k_step);
+      }
+    }
+  }
+};
+
+#if SOURCE == 1
+// The taps of a convolution that meet one output phase: tap t along an axis reads input index first + t * step and weight index k_first + t * k_step.
+struct Axis {
+  int taps, step, k_first, k_step;
+};
+
+// Rows of A are output pixels, k runs over (kh, kw, channel) with `pitch` channels per tap; B is the packed weight [OC, KH, KW, pitch].
+// Every chunk of one thread has the same k, which moves on by BK per stage.
+struct Image {
+  using Place = Rows<BM, false>;
+  static_assert(THREADS % 8 == 0, "one k per thread");
+  const T* pixel[Place::COUNT];
+  int ih[Place::COUNT], iw[Place::COUNT];
+  int rs, cs, height, width, channels, pitch;
+  Axis v, h;
+  int kh, kw, c;
+  METHOD void start(int k0) {
+    const int k = k0 + (threadIdx.x % 8) * CHUNK, tap = k / pitch;
+    c = k - tap * pitch;
+    kh = tap / max(h.taps, 1);
+    kw = tap - kh * h.taps;
+  }
+  METHOD void advance() {
+    c += BK;
+    while (c >= pitch) {
+      c -= pitch;
+      if (++kw == h.taps) kw = 0, kh++;
+    }
+  }
+  METHOD void load(u32 to) const {
+    const int count = kh < v.taps ? channels - c : 0;
+#pragma unroll
+    for (int i = 0; i < Place::COUNT; i++) {
+      if (!Place::active(i)) continue;
+      const int y = ih[i] + kh * v.step, x = iw[i] + kw * h.step;
+      const bool inside = (u32)y < (u32)height && (u32)x < (u32)width && count > 0;
+      copy_chunk<A_BYTES, false>(to + Place::offset(i), inside ? pixel[i] + (i64)y * rs + (i64)x * cs + c : pixel[i], inside ? count : 0, 1);
+    }
+  }
+  METHOD void load_weight(u32 to, const T* w, i64 row_step, int rows, int kernel_width) const {
+    using W = Rows<BN, false>;
+    const i64 tap = (i64)((v.k_first + kh * v.k_step) * kernel_width + h.k_first + kw * h.k_step) * pitch + c;
+#pragma unroll
+    for (int i = 0; i < W::COUNT; i++) {
+      if (!W::active(i)) continue;
+      const int r = W::row(i);
+      const bool inside = r < rows && kh < v.taps;
+      copy_chunk<16, false>(to + W::offset(i), inside ? w + r * row_step + tap : w, inside ? CHUNK : 0, 1);
+    }
+  }
+};
+
+// Taps of a forward convolution, or of the output phase `phase` of a transposed one (its first input index is for output index `phase`).
+DEV Axis taps_of(int kernel, int stride, int dilation, bool transposed, int pad, int phase, int& first) {
+  if (!transposed) return {kernel, dilation, 0, 1};
+  Axis a{0, 0, 0, 1};
+  for (int k = kernel - 1; k >= 0; k--) {
+    const int at = phase + pad - k * dilation;
+    if ((at % stride + stride) % stride) continue;
+    if (a.taps) a.k_step = a.k_first - k;
+    a.taps++;
+    a.k_first = k;
+    first = at >= 0 ? at / stride : -((-at) / stride);
+  }
+  a.step = -(a.k_step * dilation) / stride;
+  return a;
+}
+#endif
