@@ -6,7 +6,6 @@
 // RAW: scores stay unscaled up to their exponentials.
 // The generator defines multiply_scores (S[64 x BN] = q k^T) and multiply_values (out[64 x kDV] += p v).
 
-DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Keeps the compiler from moving uses of results before the wait.
 template <int N> DEV void results_ready(float (&d)[N]) {
 #pragma unroll

@@ -20,8 +20,6 @@ constexpr int SCRATCH = larger(larger(GROUPS, FILLED) * WIDTH, R * PADDED) * IMA
 
 struct Plane { int W; int cs; i64 rs, ns; };
 template <bool FLAT> DEV i64 pixel_at(const Plane& p, int k) { return FLAT ? i64(k) * p.cs : i64(k / p.W) * p.rs + i64(k % p.W) * p.cs; }
-DEV void cluster_arrive() { asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEV void copy_vector(void* to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory"); }
 DEV void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // At most N of the groups of copies are still under way.
@@ -79,6 +77,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
       barrier_init(sums_here, 1), barrier_init(parts_here, 1);
       expect_bytes(sums_here, DOWN * IMAGES * WIDTH * 4), expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
     }
+    barriers_ready();
     cluster_arrive();
   }
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS, image = blockIdx.x / BLOCKS * IMAGES, first = across * WIDTH;

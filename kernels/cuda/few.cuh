@@ -9,8 +9,8 @@
 // written after it.
 //
 // The generator defines: T, MMA_TYPE, WGMMA, PLANAR, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp
-// has), BN, EARLY (the weight is constant), AHEAD (operands of columns stay in
-// registers), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+// has), BN, EARLY (the weight is constant), AHEAD (operands of columns stay in registers),
+// WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;

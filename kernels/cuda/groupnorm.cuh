@@ -1,8 +1,6 @@
 // Group normalisation with an activation: a block has one group of one image, or a cluster of BLOCKS blocks has it. Two passes for mean and variance, a
 // third writes.
 
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The sum of v over the cluster's blocks, in the same order in each; v is the same in all threads of a block. `slot` may not be used again.
 template <int BLOCKS> DEV float join_blocks(float v, float* slot) {
   if (BLOCKS == 1) return v;

@@ -3,6 +3,8 @@ struct alignas(64) TensorMap { char bytes[128]; };
 
 DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory"); }
+// What barrier_init set up is there for the cluster and for copies.
+DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void expect_bytes(u32 b, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory"); }
 DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
 // One asm loop: with a branch of C++ in it (to give up after a while, say) the compiler no longer uses the registers that setmaxnreg gives.

@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * SHARE);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_ready();
   }
   if (SHARE > 1)
     cluster_sync();

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * CLUSTER);
     for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
     for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_ready();
   }
   if (CLUSTER > 1)
     cluster_sync();

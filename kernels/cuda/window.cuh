@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 1);
     for (int i = 0; i < TAPS * CHUNKS; i++) barrier_init(kept_full + 8 * i, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_ready();
   }
   __syncthreads();
 
