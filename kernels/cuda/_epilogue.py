@@ -56,6 +56,11 @@ def vector(r: Request, operand: str, pitches: tuple[DimLike, ...], columns: DimL
     return operand not in r.unaligned and all(multiple_of(p) * r.dtype.size >= 16 for p in (*pitches, columns))
 
 
+def residual(r: Request) -> bool:
+    """Whether the request adds a residual."""
+    return "res" in r.operands and bool(r.ints.get("res_mode", 0))
+
+
 def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False) -> Epilogue:
     """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
     columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
@@ -84,7 +89,7 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
             names.append(_operand(r, k, conv, pitches, columns, fields, ahead, body))
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = program({', '.join(names)});")
     else:
-        act, mode = int(r.ints.get("act", 0)), int(r.ints.get("res_mode", 0)) if "res" in r.operands else 0
+        act, mode = int(r.ints.get("act", 0)), int(r.ints["res_mode"]) if residual(r) else 0
         source += activation_source(act)
         if act:
             fields += [("float", f"p{k}", Float32(float(r.floats.get(f"p{k}", 0.0)))) for k in range(2)]

@@ -39,7 +39,7 @@ class FewTile:
         return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
-def _planar(r: Request) -> bool:
+def planar(r: Request) -> bool:
     """Whether the channels of a pixel do not lie together."""
     return r.ints.get("x_c", 0) not in (0, 1)
 
@@ -52,11 +52,11 @@ def _resident(r: Request, tile: FewTile) -> int:
 def choose(r: Request) -> FewTile | None:
     """The tile of a convolution without groups; None where the kernel does not apply."""
     i = r.ints
-    planar = _planar(r)
-    if r.dtype not in (DType.F16, DType.BF16) or ("x" in r.unaligned and not planar) or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
+    apart = planar(r)
+    if r.dtype not in (DType.F16, DType.BF16) or ("x" in r.unaligned and not apart) or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
         return None
     ic, kh, kw, _, sw, _, dw = (int(i[n]) for n in _STATIC)
-    align = 8 if planar else min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
+    align = 8 if apart else min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
     cp = 4 if ic <= 4 and sw % 2 == 0 and dw == 1 and align >= 4 else 8
     if ic > 8 or align < cp or kh * kw > 64:
         return None
@@ -72,16 +72,16 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     i = r.ints
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns", *(("x_c",) if _planar(r) else ())))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns", *(("x_c",) if planar(r) else ())))
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     parameters = [*params, *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
-        f"#define PLANAR {int(_planar(r))}", f"#define RESIDENT {_resident(r, tile)}",
+        f"#define PLANAR {int(planar(r))}", f"#define RESIDENT {_resident(r, tile)}",
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
-        f"constexpr bool AHEAD = {int(not _planar(r) or tile.steps(r) <= 8)};",
+        f"constexpr bool AHEAD = {int(not planar(r) or tile.steps(r) <= 8)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip

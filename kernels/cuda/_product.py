@@ -18,6 +18,7 @@ _backend = registry.module("kernels", "cuda")
 _epilogue = _backend.part("_epilogue")
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
+
 @dataclass(frozen=True)
 class Tile:
     """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k."""
@@ -75,10 +76,9 @@ def prices(
     transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
     0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
-        residual = "res" in r.operands and bool(r.ints.get("res_mode", 0))
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
-        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, residual, smooth).items()}
+        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, _epilogue.residual(r), smooth).items()}
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024

@@ -150,7 +150,7 @@ def _product(
 ) -> Kernel:  # fmt: skip
     if source:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
-    staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    staged = r.program is None and _epilogue.residual(r)
     epi = _epilogue.epilogue(r, (ldr,), staged=staged)
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]

@@ -151,7 +151,7 @@ def product(
     params: Sequence[tuple[str, str, Argument]], active: DimLike = 1,
 ) -> Kernel:  # fmt: skip
     """The kernel. params: sizes that the source needs."""
-    staged = r.program is None and "res" in r.operands and bool(r.ints.get("res_mode", 0))
+    staged = r.program is None and _epilogue.residual(r)
     if staged:
         tile = tile.with_residual()
     vector = _epilogue.vector(r, "y", (ldy,))

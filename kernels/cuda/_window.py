@@ -44,7 +44,7 @@ def candidates(r: Request, steps: int) -> list[WindowTile]:
     taps = int(i["KH"]) * int(i["KW"])
     if i["SH"] != 1 or i["SW"] != 1 or taps == 1 or taps > 25 or not isinstance(i["IW"], int) or not isinstance(i["OW"], int):
         return []
-    if "res" in r.operands and r.ints.get("res_mode", 0):
+    if _epilogue.residual(r):
         return []
     width = int(i["OW"]) + (int(i["KW"]) - 1) * int(i["DW"])
     rows = _ROWS // width

@@ -21,25 +21,18 @@ _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL"
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
 
-def _same(a: DimLike, b: DimLike) -> bool:
-    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
-
-
 def _flat(r: Request, side: str, height: DimLike, width: DimLike) -> bool:
     """Whether the pixels of that operand follow each other at one pitch, rows and images included."""
     i = r.ints
-    rows = _same(i[f"{side}_rs"], D.mul(width, i[f"{side}_cs"])) or _same(height, 1)
-    return (
-        rows
-        and (_same(i[f"{side}_ns"], D.mul(height, i[f"{side}_rs"])) or _same(i["N"], 1))
-        and (_same(height, 1) or _same(i[f"{side}_rs"], D.mul(width, i[f"{side}_cs"])))
-    )
+    rows: bool = height == 1 or i[f"{side}_rs"] == D.mul(width, i[f"{side}_cs"])
+    images: bool = i["N"] == 1 or i[f"{side}_ns"] == D.mul(height, i[f"{side}_rs"])
+    return rows and images
 
 
 def _reads_full(r: Request) -> bool:
     """Whether the epilogue reads operands with the residual's pitches."""
     if r.program is None:
-        return "res" in r.operands and bool(r.ints.get("res_mode", 0))
+        return bool(_epilogue.residual(r))
     return any(r.ints.get(f"o{k}_kind", 0) == _epilogue.FULL for k in range(int(r.program["n_in"]) - 1))
 
 
@@ -47,8 +40,8 @@ def conv2d(r: Request) -> list[Kernel]:
     i = r.ints
     g, ic, oc = (_product.static(r, n) for n in ("G", "IC", "OC"))
     flat = _flat(r, "y", i["OH"], i["OW"]) and (not _reads_full(r) or _flat(r, "r", i["OH"], i["OW"]))
-    unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and _same(i["OH"], i["IH"]) and _same(i["OW"], i["IW"])
-    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and i.get("x_c", 0) in (0, 1) and not _row_operands(r):
+    unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and i["OH"] == i["IH"] and i["OW"] == i["IW"]
+    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _few.planar(r) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
         return list(_gemm.rows_by_weight(replace(r, ints=ints), D.product([i["N"], i["OH"], i["OW"]]), oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0)))
     return _implicit(r, flat, transposed=False)
@@ -68,7 +61,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     few = _few.choose(r) if g == 1 and not transposed else None
     if few is not None:
         return [_few.convolution(r, few)]
-    if i.get("x_c", 0) not in (0, 1):
+    if _few.planar(r):
         raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
     sh, sw = _product.static(r, "SH"), _product.static(r, "SW")

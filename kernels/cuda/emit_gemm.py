@@ -58,7 +58,7 @@ def matmul(r: Request) -> list[Kernel]:
     b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
     params = [(t, name, Pointer(name)) for t, name in _POINTERS]
     params += _product.int_params(r, ("M", "N", "K")) + _product.long_params(r, _MATMUL_STRIDES)
-    if not (int(r.ints.get("res_mode", 0)) and "res" in r.operands):
+    if not _epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
     batch = _product.known(D.mul(b0, b1), 16)
 

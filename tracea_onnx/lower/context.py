@@ -291,7 +291,7 @@ def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -
         s = [st[k] for st in strides]
         if rows:
             m, outer = rows[-1]
-            if all(_same(o, D.mul(n, i)) for o, i in zip(outer, s, strict=True)):
+            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)):
                 rows[-1] = (D.mul(m, n), s)
                 continue
         rows.append((n, s))
@@ -304,13 +304,9 @@ def pad_rows(rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: in
     return [*[once] * (count - len(rows)), *rows]
 
 
-def _same(a: DimLike, b: DimLike) -> bool:
-    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
-
-
 def _at_most(d: DimLike, e: DimLike) -> bool:
     """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1 (then it is e, too)."""
-    return isinstance(d, Dim) and d.op == "min" and any(_same(a, e) and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
+    return isinstance(d, Dim) and d.op == "min" and any(a == e and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
 
 
 def _counting(data: np.ndarray[Any, Any]) -> View | None:
@@ -354,7 +350,7 @@ def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
             if k < 0:
                 continue
             e = s[k]
-            if _same(d, e) or e == 1 or _at_most(e, d):
+            if d == e or e == 1 or _at_most(e, d):
                 continue
             if _at_most(d, e):
                 d = e
@@ -382,7 +378,7 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
     for d, s, o in zip(shape, v.strides, out[pad:], strict=True):
         if d == 1 and o != 1:
             strides.append(0)
-        elif _same(d, o) or d == 1:
+        elif d == o or d == 1:
             strides.append(s)
         else:
             plan.require(D.select(D.equal(d, 1), o, d), o)

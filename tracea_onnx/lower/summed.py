@@ -71,7 +71,7 @@ def fits(ctx: Lowering, out: Value, parts: Sequence[Value]) -> bool:
     """Whether these may be summands of `out`: of its float type, whole along the last axis, and not images."""
     return (
         out.dtype in ctx.target.types and out.rank > 1
-        and all(p.dtype == out.dtype and p.rank and _same(p.shape[-1], out.shape[-1]) and (p.nhwc is None or p.view is not None) for p in parts)
+        and all(p.dtype == out.dtype and p.rank and p.shape[-1] == out.shape[-1] and (p.nhwc is None or p.view is not None) for p in parts)
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> li
         view = ctx.strided(index)
         strides = broadcast_strides(ctx.plan, view, index.shape, shape[:-1])
         return [Summand(ctx.plain(table), strides, view.ref, int(index.dtype), table.shape[0], table.shape[1])]
-    if known is not None and known.kind == "concat" and not part and _same(v.shape[-2], shape[-2]):
+    if known is not None and known.kind == "concat" and not part and v.shape[-2] == shape[-2]:
         found: list[Summand] = []
         at: DimLike = 0
         for p in known.parts:
@@ -123,10 +123,6 @@ def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> li
 def worth(parts: Sequence[Value], shape: Dims) -> bool:
     """Whether a norm over these saves a launch by adding them up itself."""
     return any((p.deferred is not None and p.view is None) or p.shape != shape for p in parts)
-
-
-def _same(a: DimLike, b: DimLike) -> bool:
-    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
 def find_casts(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
