@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -64,6 +64,8 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bo
 
 
 Prices = Mapping[Any, float]
+#: A tile serves neighbouring sizes while it costs at most so many times the best one's clocks.
+_SLACK = 1.05
 #: Activations that take a few instructions and no special function.
 _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
@@ -71,14 +73,14 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False,
 ) -> dict[Any, float]:  # fmt: skip
-    """Clocks of every tile for these sizes: a Tile, or where tensor maps reach the operands a SplitTile or a HopperTile.
+    """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
     0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
-        return {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, maps, r.sms, _epilogue.residual(r), smooth).items()}
+        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth)
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
@@ -93,15 +95,22 @@ def prices(
     return out
 
 
-#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 3, 4, 6, 8, 12, ... up to _MOST rows. A tile serves neighbouring sizes
-#: while it costs at most _SLACK of the best one's clocks.
-_LEAST, _MOST, _SLACK = 8, 1 << 18, 1.05
+@cache
+def _likely(kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[Any, float]:
+    """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
+    costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth).items()}
+    most = _SLACK * min(costs.values(), default=0.0)
+    return {t: cost for t, cost in costs.items() if cost <= most}
+
+
+#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 3, 4, 6, 8, 12, ... up to _MOST rows.
+_LEAST, _MOST = 8, 1 << 18
 
 
 def choose(rows: DimLike, price: Callable[[int], Prices]) -> list[tuple[Any, DimLike]]:
     """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it.
 
-    price: clocks of every tile for so many rows."""
+    price: clocks of tiles for so many rows, of all that cost at most _SLACK times the least."""
     if isinstance(rows, int):
         return [(_cheapest(price(rows)), 1)]
     ranges: list[tuple[dict[Any, float], int]] = []  # the tiles that serve a range, with the sum of their losses, and its last size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -123,7 +122,6 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
-@cache
 def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[SplitTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k."""
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -82,7 +81,6 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
-@cache
 def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[HopperTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k."""
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms)}
