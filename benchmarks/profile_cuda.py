@@ -27,7 +27,6 @@ from tracea_onnx import compiler, native_cuda, provider, registry
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Array, Graph
-from tracea_onnx.lower.target import CUDA
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
@@ -81,7 +80,7 @@ def capture(model: onnx.ModelProto, arch: int, sms: int) -> list[Captured]:
             builders[name] = _Traced(name, arch, sms, compile_kernels=not probe)
             return builders[name]
 
-        result = real(graph, compiler.Backend(CUDA, plan), everything=everything, body=body)
+        result = real(graph, compiler.Backend(backend.target, plan), everything=everything, body=body)
         found.clear()  # ONNX Runtime asks twice; what counts is the last answer
         for _, lowered, blobs in result.entries:
             constants = {b["name"]: np.array(graph.const(b["name"])) for b in lowered["buffers"] if b["kind"] == "initializer"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -19,7 +19,7 @@ from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import COMPUTE, lower, merge, summed
+from tracea_onnx.lower import COMPUTE, lower, merge, rownorm, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
@@ -102,7 +102,8 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
     arch, sms = int(props.get("arch", "80")), int(props.get("sms", "108"))
-    return Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe))
+    target = replace(CUDA, folds_norms=arch == 90)
+    return Backend(target, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe))
 
 
 def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False) -> Compiled:
@@ -308,6 +309,8 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     if ctx.target.few_launches:
         ctx.merges = merge.find(ctx, graph, ops, outputs)
         ctx.deferrable = summed.find(ops, outputs) | summed.find_casts(ops, outputs)
+    if ctx.target.folds_norms:
+        ctx.measured = rownorm.find(ctx, ops, outputs)
 
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:

@@ -21,6 +21,7 @@ C_TYPES = {
 _TYPES = r"""
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64; typedef long long i64;
 #define DEV static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 struct half_t { u16 bits; };
 struct bfloat_t { u16 bits; };
 DEV float to_float(float v) { return v; }

@@ -114,9 +114,20 @@ FAMILIES: dict[str, Family] = {
     # --- matrix products, row-major f32 -----------------------------------------------------------------------------------
     # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are row pitches.
     "gemm": Family(("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS), ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS), ("p0", "p1"), True),
-    # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output column; alpha scales all.
+    # The same between norms over rows, CUDA only. *_stats hold, for every 64 columns of a row, their mean and the sum of their squared distances from it.
+    # x_stats: x is to be normalised first (w includes gamma / unscale, x_sums[n] = unscale * sum_k w[k, n], bias includes beta); r_stats: so is the residual, with
+    # f32 r_gamma and r_beta; y_stats: those of y's rows are wanted. *_rms: no mean is taken off. K and N are multiples of 64 where there are statistics.
+    "gemm_norm": Family(
+        ("x", "w", "bias?", "res?", "x_stats?", "x_sums?", "r_stats?", "r_gamma?", "r_beta?", "y", "y_stats?", *_EPI_OPERANDS),
+        ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS, "x_rms", "r_rms"),
+        ("p0", "p1", "x_eps", "r_eps", "unscale"),
+        True,
+    ),
+    # Of a weight as pack_gemm takes it, and packed: sums[n] = unscale * sum_k packed[n, k], bias[n] = b[n] + sum_k beta[k] w[k, n].
+    "fold_norm": Family(("w", "packed", "beta?", "b?", "sums", "bias"), ("K", "N", "trans", "ldw"), ("alpha", "unscale")),
+    # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output column, gamma? [K] (+ gamma_add) per input; alpha scales all.
     # n0 and N_total let several weights share one packed matrix (merged QKV): this source fills columns n0..n0+N.
-    "pack_gemm": Family(("w", "scale?", "packed"), ("K", "N", "trans", "ldw", "n0", "N_total"), ("alpha",)),
+    "pack_gemm": Family(("w", "scale?", "packed", "gamma?"), ("K", "N", "trans", "ldw", "n0", "N_total", "gamma_add"), ("alpha",)),
     # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch = B0 x B1 with a stride per level
     # (0 = broadcast); op by element strides: a[m*a_m + k*a_k], b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
     "matmul": Family(

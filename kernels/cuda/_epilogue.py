@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Int64, Pointer, Request, multiple_of
 from tracea_onnx.cuda_text import activation_source, program_source
 from tracea_onnx.dims import DimLike
 
+_norms = registry.module("kernels", "cuda").part("_norms")
 FULL, CHANNEL, ROW, SCALAR = range(4)
 Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
 
@@ -61,10 +63,14 @@ def residual(r: Request) -> bool:
     return "res" in r.operands and bool(r.ints.get("res_mode", 0))
 
 
-def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False) -> Epilogue:
+def epilogue(
+    r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False, touched: bool = False,
+) -> Epilogue:  # fmt: skip
     """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
     columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
-    width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`."""
+    width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`. Where x or the residual
+    are to be normalised, `const Norms& norms` of the row follows (and a residual is given). touched: `touch_columns(e, n)` brings 32 columns of the constants
+    near."""
     fields: list[tuple[str, str, Argument]] = []
     ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
     body: list[str] = []
@@ -80,7 +86,11 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
             ahead.append(("bias", f"if (count > 0) {{ {' '.join(read)} }}"))
         else:
             ahead.append(("bias", "for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? __ldg(e.bias + n + k) : 0.f;"))
-        body.append("for (int k = 0; k < WIDTH; k++) v[k] += c.bias[k];")
+        if "x_stats" not in r.operands:  # else the bias is part of the norm
+            body.append("for (int k = 0; k < WIDTH; k++) v[k] += c.bias[k];")
+    fields += _norms.parameters(r)
+    ahead += _norms.columns(r, width)
+    body += _norms.body(r)
     source = f"#define WIDTH {width}\n{_LOAD}"
     if r.program is not None:
         source += program_source(r.program)
@@ -97,17 +107,20 @@ def epilogue(r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, 
         if mode and not staged:
             fields.append(("const T*", "res", Pointer("res")))
             body.append(f"float r[WIDTH]; load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, count, r);")
-        expression = {0: value.format("v[k]"), 1: value.format("v[k] + r[k]"), 2: value.format("v[k]") + " + r[k]"}[mode]
+        added = "residual[k]" if "r_stats" in r.operands else "r[k]"
+        expression = {0: value.format("v[k]"), 1: value.format(f"v[k] + {added}"), 2: value.format("v[k]") + f" + {added}"}[mode]
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = {expression};")
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
     source += f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ {' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
     reads = _lines(t for _, t in ahead)
+    constant = [n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands]
+    source += f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n" if touched else ""
     source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
-    given = ", const float (&r)[WIDTH]" if staged else ""
+    given = (", const float (&r)[WIDTH]" if staged else "") + (", const Norms& norms" if _norms.normed(r) else "")
     source += f"DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
     source += (
         f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n"
-        f"  finish(e, columns_at(e, n, n + count), v, m, full, n, count{', r' if staged else ''});\n}}\n"
+        f"  finish(e, columns_at(e, n, n + count), v, m, full, n, count{', r' if staged else ''}{', norms' if _norms.normed(r) else ''});\n}}\n"
     )
     return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields))
 

@@ -15,7 +15,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue = _backend.part("_epilogue")
+_epilogue, _norms = _backend.part("_epilogue"), _backend.part("_norms")
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
 
@@ -80,7 +80,7 @@ def prices(
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
-        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth)
+        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r))
     f32 = r.dtype == DType.F32
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
@@ -96,9 +96,9 @@ def prices(
 
 
 @cache
-def _likely(kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[Any, float]:
+def _likely(kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[Any, float]:
     """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
-    costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth).items()}
+    costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels).items()}
     most = _SLACK * min(costs.values(), default=0.0)
     return {t: cost for t, cost in costs.items() if cost <= most}
 

@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue, _wgmma = _backend.part("_epilogue"), _backend.part("_wgmma")
+_epilogue, _norms, _wgmma = _backend.part("_epilogue"), _backend.part("_norms"), _backend.part("_wgmma")
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -52,7 +52,7 @@ class SplitTile:
     @property
     def smem(self) -> int:
         pitch = self.rows + 4 if self.swap else -(-self.columns // 32) * 32 + 8
-        return 1280 + max(self.stages * self.stage, self.bm * pitch * 4)
+        return 1280 + max(self.stages * self.stage, self.bm * (pitch * 4 + 16))  # the ring, then the sums and each row's norms
 
     @property
     def threads(self) -> int:
@@ -122,9 +122,9 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[SplitTile, float]:
-    """Clocks of every tile for m x n with `steps` steps of k."""
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms)}
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[SplitTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide."""
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms) if not panels or t.bn % 64 == 0}
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -149,7 +149,7 @@ def _product(
     if source:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
     staged = r.program is None and _epilogue.residual(r)
-    epi = _epilogue.epilogue(r, (ldr,), staged=staged)
+    epi = _epilogue.epilogue(r, (ldr,), staged=staged, touched=True)
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
@@ -157,13 +157,14 @@ def _product(
         parameters.append(("const T* __restrict__", "res", Pointer("res")))
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define BIAS {int('bias' in r.operands)}",
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
         f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))};",
-        _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _backend.template("split"),
+        _wgmma.multiply(tile.columns, mma), _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source,
+        _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
     tiles = D.mul(D.ceildiv(m, tile.bm * share_m), -(-n // (tile.bn * share_n)))

@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue = _backend.part("_epilogue")
+_epilogue, _norms = _backend.part("_epilogue"), _backend.part("_norms")
 _PANEL = 64 * 128
 
 
@@ -81,8 +81,8 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool) -> dict[HopperTile, float]:
-    """Clocks of every tile for m x n with `steps` steps of k."""
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[HopperTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are."""
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms)}
 
 
@@ -156,7 +156,7 @@ def product(
     if not vector:  # results take the place of a residual
         assert not staged
         tile = replace(tile, staging=1)
-    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged)
+    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged, touched=True)
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b), ("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
     if staged:
@@ -165,12 +165,12 @@ def product(
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define Y_VECTOR {int(vector)}",
-        f"#define BIAS {int('bias' in r.operands)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_TILES = {int(columns % tile.bn == 0)};",
         f"constexpr bool WHOLE_CHUNKS = {int(columns % 8 == 0)};", multiply(tile.bn, mma),
-        epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "wgmma")),
+        _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
+        _backend.template("chunks"), _backend.template("wgmma"),
     ])  # fmt: skip
     tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
     if tile.kept:

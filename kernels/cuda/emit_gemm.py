@@ -1,4 +1,5 @@
-"""Matrix products: `gemm` (packed weight [N, round_up(K, 8)], k contiguous) and `matmul` (two run-time operands with any strides)."""
+"""Matrix products: `gemm` (packed weight [N, round_up(K, 8)], k contiguous), `gemm_norm` (the same between norms of rows) and `matmul` (two run-time
+operands with any strides)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike
 
 _product = registry.module("kernels", "cuda").part("_product")
 _epilogue = registry.module("kernels", "cuda").part("_epilogue")
+_norms = registry.module("kernels", "cuda").part("_norms")
 _wgmma = registry.module("kernels", "cuda").part("_wgmma")
 _split = registry.module("kernels", "cuda").part("_split")
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
@@ -27,6 +29,8 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
     maps = -(-k // 64) if k and _wgmma.able(r, (ldx,), ("x",)) else 0
     stored = not r.ints.get("res_mode", 0) or _wgmma.able(r, (ldy, ldr), ("y", "res"))
+    if (_norms.normed(r) or _norms.measured(r)) and not (maps and stored):
+        raise Unfit("norms folded into a product of operands that are not aligned")
     kernels: list[Kernel] = []
     for tile, active in _product.choose(m, lambda rows: _product.prices(rows, n, k, 1, r, maps=maps, stored=stored)):
         if isinstance(tile, _wgmma.HopperTile):
@@ -43,6 +47,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
 
 
 def gemm(r: Request) -> list[Kernel]:
+    """`gemm` and `gemm_norm`. Only kernels that read through tensor maps know of norms: lowering asks for no others."""
     n, k = _product.static(r, "N"), _product.static(r, "K")
     return rows_by_weight(r, r.ints["M"], n, k, r.ints["ldx"], r.ints["ldy"], r.ints.get("ldr", 0))
 
@@ -76,4 +81,4 @@ def matmul(r: Request) -> list[Kernel]:
 
 
 _MATMUL_STRIDES = ("a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr")
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"gemm": gemm, "matmul": matmul}
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"gemm": gemm, "gemm_norm": gemm, "matmul": matmul}

@@ -1,4 +1,4 @@
-"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization.
+"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization and norms of rows.
 
 Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)]; conv2d_dw [KH * KW, round_up(C, 8)].
 """
@@ -29,8 +29,17 @@ extern "C" __global__ void __launch_bounds__(256) pack(PARAMETERS) {
 _GEMM = r"""
   const i64 n = index % N, k = index / N;  // neighbouring threads read neighbouring columns of [K, N]
   float v = 0.f;
-  if (k < K) v = to_float(trans ? w[n * ldw + k] : w[k * ldw + n]) * alpha * (scale ? scale[n] : 1.f);
+  if (k < K) v = to_float(trans ? w[n * ldw + k] : w[k * ldw + n]) * alpha * (scale ? scale[n] : 1.f) * (gamma ? to_float(gamma[k]) + gamma_add : 1.f);
   from_float(packed[(n0 + n) * pitch + k], v);
+"""
+_FOLD_NORM = r"""
+  double sum = 0.0, shift = b ? (double)to_float(b[index]) : 0.0;
+  for (int k = 0; k < K; k++) {
+    sum += (double)to_float(packed[index * pitch + k]);
+    if (beta) shift += (double)to_float(beta[k]) * (double)to_float(trans ? w[index * ldw + k] : w[k * ldw + index]) * (double)alpha;
+  }
+  sums[index] = (float)(sum * (double)unscale);
+  bias[index] = (float)shift;
 """
 _CONV = r"""
   const int c = (int)(index % pitch);
@@ -78,7 +87,7 @@ def _weights(packed: str = "T*") -> list[tuple[str, str, Argument]]:
 def pack_gemm(r: Request) -> list[Kernel]:
     n, k = _product.static(r, "N"), _product.static(r, "K")
     pitch = -(-k // 8) * 8
-    params = _weights() + _product.int_params(r, ("trans", "n0", "K"))
+    params = [*_weights(), ("const T*", "gamma", Pointer("gamma")), *_product.int_params(r, ("trans", "n0", "K", "gamma_add"))]
     params += [
         ("i64", "N", Int64(n)),
         ("i64", "ldw", Int64(r.ints["ldw"])),
@@ -86,6 +95,15 @@ def pack_gemm(r: Request) -> list[Kernel]:
         ("float", "alpha", Float32(float(r.floats.get("alpha", 1.0)))),
     ]
     return _kernel(r, _GEMM, n * pitch, params)
+
+
+def fold_norm(r: Request) -> list[Kernel]:
+    n, k = _product.static(r, "N"), _product.static(r, "K")
+    params: list[tuple[str, str, Argument]] = [("const T*", name, Pointer(name)) for name in ("w", "packed", "beta", "b")]
+    params += [("float*", name, Pointer(name)) for name in ("sums", "bias")]
+    params += [*_product.int_params(r, ("trans", "K")), ("i64", "ldw", Int64(r.ints["ldw"])), ("int", "pitch", Int32(-(-k // 8) * 8))]
+    params += [("float", name, Float32(float(r.floats.get(name, 1.0)))) for name in ("alpha", "unscale")]
+    return _kernel(r, _FOLD_NORM, n, params)
 
 
 def _pack_conv(r: Request, *, transposed: bool) -> list[Kernel]:
@@ -127,5 +145,5 @@ def fold_bn(r: Request) -> list[Kernel]:
 
 FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {
     "pack_gemm": pack_gemm, "pack_conv2d": pack_conv2d, "pack_deconv2d": pack_deconv2d, "pack_conv2d_dw": pack_conv2d_dw, "pack_bias": pack_bias,
-    "fold_bn": fold_bn,
+    "fold_bn": fold_bn, "fold_norm": fold_norm,
 }  # fmt: skip

@@ -5,15 +5,15 @@
 // The sums of a tile meet in shared memory as f32, each block of the cluster adds up and finishes its part, always in the same order.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), BIAS, RESIDUAL, R_VECTOR, Y_VECTOR and the
-// epilogue (struct Epilogue, finish, WIDTH 8).
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, NORMED,
+// MEASURED (norms.cuh) and the epilogue (struct Epilogue, finish, touch_columns, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
-// A part is PER_PART units of 8 columns, of which every thread finishes UNITS_EACH.
-constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + SPLIT - 1) / SPLIT, UNITS_EACH = (PER_PART + WORKERS - 1) / WORKERS;
+// A part is PER_PART units of 8 columns, of which every thread finishes UNITS_EACH; 64 columns of a row, where a tile has so many, are units of neighbouring threads.
+constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + 8 * SPLIT - 1) / (8 * SPLIT) * 8, UNITS_EACH = (PER_PART + WORKERS - 1) / WORKERS;
 constexpr bool HELD = RESIDUAL && UNITS_EACH <= 4;  // the residual is read while the tile is multiplied
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 
@@ -79,9 +79,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     return Unit{r, c, m0 + r, n0 + c, t < PER_PART && at < UNITS && m0 + r < M && n0 + c < N};
   };
 
-#if BIAS
-  if (threadIdx.x * 32 < TILE_N && n0 + threadIdx.x * 32 < N) prefetch(epilogue.bias + n0 + threadIdx.x * 32);
-#endif
+  if (threadIdx.x * 32 < TILE_N && n0 + threadIdx.x * 32 < N) touch_columns(epilogue, n0 + threadIdx.x * 32);
 
   if (warp == WORKERS / 32) {
     if (elected()) {
@@ -157,6 +155,16 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     }
   }
 #endif
+#if NORMED
+  wait_for_producers();
+  Norms norms[(TILE_M + WORKERS - 1) / WORKERS];
+#pragma unroll
+  for (int i = 0; i * WORKERS < TILE_M; i++) {
+    NormInputs<1> inputs;
+    inputs.load(epilogue, min(m0 + i * WORKERS + int(threadIdx.x), M - 1), lane);
+    norms[i] = inputs.norms(epilogue, lane);
+  }
+#endif
   float sum[COLUMNS / 2];
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
   int slot = 0, last = -1;
@@ -192,6 +200,15 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       }
     }
   }
+#if NORMED
+  Norms* const row_norms = (Norms*)(staged + TILE_M * PITCH);
+#pragma unroll
+  for (int i = 0; i * WORKERS < TILE_M; i++)
+    if (i * WORKERS + threadIdx.x < TILE_M) row_norms[i * WORKERS + threadIdx.x] = norms[i];
+#define NORMS , row_norms[u.row]
+#else
+#define NORMS
+#endif
   wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
   if (CLUSTER > 1)
     cluster_sync();
@@ -228,9 +245,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     *(float4*)(v + 4) = flip ? a : b;
 #if RESIDUAL
     if (!HELD) load_columns<R_VECTOR>(res + u.m * ldr + u.n, N - u.n, given[0]);
-    finish(epilogue, v, u.m, 0, u.n, N - u.n, given[HELD ? i : 0]);
+    finish(epilogue, v, u.m, 0, u.n, N - u.n, given[HELD ? i : 0] NORMS);
 #else
-    finish(epilogue, v, u.m, u.m * ldr, u.n, N - u.n);
+    finish(epilogue, v, u.m, u.m * ldr, u.n, N - u.n NORMS);
+#endif
+#if MEASURED
+    static_assert(TILE_N % 64 == 0 && WORKERS % 8 == 0, "64 columns are finished by 8 neighbouring threads");
+    const float2 statistics = panel_statistics(v, 0xffu << (lane & 24));
+    if ((lane & 7) == 0) epilogue.y_stats[(i64)u.m * (N / 64) + u.n / 64] = statistics;
 #endif
     if (Y_VECTOR) {
       store8(y + u.m * ldy + u.n, v, N - u.n);

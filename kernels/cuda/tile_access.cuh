@@ -3,7 +3,6 @@
 // Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so
 // that ldmatrix and the copies are free of bank conflicts. A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
 
-#define METHOD __device__ __forceinline__
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
 constexpr int BK = 8 * CHUNK;

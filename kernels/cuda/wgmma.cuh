@@ -7,12 +7,13 @@
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), BIAS, RESIDUAL, STAGING, Y_VECTOR, WHOLE_TILES, WHOLE_CHUNKS (all
-// tiles, all chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, Y_VECTOR, WHOLE_TILES, WHOLE_CHUNKS (all
+// tiles, all chunks of 8 columns lie within N), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
-constexpr bool AHEAD = sizeof(Columns) * (BN / 8) <= 256;  // a tile's epilogue operands of columns fit into registers beside its sums
+// A tile's epilogue operands of columns fit into registers beside its sums.
+constexpr bool AHEAD = sizeof(Columns) * (BN / 8) + (NORMED ? 16 * BLOCKS_M : 0) <= 256;
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
@@ -22,6 +23,12 @@ DEV Tile tile_at(int t, int rows, int columns) {
   const int per_band = BAND * columns, band = t / per_band, height = min(rows - band * BAND, BAND), r = t - band * per_band;
   return {band * BAND + r % height, r / height};
 }
+
+#if NORMED
+#define NORMS(i, half) , norms[i][half]
+#else
+#define NORMS(i, half)
+#endif
 
 extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   extern __shared__ char shared[];
@@ -140,9 +147,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-#if BIAS
-    if (const int n = TILE_AT(first).n * BN + thread * 32; thread * 32 < BN && n < N) prefetch(epilogue.bias + n);
-#endif
+    if (const int n = TILE_AT(first).n * BN + thread * 32; thread * 32 < BN && n < N) touch_columns(epilogue, n);
     wait_for_producers();  // operands of the epilogue
     int buffer = 0;
     u32 buffer_phase = 0;
@@ -154,6 +159,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       if (AHEAD)
 #pragma unroll
         for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
+#if NORMED
+      // Loaded now; made where nothing waits: while the other warpgroup multiplies, or behind the products.
+      NormInputs<4> inputs[BLOCKS_M][2];
+      Norms norms[BLOCKS_M][2];
+      if (!AHEAD && thread * 32 < BN && n0 + thread * 32 < N) touch_columns(epilogue, n0 + thread * 32);
+#pragma unroll
+      for (int i = 0; i < 2 * BLOCKS_M; i++) {
+        inputs[i / 2][i % 2].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1), lane);
+        if (PING) norms[i / 2][i % 2] = inputs[i / 2][i % 2].norms(epilogue, lane);
+      }
+#endif
       if (PING) sync_group(2 + w, 256);
       int last = -1;
       for (int k = 0; k < steps; k++) {
@@ -166,6 +182,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
           for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * 2), b + kk * 2, (k | kk) != 0);
         multiply_commit();
+        if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);  // before this step is done: the tensor cores find the other's products waiting
         if (last >= 0) {  // the step before is done: its stage is free in every block that shares it
           multiply_wait<1>();
           if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
@@ -174,9 +191,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         if (++slot == STAGES) slot = 0, phase ^= 1;
       }
       fresh = false;
-      if (PING) arrive_group(2 + (w ^ 1), 256);
       multiply_wait<0>();
       if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+#if NORMED
+      if (!PING)
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS_M; i++) norms[i / 2][i % 2] = inputs[i / 2][i % 2].norms(epilogue, lane);
+#endif
       if (PING) {  // skip the other warpgroup's tile
         const int next = slot + steps;
         phase ^= (next / STAGES) & 1;
@@ -208,10 +229,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
                 const int r = row_warp + (lane >> 2) + half * 8;
                 float given[2];
                 unpack2((T*)0, load_word(at + r * 128 + (((j + k) ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
-                finish(epilogue, columns[AHEAD ? c : j + k], v, m, 0, n, N - n, given);
+                finish(epilogue, columns[AHEAD ? c : j + k], v, m, 0, n, N - n, given NORMS(i, half));
 #else
-                finish(epilogue, columns[AHEAD ? c : j + k], v, m, (i64)m * ldr, n, N - n);
+                finish(epilogue, columns[AHEAD ? c : j + k], v, m, (i64)m * ldr, n, N - n NORMS(i, half));
 #endif
+                if (MEASURED) sum[i][c * 4 + half * 2] = v[0], sum[i][c * 4 + half * 2 + 1] = v[1];
                 out[k] = pack2((T*)0, v[0], v[1]);
               }
 #if Y_VECTOR
@@ -225,6 +247,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #endif
             }
           }
+#if MEASURED
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float v[16];
+#pragma unroll
+            for (int k = 0; k < 16; k++) v[k] = sum[i][(panel * 8 + k / 2) * 4 + half * 2 + k % 2];
+            const float2 statistics = panel_statistics(v, 0xffffffffu);
+            if ((lane & 3) == 0 && row + half * 8 < M && n0 + panel * 64 < N) epilogue.y_stats[(i64)(row + half * 8) * (N / 64) + n0 / 64 + panel] = statistics;
+          }
+#endif
 #if !Y_VECTOR
           __syncwarp();
 #pragma unroll 4

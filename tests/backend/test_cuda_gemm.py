@@ -25,6 +25,14 @@ def gemm(
     return request("gemm", dtype, ints, operands=("x", "w", "bias", "y", *(["res"] if res_mode else [])), arch=arch, unaligned=unaligned)
 
 
+def gemm_norm(dtype: DType, m: int, sides: str, n: int = 320, k: int = 768, unaligned: tuple[str, ...] = ()) -> Request:
+    """sides: which of x, the residual and y have statistics of their rows."""
+    ints = {"M": m, "N": n, "K": k, "ldx": k, "ldr": n, "ldy": n, "act": 10, "res_mode": int("r" in sides), "x_rms": int("y" in sides)}
+    given = {"x": ("x_stats", "x_sums"), "r": ("res", "r_stats", "r_gamma", "r_beta"), "y": ("y_stats",)}
+    operands = ("x", "w", "bias", "y", *(o for side in sides for o in given[side]))
+    return request("gemm_norm", dtype, ints, {"x_eps": 1e-5, "r_eps": 1e-5, "unscale": 1.0}, operands=operands, unaligned=unaligned)
+
+
 def matmul(dtype: DType, a: tuple[int, int], b: tuple[int, int], arch: int = 90) -> Request:
     """a = (a_m, a_k), b = (b_k, b_n) of a product of 72 x 40 x 56."""
     ints = {"B0": 2, "B1": 3, "M": 72, "N": 40, "K": 56, "a_0": 3 * 4096, "a_1": 4096, "a_m": a[0], "a_k": a[1], "b_0": 3 * 4096, "b_1": 4096}
@@ -39,6 +47,10 @@ def cases() -> Iterator[tuple[str, Request]]:
             yield f"wide {d.name} sm_{arch}", gemm(d, 4096, 1024, 512, arch, res_mode=1)
             yield f"one row {d.name} sm_{arch}", gemm(d, 1, 1000, 4096, arch)
             yield f"primes {d.name} sm_{arch}", gemm(d, 67, 131, 257, arch, res_mode=2, act=10)
+    for d in (DType.F16, DType.BF16):
+        for sides in ("x", "y", "ry", "xry"):
+            for m in (3, 128, 4096):
+                yield f"norms {sides} {m} {d.name}", gemm_norm(d, m, sides)
     for d in TYPES:
         yield f"a and b along k {d.name}", matmul(d, (56, 1), (1, 56))
         yield f"a along m, b along n {d.name}", matmul(d, (1, 72), (40, 1))
@@ -52,9 +64,21 @@ def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
 
 
+def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
+    with pytest.raises(Unfit, match="norms folded into a product of operands that are not aligned"):
+        cuda.emit(gemm_norm(DType.F16, 64, "x", unaligned=("x",)))
+
+
+def test_statistics_need_whole_panels() -> None:
+    split = registry.module("kernels", "cuda").part("_split")
+    assert any(t.bn % 64 for t in split.prices(197, 768, 12, 132, False, False, False))
+    assert all(t.bn % 64 == 0 for t in split.prices(197, 768, 12, 132, False, False, True))
+
+
 def test_packing_compiles() -> None:
     for d in TYPES:
-        for family, ints in (("pack_gemm", {"K": 5, "N": 7, "ldw": 7, "N_total": 7}), ("pack_bias", {"OC": 7}), ("fold_bn", {"C": 7})):
+        weight = {"K": 5, "N": 7, "ldw": 7}
+        for family, ints in (("pack_gemm", {**weight, "N_total": 7}), ("fold_norm", weight), ("pack_bias", {"OC": 7}), ("fold_bn", {"C": 7})):
             compile_kernels(cuda.emit(request(family, d, ints)), 80)
 
 

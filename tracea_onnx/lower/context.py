@@ -20,6 +20,7 @@ from tracea_onnx.plan import PlanBuilder, Ref
 if TYPE_CHECKING:
     from tracea_onnx.lower.blocks import Blocks
     from tracea_onnx.lower.op import Op
+    from tracea_onnx.lower.rownorm import Folded
 
 #: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init launches).
 CONTENT_LIMIT = 4096
@@ -41,6 +42,9 @@ class Lowering:
         self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
         self.unread: set[str] = set()  # values of which only the shape is asked for
+        self.measured: set[str] = set()  # results of products whose rows will be normalised
+        self.statistics: dict[str, Ref] = {}  # those of their rows
+        self.folded: dict[str, Folded] = {}  # norms left to the products that read them
         self._outputs: dict[str, Ref] = {}
         self._packed: dict[tuple[Any, ...], Ref] = {}
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.lower import merge
+from tracea_onnx.families import packed_elements
+from tracea_onnx.lower import merge, rownorm
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, matrix_rows, merge_dims, pad_rows
 from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
 from tracea_onnx.lower.op import Op
@@ -37,11 +38,9 @@ def gemm(ctx: Lowering, op: Op) -> None:
         _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
 
 
-def _scaled_bias(ctx: Lowering, b: Value, beta: float, n: int) -> Ref | None:
-    """A constant bias row as the packed operand; None when it is not one value per column."""
-    if not b.is_constant or not all(d == 1 for d in b.shape[:-1]) or b.rank == 0 or b.shape[-1] != n or beta != 1.0:
-        return None
-    return ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype)
+def _is_row(b: Value, beta: float, n: int) -> bool:
+    """Whether this is a constant with one value for each column, added as it is."""
+    return b.is_constant and b.rank > 0 and all(d == 1 for d in b.shape[:-1]) and b.shape[-1] == n and beta == 1.0
 
 
 def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b: bool, alpha: float, beta: float) -> None:
@@ -50,31 +49,49 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
         raise Unsupported(f"inner dims {x.shape[-1]} and {k} do not agree")
     shape: Dims = (*x.shape[:-1], n)
     expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
-    bias = _scaled_bias(ctx, b, beta, n) if b is not None else None
-    if b is not None and bias is None:
+    plain_bias = b is not None and _is_row(b, beta, n)
+    if b is not None and not plain_bias:
         expr, extras = _with_bias(expr, extras, b, beta)
-    packed = ctx.packed(
-        "pack_gemm",
-        {"w": ctx.plain(w)},
-        {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n},
-        {"alpha": alpha},
-        dtype=x.dtype,
-    )
+    params = {"K": k, "N": n, "trans": int(trans_b), "ldw": int(w.shape[1]), "n0": 0, "N_total": n}
+    norm = rownorm.of(ctx, x)
+    operands: dict[str, Ref | None]
+    floats: dict[str, float] = {}
+    src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
+    ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
+    if norm is not None:
+        folded = rownorm.weights(ctx, norm, ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", **params)), n)
+        folded.add(ctx, w, b if plain_bias else None, params, alpha)
+        operands = {"x": src, **folded.operands()}
+        ints |= folded.ints()
+        floats |= folded.floats()
+    else:
+        packed = ctx.packed("pack_gemm", {"w": ctx.plain(w)}, params, {"alpha": alpha}, dtype=x.dtype)
+        bias = ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype) if b is not None and plain_bias else None
+        operands = {"x": src, "w": packed, "bias": bias}
     epi = plan_epilogue(ctx, expr, extras, x.dtype, shape, len(shape) - 1)
     name = op.outputs[0]
-    src, ldx = matrix_rows(ctx, x)
-    operands: dict[str, Ref | None] = {"x": src, "w": packed, "bias": bias}
-    ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     if epi is not None:
         operands |= epi.operands
         ints |= epi.ints
+        floats |= epi.floats
         if epi.residual is not None:
-            operands["res"], ints["ldr"] = matrix_rows(ctx, epi.residual)
+            added = rownorm.of(ctx, epi.residual)
+            if added is not None:
+                more = rownorm.residual(ctx, added)
+                operands, ints, floats = operands | more[0], ints | more[1], floats | more[2]
+            operands["res"], ints["ldr"] = matrix_rows(ctx, added.x if added is not None else epi.residual)
         for j, v in epi.full:
             operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
     out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
-    dst = ctx.new_plain(out)
-    ctx.plan.launch("gemm", operands, {"y": dst}, ints, epi.floats if epi else None, epi.program if epi else None, dtype=x.dtype)
+    outs: dict[str, Ref | None] = {"y": ctx.new_plain(out)}
+    res = operands.get("res")
+    if epi is not None:
+        reached = [(src, ldx), *([(res, ints["ldr"])] if res is not None else [])]
+        outs["y_stats"] = rownorm.statistics(ctx, name, x.dtype, ints["M"], n, reached)
+    family = "gemm_norm" if outs.get("y_stats") or operands.get("x_stats") or operands.get("r_stats") else "gemm"
+    if family == "gemm":
+        outs.pop("y_stats", None)
+    ctx.plan.launch(family, operands, outs, ints, floats, epi.program if epi else None, dtype=x.dtype)
     if epi is None:
         assert expr is not None
         lower_expression(ctx, expr, [out, *extras], name, x.dtype)

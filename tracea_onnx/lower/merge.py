@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
 from tracea_onnx.families import packed_elements
 from tracea_onnx.graph import Graph
+from tracea_onnx.lower import rownorm
 from tracea_onnx.lower.context import Lowering, matrix_rows
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
@@ -55,20 +57,28 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
     """x @ [w0 | w1 | ...] + [b0 | b1 | ...] as one launch; the parts' values are slices of its rows."""
     k, total = parts[0].depth, sum(p.width for p in parts)
     packed = ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", K=k, N_total=total))
+    norm = rownorm.of(ctx, x)
+    folded = rownorm.weights(ctx, norm, packed, total) if norm is not None else None
     bias = ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS)) if any(p.b is not None for p in parts) else None
     at = 0
     for p in parts:
         params = {"K": k, "N": p.width, "trans": int(p.trans), "ldw": int(contiguous(p.w.shape)[0]), "n0": at, "N_total": total}
-        ctx.plan.launch("pack_gemm", {"w": ctx.plain(p.w)}, {"packed": packed}, params, {"alpha": p.alpha}, dtype=x.dtype, more=at > 0)
-        if bias is not None:
-            given = ctx.plain(p.b) if p.b is not None else None
-            ctx.plan.launch("pack_bias", {"b": given}, {"packed": bias.at(DType.F32.size * at)}, {"OC": p.width}, dtype=x.dtype, more=at > 0)
+        if folded is not None:
+            folded.add(ctx, p.w, p.b, params, p.alpha)
+        else:
+            ctx.plan.launch("pack_gemm", {"w": ctx.plain(p.w)}, {"packed": packed}, params, {"alpha": p.alpha}, dtype=x.dtype, more=at > 0)
+            if bias is not None:
+                given = ctx.plain(p.b) if p.b is not None else None
+                ctx.plan.launch("pack_bias", {"b": given}, {"packed": bias.at(DType.F32.size * at)}, {"OC": p.width}, dtype=x.dtype, more=at > 0)
         at += p.width
-    src, ldx = matrix_rows(ctx, x)
+    src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
     lead = x.shape[:-1]
     dst = ctx.plan.arena(D.mul(D.mul(D.product(lead), total), x.dtype.size))
-    ints = {"M": D.product(lead), "N": total, "K": k, "ldx": ldx, "ldy": total}
-    ctx.plan.launch("gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype)
+    ints: dict[str, DimLike] = {"M": D.product(lead), "N": total, "K": k, "ldx": ldx, "ldy": total}
+    if folded is not None:
+        ctx.plan.launch("gemm_norm", {"x": src, **folded.operands()}, {"y": dst}, ints | folded.ints(), folded.floats(), dtype=x.dtype)
+    else:
+        ctx.plan.launch("gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype)
     made: list[Value] = []
     strides: Dims = contiguous((*lead, total))
     at = 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.lower import summed
+from tracea_onnx.lower import rownorm, summed
 from tracea_onnx.lower.context import Lowering, broadcast_strides
 from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.op import Op
@@ -43,8 +43,10 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     if not op.fused and len([o for o in op.outputs if o]) > 1:
         raise Unsupported("LayerNormalization with its mean and deviation as outputs")
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
-    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
     rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
+    if axis == x.rank - 1 and not channels and rownorm.leave(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op)):
+        return
+    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
     if axis == x.rank - 1 and not channels and _over_sum(ctx, op, x, [ctx.value(roles[r]) for r in ("res", "xbias") if roles.get(r)], operands, rule, eps):
         return
     operands["x"] = ctx.plain(x)

@@ -15,7 +15,7 @@ class Target:
     pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
     planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 6 x 6, strides of 1 or 2:
-    their patches fit into registers)."""
+    their patches fit into registers). folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised."""
 
     name: str
     types: frozenset[DType]
@@ -24,6 +24,7 @@ class Target:
     pitch_multiple: int
     few_launches: bool
     planar: int = 0
+    folds_norms: bool = False
 
     def channel_pitch(self, channels: int) -> int:
         """Elements from one pixel to the next."""

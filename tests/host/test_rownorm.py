@@ -1,0 +1,100 @@
+"""Norms of rows folded into the products around them: where lowering does so on Hopper, and where it makes the norm instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+from tracea_onnx import compiler
+from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower.rownorm import Folded
+from tracea_onnx.lower.value import Value
+from tracea_onnx.modelbuilder import Net
+from tracea_onnx.modelbuilder import Value as Tensor
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import Ref
+
+
+def launches(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, *, arch: int = 90, half: bool = True) -> list[str]:
+    """Families of a run, with the statistics that products read (x, r) and leave (y)."""
+    found: list[str] = []
+    append = CudaPlanBuilder._append
+
+    def record(self: CudaPlanBuilder, family: str, refs: Any, *rest: Any) -> None:
+        append(self, family, refs, *rest)
+        if self.name != "probe" and rest[-1] is self._run:
+            found.append(family + "".join(side for side in "xry" if refs.get(f"{side}_stats") is not None))
+
+    monkeypatch.setattr(CudaPlanBuilder, "_append", record)
+    monkeypatch.setattr(CudaPlanBuilder, "_compile", lambda self: None)
+    converted = convert_float_to_float16(model, keep_io_types=False) if half else model
+    result = compiler.compile_graph(Graph(converted), compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": "132"}))
+    assert len(result.entries) == 1 and all(n.op == "Constant" for n, _ in result.refused)
+    return found
+
+
+def chain(after: Callable[[Net, Tensor, Tensor], Tensor], width: int = 128) -> onnx.ModelProto:
+    """after(net, h, norm(h)) of h = x @ w + b + x."""
+    net = Net("chain")
+    x = net.input("x", ["n", 7, width], width=width)
+    h = net.add(net.linear(x, width, name="first"), x)
+    y = after(net, h, net.layer_norm(h))
+    return net.model([("y", y, np.float32, ["n", 7, y.width])])
+
+
+def pre_norm(net: Net, h: Tensor, y: Tensor) -> Tensor:
+    return net.add(net.linear(net.act(net.linear(y, 192, name="up"), "gelu"), h.width, name="down"), h)
+
+
+def post_norm(net: Net, h: Tensor, y: Tensor) -> Tensor:
+    return net.linear(net.layer_norm(net.add(net.linear(net.act(net.linear(y, 192, name="up"), "gelu"), h.width, name="down"), y), name="second"), 8, name="head")
+
+
+def test_before_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launches(chain(pre_norm), monkeypatch) == ["gemm_normy", "gemm_normx", "gemm"]
+
+
+def test_and_as_a_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launches(chain(post_norm), monkeypatch) == ["gemm_normy", "gemm_normx", "gemm_normry", "gemm_normx"]
+
+
+def test_no_kernel_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in ({"arch": 80}, {"half": False}):
+        with monkeypatch.context() as patched:
+            assert launches(chain(pre_norm), patched, **other) == ["gemm", "layernorm", "gemm", "gemm"]
+
+
+def test_rows_that_are_no_whole_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launches(chain(pre_norm, 96), monkeypatch) == ["gemm", "layernorm", "gemm", "gemm"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda net, h, y: net.add(net.linear(y, h.width), net.op("Softmax", y, axis=-1, width=h.width, power=1.0)),  # somebody else reads the norm
+        lambda net, h, y: net.op("Softmax", y, axis=-1, width=h.width),
+        lambda net, h, y: net.add(net.op("Softmax", net.linear(h, h.width), axis=-1), y),  # nobody multiplies it
+        lambda net, h, y: net.op("MatMul", net.transpose(y, 0, 2, 1), y, width=h.width),
+    ],
+)
+def test_other_readers_have_it_made(other: Callable[[Net, Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = launches(chain(other), monkeypatch)
+    assert "layernorm" in found and not any("norm" in f for f in found if f != "layernorm")
+
+
+def test_small_weights_keep_their_bits() -> None:
+    x, here = Value("x", DType.F16, (4, 64)), Ref(0)
+
+    def folded(gamma: float, add: int = 0) -> float:
+        data = np.full(64, gamma, np.float16)
+        data[3] = -data[3]
+        return Folded(x, here, Value("g", DType.F16, (64,), data=data), None, 1e-5, False, add).unscale
+
+    assert folded(1.0) == 1.0 and folded(0.75) == 1.0 and folded(3.0) == 4.0 and folded(2.0**-9) == 2.0**-9 and folded(0.0) == 1.0 and folded(0.5, 1) == 2.0
+    assert Folded(x, here, None, None, 1e-5, True, 0).unscale == 1.0
