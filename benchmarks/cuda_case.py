@@ -97,7 +97,8 @@ def rounding(want: Array, dtype: DType, magnitude: Array | float, steps: float =
 
 @dataclass(frozen=True)
 class Case:
-    """One launch of a family and its expected outputs. operands: input name to stored array; env: values of symbols; constant: as of a Request."""
+    """One launch of a family and its expected outputs. operands: input name to stored array; env: values of symbols; constant: as of a Request;
+    tile: what the kernel must use, whatever would be chosen."""
 
     name: str
     family: str
@@ -110,3 +111,4 @@ class Case:
     env: Mapping[str, int] = field(default_factory=dict)
     unaligned: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
+    tile: Any = None

@@ -35,18 +35,19 @@ def cases() -> Iterator[Case]:
 def request_of(c: Case) -> Request:
     operands = (*c.operands, *c.outputs)
     request: Request = R.request(c.family, c.dtype, c.ints, c.floats, c.program, operands, unaligned=c.unaligned, constant=c.constant)
-    return request
+    return request if c.tile is None else R.force(request, c.tile)
 
 
-def _upload(a: Array) -> Any:
-    """The bytes of `a` in a device buffer of their own, with 256 bytes of NaN after them."""
+def _upload(a: Array) -> tuple[int, Any]:
+    """The bytes of `a` in a device buffer of their own, with 256 bytes of NaN after them: its address, and what keeps it."""
     raw = np.concatenate([np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8), np.full(256, 0xFF, np.uint8)])
-    return R.torch().from_numpy(raw).cuda()
+    buffer = R.torch().from_numpy(raw).cuda()
+    return buffer.data_ptr(), buffer
 
 
-def _memory(c: Case) -> tuple[dict[str, int], list[Any]]:
-    """Addresses of the inputs; arrays that are views of one array share its buffer."""
-    held: dict[int, tuple[Any, Array]] = {}
+def place(c: Case, upload: Callable[[Array], tuple[int, Any]] = _upload) -> tuple[dict[str, int], list[Any]]:
+    """Addresses of the inputs, and what keeps them; arrays that are views of one array share its buffer."""
+    held: dict[int, tuple[int, Any, Array]] = {}
     places: dict[str, int] = {}
     for name, a in c.operands.items():
         whole: Array = a
@@ -57,16 +58,16 @@ def _memory(c: Case) -> tuple[dict[str, int], list[Any]]:
             a = whole
         key = whole.__array_interface__["data"][0]
         if key not in held:
-            held[key] = _upload(whole), whole
-        places[name] = held[key][0].data_ptr() + a.__array_interface__["data"][0] - key
-    return places, [h for pair in held.values() for h in pair]
+            held[key] = *upload(whole), whole
+        places[name] = held[key][0] + a.__array_interface__["data"][0] - key
+    return places, list(held.values())
 
 
 def run(c: Case) -> float:
     """Worst error of a case over its bound."""
     t = R.torch()
-    places, keep = _memory(c)
-    buffers = {n: _upload(poisoned(o.count, o.dtype)) for n, o in c.outputs.items()}
+    places, keep = place(c)
+    buffers = {n: _upload(poisoned(o.count, o.dtype))[1] for n, o in c.outputs.items()}
     launch = R.bind(request_of(c), places | {n: b.data_ptr() for n, b in buffers.items()}, c.env)
     launch(R.current_stream())
     t.cuda.synchronize()
@@ -254,8 +255,7 @@ SWEPT: tuple[tuple[int, int, bool, tuple[int, ...]], ...] = (
 def sweep(only: str) -> int:
     """Every tile of the warp-specialised kernel on some shapes, best first."""
     log = R.Log("cuda_attention_sweep.txt")
-    emitter = registry.module("kernels", "cuda").families()["attention"].__globals__
-    chosen = emitter["tiles"]
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
     shapes = [
         (1, 12, 128, 64, False),
         (32, 12, 128, 64, False),
@@ -275,22 +275,19 @@ def sweep(only: str) -> int:
         data = _attention_data(b, h, s, d)
         variants: Variants = {}
         request = attention_request(b, h, s, d, causal)
-        problem = emitter["problem"](request)
+        problem = emitter.problem(request)
         for groups, blocks, overlap, widths in SWEPT:
             for keys in widths:
-                tile = emitter["hopper_tile"](problem, groups, keys, blocks, overlap)
+                tile = emitter.hopper_tile(problem, groups, keys, blocks, overlap)
                 if tile is None or keys > -(-s // 16) * 16:
                     continue
-                emitter["tiles"] = lambda r, p, tile=tile: [(tile, 1)]
                 try:
-                    variants[f"{tile}"] = _ours(attention_request(b, h, s, d, causal), data)
+                    variants[f"{tile}"] = _ours(R.force(request, tile), data)
                 except Exception as e:  # more registers than there are
                     log(f"{name} {tile}: {type(e).__name__}: {str(e)[:120]}")
-                finally:
-                    emitter["tiles"] = chosen
         times = R.measure(variants, len(data), target_us=1000, rounds=3)
         ranked = sorted((v, k) for k, v in times.items() if isinstance(v, float))
-        log(f"{name} (chosen {chosen(request, problem)[0][0]}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
+        log(f"{name} (chosen {emitter.tiles(request, problem)[0][0]}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
     return 0
 
 

@@ -3,7 +3,7 @@
     launch = bind(request, {"x": x.data_ptr(), "y": y.data_ptr()})
     launch(torch.cuda.current_stream().cuda_stream)
 
-Needs PyTorch with CUDA (memory, streams, graphs, references) and NVRTC.
+Needs NVRTC, and for all but `bind` with memory of one's own PyTorch with CUDA (memory, streams, graphs, references).
 """
 
 from __future__ import annotations
@@ -69,11 +69,36 @@ def driver_version() -> int:
     return v.value
 
 
-@cache
+def need_context() -> None:
+    """The device's primary context, which is PyTorch's too, is current on this thread."""
+    context = C.c_void_p()
+    check(driver().cuInit(0), "starting the driver")
+    check(driver().cuCtxGetCurrent(C.byref(context)), "asking for the context")
+    if not context:
+        check(driver().cuDevicePrimaryCtxRetain(C.byref(context), 0), "taking the device")
+        check(driver().cuCtxSetCurrent(context), "taking the device")
+
+
+_assumed: list[tuple[int, int]] = []
+
+
+def assume(arch: int, sms: int) -> None:
+    """Kernels are emitted for such a device from now on: to compile them on a machine without it."""
+    _assumed[:] = [(arch, sms)]
+
+
 def device() -> tuple[int, int]:
-    """(compute capability x 10, multiprocessors) of the current device."""
-    p = torch().cuda.get_device_properties(0)
-    return p.major * 10 + p.minor, p.multi_processor_count
+    """(compute capability x 10, multiprocessors) of the first device."""
+    return _assumed[0] if _assumed else _found()
+
+
+@cache
+def _found() -> tuple[int, int]:
+    check(driver().cuInit(0), "starting the driver")
+    values = (C.c_int * 3)()
+    for k, attribute in enumerate((75, 76, 16)):
+        check(driver().cuDeviceGetAttribute(C.byref(values, 4 * k), attribute, 0), "asking the device")
+    return values[0] * 10 + values[1], values[2]
 
 
 class _Attribute(C.Structure):
@@ -91,7 +116,7 @@ _modules: dict[bytes, C.c_void_p] = {}
 
 
 def _function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
-    torch().cuda.current_stream().synchronize()  # a context exists
+    need_context()
     if cubin not in _modules:
         module = C.c_void_p()
         check(driver().cuModuleLoadData(C.byref(module), cubin), f"loading {symbol}")
@@ -169,12 +194,13 @@ def kernels(r: Request) -> list[Kernel]:
     backend = registry.module("kernels", "cuda")
     if id(r) not in _forced:
         return list(backend.emit(r))
-    product, tile = backend.part("_product"), _forced[id(r)][1]
-    choose, product.choose = product.choose, lambda *_: [(tile, 1)]
+    chooser, name = (backend.part("emit_attention"), "tiles") if r.family == "attention" else (backend.part("_product"), "choose")
+    choose, tile = getattr(chooser, name), _forced[id(r)][1]
+    setattr(chooser, name, lambda *_: [(tile, 1)])
     try:
         return list(backend.emit(r))
     finally:
-        product.choose = choose
+        setattr(chooser, name, choose)
 
 
 def forced_tile(r: Request) -> Any:
@@ -217,23 +243,31 @@ def _cubin(backend: Any, source: str, arch: int) -> bytes:
     return _cubins[source, arch]
 
 
-def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None = None) -> Launch:
+#: Bytes and what each of them is -> address, and what keeps the memory.
+Allocate = Callable[[int, int], tuple[int, Any]]
+
+
+def _tensor(size: int, byte: int) -> tuple[int, Any]:
+    buffer = torch().full((size,), byte, dtype=torch().uint8, device="cuda")
+    return buffer.data_ptr(), buffer
+
+
+def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None = None, allocate: Allocate = _tensor) -> Launch:
     """Compile and bind `r` to device addresses; `env` gives the values of symbols."""
     backend, names = registry.module("kernels", "cuda"), dict(env or {})
     launch = Launch(kernels(r))
     places = dict(operands)
     for j, size in enumerate(next((k.scratch for k in launch.kernels if k.scratch), ())):
-        buffer = torch().full((max(evaluate(size, names), 1),), 0xA5, dtype=torch().uint8, device="cuda")
+        places[f"scratch{j}"], buffer = allocate(max(evaluate(size, names), 1), 0xA5)
         launch.keep.append(buffer)
-        places[f"scratch{j}"] = buffer.data_ptr()
     for k in launch.kernels:
-        call = _call(k, _cubin(backend, k.source, r.arch), places, names, launch)
+        call = call_of(k, _cubin(backend, k.source, r.arch), places, names, launch, allocate)
         if call is not None:
             launch.calls.append(call)
     return launch
 
 
-def _call(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int], launch: Launch) -> Callable[[int], None] | None:
+def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int], launch: Launch, allocate: Allocate) -> Callable[[int], None] | None:
     grid = [evaluate(d, env) for d in k.grid]
     if min(grid) <= 0:
         return None
@@ -248,8 +282,9 @@ def _call(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int
         elif isinstance(a, Float32):
             values.append(C.c_float(a.value))
         elif isinstance(a, Fault):
-            launch.keep.append(torch().zeros(1, dtype=torch().int32, device="cuda"))
-            values.append(C.c_uint64(launch.keep[-1].data_ptr()))
+            address, word = allocate(4, 0)
+            launch.keep.append(word)
+            values.append(C.c_uint64(address))
         else:
             p = a if isinstance(a, Pointer) else a.pointer
             base = places.get(p.operand, 0)

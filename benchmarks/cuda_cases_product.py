@@ -1,0 +1,273 @@
+"""Small products and convolutions with references in numpy: every kernel of them and each of its forms once, for tools under which PyTorch is too slow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks import cuda_check as K
+from benchmarks import cuda_conv as V
+from benchmarks import cuda_gemm as G
+from benchmarks import cuda_runner as R
+from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding, stored, value
+from benchmarks.cuda_conv_shapes import Conv, pitch
+from tracea_onnx import registry
+from tracea_onnx.cuda import Request
+from tracea_onnx.ops import DType
+
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+_backend = registry.module("kernels", "cuda")
+_wgmma, _split = _backend.part("_wgmma"), _backend.part("_split")
+Rng = np.random.Generator
+
+
+def _silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+_ACTIVATIONS = {"none": lambda x: x, "relu": lambda x: np.maximum(x, 0.0), "silu": _silu}
+
+
+def _filled(shape: Sequence[int], columns: int, values: Array, dtype: DType) -> Array:
+    """`values` in the first `columns` of the last axis of a poisoned array."""
+    out = poisoned(int(np.prod(shape)), dtype).reshape(shape)
+    out[..., :columns] = values
+    return out
+
+
+def _random(rng: Rng, shape: Sequence[int], dtype: DType, scale: float = 1.0) -> tuple[Array, Array]:
+    s = stored(rng.standard_normal(tuple(shape)) * scale, dtype)
+    return s, value(s, dtype)
+
+
+def _bound(want: Array, size: Array, dtype: DType, smooth: bool) -> Array:
+    """That of `cuda_check.compare`."""
+    fast = 2.0**-10 * (1 + np.abs(want)) if smooth and dtype != F32 else 0.0
+    return rounding(want, dtype, 8.0 * (1.2 * size + np.abs(want))) + fast
+
+
+def _case(name: str, r: Request, operands: Mapping[str, Array], outputs: Mapping[str, Output]) -> Case:
+    return Case(name, r.family, r.dtype, r.ints, operands, outputs, r.floats, r.program, {}, r.unaligned, r.constant)
+
+
+def gemm(
+    rng: Rng, dtype: DType, m: int, n: int, k: int, act: str = "none", *, res_mode: int = 0, kinds: Sequence[int] | None = None, pad: int = 0, early: bool = False,
+) -> Case:  # fmt: skip
+    """y[m, n] = epilogue(x[m, k] w[n, k]^T + bias); pad: NaN columns behind the rows of x, y and the residual."""
+    ints = {"M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n + pad, "ldy": n + pad, "act": K.act_index(act), "res_mode": res_mode}
+    x, vx = _random(rng, (m, k), dtype)
+    w, vw = _random(rng, (n, k), dtype, k**-0.5)
+    b = rng.standard_normal(-(-n // 32) * 32).astype(np.float32)
+    packed = stored(np.zeros((n, -(-k // 8) * 8)), dtype)
+    packed[:, :k] = w
+    operands = {"x": _filled((m, k + pad), k, x, dtype), "w": packed, "bias": b}
+    pre, size = vx @ vw.T + b[:n], np.abs(vx) @ np.abs(vw).T + np.abs(b[:n])
+    if kinds is not None:
+        views = []
+        for j, kind in enumerate(kinds):
+            full, v = _random(rng, (m, n), dtype)
+            part = (slice(None), slice(0, 1))
+            rows, columns = part[kind in (1, 3)], part[kind in (2, 3)]
+            operands[f"o{j}"] = _filled((m, n + pad), n, full, dtype) if kind == 0 else np.ascontiguousarray(full[rows, columns])
+            views.append(v[rows, columns])
+            ints |= {f"o{j}_kind": kind, f"o{j}_ld": n + pad}
+        want, size = _silu(pre * views[0] + views[1]) + views[2], size * (1 + np.abs(views[0]))
+    else:
+        want = _ACTIVATIONS[act](pre)
+        if res_mode:
+            res, v = _random(rng, (m, n), dtype)
+            operands["res"] = _filled((m, n + pad), n, res, dtype)
+            want = _ACTIVATIONS[act](pre + v) if res_mode == 1 else want + v
+    out = Output(dtype, m * (n + pad), (m, n), [n + pad, 1], want, _bound(want, size, dtype, act == "silu" or kinds is not None))
+    r = R.request("gemm", dtype, ints, {"p0": 0.0, "p1": 0.0}, K.GATED if kinds is not None else None, [*operands, "y"], constant=("w", "bias") if early else ())
+    extra = f" res{res_mode}" if res_mode else f" program {tuple(kinds)}" if kinds is not None else ""
+    return _case(f"gemm {m}x{n}x{k} {act}{extra}{f' pad{pad}' if pad else ''}", r, operands, {"y": out})
+
+
+def matmul(rng: Rng, dtype: DType, b0: int, b1: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False) -> Case:
+    """Batches of a[m, k] b[k, n], either operand with its other axis contiguous."""
+    a, va = _random(rng, (b0, b1, k, m) if a_turned else (b0, b1, m, k), dtype)
+    b, vb = _random(rng, (b0, b1, n, k) if b_turned else (b0, b1, k, n), dtype, k**-0.5)
+    va, vb = va.swapaxes(2, 3) if a_turned else va, vb.swapaxes(2, 3) if b_turned else vb
+    ints = {
+        "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * m * k, "a_1": m * k, "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
+        "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1, "y_0": b1 * m * n, "y_1": m * n, "ldy": n,
+    }  # fmt: skip
+    want = 0.3 * (va @ vb)
+    out = plain(dtype, want, _bound(want, 0.3 * (np.abs(va) @ np.abs(vb)), dtype, False))
+    r = R.request("matmul", dtype, ints, {"alpha": 0.3, "p0": 0.0, "p1": 0.0}, None, ("a", "b", "y"))
+    return _case(f"matmul {b0}x{b1}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}", r, {"a": a, "b": b}, {"y": out})
+
+
+def _windows(v: Conv, x: Array) -> Iterator[tuple[int, int, Array]]:
+    """Each filter tap and what it sees of x [N, H, W, C] at every output pixel."""
+    oh, ow = v.out
+    padded = np.pad(x, ((0, 0), (v.pads[0], v.pads[2]), (v.pads[1], v.pads[3]), (0, 0)))
+    for kh, kw in itertools.product(range(v.kernel[0]), range(v.kernel[1])):
+        top, left = kh * v.dilation[0], kw * v.dilation[1]
+        yield kh, kw, padded[:, top : top + (oh - 1) * v.stride[0] + 1 : v.stride[0], left : left + (ow - 1) * v.stride[1] + 1 : v.stride[1]]
+
+
+def _convolved(v: Conv, x: Array, w: Array) -> Array:
+    """[N, OH, OW, OC] of x [N, H, W, C] and ONNX's weight."""
+    oh, ow = v.out
+    out = np.zeros((v.n, oh, ow, v.oc))
+    ic, oc = v.c // v.groups, v.oc // v.groups
+    for g in range(v.groups):
+        xs, ys = slice(g * ic, (g + 1) * ic), slice(g * oc, (g + 1) * oc)
+        if v.transposed:
+            whole = np.zeros((v.n, oh + v.pads[0] + v.pads[2] + 64, ow + v.pads[1] + v.pads[3] + 64, oc))
+            for kh, kw in itertools.product(range(v.kernel[0]), range(v.kernel[1])):
+                rows = slice(kh * v.dilation[0], kh * v.dilation[0] + (v.h - 1) * v.stride[0] + 1, v.stride[0])
+                columns = slice(kw * v.dilation[1], kw * v.dilation[1] + (v.w - 1) * v.stride[1] + 1, v.stride[1])
+                whole[:, rows, columns] += x[..., xs] @ w[xs, :, kh, kw]
+            out[..., ys] = whole[:, v.pads[0] : v.pads[0] + oh, v.pads[1] : v.pads[1] + ow]
+        else:
+            for kh, kw, seen in _windows(v, x[..., xs]):
+                out[..., ys] += seen @ w[ys, :, kh, kw].T
+    return out
+
+
+def _packed(v: Conv, w: Array, dtype: DType) -> Array:
+    taps = v.kernel[0] * v.kernel[1]
+    if v.depthwise:
+        flat = stored(np.zeros((taps, pitch(v.oc))), dtype)
+        flat[:, : v.oc] = w.reshape(v.oc, taps).T
+        return flat
+    ic, oc = v.c // v.groups, v.oc // v.groups
+    packed = stored(np.zeros((v.oc, *v.kernel, pitch(ic))), dtype)
+    rows = w.reshape(v.groups, ic, oc, *v.kernel).swapaxes(1, 2).reshape(v.oc, ic, *v.kernel) if v.transposed else w
+    packed[..., :ic] = rows.transpose(0, 2, 3, 1)
+    return packed
+
+
+def conv(rng: Rng, v: Conv, dtype: DType, *, planar: bool = False) -> Case:
+    """planar: the channels of the image lie apart, as it came."""
+    oh, ow = v.out
+    x, vx = _random(rng, (v.n, v.h, v.w, v.c), dtype)
+    w, vw = _random(rng, v.weight_shape, dtype, (v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
+    b = rng.standard_normal(-(-v.oc // 32) * 32).astype(np.float32)
+    r = V.conv_request(v, dtype)
+    image = _filled((v.n, v.h, v.w, pitch(v.c, v.slack)), v.c, x, dtype)
+    if planar:
+        image = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        r = replace(r, ints={**r.ints, "x_c": v.h * v.w, "x_cs": 1, "x_rs": v.w, "x_ns": v.c * v.h * v.w})
+    operands = {"x": image, "w": _packed(v, w, dtype), "bias": b}
+    pre, size = _convolved(v, vx, vw) + b[: v.oc], _convolved(v, np.abs(vx), np.abs(vw)) + np.abs(b[: v.oc])
+    if v.kinds is not None:
+        views = []
+        for j, kind in enumerate(v.kinds):
+            full, f = _random(rng, (v.n, oh, ow, v.oc), dtype)
+            part = (slice(None),) * 4 if kind == 0 else (slice(0, 1),) * 3 + (slice(None) if kind == 1 else slice(0, 1),)
+            operands[f"o{j}"] = _filled((v.n, oh, ow, pitch(v.oc, 2 * v.slack)), v.oc, full, dtype) if kind == 0 else np.ascontiguousarray(full[part])
+            views.append(f[part])
+        want, size = _silu(pre * views[0] + views[1]) + views[2], size * (1 + np.abs(views[0]))
+    else:
+        want = _ACTIVATIONS[v.act](pre)
+        if v.res_mode:
+            res, f = _random(rng, (v.n, oh, ow, v.oc), dtype)
+            operands["res"] = _filled((v.n, oh, ow, pitch(v.oc, 2 * v.slack)), v.oc, res, dtype)
+            want = _ACTIVATIONS[v.act](pre + f) if v.res_mode == 1 else want + f
+    yc = pitch(v.oc, v.slack)
+    out = Output(dtype, v.n * oh * ow * yc, want.shape, [oh * ow * yc, ow * yc, yc, 1], want, _bound(want, size, dtype, v.act == "silu" or v.kinds is not None))
+    return _case(v.name(dtype).replace(f" {dtype.name}", "") + " planar" * planar, r, operands, {"y": out})
+
+
+def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
+    """The kernels that prepare constants."""
+    n, k = 37, 21
+    w, v = _random(rng, (k, n), dtype)
+    want = np.zeros((n, 24))
+    want[:, :k] = v.T
+    yield _case("pack_gemm", G.pack_request(n, k, dtype, False), {"w": w}, {"packed": plain(dtype, want, rounding(want, dtype, 0))})
+    for c in (Conv(1, 10, 5, 5, 14, groups=2), Conv(1, 11, 5, 5, 11, groups=11), Conv(1, 10, 5, 5, 14, groups=2, transposed=True)):
+        w, v = _random(rng, c.weight_shape, dtype)
+        want = value(_packed(c, w, dtype), dtype)
+        yield _case(f"pack {c.name(dtype)}", V.pack_request(c, dtype, scaled=False), {"w": w}, {"packed": plain(dtype, want, rounding(want, dtype, 0))})
+    channels = 37
+    gamma, beta, mean, b = (_random(rng, (channels,), dtype) for _ in range(4))
+    var = stored(np.abs(rng.standard_normal(channels)) + 0.1, dtype)
+    scale = gamma[1] / np.sqrt(value(var, dtype) + np.float32(1e-3))
+    shift = beta[1] - mean[1] * scale
+    r = R.request("fold_bn", dtype, {"C": channels}, {"eps": 1e-3}, operands=("gamma", "beta", "mean", "var", "scale", "shift"))
+    outputs = {"scale": plain(F32, scale, rounding(scale, F32, np.abs(scale))), "shift": plain(F32, shift, rounding(shift, F32, np.abs(scale) + np.abs(shift)))}
+    yield _case("fold_bn", r, {"gamma": gamma[0], "beta": beta[0], "mean": mean[0], "var": var}, outputs)
+    tail = np.concatenate([b[1], np.zeros(64 - channels)])
+    r = R.request("pack_bias", dtype, {"OC": channels}, operands=("b", "packed"))
+    yield _case("pack_bias", r, {"b": b[0]}, {"packed": plain(F32, tail, rounding(tail, F32, 0))})
+
+
+def _with(case: Case, tile: Any) -> Case:
+    return replace(case, tile=tile)
+
+
+def products(rng: Rng) -> Iterator[Case]:
+    """Every form of the kernels for matrices. k of several steps of 64 with a part of one, rows and columns beyond whole tiles."""
+    hopper, split = _wgmma.HopperTile, _split.SplitTile
+    for bm, bn, ping in ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False)):
+        for cluster in (1, 2):
+            yield _with(gemm(rng, F16, 300, 264, 200, "relu", early=cluster == 1), hopper(bm, bn, ping, cluster))
+        yield _with(gemm(rng, F16, 270, 328, 136, "silu", res_mode=1), hopper(bm, bn, ping, 1))
+        if ping:
+            yield _with(gemm(rng, BF16, 520, 136, 200), hopper(bm, bn, True, 1, 4))
+    yield _with(gemm(rng, F16, 300, 200, 200, "relu", res_mode=2), hopper(128, 64, True, 1, 4))
+    yield _with(gemm(rng, F16, 257, 328, 200, kinds=(0, 1, 2)), hopper(128, 128, True, 2))
+    yield _with(gemm(rng, F16, 131, 389, 264, "relu"), hopper(128, 128, True, 2))  # rows of y begin anywhere
+    yield _with(gemm(rng, F16, 131, 389, 264), hopper(128, 192, False, 1))
+    kinds = (
+        (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
+        (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
+        (64, 128, False, 1, 2, 1), (128, 96, False, 6, 1, 1), (128, 256, False, 1, 1, 1), (64, 32, False, 1, 1, 3), (128, 192, False, 4, 2, 1),
+    )  # fmt: skip
+    for j, kind in enumerate(kinds):
+        m, k = (kind[1] - 3 if kind[2] and kind[1] < 64 else 210), 64 * max(2 * kind[3], 3) + 8
+        extra: dict[str, Any] = ({}, {"res_mode": 1}, {"kinds": (0, 1, 2)}, {"res_mode": 2, "pad": 3})[j % 4]
+        yield _with(gemm(rng, BF16 if j % 5 == 4 else F16, m, 203 if j % 2 else 264, k, "relu" if j % 3 else "silu", early=j % 2 == 0, **extra), split(*kind))
+    for dtype, m, n, k in ((F16, 127, 131, 137), (BF16, 17, 1, 13), (F32, 65, 67, 71), (F16, 1, 257, 1), (F16, 3, 72, 2048), (F32, 5, 40, 1024)):
+        yield gemm(rng, dtype, m, n, k, "relu")
+    yield gemm(rng, F16, 77, 131, 67, "silu", res_mode=1)
+    yield gemm(rng, F32, 66, 101, 48, kinds=(0, 1, 2))
+    for dtype in (F16, F32):
+        yield matmul(rng, dtype, 2, 3, 72, 40, 56)
+        yield matmul(rng, dtype, 1, 2, 37, 41, 43, a_turned=True)
+        yield matmul(rng, dtype, 2, 1, 64, 72, 136, a_turned=True, b_turned=True)
+        yield matmul(rng, dtype, 2, 2, 1, 64, 300, b_turned=True)
+
+
+def convolutions(rng: Rng) -> Iterator[Case]:
+    """Every kernel for convolutions."""
+    one, none = (1, 1), (0, 0, 0, 0)
+    hopper, split = _wgmma.HopperTile, _split.SplitTile
+    image = Conv(3, 72, 13, 11, 136)
+    for tile in (hopper(128, 128, True, 1), hopper(64, 256, True, 2), hopper(128, 192, False, 1), hopper(64, 128, True, 1, 18)):
+        yield _with(conv(rng, image, F16), tile)
+    yield _with(conv(rng, Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1), BF16), hopper(128, 64, True, 2))
+    for tile in (split(64, 64, False, 4, 1, 2), split(128, 64, True, 2, 2, 1), split(192, 80, True, 2, 1, 1)):
+        yield _with(conv(rng, image, F16), tile)
+    yield _with(conv(rng, Conv(2, 96, 9, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", kinds=(0, 1, 0)), F16), split(128, 64, False, 2, 1, 1))
+    for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
+        for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
+            yield _with(conv(rng, v, F16), window)
+    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
+    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16, planar=True)
+    yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), act="silu"), BF16, planar=True)
+    yield conv(rng, Conv(1, 7, 19, 17, 13, (5, 3), (2, 1), (2, 1), (1, 2, 3, 0)), F16)
+    yield conv(rng, Conv(3, 5, 11, 13, 7, (3, 2), (2, 3), (2, 1), (1, 0, 2, 1)), F32)
+    yield conv(rng, Conv(2, 20, 10, 10, 30, groups=5, res_mode=1), F16)
+    yield conv(rng, Conv(1, 17, 9, 7, 19, (3, 3), pads=(0, 1, 2, 0), slack=3), F16)
+    yield conv(rng, Conv(1, 61, 5, 7, 31, (1, 1), (2, 2), one, none), F16)
+    yield conv(rng, Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)), F16)
+    yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
+    for dtype in (F16, F32):
+        yield conv(rng, Conv(1, 7, 9, 11, 7, groups=7, act="silu"), dtype)
+        yield conv(rng, Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2), dtype)
+        yield conv(rng, Conv(6, 98, 28, 27, 98, (5, 5), one, one, (2, 2, 2, 2), 98, act="silu"), dtype)  # strips
+    yield conv(rng, Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2), F16)  # strips
+    yield conv(rng, Conv(2, 64, 61, 50, 64, groups=64, dilation=(2, 2), kinds=(1, 3, 0)), F16)
+
+
+FAMILIES = {"products": products, "convolutions": convolutions, "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32))}

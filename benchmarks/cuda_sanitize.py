@@ -1,0 +1,206 @@
+"""Small cases of every CUDA kernel for compute-sanitizer, through the driver alone (PyTorch and NVRTC are slow under it).
+
+    python -m benchmarks.cuda_sanitize --compile                                       # beforehand, into the cache; needs no GPU
+    compute-sanitizer --tool memcheck  --padding 4096 python -m benchmarks.cuda_sanitize [--part 0/4] [--only REGEX]
+    compute-sanitizer --tool racecheck python -m benchmarks.cuda_sanitize [--part 0/4] [--only REGEX]
+
+Every operand is an allocation of its own with no byte to spare, and every result is compared with float64. Kernels are emitted for a device of
+few multiprocessors, so that a block has several tiles of a small problem. `--planted` runs two kernels that are wrong instead: the tools must find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes as C
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from benchmarks import cuda_cases_attention as A
+from benchmarks import cuda_cases_image, cuda_cases_move, cuda_cases_product, cuda_cases_rows
+from benchmarks import cuda_families as F
+from benchmarks import cuda_runner as R
+from benchmarks.cuda_case import Array, Case, poisoned
+from tracea_onnx import registry
+from tracea_onnx.cuda import Int32, Kernel, Pointer, Request
+from tracea_onnx.ops import DType
+
+ARCH, FEW, MANY = 90, 6, 132
+#: Cases of the families that are neither a product nor attention, by family, name and type: each template in each of its forms.
+CHOSEN = "|".join((
+    r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
+    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127) .*F16", "layernorm layernorm 5x256 .*F32",
+    r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16", r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127) F16",
+    "rope rope .*F16", r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1) F16", "reduce reduce sum I64",
+    r"argmax argmax (2x3000x1|2x40x5|3x17x1) min=0 last=1 F16", r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
+    "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64", "range range F32",
+    r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",
+    r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
+    "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16", "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
+    r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16", r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7) F16",
+    r"resize2d resize2d mode=[01] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
+    r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
+))  # fmt: skip
+#: Families whose form depends on how many multiprocessors there are.
+_WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
+
+
+def attention(rng: np.random.Generator) -> Iterator[Case]:
+    """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, A.Shape
+    hopper = (
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
+        ((4, 64), bf16, shape(1, 2, 2, 261, 197, 64, 64, causal=True, past=-64, mask=3, clean=True)), ((4, 80), f16, shape(1, 2, 2, 385, 197, 64, 64)),
+        ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)), ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
+        ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)), ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
+        ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")), ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
+        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, True), f16, shape(1, 4, 2, 257, 300, 128, 128)),
+        ((2, 128, 1, True), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)), ((2, 112, 1, True), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)),
+        ((1, 128, 1, True), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)), ((1, 96, 1, True), f16, shape(1, 8, 2, 3, 513, 128, 128)),
+    )  # fmt: skip
+    for form, dtype, p in hopper:
+        case = A.attention_case(rng, p, dtype)
+        tile = emitter.hopper_tile(emitter.problem(F.request_of(case)), *form)
+        assert tile is not None, form
+        yield replace(case, name=f"{case.name} {tile}", tile=tile)
+    plain = (
+        (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)), (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)), (f16, shape(1, 2, 1, 19, 23, 17, 13)),
+        (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")), (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
+        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)),
+    )  # fmt: skip
+    for dtype, p in plain:
+        yield A.attention_case(rng, p, dtype)
+
+
+def jobs(only: str) -> Iterator[tuple[Case, Request]]:
+    """The cases with their requests, each for the device that suits its family."""
+    others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image)
+    R.assume(ARCH, FEW)
+    makers = (*cuda_cases_product.FAMILIES.values(), attention)
+    kept = [c for make in makers for c in make(np.random.default_rng(1))]
+    for module in others:
+        made = chain.from_iterable(make(np.random.default_rng(1)) for make in module.FAMILIES.values())
+        kept += [c for c in made if re.fullmatch(CHOSEN, f"{c.family} {c.name} {c.dtype.name}")]
+    for c in kept:
+        R.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
+        if re.search(only, f"{c.family} {c.name} {c.dtype.name}"):
+            yield c, F.request_of(c)
+
+
+# --- the driver's memory ------------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Device memory of the driver, no byte more than asked for, freed together."""
+
+    def __init__(self) -> None:
+        R.need_context()
+        self.held: list[C.c_uint64] = []
+
+    def upload(self, a: Array) -> tuple[int, Any]:
+        raw = np.frombuffer(np.ascontiguousarray(a).tobytes() or b"\0", np.uint8)
+        place = C.c_uint64()
+        R.check(R.driver().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating")
+        self.held.append(place)
+        R.check(R.driver().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)), "copying to the device")
+        return place.value, place
+
+    def allocate(self, size: int, byte: int) -> tuple[int, Any]:
+        return self.upload(np.full(size, byte, np.uint8))
+
+    def download(self, address: int, a: Array) -> None:
+        R.check(R.driver().cuMemcpyDtoH_v2(C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)), "copying from the device")
+
+    def free(self) -> None:
+        for place in self.held:
+            R.check(R.driver().cuMemFree_v2(place), "freeing")
+        self.held.clear()
+
+
+def run(c: Case, r: Request) -> float:
+    """Worst error over its bound."""
+    memory = Memory()
+    places, _ = F.place(c, memory.upload)
+    results = {n: poisoned(o.count, o.dtype) for n, o in c.outputs.items()}
+    places |= {n: memory.upload(a)[0] for n, a in results.items()}
+    R.bind(r, places, c.env, memory.allocate)(0)
+    R.check(R.driver().cuCtxSynchronize(), "running")
+    for n, a in results.items():
+        memory.download(places[n], a)
+    memory.free()
+    return max(o.error(results[n]) for n, o in c.outputs.items())
+
+
+PLANTED = r"""
+extern "C" __global__ void beyond(float* y, int n) { y[blockIdx.x * blockDim.x + threadIdx.x] = n; }  // one element more than there is
+extern "C" __global__ void race(float* y, int n) {
+  __shared__ float s[64];
+  s[threadIdx.x] = threadIdx.x;
+  y[threadIdx.x] = s[63 - threadIdx.x] + n;  // no barrier
+}
+"""
+
+
+def planted() -> None:
+    args = (Pointer("y"), Int32(1))
+    for symbol, count in (("beyond", 63), ("race", 64)):
+        memory = Memory()
+        launch = R.Launch([])
+        place = memory.upload(np.zeros(count, np.float32))[0]
+        cubin = registry.module("kernels", "cuda").compile(PLANTED, ARCH)
+        call = R.call_of(Kernel(PLANTED, symbol, (1, 1, 1), 64, args), cubin, {"y": place}, {}, launch, memory.allocate)
+        assert call is not None
+        call(0)
+        print(f"planted {symbol}: synchronising gave {R.driver().cuCtxSynchronize()}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--part", default="0/1", help="k/n: every n-th case from the k-th on")
+    parser.add_argument("--only", default="", help="regular expression: cases to take")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after so long")
+    args = parser.parse_args()
+    part, parts = map(int, args.part.split("/"))
+    if args.planted:
+        planted()
+        return 0
+    begin = time.perf_counter()
+    todo = list(jobs(args.only))
+    if args.compile:
+        registry.module("kernels", "cuda").compile(PLANTED, ARCH)
+        failed = R.compile_all([r for _, r in todo])
+        print(f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile", *failed.values())
+        return int(bool(failed))
+    mine = todo[part::parts]
+    done, wrong = 0, []
+    for c, r in mine:
+        if time.perf_counter() - begin > args.seconds:
+            break
+        name = f"{c.family} {c.name} {c.dtype.name}"
+        before = time.perf_counter()
+        try:
+            error = run(c, r)
+        except Exception as e:
+            wrong.append(name)
+            print(f"FAIL {name}: {type(e).__name__}: {e}", flush=True)
+            break  # the context is lost
+        done += 1
+        if not error <= 1:
+            wrong.append(name)
+        symbols = ",".join(sorted({k.symbol for k in R.kernels(r)}))
+        print(f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, {time.perf_counter() - before:.1f} s", flush=True)
+    print(f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} s, {len(wrong)} wrong", *wrong, sep="; ", flush=True)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
