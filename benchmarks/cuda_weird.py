@@ -1,0 +1,160 @@
+"""Sizes that nobody tunes for, against float64 and beside PyTorch eager: primes, ones, long tails, tiny batches, strided views.
+
+    python -m benchmarks.cuda_weird [--only REGEX]
+    python -m benchmarks.cuda_weird --compile          # the kernels into the cache beforehand; needs no GPU
+
+A trial is one operator of ONNX as the provider would launch it, and the operators that PyTorch needs for the same; their float64 run is the reference.
+Both are timed as replays of a CUDA graph of many calls, in turn, on inputs rotated past L2: PyTorch's time to launch, which eager mode pays on top, is not
+counted. fp32 is fp32 on both sides (no TF32). Ratios are PyTorch's time over ours: below 1 is a shape on which PyTorch is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from benchmarks import cuda_runner as R
+from benchmarks.cuda_check import ROUNDOFF, poisoned
+from tracea_onnx.cuda import Request
+from tracea_onnx.ops import DType
+
+Tensors = dict[str, Any]
+#: Operands of one launch after the other: tensors, or addresses within them.
+Places = Sequence[Tensors]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """inputs: what PyTorch gets. eager: what it computes with them. ours: operands of the requests for such inputs, and the result as PyTorch has it.
+    roundings: how often values of that magnitude are rounded to the narrow type on the way; linear: results err relative to the sum of |products|."""
+
+    name: str
+    dtype: DType
+    requests: Sequence[Request]
+    inputs: Callable[[], Tensors]
+    eager: Callable[[Tensors], Any]
+    ours: Callable[[Tensors], tuple[Places, Any]]
+    roundings: float = 0.0
+    linear: bool = False
+    extra: Sequence[Request] = ()  # that `ours` runs
+
+
+def random(*shape: int, dtype: DType, scale: float = 1.0) -> Any:
+    t = R.torch()
+    return (t.randn(shape, device="cuda", dtype=t.float32) * scale).to(R.torch_dtype(dtype))
+
+
+def result(shape: Sequence[int], dtype: DType) -> Any:
+    """Poisoned memory for a result."""
+    t = R.torch()
+    return poisoned(tuple(shape), dtype) if dtype in ROUNDOFF else t.full(tuple(shape), 0x5A, device="cuda", dtype=R.torch_dtype(dtype))
+
+
+def _launch(trial: Trial, places: Places) -> Callable[[], None]:
+    bound = [
+        R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in p.items()}) for r, p in zip(trial.requests, places, strict=True)
+    ]  # fmt: skip
+
+    def call() -> None:
+        for launch in bound:
+            launch(R.current_stream())
+
+    return call
+
+
+def _wide(x: Any, change: Callable[[Any], Any] = lambda x: x) -> Any:
+    return change(x.double()) if x.is_floating_point() else x
+
+
+def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any) -> float:
+    """Worst error over its bound."""
+    t = R.torch()
+    call()
+    with t.backends.cudnn.flags(enabled=False):  # it would look for its best float64 convolutions
+        want = trial.eager({k: _wide(v) for k, v in inputs.items()})
+        sizes = trial.eager({k: _wide(v, lambda x: x.abs()) for k, v in inputs.items()}).abs() if trial.linear else None
+    t.cuda.synchronize()
+    if not want.is_floating_point():
+        return 0.0 if bool((got == want).all()) else math.inf
+    if got.shape != want.shape or not bool(t.isfinite(got).all()):
+        return math.inf
+    u = ROUNDOFF[trial.dtype]
+    magnitude = 1 + want.abs() if sizes is None else sizes
+    bound = 1.01 * u * want.abs() + trial.roundings * u * magnitude + 2.0**-21 * (magnitude + want.abs()) + (2.0**-24 if trial.dtype == DType.F16 else 1e-30)
+    return float(((got.double() - want).abs() / bound).max()) if want.numel() else 0.0
+
+
+def measure(trial: Trial) -> tuple[float, dict[str, float | str]]:
+    """Worst error over its bound, and microseconds of both."""
+    first = trial.inputs()
+    places, got = trial.ours(first)
+    size = sum(x.numel() * x.element_size() for x in (*first.values(), got))
+    data, calls = [first], [_launch(trial, places)]
+    keep = [places]
+    error = check(trial, first, calls[0], got)
+    for _ in range(R.sets_for(size) - 1):
+        data.append(trial.inputs())
+        keep.append(trial.ours(data[-1])[0])
+        calls.append(_launch(trial, keep[-1]))
+    variants: dict[str, Callable[[int], Any]] = {"ours": lambda i: calls[i](), "eager": lambda i: trial.eager(data[i])}
+    return error, R.measure(variants, len(data), target_us=1500, rounds=5)
+
+
+def trials() -> Iterator[Trial]:
+    from benchmarks import cuda_weird_move, cuda_weird_products, cuda_weird_rows
+
+    return chain.from_iterable(m.trials() for m in (cuda_weird_products, cuda_weird_rows, cuda_weird_move))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", default="", help="regular expression: trials to take")
+    args = parser.parse_args()
+    if args.compile:
+        R.assume(90, 132)
+    chosen = [t for t in trials() if re.search(args.only, t.name)]
+    failed = R.compile_all([r for t in chosen for r in (*t.requests, *t.extra)])
+    print(f"{len(chosen)} trials, {len(failed)} sources do not compile", *failed.values(), flush=True)
+    if args.compile:
+        return int(bool(failed))
+    t = R.torch()
+    t.manual_seed(0)
+    t.backends.cudnn.benchmark, t.backends.cudnn.allow_tf32 = True, False
+    log = R.Log("cuda_weird.txt")
+    rows: list[tuple[float, str]] = []
+    wrong: list[str] = []
+    for trial in chosen:
+        try:
+            error, times = measure(trial)
+        except Exception as e:
+            wrong.append(trial.name)
+            log(f"FAIL {trial.name}: {type(e).__name__}: {str(e)[:200]}")
+            if "CUDA 7" in str(e) or "illegal" in str(e) or "misaligned" in str(e):
+                break  # the context is lost
+            continue
+        if not error <= 1:
+            wrong.append(trial.name)
+        ours, eager = times["ours"], times["eager"]
+        log.record(name=trial.name, error=error, times=times)
+        if isinstance(ours, float) and isinstance(eager, float):
+            rows.append((eager / ours, f"{eager / ours:6.2f}x  {ours:8.2f} us, eager {eager:8.2f} us  {trial.name}  ({error:.2f} of its bound)"))
+        else:
+            wrong.append(trial.name)
+            log(f"FAIL {trial.name}: {times}")
+    for _, line in sorted(rows):
+        log(line)
+    if rows:
+        log(f"geometric mean {math.exp(sum(math.log(r) for r, _ in rows) / len(rows)):.2f}x over {len(rows)} trials, {sum(r < 1 for r, _ in rows)} below 1")
+    log(f"{len(wrong)} wrong", *wrong)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
