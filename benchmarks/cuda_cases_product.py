@@ -13,6 +13,7 @@ from benchmarks import cuda_check as K
 from benchmarks import cuda_conv as V
 from benchmarks import cuda_gemm as G
 from benchmarks import cuda_runner as R
+from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding, stored, value
 from benchmarks.cuda_conv_shapes import Conv, pitch
 from tracea_onnx import registry
@@ -202,7 +203,7 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
 
 
 def _with(case: Case, tile: Any) -> Case:
-    return replace(case, tile=tile)
+    return replace(case, name=f"{case.name} [{T.tile_name(tile)}]", tile=tile)
 
 
 def products(rng: Rng) -> Iterator[Case]:
