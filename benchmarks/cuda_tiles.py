@@ -65,4 +65,4 @@ def tile_name(t: Any) -> str:
         return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}"
-    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}"
+    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"

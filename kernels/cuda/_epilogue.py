@@ -20,11 +20,13 @@ class Epilogue:
     """`source` defines `struct Epilogue` and `finish(e, c, v, m, full, n, count)` on `float v[WIDTH]`: columns n.. of row m, of which `count` exist.
     `c = columns_at(e, n, end)` are the operands that depend on the columns alone, of which `end` exist; without `c` finish reads them itself.
 
-    `parameters` are kernel parameters; `arguments` fills the struct."""
+    `parameters` are kernel parameters; `arguments` fills the struct. column: bytes of a `Column`, one column's operands, where these are asked for:
+    `column_at(e, n, end)` reads one, `columns_of(p)` makes Columns of two neighbours."""
 
     source: str
     parameters: tuple[Parameter, ...]
     arguments: str
+    column: int = 0
 
 
 _LOAD = r"""
@@ -65,12 +67,13 @@ def residual(r: Request) -> bool:
 
 def epilogue(
     r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False, touched: bool = False,
+    tabled: bool = False,
 ) -> Epilogue:  # fmt: skip
     """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
     columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
     width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`. Where x or the residual
-    are to be normalised, `const Norms& norms` of the row follows (and a residual is given). touched: `touch_columns(e, n)` brings 32 columns of the constants
-    near."""
+    are to be normalised, `const Norms& norms` of the row follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the constants
+    near. tabled: with Column, for width 2."""
     fields: list[tuple[str, str, Argument]] = []
     ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
     body: list[str] = []
@@ -116,13 +119,32 @@ def epilogue(
     constant = [n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands]
     source += f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n" if touched else ""
     source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
+    column = 0
+    if tabled:
+        text, column = _table([name for name, _ in ahead])
+        source += text
     given = (", const float (&r)[WIDTH]" if staged else "") + (", const Norms& norms" if _norms.normed(r) else "")
     source += f"DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
     source += (
         f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n"
         f"  finish(e, columns_at(e, n, n + count), v, m, full, n, count{', r' if staged else ''}{', norms' if _norms.normed(r) else ''});\n}}\n"
     )
-    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields))
+    return Epilogue(source, tuple(fields), ", ".join(n for _, n, _ in fields), column)
+
+
+def _table(names: list[str]) -> tuple[str, int]:
+    """Text of Column, and its bytes."""
+    size = 2
+    while size < len(names):
+        size *= 2
+    reads = " ".join(f"c.v[{k}] = to_float(e.{name}[n]);" for k, name in enumerate(names))
+    members = " ".join(f"c.{name}[0] = p.a.v[{k}], c.{name}[1] = p.b.v[{k}];" for k, name in enumerate(names))
+    text = f"""struct Column {{ float v[{size}]; }};
+struct alignas(16) Neighbours {{ Column a, b; }};
+DEV Column column_at(const Epilogue& e, int n, int end) {{ Column c = {{}}; if (n < end) {{ {reads} }} return c; }}
+DEV Columns columns_of(const Column* from) {{ Columns c; const Neighbours p = *(const Neighbours*)from; {members} return c; }}
+"""
+    return text, 4 * size
 
 
 def _lines(statements: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -20,14 +21,17 @@ _PANEL = 64 * 128
 @dataclass(frozen=True)
 class HopperTile:
     """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
-    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); staging: 64 x 64 buffers for the residual of each warpgroup."""
+    kept: steps of k for which a block keeps its columns of B (0: copied with every tile); tma: results leave by TMA; staging: 64 x 64 buffers of each
+    warpgroup for the residual or for results; column: bytes of the epilogue's operands of one column, which each warpgroup keeps."""
 
     bm: int
     bn: int
     ping: bool
     cluster: int = 1
     kept: int = 0
+    tma: bool = False
     staging: int = 0
+    column: int = 0
 
     @property
     def stage(self) -> int:
@@ -35,15 +39,27 @@ class HopperTile:
 
     @property
     def stages(self) -> int:
-        return min(8, (HOPPER_SHARED - 2048 - 2 * self.staging * _PANEL - self.kept * self.bn * 128) // self.stage)
+        return min(8, (HOPPER_SHARED - self._fixed) // self.stage)
 
-    def with_residual(self) -> HopperTile:
-        """The tile with buffers in which all residual panels of a tile may fly while it is multiplied."""
-        return replace(self, staging=max(2, min(4, self.bm * self.bn // 4096 // (1 if self.ping else 2))))
+    @property
+    def _fixed(self) -> int:
+        return 2048 + 2 * (self.staging * _PANEL + self.column * self.bn) + self.kept * self.bn * 128
 
     @property
     def smem(self) -> int:
-        return self.stages * self.stage + self.kept * self.bn * 128 + 2 * self.staging * _PANEL + 2048
+        return self.stages * self.stage + self._fixed
+
+
+@cache
+def staged(t: HopperTile, residual: bool, vector: bool = True, column: int = 0) -> HopperTile:
+    """The tile with its buffers. Of a residual all panels of a tile may fly while it is multiplied; vector: rows of the result begin at multiples of 16 bytes."""
+    t = replace(t, column=column)
+    if residual:
+        return replace(t, staging=max(2, min(4, t.bm * t.bn // 4096 // (1 if t.ping else 2))))
+    if vector and not t.tma:
+        return t
+    two = replace(t, staging=2)
+    return two if t.tma and two.stages >= min(t.stages, 6) else replace(t, staging=1)
 
 
 _SHAPES = ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False))
@@ -53,13 +69,16 @@ TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for 
 #: that needs the special functions.
 _FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3650.0, 5214.0, 3514.0, 2251.0
 _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 652.0, 7139.0, 269.0, 1033.0, 528.0
+#: What results that leave by TMA save of the clocks of several turns, and cost at the end.
+_TMA_GAIN, _TMA_LATENCY = 0.94, 700.0
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
 
 def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
     kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _SHAPES if ping and -(-n // bn) <= sms // 2)
-    return [*TILES, *(t for t in kept if t.with_residual().stages >= 3)]
+    tiles = [*TILES, *(t for t in kept if staged(t, True).stages >= 3)]
+    return [*tiles, *(replace(t, tma=True) for t in tiles)]
 
 
 def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
@@ -68,7 +87,7 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
-    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / (t.with_residual() if residual else t).stages)
+    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages)
     if n * steps * 128 > CACHED:
         step = max(step, t.bn / t.cluster * 128 / STREAM_BYTES)
     finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + _SMOOTH * smooth)
@@ -77,13 +96,15 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
         body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
     else:
         body = turns * (tile + finish)
+    if t.tma:
+        body = body * (_TMA_GAIN if turns >= 3 else 1.0) + _TMA_LATENCY
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
 def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[HopperTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are."""
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms)}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms) if not (t.tma and residual)}
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -149,26 +170,28 @@ def product(
     params: Sequence[tuple[str, str, Argument]], active: DimLike = 1,
 ) -> Kernel:  # fmt: skip
     """The kernel. params: sizes that the source needs."""
-    staged = r.program is None and _epilogue.residual(r)
-    if staged:
-        tile = tile.with_residual()
-    vector = _epilogue.vector(r, "y", (ldy,))
-    if not vector:  # results take the place of a residual
-        assert not staged
-        tile = replace(tile, staging=1)
-    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=staged, touched=True)
+    residual = r.program is None and _epilogue.residual(r)
+    vector, normed = _epilogue.vector(r, "y", (ldy,)), _norms.normed(r)
+    assert vector or not residual
+    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed)
+    tile = staged(tile, residual, vector, epi.column)
+    store = 0 if not vector else 2 if tile.tma and not residual else 1
     map_type = "const __grid_constant__ TensorMap"
-    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b), ("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
-    if staged:
+    parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
+    if store == 2:
+        parameters.append((map_type, "map_y", matrix(r, "y", rows, columns, ldy, (16, 64))))
+    else:
+        parameters += [("T*", "y", Pointer("y")), ("i64", "ldy", Int64(ldy))]
+    if residual:
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
     parameters += [*params, *epi.parameters]
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define Y_VECTOR {int(vector)}",
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
+        f"#define Y_VECTOR {int(vector)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_TILES = {int(columns % tile.bn == 0)};",
-        f"constexpr bool WHOLE_CHUNKS = {int(columns % 8 == 0)};", multiply(tile.bn, mma),
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(columns % 8 == 0)};", multiply(tile.bn, mma),
         _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
         _backend.template("chunks"), _backend.template("wgmma"),
     ])  # fmt: skip

@@ -27,13 +27,3 @@ DEV void store8(T* y, const u32 (&o)[4], int count) {
       if (k < count) y[k].bits = (u16)(o[k / 2] >> (k % 2 * 16));
   }
 }
-// 64 neighbouring columns of a row that begins at any element, of which `count` exist: lane l has columns 2 l and 2 l + 1.
-DEV void store_row(T* y, u32 word, int count, int lane) {
-  const bool odd = (u64)y & 2;
-  const u32 next = __shfl_down_sync(0xffffffffu, word, 1);
-  if (odd && lane == 0 && count > 0) y->bits = (u16)word;
-  const int c = 2 * lane + odd;
-  if (odd) word = word >> 16 | next << 16;
-  if (c + 1 < count) *(u32*)(y + c) = word;
-  else if (c < count) y[c].bits = (u16)word;
-}

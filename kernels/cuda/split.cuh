@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     return Unit{r, c, m0 + r, n0 + c, t < PER_PART && at < UNITS && m0 + r < M && n0 + c < N};
   };
 
-  if (threadIdx.x * 32 < TILE_N && n0 + threadIdx.x * 32 < N) touch_columns(epilogue, n0 + threadIdx.x * 32);
+  if (threadIdx.x * 8 < TILE_N && n0 + threadIdx.x * 8 < N) touch_columns(epilogue, n0 + threadIdx.x * 8);
 
   if (warp == WORKERS / 32) {
     if (elected()) {

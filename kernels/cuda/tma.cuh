@@ -21,10 +21,15 @@ DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, i
 DEV void copy_im2col_all(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh, u16 blocks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh), "h"(blocks) : "memory");
 }
+DEV void store2(const TensorMap* map, u32 from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y) : "memory");
+}
+DEV void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the last LEFT groups of this thread's stores have read shared memory.
+template <int LEFT> DEV void stores_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
 // Rows of 128 bytes, 128-byte swizzle, groups of 8 rows 1024 bytes apart.
 DEV u64 descriptor(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62); }
-// Brings what will be read soon from memory to the L2 cache.
-// Brings the line of a constant into the first cache.
+// Brings the 32 bytes around a constant into the first cache.
 DEV void touch(const void* p) { u32 v; asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p)); }
 DEV u32 load_word(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
 DEV void store_word(u32 to, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }

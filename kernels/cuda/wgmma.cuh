@@ -2,18 +2,23 @@
 //
 // Warp 0 copies tiles of A and B (TMA) into a ring of STAGES, warp 1 copies tiles of the residual; two warpgroups multiply (wgmma) and finish.
 // PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
-// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Results go from registers to y, 16 bytes a lane;
-// where rows of y lie anyhow (not Y_VECTOR), through shared memory, a row of 64 a warp.
+// A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Each warpgroup has STAGING buffers of 64 x 64
+// for the residual, or for results. These leave as STORE says: 0 row by row from a buffer (rows of y begin anyhow), 1 from registers, 16 bytes a lane, 2 by TMA
+// from a buffer (fewer instructions, so less power; but the last of them leave later).
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, Y_VECTOR, WHOLE_TILES, WHOLE_CHUNKS (all
-// tiles, all chunks of 8 columns lie within N), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, WHOLE_CHUNKS (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
-// A tile's epilogue operands of columns fit into registers beside its sums.
-constexpr bool AHEAD = sizeof(Columns) * (BN / 8) + (NORMED ? 16 * BLOCKS_M : 0) <= 256;
+// Epilogue operands of a tile's columns: in registers beside its sums if they fit, or read with each panel; NORMED: in shared memory.
+constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
+#if NORMED
+constexpr int TABLE = 2 * BN * sizeof(Column);
+#else
+constexpr int TABLE = 0;
+#endif
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
@@ -24,8 +29,19 @@ DEV Tile tile_at(int t, int rows, int columns) {
   return {band * BAND + r % height, r / height};
 }
 
+// 64 neighbouring columns of a row that begins at any element, of which `count` exist: lane l has columns 2 l and 2 l + 1.
+DEV void store_row(T* y, u32 word, int count, int lane) {
+  const bool odd = (u64)y & 2;
+  const u32 next = __shfl_down_sync(0xffffffffu, word, 1);
+  if (odd && lane == 0 && count > 0) y->bits = (u16)word;
+  const int c = 2 * lane + odd;
+  if (odd) word = word >> 16 | next << 16;
+  if (c + 1 < count) *(u32*)(y + c) = word;
+  else if (c < count) y[c].bits = (u16)word;
+}
+
 #if NORMED
-#define NORMS(i, half) , norms[i][half]
+#define NORMS(i, half) , norms[2 * i + half]
 #else
 #define NORMS(i, half)
 #endif
@@ -33,7 +49,7 @@ DEV Tile tile_at(int t, int rows, int columns) {
 extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   extern __shared__ char shared[];
   const u32 ring = (shared_address(shared) + 1023u) & ~1023u, kept = ring + STAGES * STAGE_BYTES, staging = kept + KEPT * B_BYTES;
-  const u32 full = staging + 2 * STAGING * PANEL, empty = full + 8 * STAGES, residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
+  const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES, residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
   const u32 kept_full = residual_empty + 16 * STAGING;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -147,7 +163,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-    if (const int n = TILE_AT(first).n * BN + thread * 32; thread * 32 < BN && n < N) touch_columns(epilogue, n);
+    if (const int n = TILE_AT(first).n * BN + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
+#if NORMED
+    Column* const kept_columns = (Column*)(shared + (table - shared_address(shared))) + w * BN;
+#endif
     wait_for_producers();  // operands of the epilogue
     int buffer = 0;
     u32 buffer_phase = 0;
@@ -160,14 +179,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
         for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
 #if NORMED
-      // Loaded now; made where nothing waits: while the other warpgroup multiplies, or behind the products.
-      NormInputs<4> inputs[BLOCKS_M][2];
-      Norms norms[BLOCKS_M][2];
-      if (!AHEAD && thread * 32 < BN && n0 + thread * 32 < N) touch_columns(epilogue, n0 + thread * 32);
+      // Loaded now; made behind the products, where they fit into registers till then.
+      NormInputs<4> inputs[2 * BLOCKS_M];
+      Norms norms[2 * BLOCKS_M];
+      constexpr bool LATE = sizeof(inputs) <= 128;
+      Column mine_of_columns[(BN + 127) / 128];
+#pragma unroll
+      for (int i = 0; i * 128 < BN; i++) mine_of_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS_M; i++) {
-        inputs[i / 2][i % 2].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1), lane);
-        if (PING) norms[i / 2][i % 2] = inputs[i / 2][i % 2].norms(epilogue, lane);
+        inputs[i].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1), lane);
+        if (!LATE) norms[i] = inputs[i].norms(epilogue, lane);
       }
 #endif
       if (PING) sync_group(2 + w, 256);
@@ -194,9 +216,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       multiply_wait<0>();
       if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
 #if NORMED
-      if (!PING)
+      if (!PING) sync_group(4 + w, 128);  // the tile before has been finished (PING: known since the other's turn)
 #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS_M; i++) norms[i / 2][i % 2] = inputs[i / 2][i % 2].norms(epilogue, lane);
+      for (int i = 0; i * 128 < BN; i++)
+        if (i * 128 + thread < BN) kept_columns[i * 128 + thread] = mine_of_columns[i];
+      sync_group(4 + w, 128);
+      if (LATE)
+#pragma unroll
+        for (int i = 0; i < 2 * BLOCKS_M; i++) norms[i] = inputs[i].norms(epilogue, lane);
 #endif
       if (PING) {  // skip the other warpgroup's tile
         const int next = slot + steps;
@@ -206,45 +233,35 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
-        T* const to = y + row * ldy + n0 + (lane & 3) * 8;
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++) {
           const u32 at = mine + buffer * PANEL;
           if (RESIDUAL) wait(mine_full + 8 * buffer, buffer_phase);
+#if NORMED
+#pragma unroll
+          for (int c = 0; c < 8; c++) columns[c] = columns_of(kept_columns + panel * 64 + c * 8 + (lane & 3) * 2);
+#else
           if (!AHEAD)
 #pragma unroll
             for (int c = 0; c < 8; c++) columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, N);
+#endif
+          u32 out[2][2][4];  // rows of both halves, chunks of 8 columns by four
 #pragma unroll
-          for (int j = 0; j < 8; j += 4) {  // four chunks of 8 columns
-            if (!WHOLE_TILES && n0 + panel * 64 + j * 8 >= N) continue;
+          for (int half = 0; half < 2; half++) {
+            const int m = min(row + half * 8, M - 1), r = row_warp + (lane >> 2) + half * 8;  // rows beyond the last are computed, read in bounds and not stored
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-              const int m = min(row + half * 8, M - 1);  // rows beyond the last are computed, read in bounds and not stored
-              u32 out[4];
-#pragma unroll
-              for (int k = 0; k < 4; k++) {
-                const int c = panel * 8 + j + k, n = n0 + c * 8 + (lane & 3) * 2;
-                float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
+            for (int k = 0; k < 8; k++) {
+              const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
+              float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
 #if RESIDUAL
-                const int r = row_warp + (lane >> 2) + half * 8;
-                float given[2];
-                unpack2((T*)0, load_word(at + r * 128 + (((j + k) ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
-                finish(epilogue, columns[AHEAD ? c : j + k], v, m, 0, n, N - n, given NORMS(i, half));
+              float given[2];
+              unpack2((T*)0, load_word(at + r * 128 + ((k ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
+              finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, N - n, given NORMS(i, half));
 #else
-                finish(epilogue, columns[AHEAD ? c : j + k], v, m, (i64)m * ldr, n, N - n NORMS(i, half));
+              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n, N - n NORMS(i, half));
 #endif
-                if (MEASURED) sum[i][c * 4 + half * 2] = v[0], sum[i][c * 4 + half * 2 + 1] = v[1];
-                out[k] = pack2((T*)0, v[0], v[1]);
-              }
-#if Y_VECTOR
-              gather_chunks(out, lane);
-              const int n = n0 + panel * 64 + (j + (lane & 3)) * 8;
-              if (row + half * 8 < M && (WHOLE_TILES || n < N)) store8(to + half * 8 * ldy + panel * 64 + j * 8, out, N - n);
-#else
-              const int r = row_warp + (lane >> 2) + half * 8;
-#pragma unroll
-              for (int k = 0; k < 4; k++) store_word(at + r * 128 + (((j + k) ^ (r & 7)) << 4) + (lane & 3) * 4, out[k]);
-#endif
+              if (MEASURED) sum[i][c * 4 + half * 2] = v[0], sum[i][c * 4 + half * 2 + 1] = v[1];
+              out[half][k / 4][k % 4] = pack2((T*)0, v[0], v[1]);
             }
           }
 #if MEASURED
@@ -257,24 +274,50 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             if ((lane & 3) == 0 && row + half * 8 < M && n0 + panel * 64 < N) epilogue.y_stats[(i64)(row + half * 8) * (N / 64) + n0 / 64 + panel] = statistics;
           }
 #endif
-#if !Y_VECTOR
-          __syncwarp();
-#pragma unroll 4
-          for (int r = 0; r < 16; r++) {
-            const int m = m0 + i * 64 + row_warp + r;
-            const u32 word = load_word(at + (row_warp + r) * 128 + (((lane >> 2) ^ (r & 7)) << 4) + (lane & 3) * 4);
-            if (m < M) store_row(y + m * ldy + n0 + panel * 64, word, min(64, N - n0 - panel * 64), lane);
+#if STORE == 1
+#pragma unroll
+          for (int k = 0; k < 4; k++) {
+            const int n = n0 + panel * 64 + (k / 2 * 4 + (lane & 3)) * 8, m = row + k % 2 * 8;
+            gather_chunks(out[k % 2][k / 2], lane);
+            if (m < M && n < N) store8(y + m * ldy + n, out[k % 2][k / 2], N - n);
           }
-          __syncwarp();
-#endif
           if (RESIDUAL) {
             __syncwarp();
             if (lane == 0) arrive(mine_empty + 8 * buffer);
-            if (++buffer == STAGING) buffer = 0, buffer_phase ^= 1;
           }
+#else
+          const u32 rows = at + row_warp * 128;  // the 16 of this warp
+          if (STORE == 2 && lane == 0) stores_read<STAGING - 1>();
+          __syncwarp();
+#pragma unroll
+          for (int k = 0; k < 8; k += 2)
+            store_matrices(rows + (lane & 15) * 128 + (((k + (lane >> 4)) ^ (lane & 7)) << 4), out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1], out[1][k / 4][k % 4 + 1]);
+#if STORE == 2
+          visible_to_copies();
+          __syncwarp();
+          if (lane == 0) {
+            if (n0 + panel * 64 < N) store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
+            stores_commit();
+          }
+#else
+          __syncwarp();
+#pragma unroll 1
+          for (int r = 0; r < 16; r += 8) {
+            u32 words[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) words[k] = load_word(rows + (r + k) * 128 + (((lane >> 2) ^ k) << 4) + (lane & 3) * 4);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(y + m * ldy + n0 + panel * 64, words[k], min(64, N - n0 - panel * 64), lane);
+          }
+          __syncwarp();
+#endif
+#endif
+          if (STAGING && ++buffer == STAGING) buffer = 0, buffer_phase ^= 1;
         }
       }
     }
+    if (STORE == 2 && lane == 0) stores_read<0>();
   }
   if (CLUSTER > 1) cluster_sync();  // no block may leave while another still signals its barriers
 }
