@@ -51,8 +51,8 @@ class SplitTile:
 
     @property
     def smem(self) -> int:
-        pitch = self.rows + 4 if self.swap else -(-self.columns // 32) * 32 + 8
-        return 1280 + max(self.stages * self.stage, self.bm * (pitch * 4 + 16))  # the ring, then the sums and each row's norms
+        pitch, own = self.rows + 4 if self.swap else -(-self.columns // 32) * 32 + 8, -(-self.bm // self.split)
+        return 1280 + max(self.stages * self.stage, (self.bm + (self.split - 1) * own) * pitch * 4 + own * 16)  # the ring, then the sums and norms
 
     @property
     def threads(self) -> int:
@@ -162,7 +162,7 @@ def _product(
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
-        f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))};",
+        f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(n % 8 == 0)};",
         _wgmma.multiply(tile.columns, mma), _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source,
         _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
     ])  # fmt: skip

@@ -2,19 +2,26 @@
 //
 // wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right one. SWAP: the weight is the left operand, so that few rows of y
 // cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast).
-// The sums of a tile meet in shared memory as f32, each block of the cluster adds up and finishes its part, always in the same order.
+// Sums go through shared memory as f32: each block of the cluster gets those of its rows, adds them up, always in the same order, and finishes them.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, NORMED,
-// MEASURED (norms.cuh) and the epilogue (struct Epilogue, finish, touch_columns, NormInputs, WIDTH 8).
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
+// (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
-// A part is PER_PART units of 8 columns, of which every thread finishes UNITS_EACH; 64 columns of a row, where a tile has so many, are units of neighbouring threads.
-constexpr int CHUNKS = TILE_N / 8, UNITS = TILE_M * CHUNKS, PER_PART = (UNITS + 8 * SPLIT - 1) / (8 * SPLIT) * 8, UNITS_EACH = (PER_PART + WORKERS - 1) / WORKERS;
-constexpr bool HELD = RESIDUAL && UNITS_EACH <= 4;  // the residual is read while the tile is multiplied
+// A block owns OWN rows of its tile. A thread finishes 8 columns of UNITS of them, ROUND rows apart: 64 columns of a row are those of 8 neighbouring threads.
+constexpr int OWN = (TILE_M + SPLIT - 1) / SPLIT, CHUNKS = TILE_N / 8, ROUND = WORKERS / CHUNKS, UNITS = (OWN + ROUND - 1) / ROUND;
+// When all is multiplied the ring holds the tile's sums, the other parts' sums of the rows of this block, and the norms of these.
+constexpr int SUMS_BYTES = TILE_M * PITCH * 4, PART_BYTES = OWN * PITCH * 4, NORMS_AT = SUMS_BYTES + (SPLIT - 1) * PART_BYTES, FINISH_BYTES = NORMS_AT + OWN * 16;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES > FINISH_BYTES ? STAGES * STAGE_BYTES : FINISH_BYTES;
+constexpr bool SPARE = FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but the last stage has room for them
+// The residual is read while the tile is multiplied, where a thread has the registers for it beside its sums; else, AHEAD units before it is added.
+constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
+constexpr bool HELD = RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
+constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 
 DEV u32 address_in(u32 address, u32 block) {
@@ -22,24 +29,35 @@ DEV u32 address_in(u32 address, u32 block) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
   return there;
 }
-DEV float4 load_from(u32 address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
-  return v;
+// Copies to the shared memory of a block of the cluster; the bytes count at a barrier there.
+DEV void copy_to(u32 to, u32 from, u32 bytes, u32 b) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(b) : "memory");
+}
+DEV uint4 pack8(const float (&v)[8]) {
+  return make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
+}
+DEV void unpack8(uint4 w, float (&v)[8]) {
+  unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
+}
+template <bool VECTOR> DEV uint4 load8(const T* p, int count) {
+  if (VECTOR && count >= 8) return *(const uint4*)p;
+  float v[8];
+  load_columns<false>(p, count, v);
+  return pack8(v);
 }
 DEV void store8(T* y, const float (&v)[8], int count) {
   if (count >= 8) {
-    *(uint4*)y = make_uint4(pack2((T*)0, v[0], v[1]), pack2((T*)0, v[2], v[3]), pack2((T*)0, v[4], v[5]), pack2((T*)0, v[6], v[7]));
+    *(uint4*)y = pack8(v);
   } else {
 #pragma unroll
     for (int k = 0; k < 8; k++)
       if (k < count) from_float(y[k], v[k]);
   }
 }
-// Columns [begin, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned.
-DEV void store_row(T* y, const float* from, int begin, int end, int lane) {
-  const int first = begin + int((u64)(y + begin) / sizeof(T) % 2);
-  if (lane == 0 && first > begin && begin < end) from_float(y[begin], from[begin]);
+// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned.
+DEV void store_row(T* y, const float* from, int end, int lane) {
+  const int first = int((u64)y / sizeof(T) % 2);
+  if (lane < first && end > 0) from_float(y[0], from[0]);
   for (int c = first + 2 * lane; c < end; c += 64) {
     if (c + 1 < end)
       *(u32*)(y + c) = pack2((T*)0, from[c], from[c + 1]);
@@ -50,18 +68,19 @@ DEV void store_row(T* y, const float* from, int begin, int end, int lane) {
 
 extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_split(PARAMETERS) {
   extern __shared__ char shared[];
-  const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip, full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+  const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip, full = ring + RING_BYTES, empty = full + 8 * STAGES;
+  const u32 ready = empty + 8 * STAGES, arrived = ready + 8;  // the ring of every part may take sums; those of the other parts are here
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0);
   const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / SHARE, peer = rank % SHARE;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * SHARE);
+    if (SPLIT > 1) barrier_init(ready, GROUPS * SPLIT), barrier_init(arrived, 1);
     barriers_ready();
+    if (SPLIT > 1) expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
   }
-  if (SHARE > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  if (CLUSTER > 1) cluster_arrive();  // who uses barriers of other blocks waits for these
+  __syncthreads();
 
   // Tiles of y's rows go fastest: a weight is read from memory once.
   const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * (SWAP ? 1 : SHARE) - 1) / (TILE_M * (SWAP ? 1 : SHARE));
@@ -73,15 +92,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #endif
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  struct Unit { int row, column, m, n; bool exists; };
-  auto unit = [&](int i) {  // the i-th of this thread
-    const int t = i * WORKERS + threadIdx.x, at = part * PER_PART + t, r = at / CHUNKS, c = at % CHUNKS * 8;
-    return Unit{r, c, m0 + r, n0 + c, t < PER_PART && at < UNITS && m0 + r < M && n0 + c < N};
-  };
-
-  if (threadIdx.x * 8 < TILE_N && n0 + threadIdx.x * 8 < N) touch_columns(epilogue, n0 + threadIdx.x * 8);
+  const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES : 0;  // the stage of the first step: the last one's is the last
+  const int own_m = m0 + part * OWN, own_rows = min(min(OWN, TILE_M - part * OWN), M - own_m);
 
   if (warp == WORKERS / 32) {
+    if (SHARE > 1) cluster_wait();
     if (elected()) {
       // The right operand's rows are divided among the blocks that share it.
       constexpr int MINE = COLUMNS / SHARE;
@@ -122,52 +137,61 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       if (!EARLY) wait_for_producers();
       Step weight(begin, chunks, KW), row(begin, chunks, KW);
       const int ahead = min(STAGES, count);
-      for (int k = 0; k < ahead; k++, weight.next(chunks, KW)) {
-        expect_bytes(full + 8 * k, STAGE_BYTES);
-        copy_weight(k, weight);
+      for (int k = 0, slot = first; k < ahead; k++, weight.next(chunks, KW)) {
+        expect_bytes(full + 8 * slot, STAGE_BYTES);
+        copy_weight(slot, weight);
+        if (++slot == STAGES) slot = 0;
       }
       wait_for_producers();
-      for (int k = 0; k < ahead; k++, row.next(chunks, KW)) copy_rows(k, row);
-      int slot = 0;
+      for (int k = 0, slot = first; k < ahead; k++, row.next(chunks, KW)) {
+        copy_rows(slot, row);
+        if (++slot == STAGES) slot = 0;
+      }
+      int slot = first;
       u32 phase = 0;
       for (int k = ahead; k < count; k++, weight.next(chunks, KW), row.next(chunks, KW)) {
         wait(empty + 8 * slot, phase);
         expect_bytes(full + 8 * slot, STAGE_BYTES);
         copy_weight(slot, weight);
         copy_rows(slot, row);
-        if (++slot == STAGES) slot = 0, phase ^= 1;
+        if (++slot == STAGES) slot = 0;
+        if (slot == first) phase ^= 1;
       }
     }
     __syncwarp();
-    if (CLUSTER > 1) cluster_sync(), cluster_sync();
+    if (SPLIT > 1 && SHARE == 1) cluster_wait();
+    if (SPLIT > 1) cluster_arrive(), cluster_wait();
     return;
   }
 
   const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31, row_warp = group * 64 + (warp & 3) * 16;
+  wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
+  const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8, n = n0 + column;
+  const int rows = row < ROUND && n < N ? own_rows : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
+  const int left = WHOLE_CHUNKS ? 8 : N - n;             // columns from n on
 #if RESIDUAL
-  float given[HELD ? UNITS_EACH : 1][WIDTH];
-  if (HELD) {
-    wait_for_producers();
+  uint4 given[AHEAD];
+  auto read_residual = [&](uint4& to, int r) {
+    if (r < rows) to = load8<R_VECTOR>(res + (own_m + r) * ldr + n, left);
+  };
+  if (HELD)
 #pragma unroll
-    for (int i = 0; i < UNITS_EACH; i++) {
-      const Unit u = unit(i);
-      load_columns<R_VECTOR>(res + u.m * ldr + u.n, u.exists ? N - u.n : 0, given[HELD ? i : 0]);
-    }
-  }
+    for (int i = 0; i < AHEAD; i++) read_residual(given[i], row + i * ROUND);
 #endif
 #if NORMED
-  wait_for_producers();
-  Norms norms[(TILE_M + WORKERS - 1) / WORKERS];
+  Norms norms[(OWN + WORKERS - 1) / WORKERS];
 #pragma unroll
-  for (int i = 0; i * WORKERS < TILE_M; i++) {
+  for (int i = 0; i * WORKERS < OWN; i++) {
     NormInputs<1> inputs;
-    inputs.load(epilogue, min(m0 + i * WORKERS + int(threadIdx.x), M - 1), lane);
+    inputs.load(epilogue, min(own_m + i * WORKERS + int(threadIdx.x), M - 1), lane);
     norms[i] = inputs.norms(epilogue, lane);
   }
 #endif
+  if (CLUSTER > 1) cluster_wait();
+  if (threadIdx.x < CHUNKS && n < N) touch_columns(epilogue, n);
   float sum[COLUMNS / 2];
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
-  int slot = 0, last = -1;
+  int slot = first, last = -1;
   u32 phase = 0;
   for (int k = 0; k < count; k++) {
     wait(full + 8 * slot, phase);
@@ -176,15 +200,22 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 #pragma unroll
     for (int kk = 0; kk < 4; kk++) multiply(sum, a + kk * 2, b + kk * 2, (k | kk) != 0);
     multiply_commit();
-    if (last >= 0) {  // the step before is done: its stage is free in every block that shares it
+    if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
       multiply_wait<1>();
-      if (thread < SHARE) SHARE > 1 ? arrive_at(empty + 8 * last, part * SHARE + thread) : arrive(empty + 8 * last);
+      if (thread < SHARE && k + STAGES <= count) SHARE > 1 ? arrive_at(empty + 8 * last, part * SHARE + thread) : arrive(empty + 8 * last);
     }
+    if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
     last = slot;
-    if (++slot == STAGES) slot = 0, phase ^= 1;
+    if (++slot == STAGES) slot = 0;
+    if (slot == first) phase ^= 1;
   }
   multiply_wait<0>();
-  sync_group(1, WORKERS);  // the ring becomes the staged tile, [TILE_M][PITCH]
+  if (SPLIT > 1) {
+    if (!SPARE && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
+    wait(ready, 0);
+  } else {
+    sync_group(1, WORKERS);
+  }
   float* staged = (float*)(shared + skip);
   {
     const int r = row_warp + (lane >> 2), c = (lane & 3) * 2;
@@ -201,73 +232,75 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     }
   }
 #if NORMED
-  Norms* const row_norms = (Norms*)(staged + TILE_M * PITCH);
+  Norms* const row_norms = (Norms*)(staged + NORMS_AT / 4);
 #pragma unroll
-  for (int i = 0; i * WORKERS < TILE_M; i++)
-    if (i * WORKERS + threadIdx.x < TILE_M) row_norms[i * WORKERS + threadIdx.x] = norms[i];
-#define NORMS , row_norms[u.row]
+  for (int i = 0; i * WORKERS < OWN; i++)
+    if (i * WORKERS + threadIdx.x < OWN) row_norms[i * WORKERS + threadIdx.x] = norms[i];
+#define NORMS , row_norms[r]
 #else
 #define NORMS
 #endif
-  wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
-  if (CLUSTER > 1)
-    cluster_sync();
-  else
-    sync_group(1, WORKERS);
-  if (SPLIT > 1) {
-    u32 there[SPLIT];
-#pragma unroll
-    for (int other = 1; other < SPLIT; other++) there[other] = address_in(ring, (part + other) % SPLIT * SHARE + peer);
-#pragma unroll 4
-    for (int i = 0; i < (2 * PER_PART + WORKERS - 1) / WORKERS; i++) {
-      const int t = i * WORKERS + threadIdx.x, at = 2 * part * PER_PART + t;
-      if (t >= 2 * PER_PART || at >= 2 * UNITS) continue;
-      const u32 offset = (at / (2 * CHUNKS) * PITCH + at % (2 * CHUNKS) * 4) * 4;
-      float4 v = *(const float4*)((const char*)staged + offset), a[SPLIT];
-#pragma unroll
-      for (int other = 1; other < SPLIT; other++) a[other] = load_from(there[other] + offset);
-#pragma unroll
-      for (int other = 1; other < SPLIT; other++) v.x += a[other].x, v.y += a[other].y, v.z += a[other].z, v.w += a[other].w;
-      *(float4*)((char*)staged + offset) = v;  // nobody else reads this part of this block's sums
-    }
-    sync_group(1, WORKERS);
+  if (SPLIT > 1) visible_to_copies();
+  sync_group(1, WORKERS);
+  if (SPLIT > 1 && threadIdx.x > 0 && threadIdx.x < SPLIT) {
+    // The part after this one has these sums last, behind those of the parts that follow itself.
+    const int owner = (part + threadIdx.x) % SPLIT, to = owner * SHARE + peer, bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
+    if (bytes > 0) copy_to(address_in(ring + SUMS_BYTES + (SPLIT - 1 - threadIdx.x) * PART_BYTES, to), ring + owner * PART_BYTES, bytes, address_in(arrived, to));
   }
-#pragma unroll
-  for (int i = 0; i < UNITS_EACH; i++) {
-    const Unit u = unit(i);
-    if (!u.exists) continue;
-    float v[8];
-    // Half of the lanes read their second 16 bytes first: no bank is met twice.
-    const int flip = lane & 4;
-    float* const from = staged + u.row * PITCH + u.column;
-    const float4 a = *(const float4*)(from + flip), b = *(const float4*)(from + 4 - flip);
-    *(float4*)v = flip ? b : a;
-    *(float4*)(v + 4) = flip ? a : b;
+  __syncwarp();
 #if RESIDUAL
-    if (!HELD) load_columns<R_VECTOR>(res + u.m * ldr + u.n, N - u.n, given[0]);
-    finish(epilogue, v, u.m, 0, u.n, N - u.n, given[HELD ? i : 0] NORMS);
+  if (!HELD)
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) read_residual(given[i], row + i * ROUND);
+#endif
+  Columns columns = {};
+  if (rows > 0) columns = columns_at(epilogue, n, N);
+  if (SPLIT > 1) {
+    wait(arrived, 0);
+    cluster_arrive();
+  }
+  float *const mine = staged + part * OWN * PITCH, *const theirs = staged + TILE_M * PITCH;
+#pragma unroll 1
+  for (int top = row; top < rows; top += AHEAD * ROUND) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      const int r = top + i * ROUND, m = own_m + r;
+      if (r >= rows) break;
+      float v[8];
+      // Half of the lanes read their second 16 bytes first: no bank is met twice.
+      const int flip = lane & 4, at = r * PITCH + column;
+      float4 a = *(const float4*)(mine + at + flip), b = *(const float4*)(mine + at + 4 - flip);
+#pragma unroll
+      for (int p = 0; p < SPLIT - 1; p++) {
+        const float4 c = *(const float4*)(theirs + p * OWN * PITCH + at + flip), d = *(const float4*)(theirs + p * OWN * PITCH + at + 4 - flip);
+        a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w, b.x += d.x, b.y += d.y, b.z += d.z, b.w += d.w;
+      }
+      *(float4*)v = flip ? b : a;
+      *(float4*)(v + 4) = flip ? a : b;
+#if RESIDUAL
+      float residual[8];
+      unpack8(given[i], residual);
+      if (AHEAD < UNITS) read_residual(given[i], r + AHEAD * ROUND);
+      finish(epilogue, columns, v, m, 0, n, left, residual NORMS);
 #else
-    finish(epilogue, v, u.m, u.m * ldr, u.n, N - u.n NORMS);
+      finish(epilogue, columns, v, m, m * ldr, n, left NORMS);
 #endif
 #if MEASURED
-    static_assert(TILE_N % 64 == 0 && WORKERS % 8 == 0, "64 columns are finished by 8 neighbouring threads");
-    const float2 statistics = panel_statistics(v, 0xffu << (lane & 24));
-    if ((lane & 7) == 0) epilogue.y_stats[(i64)u.m * (N / 64) + u.n / 64] = statistics;
+      static_assert(TILE_N % 64 == 0, "64 columns are finished by 8 neighbouring threads");
+      const float2 statistics = panel_statistics(v, 0xffu << (lane & 24));
+      if ((lane & 7) == 0) epilogue.y_stats[(i64)m * (N / 64) + n / 64] = statistics;
 #endif
-    if (Y_VECTOR) {
-      store8(y + u.m * ldy + u.n, v, N - u.n);
-    } else {
-      *(float4*)from = make_float4(v[0], v[1], v[2], v[3]);
-      *(float4*)(from + 4) = make_float4(v[4], v[5], v[6], v[7]);
+      if (Y_VECTOR) {
+        store8(y + m * ldy + n, v, left);
+      } else {
+        *(float4*)(mine + at) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4*)(mine + at + 4) = make_float4(v[4], v[5], v[6], v[7]);
+      }
     }
   }
   if (!Y_VECTOR) {
     sync_group(1, WORKERS);
-    const int from = part * PER_PART * 8, to = min(from + PER_PART * 8, UNITS * 8);
-    for (int r = from / TILE_N + warp; r * TILE_N < to && m0 + r < M; r += WORKERS / 32) {
-      const int end = min(min(TILE_N, to - r * TILE_N), N - n0);
-      store_row(y + (m0 + r) * ldy + n0, staged + r * PITCH, max(0, from - r * TILE_N), end, lane);
-    }
+    for (int r = warp; r < own_rows; r += WORKERS / 32) store_row(y + (own_m + r) * ldy + n0, mine + r * PITCH, min(TILE_N, N - n0), lane);
   }
-  if (CLUSTER > 1) cluster_sync();  // no block may leave while another reads its sums or signals its barriers
+  if (SPLIT > 1) cluster_wait();  // no block may leave while its sums are on their way
 }

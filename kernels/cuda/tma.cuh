@@ -34,7 +34,10 @@ DEV void touch(const void* p) { u32 v; asm volatile("ld.global.nc.u32 %0, [%1];"
 DEV u32 load_word(u32 from) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory"); return v; }
 DEV void store_word(u32 to, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// All threads of a cluster arrive, later wait for each other. Nothing that they stored is waited for, but barriers are set up (barriers_ready); what the first
+// cache holds is lost.
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // One step of 64 along k: columns of matrices, or (SOURCE 1) channels of a filter tap.

@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     barriers_ready();
   }
   if (CLUSTER > 1)
-    cluster_sync();
+    cluster_arrive(), cluster_wait();
   else
     __syncthreads();
 
@@ -124,6 +124,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #endif
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
+      }
+      // No block may leave while another still signals its barriers.
+      for (int k = 0; k < STAGES && CLUSTER > 1; k++) {
+        wait(empty + 8 * slot, phase ^ 1);
+        if (++slot == STAGES) slot = 0, phase ^= 1;
       }
     }
 #if RESIDUAL
@@ -319,5 +324,4 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     }
     if (STORE == 2 && lane == 0) stores_read<0>();
   }
-  if (CLUSTER > 1) cluster_sync();  // no block may leave while another still signals its barriers
 }
