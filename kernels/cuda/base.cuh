@@ -20,8 +20,9 @@ template <int V, class T> DEV void store(T* p, Vec<T, V> v) { *(Vec<T, V>*)p = v
 // Whether an address (null counts) is a multiple of `bytes`, a power of two.
 DEV bool aligned(const void* p, int bytes) { return (u64(p) & u64(bytes - 1)) == 0; }
 
-// All threads of a cluster (sm_90 and later) arrive, later wait for each other.
+// All threads of a cluster (sm_90 and later) arrive, later wait for each other; relaxed: which need not see what these stored.
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 struct Sum {

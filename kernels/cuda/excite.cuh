@@ -78,7 +78,7 @@ DEV void excite(const T* x, T* y, const T* w1, const float* b1, const T* w2, con
       expect_bytes(sums_here, DOWN * IMAGES * WIDTH * 4), expect_bytes(parts_here, ACROSS * IMAGES * R * 4);
     }
     barriers_ready();
-    cluster_arrive();
+    cluster_arrive_relaxed();
   }
   const int rank = blockIdx.x % BLOCKS, across = rank % ACROSS, down = rank / ACROSS, image = blockIdx.x / BLOCKS * IMAGES, first = across * WIDTH;
   const int column = threadIdx.x % SLICE, row = threadIdx.x / SLICE, pixels = H * from.W, channel = first + column * V;

@@ -41,7 +41,7 @@ template <int V, int THREADS, int BLOCKS, class At, class Finish> DEV void norma
     for (int j = 0; j < V; j++) total += (to_float(raw.v[j]) - mean) * (to_float(raw.v[j]) - mean);
   });
   const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / count + eps);
-  if (BLOCKS > 1) cluster_arrive();
+  if (BLOCKS > 1) cluster_arrive_relaxed();
   each_vector<V, BLOCKS>(vectors, at, [&](int i, Vec<T, V>& raw) { finish(i, raw, mean, scale); });
   if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
