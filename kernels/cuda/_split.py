@@ -65,13 +65,14 @@ class SplitTile:
         return shared and self.stages >= 3 and (self.columns // 2 + 28) * -(-self.threads // 128) * 128 * self.resident <= 65536
 
 
-#: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, after the last product of a block, for
-#: 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished, more with an activation that needs the special functions, for a
-#: residual; bytes a clock from L2 for one block and for all, from memory for all.
-_CLUSTER, _WIDE_CLUSTER, _FINISH, _MULTIPLY, _LATENCY, _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 1607.0, 509.0, 1430.0, 178.0, 1971.0, 0.53, 0.38, 0.06, 1069.0
+#: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, more where copies are shared, after the
+#: last product of a block, for 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished, more with an activation that needs the
+#: special functions, for a residual; bytes a clock from L2 for one block and for all, from memory for all.
+_CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 1060.0, 480.0, 490.0, 1430.0, 178.0, 1971.0
+_FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.2, 0.38, 0.06, 530.0
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 78.0, 4680.0, 3530.0
-#: Multiprocessors of the groups in which a cluster's blocks must lie, of 132.
-_GROUPS = (18, 18, 18, 18, 16, 16, 14, 14)
+#: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
+_ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 
 
 def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
@@ -98,7 +99,7 @@ def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
 
 def slots(cluster: int, resident: int, sms: int) -> int:
     """Blocks that run at a time."""
-    return max(1, sum(g * sms // 132 * resident // cluster for g in _GROUPS)) * cluster
+    return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
 
 
 def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
@@ -118,7 +119,7 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
     size = t.rows * t.columns * together
     finish = _FINISH + residual * _RESIDUAL + (_RESULT + _SMOOTH * smooth) * size / t.split + _FLOAT * size * (t.split - 1) / t.split
-    cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0)
+    cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0) + (_SHARED_COPIES if t.share > 1 else 0.0)
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
