@@ -14,7 +14,7 @@ _SPLIT_FROM, _SLICE, _SLICES = 1024, 256, 32
 
 
 def _head(request: Request) -> str:
-    return prelude(request.dtype) + template("base", "image")
+    return prelude(request.dtype) + template("base", "pairs", "image")
 
 
 def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
@@ -102,7 +102,7 @@ def _pool_march(request: Request, columns: int, lines: int, v: int, use: DimLike
         prelude(request.dtype), f"#define MODE {i['mode']}", f"typedef {'bfloat_t' if request.dtype == DType.BF16 else 'half_t'} Narrow;",
         f"constexpr int {', '.join(f'{n} = {value}' for n, value in constants.items())};", *(f"constexpr i64 {n} = {i[n]};" for n in fixed),
         f"#define PARAMETERS const T* x, T* y, {', '.join(f'int {n}' for n in (*names, 'lines'))}, {', '.join(f'i64 {n}' for n in longs)}",
-        template("base", "strip", "pool"),
+        template("base", "pairs", "strip", "pool"),
     ])  # fmt: skip
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in names), Int32(lines), *(Int64(i[n]) for n in longs))
     threads = D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), D.ceildiv(i["C"], v)])

@@ -66,11 +66,7 @@ template <int MODE, int V, int SIZE> struct Pooled {
   }
 };
 DEV u32 lowest_pair(float*) { return 0; }  // not used
-DEV u32 lowest_pair(half_t*) { return 0xfc00fc00u; }
-DEV u32 lowest_pair(bfloat_t*) { return 0xff80ff80u; }
 DEV u32 pair_max(float*, u32 a, u32) { return a; }
-DEV u32 pair_max(half_t*, u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-DEV u32 pair_max(bfloat_t*, u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 template <> struct Pooled<0, 8, 2> {
   u32 a[4];
   __device__ Pooled() {

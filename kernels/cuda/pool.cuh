@@ -9,12 +9,10 @@ struct alignas(4 * WORDS) Part { u32 w[WORDS]; };
 
 #if MODE == 0
 typedef Part State;
-DEV u32 larger(half_t*, u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-DEV u32 larger(bfloat_t*, u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-DEV u32 larger(float*, u32 a, u32 b) { return __float_as_uint(keep_max(__uint_as_float(a), __uint_as_float(b))); }
+DEV u32 pair_max(float*, u32 a, u32 b) { return __float_as_uint(keep_max(__uint_as_float(a), __uint_as_float(b))); }
 DEV void join(State& to, const State& v) {
 #pragma unroll
-  for (int k = 0; k < WORDS; k++) to.w[k] = larger((T*)0, to.w[k], v.w[k]);
+  for (int k = 0; k < WORDS; k++) to.w[k] = pair_max((T*)0, to.w[k], v.w[k]);
 }
 DEV State widened(const Part& v) { return v; }
 #else
