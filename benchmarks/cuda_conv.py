@@ -24,20 +24,26 @@ from tracea_onnx.ops import ACTIVATIONS, DType
 
 
 def conv_request(v: Conv, dtype: DType) -> Request:
-    oh, ow = v.out
+    (oh, ow), (height, width) = v.out, v.results
     xc, yc = pitch(v.c, v.slack), pitch(v.oc, v.slack)
     rc = pitch(v.oc, 2 * v.slack)
     ints = {
         "N": v.n, "IC": v.c, "IH": v.h, "IW": v.w, "OC": v.oc, "OH": oh, "OW": ow, "KH": v.kernel[0], "KW": v.kernel[1], "SH": v.stride[0], "SW": v.stride[1],
         "DH": v.dilation[0], "DW": v.dilation[1], "PT": v.pads[0], "PL": v.pads[1], "G": v.groups, "x_cs": xc, "x_rs": xc * v.w, "x_ns": xc * v.w * v.h,
-        "y_cs": yc, "y_rs": yc * ow, "y_ns": yc * ow * oh, "r_cs": rc, "r_rs": rc * ow, "r_ns": rc * ow * oh, "act": K.act_index(v.act), "res_mode": v.res_mode,
+        "y_cs": yc, "y_rs": yc * width, "y_ns": yc * width * height, "r_cs": rc, "r_rs": rc * ow, "r_ns": rc * ow * oh, "act": K.act_index(v.act),
+        "res_mode": v.res_mode,
     }  # fmt: skip
+    if v.planes:
+        ints |= {"x_c": v.h * v.w, "x_cs": 1, "x_rs": v.w, "x_ns": v.c * v.h * v.w}
+    if v.pool is not None:
+        ints |= dict(zip(("PKH", "PKW", "PPT", "PPL"), v.pool[:4], strict=True)) | {"PH": height, "PW": width}
+        del ints["res_mode"]
     operands = ["x", "w", "bias", "y", *(["res"] if v.res_mode else [])]
     for j, kind in enumerate(v.kinds or ()):
         ints[f"o{j}_kind"] = kind
         operands.append(f"o{j}")
     p0, p1 = K.PARAMETERS.get(v.act, (0.0, 0.0))
-    family = "deconv2d" if v.transposed else "conv2d_dw" if v.depthwise else "conv2d"
+    family = "deconv2d" if v.transposed else "conv2d_dw" if v.depthwise else "conv_pool" if v.pool else "conv2d"
     program = K.GATED if v.kinds is not None else None
     return R.request(family, dtype, ints, {"p0": p0, "p1": p1}, program, operands, unaligned=("y",) if v.slack % 8 else (), constant=("w", "bias"))
 
@@ -80,6 +86,17 @@ def reference(v: Conv, x: Any, w: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, 1, 1)
 
 
+def pooled(v: Conv, x: Any) -> Any:
+    """The largest of each window of the pooling, infinitely small where that is beyond the image."""
+    if v.pool is None:
+        return x
+    kh, kw, top, left, bottom, right = v.pool
+    padded = R.torch().nn.functional.pad(x, (left, right, top, bottom), value=-math.inf)
+    height, width = v.results
+    taps = [padded[:, :, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2] for i in range(kh) for j in range(kw)]
+    return R.torch().stack(taps).amax(0)
+
+
 def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
     r = conv_request(v, dtype) if tile is None else R.force(conv_request(v, dtype), tile)
 
@@ -90,8 +107,8 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
         x, w = random((v.n, v.c, v.h, v.w), dtype), random(v.weight_shape, dtype, 1 / math.sqrt(reduced))
         b, scale = t.randn(-(-v.oc // 32) * 32, device="cuda"), t.rand(v.oc, device="cuda") + 0.5
         res = random((v.n, v.oc, oh, ow), dtype)
-        yc = pitch(v.oc, v.slack)
-        y = K.poisoned((v.n * oh * ow + 1, yc), dtype)
+        yc, (height, width) = pitch(v.oc, v.slack), v.results
+        y = K.poisoned((v.n * height * width + 1, yc), dtype)
         shift = 1 if v.slack % 8 else 0
         # The packing kernel multiplies in f32 and rounds once; so does this.
         if v.transposed:
@@ -100,7 +117,8 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
         else:
             scaled = (w.float() * scale.reshape(v.oc, 1, 1, 1)).to(w.dtype)
         tensors: dict[str, Any] = {
-            "x": channels_last(x, pitch(v.c, v.slack), dtype), "w": packed_weight(v, w, scale, dtype), "bias": b, "y": y.data_ptr() + shift * dtype.size
+            "x": x if v.planes else channels_last(x, pitch(v.c, v.slack), dtype), "w": packed_weight(v, w, scale, dtype), "bias": b,
+            "y": y.data_ptr() + shift * dtype.size,
         }  # fmt: skip
         stored = channels_last(res, pitch(v.oc, 2 * v.slack), dtype)
         if v.res_mode:
@@ -123,12 +141,12 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
         else:
             want = K.activation(v.act, pre, p0, p1) + (res.double() if v.res_mode else 0)
         K.launch(r, tensors)
-        flat = y.reshape(-1)[shift : shift + v.n * oh * ow * yc].reshape(v.n, oh, ow, yc)
-        if not bool(flat[..., v.oc :].isnan().all()) or not bool(y.reshape(-1)[shift + v.n * oh * ow * yc :].isnan().all()):
+        flat = y.reshape(-1)[shift : shift + v.n * height * width * yc].reshape(v.n, height, width, yc)
+        if not bool(flat[..., v.oc :].isnan().all()) or not bool(y.reshape(-1)[shift + v.n * height * width * yc :].isnan().all()):
             raise AssertionError("wrote beyond the last channel or pixel")
         smooth = v.act not in ("none", "relu", "leaky_relu", "clip") or v.kinds is not None
         slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2  # how much the result moves with the sum
-        return K.compare(flat[..., : v.oc].permute(0, 3, 1, 2), want, size * slope, dtype, fast=dtype != DType.F32 and smooth)
+        return K.compare(flat[..., : v.oc].permute(0, 3, 1, 2), pooled(v, want), pooled(v, size * slope), dtype, fast=dtype != DType.F32 and smooth)
 
     return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else ""), r, run
 
@@ -189,6 +207,21 @@ def check_cases() -> list[Case]:
         Conv(1, 8, 5, 6, 16, (3, 3), (2, 2), (2, 2), none, transposed=True, act="none"),
         Conv(2, 128, 14, 14, 64, (2, 2), (2, 2), one, none, transposed=True, kinds=(1, 3, 0)),
     ]  # fmt: skip
+    first = [  # of few channels
+        Conv(2, 3, 224, 224, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), Conv(3, 3, 37, 61, 24, (3, 3), (2, 2), planes=True, act="silu"),
+        Conv(2, 4, 23, 29, 33, (5, 8), (3, 4), one, (2, 3, 1, 4), planes=True), Conv(1, 1, 31, 33, 6, (5, 5), planes=True, pads=none),
+        Conv(2, 2, 9, 17, 16, (1, 3), (2, 1), planes=True, pads=(0, 1, 0, 1), kinds=(1, 0, 3)), Conv(0, 3, 9, 17, 16, planes=True),
+        Conv(1, 3, 1, 1, 70, planes=True),
+    ]  # fmt: skip
+    both = [  # and pooled
+        Conv(2, 3, 224, 224, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, pool=(3, 3, 1, 1, 1, 1)),
+        Conv(3, 3, 37, 61, 24, (3, 3), (2, 2), planes=True, act="silu", pool=(3, 3, 1, 1, 1, 1)),
+        Conv(2, 1, 28, 28, 6, (5, 5), pads=none, planes=True, pool=(2, 2, *none)),
+        Conv(1, 8, 23, 29, 33, (5, 5), (1, 3), one, (2, 3, 1, 4), act="none", pool=(3, 2, 2, 0, 1, 1)),
+        Conv(3, 5, 17, 71, 70, (2, 7), (3, 1), slack=3, pool=(2, 3, 1, 2, 0, 1)), Conv(0, 3, 9, 17, 16, planes=True, pool=(2, 2, *none)),
+        Conv(1, 3, 1, 47, 40, (1, 7), (1, 2), one, (0, 3, 0, 3), planes=True, pool=(3, 3, 1, 1, 1, 1)),
+        Conv(1, 4, 60, 131, 16, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, act="hard_swish", kinds=(1, 3, 1), pool=(3, 3, 0, 0, 1, 1)),
+    ]  # fmt: skip
     every_tile = [
         Conv(3, 64, 13, 17, 136), Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1),
         Conv(5, 200, 6, 7, 264, act="silu", kinds=(1, 3, 0)),
@@ -201,6 +234,7 @@ def check_cases() -> list[Case]:
     cases = [bias_case(d, c) for d in TYPES for c in (1, 37, 64)]
     for d in TYPES:
         cases += [conv_case(v, d) for v in shapes]
+        cases += [conv_case(v, d) for v in (*first, *both) if d != DType.F32]
         for v in every_tile:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
             cases += [conv_case(v, d, tile) for tile in T.tiles(d, v.oc, steps) if d != DType.BF16 or v == every_tile[0]]

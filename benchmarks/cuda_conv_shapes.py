@@ -12,7 +12,8 @@ from tracea_onnx.ops import DType
 class Conv:
     """One convolution. pads: top, left, bottom, right. extra: output padding of a transposed one.
 
-    slack: extra channels in every pitch (a slice of a wider tensor)."""
+    slack: extra channels in every pitch (a slice of a wider tensor). planes: the image lies as models are given it. pool: window and top, left, bottom, right
+    pads of a max pooling of stride 2 that follows in the same launch."""
 
     n: int
     c: int
@@ -30,6 +31,8 @@ class Conv:
     res_mode: int = 0
     kinds: tuple[int, ...] | None = None
     slack: int = 0
+    planes: bool = False
+    pool: tuple[int, int, int, int, int, int] | None = None
 
     @property
     def out(self) -> tuple[int, int]:
@@ -37,6 +40,14 @@ class Conv:
         for axis, n in enumerate((self.h, self.w)):
             k, s, d, pad = self.kernel[axis], self.stride[axis], self.dilation[axis], self.pads[axis] + self.pads[axis + 2]
             sizes.append((n - 1) * s + self.extra[axis] + d * (k - 1) + 1 - pad if self.transposed else (n + pad - d * (k - 1) - 1) // s + 1)
+        return sizes[0], sizes[1]
+
+    @property
+    def results(self) -> tuple[int, int]:
+        """Height and width of what is written."""
+        if self.pool is None:
+            return self.out
+        sizes = [(n + self.pool[2 + axis] + self.pool[4 + axis] - self.pool[axis]) // 2 + 1 for axis, n in enumerate(self.out)]
         return sizes[0], sizes[1]
 
     @property
@@ -53,6 +64,7 @@ class Conv:
         size = f"{self.n}x{self.c}x{self.h}x{self.w}->{self.oc}"
         parts = [f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"]
         parts += [f"res{self.res_mode}"] * bool(self.res_mode) + [f"program{self.kinds}"] * bool(self.kinds) + [f"slack{self.slack}"] * bool(self.slack)
+        parts += ["planes"] * self.planes + [f"pool{self.pool}"] * bool(self.pool)
         return " ".join(parts)
 
 

@@ -41,6 +41,9 @@ FAMILIES: dict[str, Family] = {
     # The full-tensor operands o* of a conv program are channels-last with the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused.
     # x_c: from a channel to the next; 0 means 1, more only where `Target.planar` allows it.
     "conv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c"), ("p0", "p1"), True),
+    # conv2d of few channels, then max pooling in windows of PKH x PKW (2 or 3), stride 2: y is PH x PW; CUDA only. OH x OW is what the convolution would write;
+    # PPT and PPL are the top and left pads of the pooling. Full-tensor operands are not taken.
+    "conv_pool": Family(("x", "w", "bias", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c", "PKH", "PKW", "PPT", "PPL", "PH", "PW"), ("p0", "p1"), True),
     # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and column past the border.
     "conv2d_wino": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
     # Depthwise with channel multiplier 1: G = IC = OC.

@@ -39,24 +39,18 @@ class FewTile:
         return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
-def planar(r: Request) -> bool:
-    """Whether the channels of a pixel do not lie together."""
-    return r.ints.get("x_c", 0) not in (0, 1)
-
-
 def _resident(r: Request, tile: FewTile) -> int:
-    """Blocks of a multiprocessor that registers must allow: wgmma holds a row's pixels, and a planar patch waits in registers too."""
+    """Blocks of a multiprocessor that registers must allow: wgmma holds a row's pixels."""
     return 2 if not tile.wgmma(r) else 6 if tile.steps(r) <= 8 else 4
 
 
 def choose(r: Request) -> FewTile | None:
     """The tile of a convolution without groups; None where the kernel does not apply."""
     i = r.ints
-    apart = planar(r)
-    if r.dtype not in (DType.F16, DType.BF16) or ("x" in r.unaligned and not apart) or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
+    if r.dtype not in (DType.F16, DType.BF16) or "x" in r.unaligned or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
         return None
     ic, kh, kw, _, sw, _, dw = (int(i[n]) for n in _STATIC)
-    align = 8 if apart else min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
+    align = min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
     cp = 4 if ic <= 4 and sw % 2 == 0 and dw == 1 and align >= 4 else 8
     if ic > 8 or align < cp or kh * kw > 64:
         return None
@@ -72,18 +66,17 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     i = r.ints
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns", *(("x_c",) if planar(r) else ())))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     parameters = [*params, *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
-        f"#define PLANAR {int(planar(r))}", f"#define RESIDENT {_resident(r, tile)}",
+        f"#define RESIDENT {_resident(r, tile)}",
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
-        f"constexpr bool AHEAD = {int(not planar(r) or tile.steps(r) <= 8)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        epi.source, _multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
+        epi.source, multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
     columns = -(-int(i["OC"]) // tile.columns)
@@ -93,7 +86,7 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)
 
 
-def _multiply(n: int, mma: str) -> str:
+def multiply(n: int, mma: str) -> str:
     """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the four of a warp's 16 rows."""
     count = n // 2
     registers = ", ".join(f"%{k}" for k in range(count))

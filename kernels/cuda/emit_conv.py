@@ -16,7 +16,7 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma, _split, _few, _window, _depthwise = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_window", "_depthwise"))
+_wgmma, _split, _few, _stem, _window, _depthwise = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_stem", "_window", "_depthwise"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -41,7 +41,7 @@ def conv2d(r: Request) -> list[Kernel]:
     g, ic, oc = (_product.static(r, n) for n in ("G", "IC", "OC"))
     flat = _flat(r, "y", i["OH"], i["OW"]) and (not _reads_full(r) or _flat(r, "r", i["OH"], i["OW"]))
     unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and i["OH"] == i["IH"] and i["OW"] == i["IW"]
-    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _few.planar(r) and not _row_operands(r):
+    if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _stem.planar(r) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
         return list(_gemm.rows_by_weight(replace(r, ints=ints), D.product([i["N"], i["OH"], i["OW"]]), oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0)))
     return _implicit(r, flat, transposed=False)
@@ -58,10 +58,13 @@ def deconv2d(r: Request) -> list[Kernel]:
 def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     i = r.ints
     g = _product.static(r, "G")
-    few = _few.choose(r) if g == 1 and not transposed else None
+    few = _few.choose(r) if g == 1 and not transposed and not _stem.planar(r) else None
     if few is not None:
         return [_few.convolution(r, few)]
-    if _few.planar(r):
+    stem = _stem.choose(r) if g == 1 and not transposed else None
+    if stem is not None:
+        return [_stem.convolution(r, stem)]
+    if _stem.planar(r):
         raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
     sh, sw = _product.static(r, "SH"), _product.static(r, "SW")
@@ -105,4 +108,11 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     return list(_product.shared_scratch(kernels))
 
 
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution}
+def conv_pool(r: Request) -> list[Kernel]:
+    tile = _stem.choose(r) if _product.static(r, "G") == 1 else None
+    if tile is None or (r.program is not None and (_reads_full(r) or _row_operands(r))):
+        raise Unfit("no kernel pools the result of this convolution")
+    return [_stem.convolution(r, tile)]
+
+
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "conv_pool": conv_pool, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution}

@@ -5,12 +5,8 @@
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
 // For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// PLANAR: the channels of a pixel lie x_c apart (an image as models are given it). Then a patch passes through registers, read before one is multiplied and
-// written after it.
-//
-// The generator defines: T, MMA_TYPE, WGMMA, PLANAR, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp
-// has), BN, EARLY (the weight is constant), AHEAD (operands of columns stay in registers),
-// WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp
+// has), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
 constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
@@ -80,60 +76,31 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
 #endif
   // Every thread has a column of the patch (some of them, where it is wide) and every DOWN-th row of it.
   const int down = threadIdx.x / ACROSS, across = threadIdx.x % ACROSS;
-#if PLANAR
-  T held[SPANS][ROUNDS][IC];
-#endif
-  auto each_pixel = [&](auto&& use) {  // use(span, round, row, column of the patch)
+  auto fetch_patch = [&](int tile, u32 to) {
+    const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
+    const int top = rest / tiles_w * TILE_H * SH - PT, left = rest % tiles_w * 16 * SW - PL;
+    const T* const first = x + image * x_ns + (top + down) * x_rs + (left + across) * x_cs;
 #pragma unroll
     for (int span = 0; span < SPANS; span++)
 #pragma unroll
       for (int k = 0; k < ROUNDS; k++) {
         const int row = k * DOWN + down, column = span * ACROSS + across;
-        if (down < DOWN && row < PATCH_H && column < PATCH_W) use(span, k, row, column);
+        if (down >= DOWN || row >= PATCH_H || column >= PATCH_W) continue;
+        const bool inside = (u32)(top + row) < (u32)IH && (u32)(left + column) < (u32)IW;
+        copy_pixel(to + (row * PATCH_W + column) * (CP * 2), inside ? first + k * DOWN * x_rs + span * ACROSS * x_cs : x, inside ? IC * 2 : 0);
       }
   };
-  auto fetch_patch = [&](int tile, u32 to) {
-    const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
-    const int top = rest / tiles_w * TILE_H * SH - PT, left = rest % tiles_w * 16 * SW - PL;
-    const T* const first = x + image * x_ns + (top + down) * x_rs + (left + across) * x_cs;
-    each_pixel([&](int span, int k, int row, int column) {
-      const bool inside = (u32)(top + row) < (u32)IH && (u32)(left + column) < (u32)IW;
-      const T* const from = first + k * DOWN * x_rs + span * ACROSS * x_cs;
-#if PLANAR
-#pragma unroll
-      for (int c = 0; c < IC; c++) held[span][k][c] = inside ? from[c * x_c] : T{};
-#else
-      copy_pixel(to + (row * PATCH_W + column) * (CP * 2), inside ? from : x, inside ? IC * 2 : 0);
-#endif
-    });
-  };
-  auto store_patch = [&](u32 to) {
-#if PLANAR
-    each_pixel([&](int span, int k, int row, int column) {
-      u32 v[4] = {};
-#pragma unroll
-      for (int c = 0; c < IC; c++) v[c / 2] |= u32(held[span][k][c].bits) << (c % 2 * 16);
-      const u32 at = to + (row * PATCH_W + column) * (CP * 2);
-      if (CP == 8) asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
-      else asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
-    });
-#endif
-  };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  Columns columns[AHEAD ? NT : 1];
+  Columns columns[NT];
 #pragma unroll
-  for (int j = 0; AHEAD && j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
+  for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
   int buffer = 0;
-  if (blockIdx.x < tiles) {
-    fetch_patch(blockIdx.x, patches);
-    store_patch(patches);
-  }
+  if (blockIdx.x < tiles) fetch_patch(blockIdx.x, patches);
   copy_commit();
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
     copy_wait<0>();
     __syncthreads();  // this patch and the weights have come, and nobody reads the other patch any more
-    const bool more = tile + (int)gridDim.x < tiles;
-    if (more) fetch_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
+    if (tile + (int)gridDim.x < tiles) fetch_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
     copy_commit();
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
     const int row0 = rest / tiles_w * TILE_H + warp * MT, column0 = rest % tiles_w * 16;
@@ -151,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
           for (int k = 0; k < 4 && j + k < NT; k++) {
             const int n = n0 + (j + k) * 8 + (lane & 3) * 2;
             float pair[2] = {sum[j + k][half * 2], sum[j + k][half * 2 + 1]};
-            finish(epilogue, AHEAD ? columns[AHEAD ? j + k : 0] : columns_at(epilogue, n, OC), pair, m, full, n, OC - n);
+            finish(epilogue, columns[j + k], pair, m, full, n, OC - n);
             o[k] = pack2((T*)0, pair[0], pair[1]);
           }
           gather_chunks(o, lane);
@@ -207,6 +174,5 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
 #pragma unroll
     for (int i = 0; i < MT; i++) finish_row(i, sum[i]);
 #endif
-    if (more) store_patch(patches + (buffer ^ 1) * PATCH_BYTES);
   }
 }

@@ -10,7 +10,7 @@ import pytest
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, TensorMap
+from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit
 from tracea_onnx.families import packed_elements
 from tracea_onnx.ops import DType
 
@@ -66,10 +66,40 @@ def test_images_in_planes_have_a_kernel(arch: int) -> None:
         for c in (1, 2, 3, 4):
             for kernel, stride in ((k, s) for k in range(1, 8) for s in (1, 2)):
                 kernels = cuda.emit(planar(dtype, c, kernel, stride, arch))
-                assert [k.symbol for k in kernels] == ["conv_few"]
+                assert [k.symbol for k in kernels] == ["conv_stem"]
                 check_kernels(kernels, arch)
+    for kernel, stride in ((8, 1), (8, 4)):  # the most that lowering leaves in planes
+        compile_kernels(cuda.emit(planar(DType.F16, 4, kernel, stride, arch)), arch)
     compile_kernels(cuda.emit(planar(DType.F16, 3, 7, 2, arch)), arch)
     compile_kernels(cuda.emit(planar(DType.BF16, 4, 3, 1, arch)), arch)
+
+
+def pooled(dtype: DType, c: int, kernel: int, window: tuple[int, int], arch: int = 90, **more: D.DimLike) -> Request:
+    """A first layer whose result is pooled."""
+    ints = dict(planar(dtype, c, kernel, 2, arch).ints)
+    ints |= {"PKH": window[0], "PKW": window[1], "PPT": 1, "PPL": 1, "PH": 10, "PW": D.symbol("w")}
+    return request("conv_pool", dtype, {n: v for n, v in ints.items() if n != "res_mode"} | more, operands=("x", "w", "bias", "y"), arch=arch)
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90])
+@pytest.mark.parametrize("window", [(3, 3), (2, 2), (3, 2), (2, 3)])
+def test_pooled_convolutions_compile(window: tuple[int, int], arch: int) -> None:
+    compile_kernels(cuda.emit(pooled(DType.F16, 3, 7, window, arch)), arch)
+    compile_kernels(cuda.emit(pooled(DType.BF16, 7, 3, window, arch, act=5)), arch)
+
+
+def test_what_cannot_be_pooled() -> None:
+    gated = replace(pooled(DType.F16, 3, 7, (3, 3), o0_kind=0, o1_kind=1), program=GATED)
+    for r in (gated, pooled(DType.F16, 9, 3, (3, 3)), pooled(DType.F16, 8, 7, (3, 3)), pooled(DType.F16, 4, 3, (3, 3), G=2), pooled(DType.F16, 3, 3, (3, 3), DH=2)):
+        with pytest.raises(Unfit, match="pools"):
+            cuda.emit(r)
+    compile_kernels(cuda.emit(replace(gated, ints={**gated.ints, "o0_kind": 1})), 90)
+
+
+def test_bands_of_a_pooled_convolution_fill_the_device() -> None:
+    (k,) = cuda.emit(pooled(DType.F16, 3, 7, (3, 3), PH=56, PW=56))
+    assert [D.evaluate(k.grid[0], {"n": n}) for n in (0, 1, 32, 64)] == [0, 112, 512, 512]
+    assert all(D.evaluate(k.grid[0], {"n": n}) > 2 * 132 for n in range(4, 300))
 
 
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])

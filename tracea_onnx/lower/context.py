@@ -41,6 +41,7 @@ class Lowering:
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
         self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
+        self.pooled: dict[str, Op] = {}  # results of convolutions that only a max pooling reads -> that pooling
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows

@@ -9,12 +9,14 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph
+from tracea_onnx.lower import pooled
 from tracea_onnx.lower.blocks import spread_weight
 from tracea_onnx.lower.context import Border, Lowering
 from tracea_onnx.lower.epilogue import expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.window import pair, resolve_pads
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
@@ -23,36 +25,6 @@ def _roles(op: Op) -> Mapping[str, str]:
     if op.fused:
         return op.by_role
     return {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-
-
-def _pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
-    """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1 (stride/dilation) or 0 (pad)."""
-    v = [int(x) for x in values] if values else [default] * spatial
-    return (v[0], v[1]) if spatial == 2 else (1, v[0])
-
-
-def resolve_pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Border:
-    """(top, left, bottom, right) from explicit pads or auto_pad."""
-    spatial = len(dims)
-    auto = op.attr("auto_pad", "NOTSET") or "NOTSET"
-    if auto in ("NOTSET", "VALID"):
-        pads = [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))] if auto == "NOTSET" else [0] * (2 * spatial)
-    else:
-        begin, end = [], []
-        for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
-            if not isinstance(n, int):
-                if s != 1:
-                    raise Unsupported(f"auto_pad {auto} with stride {s} over a symbolic dim")
-                total = (k - 1) * d
-            else:
-                total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-            small, large = total // 2, total - total // 2
-            begin.append(small if auto == "SAME_UPPER" else large)
-            end.append(large if auto == "SAME_UPPER" else small)
-        pads = begin + end
-    if min(pads) < 0:
-        raise Unsupported("negative pads")
-    return (pads[0], pads[1], pads[2], pads[3]) if spatial == 2 else (0, pads[0], 0, pads[1])
 
 
 def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
@@ -110,8 +82,8 @@ def conv(ctx: Lowering, op: Op) -> None:
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != icg * g or oc % g:
         raise Unsupported(f"channels do not agree: input {ic}, weight {icg} x {g} groups")
-    sh, sw = _pair(op.attr("strides"), 1, spatial)
-    dh, dw = _pair(op.attr("dilations"), 1, spatial)
+    sh, sw = pair(op.attr("strides"), 1, spatial)
+    dh, dw = pair(op.attr("dilations"), 1, spatial)
     if blocks is not None:
         sh = sw = 2
     strides, dilations = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
@@ -131,7 +103,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
-    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 6 and max(sh, sw) <= 2 and (dh, dw, g) == (1, 1, 1):
+    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 8 and max(sh, sw) <= 4 and (dh, dw, g) == (1, 1, 1):
         view = ctx.strided(x)
         src, planes = Nhwc(view.ref, view.strides[3], view.strides[2], view.strides[0], (0, 0, 0, 0)), view.strides[1]
     else:
@@ -183,8 +155,8 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")
     if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
         raise Unsupported("ConvTranspose with output_shape or auto_pad")
-    sh, sw = _pair(op.attr("strides"), 1, spatial)
-    dh, dw = _pair(op.attr("dilations"), 1, spatial)
+    sh, sw = pair(op.attr("strides"), 1, spatial)
+    dh, dw = pair(op.attr("dilations"), 1, spatial)
     extra = [int(e) for e in op.attr("output_padding") or [0] * spatial]
     eh, ew = (extra[0], extra[1]) if spatial == 2 else (0, extra[0])
     pads = resolve_pads(op, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial)
@@ -247,6 +219,8 @@ def _launch(ctx: Lowering, op: Op, dtype: DType, family: str, src: Nhwc, packed:
             if stored:
                 ints |= {"r_cs": stored[0].cs, "r_rs": stored[0].rs, "r_ns": stored[0].ns}
             ints |= epi.ints
+    if family == "conv2d" and epi is not None and pooled.launch(ctx, out, dtype, operands, ints, epi):
+        return
     dst = ctx.new_nhwc(out)
     ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
     ctx.plan.launch(family, operands, {"y": dst.ref}, ints, epi.floats if epi else None, epi.program if epi else None, whole=False, dtype=dtype)

@@ -6,45 +6,24 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.conv import _pair, conv, resolve_pads
+from tracea_onnx.lower.conv import conv
 from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.linear import gemm
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.window import pooling
 
 
 def pool(ctx: Lowering, op: Op) -> None:
     """MaxPool and AveragePool over one or two spatial dims."""
+    if op.outputs[0] in ctx.values:
+        return  # the convolution that made its input pooled it
     x = ctx.value(op.input(0))
-    if len([o for o in op.outputs if o]) > 1:
-        raise Unsupported("MaxPool with its indices as an output")
-    if op.attr("storage_order", 0):
-        raise Unsupported("MaxPool with column-major storage order")
-    kernel = [int(k) for k in op.attr("kernel_shape")]
-    spatial = len(kernel)
-    if spatial not in (1, 2) or x.rank != spatial + 2:
-        raise Unsupported(f"pooling over {spatial} spatial dims")
+    p = pooling(op, x)
     n, c, h, w = x.image()
-    sh, sw = _pair(op.attr("strides"), 1, spatial)
-    dh, dw = _pair(op.attr("dilations"), 1, spatial)
-    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
-    per_axis = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
-    pads = resolve_pads(op, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
-    ceil = bool(op.attr("ceil_mode", 0))
-
-    def extent(size: DimLike, k: int, s: int, d: int, begin: int, end: int) -> DimLike:
-        free = size + (begin + end - d * (k - 1) - 1)
-        if not ceil:
-            return D.floordiv(free, s) + 1
-        up = D.ceildiv(free, s) + 1
-        # a window must start inside the input or its leading pad
-        return D.select(D.less(D.mul(up - 1, s), size + begin), up, up - 1)
-
-    oh, ow = extent(h, kh, sh, dh, pads[0], pads[2]), extent(w, kw, sw, dw, pads[1], pads[3])
-    if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
-        raise Unsupported("pooling with an empty output")
-    shape: Dims = (n, c, oh, ow) if spatial == 2 else (n, c, ow)
+    (oh, ow), (kh, kw), (sh, sw), (dh, dw), pads = p.out, p.kernel, p.strides, p.dilations, p.pads
+    shape: Dims = (n, c, oh, ow) if x.rank == 4 else (n, c, ow)
     ctx.require(x, "pooling")
     out = ctx.define(op.outputs[0], x.dtype, shape)
     mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1

@@ -14,8 +14,8 @@ class Target:
     image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
     pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
-    planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 6 x 6, strides of 1 or 2:
-    their patches fit into registers). folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised."""
+    planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 8 x 8, strides of at most 4).
+    folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised."""
 
     name: str
     types: frozenset[DType]

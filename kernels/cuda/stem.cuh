@@ -1,0 +1,249 @@
+// Convolutions of few input channels in 16-bit types over images in any order of axes, with POOL each followed by max pooling of stride 2.
+//
+// A block marches down a strip of an image, in which each warp has 16 columns of the convolution: ACROSS warps side by side and DOWN groups of them below each
+// other, each with `lines` rows of results. Rows of the image pass through registers into a ring in shared memory, channel by channel, so that two
+// neighbouring taps of a channel are one word: a thread reads its operand of the tensor cores from there, whatever the stride is. Of a window's rows only NEW are
+// new with every row of the convolution; the others stay in registers and move up. A unit of the product's k is 4 words of a row of taps, two units a step.
+//
+// With POOL the 16 columns of a warp are interleaved, even ones in the upper half of the fragment and odd ones in the lower: a thread has both neighbours of a
+// window, gets the third of three from the next pixel's threads, and keeps the largest of the rows above. Nothing but results of the pooling is written.
+//
+// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, BN, ACROSS, POOL, with it PKH and PKW (2 or 3), EARLY
+// (the weight is constant), RELU (the activation, which then follows the pooling), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns,
+// columns_at, finish, WIDTH 2). H x W are the results, OH x OW what the convolution has of them, PT and PL its padding, PPT and PPL that of the pooling.
+
+constexpr int PAIRS = KW <= 2 ? 1 : KW <= 4 ? 2 : 4, ROW_UNITS = (IC * PAIRS + 3) / 4, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
+// Rows of the image come in groups of SH; a window sees GROUPS of them, of the first but its last rows.
+constexpr int GROUPS = (KH + SH - 1) / SH, LEAD = GROUPS * SH - KH, SLOTS = GROUPS + 1, NEW = SH < KH ? SH : KH;
+constexpr int DOWN = 4 / ACROSS, RESULTS = !POOL ? 16 : PKW == 3 ? 7 : 8, WIDE = POOL ? 2 * RESULTS : 16;  // results and columns from warp to warp
+constexpr int WORDS = ((ACROSS - 1) * WIDE * SW + 15 * SW + 2 * PAIRS + 1) / 2 + SW % 2, ROW = IC * WORDS, SLOT = DOWN * SH * ROW;
+constexpr int TASKS = DOWN * SH * WORDS, TURNS = (TASKS + 127) / 128;
+constexpr int NT = BN / 8, WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16);  // bytes
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// Where word `pair` of unit u of a channel's weights lies: for wgmma 8 channels x 1 unit in 128 bytes, all channels of a unit together.
+DEV constexpr int weight_at(int oc, int u, int pair) { return (WGMMA ? (u * NT + oc / 8) * 128 + oc % 8 * 16 : oc * WEIGHT_PITCH + u * 16) + pair * 4; }
+
+#if !WGMMA
+DEV void ldmatrix(u32 (&r)[4], u32 from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_stem(PARAMETERS) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ Columns columns[BN / 2];
+  u32* const ring = (u32*)(shared + BN * WEIGHT_PITCH);  // [SLOTS][DOWN][SH][IC][WORDS]
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = lane & 3, n0 = blockIdx.y * BN;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");  // constant weights need not wait for the kernel before
+#endif
+  constexpr int CHANNELS = ROW_UNITS * 4 / PAIRS;  // those beyond IC are zero
+  const int pair = threadIdx.x % PAIRS;
+#pragma unroll 1
+  for (int oc = threadIdx.x / PAIRS; oc < BN; oc += 128 / PAIRS) {  // a thread has a pair of taps of every row of the window
+    const T* const filter = w + ((i64)(n0 + oc) * (KH * KW) + 2 * pair) * 8;
+    char* const place = shared + weight_at(oc, 0, pair);
+    const bool first_there = n0 + oc < OC && 2 * pair < KW, second_there = n0 + oc < OC && 2 * pair + 1 < KW;
+    uint4 taps[KH][2] = {};
+#pragma unroll
+    for (int kh = 0; kh < KH; kh++) {
+      if (first_there) taps[kh][0] = *(const uint4*)(filter + kh * KW * 8);
+      if (second_there) taps[kh][1] = *(const uint4*)(filter + (kh * KW + 1) * 8);
+    }
+#pragma unroll
+    for (int kh = 0; kh < KH; kh++)
+#pragma unroll
+      for (int c = 0; c < CHANNELS; c++) {
+        const uint4 &v = taps[kh][0], &u = taps[kh][1];
+        const u32 first = c / 2 == 0 ? v.x : c / 2 == 1 ? v.y : c / 2 == 2 ? v.z : v.w, second = c / 2 == 0 ? u.x : c / 2 == 1 ? u.y : c / 2 == 2 ? u.z : u.w;
+        const u32 both = c % 2 ? __byte_perm(first, second, 0x7632) : __byte_perm(first, second, 0x5410);
+        *(u32*)(place + weight_at(0, kh * ROW_UNITS + c * PAIRS / 4, c * PAIRS % 4)) = c < IC ? both : 0;
+      }
+  }
+  if (UNITS % 2)
+    for (int i = threadIdx.x; i < BN * 4; i += 128) *(u32*)(shared + weight_at(i / 4, UNITS, i % 4)) = 0;
+#if WGMMA
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  const int strips = (W + ACROSS * RESULTS - 1) / (ACROSS * RESULTS), bands = (H + DOWN * lines - 1) / (DOWN * lines);
+  const int strip = blockIdx.x % strips, band = blockIdx.x / strips % bands, image = blockIdx.x / (strips * bands);
+  const auto top_of = [&](int group) { const int line = (band * DOWN + group) * lines; return POOL ? 2 * line - PPT : line; };  // row of the convolution
+  const int left = POOL ? 2 * strip * ACROSS * RESULTS - PPL : strip * ACROSS * RESULTS, rows = POOL ? 2 * lines + PKH - 2 : lines;
+
+  // A thread copies pairs of pixels: always the same columns, SH rows further down each time.
+  struct Held { u16 v[TURNS][IC][2]; };
+  const T* from[TURNS];
+  int row[TURNS], column[TURNS], to[TURNS];
+#pragma unroll
+  for (int k = 0; k < TURNS; k++) {
+    const int task = k * 128 + threadIdx.x, j = task % WORDS, line = task / WORDS;
+    row[k] = top_of(line / SH) * SH - PT + line % SH - LEAD, column[k] = left * SW - PL + 2 * j, to[k] = line * ROW + j;
+    from[k] = x + image * x_ns + row[k] * x_rs + column[k] * x_cs;
+  }
+  const auto fetch = [&](Held& held) {
+#pragma unroll
+    for (int k = 0; k < TURNS; k++) {
+      const bool mine = (u32)row[k] < (u32)IH && (TASKS % 128 == 0 || k * 128 + threadIdx.x < TASKS);
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < IC; c++) held.v[k][c][h] = mine && (u32)(column[k] + h) < (u32)IW ? from[k][c * x_c + h * x_cs].bits : (u16)0;
+      row[k] += SH, from[k] += SH * x_rs;
+    }
+  };
+  const auto put = [&](const Held& held, u32* at) {
+#pragma unroll
+    for (int k = 0; k < TURNS; k++)
+      if (TASKS % 128 == 0 || k * 128 + threadIdx.x < TASKS)
+#pragma unroll
+        for (int c = 0; c < IC; c++) at[to[k] + c * WORDS] = held.v[k][c][0] | (u32)held.v[k][c][1] << 16;
+  };
+
+  // Operands: unit u of row kh for both halves of the fragment's pixels. What lies beyond the window is multiplied by zero weights, and must not be an infinity.
+  u32 a[2 * STEPS][2];
+  if (UNITS % 2) a[UNITS][0] = a[UNITS][1] = 0;
+  const int pixel = (warp % ACROSS * WIDE + (POOL ? 2 : 1) * (lane >> 2)) * SW, other = pixel + (POOL ? 1 : 8) * SW;
+  const int mine = warp / ACROSS * SH * ROW + pixel / 2 + t / PAIRS * WORDS + t % PAIRS, next = other / 2 - pixel / 2;
+  const int tap = t % PAIRS * 2;
+  const u32 kept = tap + 1 < KW ? 0xffffffffu : tap < KW ? 0xffffu : 0u;
+  const auto read_row = [&](int kh, const u32* group, int line) {
+#pragma unroll
+    for (int u = 0; u < ROW_UNITS; u++) {
+      const u32* const p = group + line * ROW + u * 4 / PAIRS * WORDS;
+      const u32 mask = (u * 4 + t) / PAIRS < IC ? kept : 0u;
+      if (SW % 2 == 0) {
+        a[kh * ROW_UNITS + u][0] = p[0] & mask, a[kh * ROW_UNITS + u][1] = p[POOL ? SW / 2 : 4 * SW] & mask;
+      } else {
+        a[kh * ROW_UNITS + u][0] = __funnelshift_r(p[0], p[1], pixel % 2 * 16) & mask;
+        a[kh * ROW_UNITS + u][1] = __funnelshift_r(p[next], p[next + 1], other % 2 * 16) & mask;
+      }
+    }
+  };
+
+  {
+    Held first[GROUPS];
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) fetch(first[k]);
+#pragma unroll
+    for (int k = 0; k < GROUPS; k++) put(first[k], ring + k * SLOT);
+  }
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  if (threadIdx.x < BN / 2) columns[threadIdx.x] = columns_at(epilogue, n0 + threadIdx.x * 2, OC);
+  const int line0 = (band * DOWN + warp / ACROSS) * lines, top = top_of(warp / ACROSS), result0 = (strip * ACROSS + warp % ACROSS) * RESULTS;
+  T* const out = y + image * y_ns + n0 + t * 8;
+  const auto store_chunks = [&](u32 (&o)[4], int j, int i, int at, bool exists) {  // chunks j.. of result `at` of row i
+    gather_chunks(o, lane);
+    const int n = n0 + (j + t) * 8;
+    if (exists && j + t < NT && n < OC) store8(out + i * y_rs + at * y_cs + j * 8, o, OC - n);
+  };
+#if POOL
+  const int even_column = left + warp % ACROSS * WIDE + 2 * (lane >> 2);
+  const bool even_inside = (u32)even_column < (u32)OW, odd_inside = (u32)(even_column + 1) < (u32)OW;
+  const u32 lowest = lowest_pair((T*)0);
+  u32 even[NT], odd[NT];  // the largest of the rows of the window so far
+#pragma unroll
+  for (int j = 0; j < NT; j++) even[j] = odd[j] = lowest;
+#endif
+  __syncthreads();
+#pragma unroll
+  for (int kh = 0; kh < KH - NEW; kh++) read_row(kh + NEW, ring + mine + (kh + LEAD) / SH * SLOT, (kh + LEAD) % SH);
+  int slot = (GROUPS - 1) * SLOT;
+#pragma unroll 1
+  for (int r = 0; r < rows; r++) {
+    const bool more = r + 1 < rows;
+    Held held;
+    if (more) fetch(held);
+    __syncthreads();  // the new rows have come
+#pragma unroll
+    for (int k = 0; k < (KH - NEW) * ROW_UNITS; k++) a[k][0] = a[k + NEW * ROW_UNITS][0], a[k][1] = a[k + NEW * ROW_UNITS][1];
+#pragma unroll
+    for (int line = 0; line < NEW; line++) read_row(KH - NEW + line, ring + (mine + slot), SH - NEW + line);
+    slot = slot == (SLOTS - 1) * SLOT ? 0 : slot + SLOT;
+    float sum[NT][4];
+#if WGMMA
+    const u64 filter = (u64)(shared_address(shared) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) multiply(sum, {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, filter + s * (2 * NT * 8), s != 0);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (more) put(held, ring + slot);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#else
+    const u32 filter = shared_address(shared) + ((lane >> 4) * 8 + (lane & 7)) * WEIGHT_PITCH + ((lane >> 3) & 1) * 16;
+#pragma unroll
+    for (int j = 0; j < NT; j++) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.f;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int j = 0; j < NT; j += 2) {
+        u32 b[4];
+        ldmatrix(b, filter + j * (8 * WEIGHT_PITCH) + s * 32);
+        multiply(sum[j], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[0], b[1]);
+        multiply(sum[j + 1], {a[2 * s][0], a[2 * s][1], a[2 * s + 1][0], a[2 * s + 1][1]}, b[2], b[3]);
+      }
+    if (more) put(held, ring + slot);
+#endif
+    const auto finished = [&](const Columns& c, int j, int half, int m, i64 full) {
+      const int n = n0 + j * 8 + t * 2;
+      float pair[2] = {sum[j][half * 2], sum[j][half * 2 + 1]};
+      finish(epilogue, c, pair, m, full, n, OC - n);
+      return pack2((T*)0, pair[0], pair[1]);
+    };
+#if POOL
+    const bool exists = (u32)(top + r) < (u32)OH, ends = PKH == 3 ? r > 0 && r % 2 == 0 : r % 2 == 1;
+    u32 e[NT], o[NT], pooled[NT];
+    if (exists) {
+#pragma unroll
+      for (int j = 0; j < NT; j++) {
+        const Columns c = columns[j * 4 + t];
+        e[j] = finished(c, j, 0, 0, 0), o[j] = finished(c, j, 1, 0, 0);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < NT; j++) e[j] = o[j] = lowest;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+      even[j] = pair_max((T*)0, even[j], e[j]), odd[j] = pair_max((T*)0, odd[j], o[j]);
+      if (ends) {
+        const u32 largest = even_inside ? even[j] : lowest;
+        pooled[j] = pair_max((T*)0, largest, odd_inside ? odd[j] : lowest);
+        if (PKW == 3) pooled[j] = pair_max((T*)0, pooled[j], __shfl_down_sync(0xffffffffu, largest, 4));
+        if (RELU) pooled[j] = pair_max((T*)0, pooled[j], 0);
+        even[j] = PKH == 3 ? e[j] : lowest, odd[j] = PKH == 3 ? o[j] : lowest;
+      }
+    }
+    if (ends) {
+      const int i = line0 + (r - PKH + 1) / 2, at = result0 + (lane >> 2);
+#pragma unroll
+      for (int j = 0; j < NT; j += 4) {
+        u32 v[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k] = j + k < NT ? pooled[j + k < NT ? j + k : 0] : 0;
+        store_chunks(v, j, i, at, i < H && at < W && (lane >> 2) < RESULTS);
+      }
+    }
+#else
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int i = line0 + r, at = result0 + half * 8 + (lane >> 2), h = min(i, H - 1), v = min(at, W - 1);
+#pragma unroll
+      for (int j = 0; j < NT; j += 4) {
+        u32 o[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) o[k] = j + k < NT ? finished(columns[(j + k < NT ? j + k : 0) * 4 + t], j + k < NT ? j + k : 0, half, (image * H + h) * W + v, image * r_ns + h * r_rs + v * r_cs) : 0;
+        store_chunks(o, j, i, at, i < H && at < W);
+      }
+    }
+#endif
+  }
+}

@@ -1,0 +1,85 @@
+"""Windows of convolutions and poolings: where they lie over an image and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.context import Border
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Unsupported, Value
+
+
+def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
+    """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1 (stride/dilation) or 0 (pad)."""
+    v = [int(x) for x in values] if values else [default] * spatial
+    return (v[0], v[1]) if spatial == 2 else (1, v[0])
+
+
+def resolve_pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Border:
+    """(top, left, bottom, right) from explicit pads or auto_pad."""
+    spatial = len(dims)
+    auto = op.attr("auto_pad", "NOTSET") or "NOTSET"
+    if auto in ("NOTSET", "VALID"):
+        pads = [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))] if auto == "NOTSET" else [0] * (2 * spatial)
+    else:
+        begin, end = [], []
+        for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
+            if not isinstance(n, int):
+                if s != 1:
+                    raise Unsupported(f"auto_pad {auto} with stride {s} over a symbolic dim")
+                total = (k - 1) * d
+            else:
+                total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            small, large = total // 2, total - total // 2
+            begin.append(small if auto == "SAME_UPPER" else large)
+            end.append(large if auto == "SAME_UPPER" else small)
+        pads = begin + end
+    if min(pads) < 0:
+        raise Unsupported("negative pads")
+    return (pads[0], pads[1], pads[2], pads[3]) if spatial == 2 else (0, pads[0], 0, pads[1])
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """(height, width) of windows, strides, dilations and results, and the padding (top, left, bottom, right)."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: Border
+    out: tuple[DimLike, DimLike]
+
+
+def pooling(op: Op, x: Value) -> Pooling:
+    """The windows of a MaxPool or AveragePool of `x`."""
+    if len([o for o in op.outputs if o]) > 1:
+        raise Unsupported("MaxPool with its indices as an output")
+    if op.attr("storage_order", 0):
+        raise Unsupported("MaxPool with column-major storage order")
+    kernel = [int(k) for k in op.attr("kernel_shape")]
+    spatial = len(kernel)
+    if spatial not in (1, 2) or x.rank != spatial + 2:
+        raise Unsupported(f"pooling over {spatial} spatial dims")
+    _, _, h, w = x.image()
+    sh, sw = pair(op.attr("strides"), 1, spatial)
+    dh, dw = pair(op.attr("dilations"), 1, spatial)
+    kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
+    per_axis = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
+    pads = resolve_pads(op, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
+    ceil = bool(op.attr("ceil_mode", 0))
+
+    def extent(size: DimLike, k: int, s: int, d: int, begin: int, end: int) -> DimLike:
+        free = size + (begin + end - d * (k - 1) - 1)
+        if not ceil:
+            return D.floordiv(free, s) + 1
+        up = D.ceildiv(free, s) + 1
+        # a window must start inside the input or its leading pad
+        return D.select(D.less(D.mul(up - 1, s), size + begin), up, up - 1)
+
+    oh, ow = extent(h, kh, sh, dh, pads[0], pads[2]), extent(w, kw, sw, dw, pads[1], pads[3])
+    if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
+        raise Unsupported("pooling with an empty output")
+    return Pooling((kh, kw), (sh, sw), (dh, dw), pads, (oh, ow))
