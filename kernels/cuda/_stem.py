@@ -70,7 +70,8 @@ def choose(r: Request) -> StemTile | None:
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
     width = _product.known(i["PW"] if _pooled(r) else i["OW"], _USUAL)
     across = min((4, 2, 1), key=lambda n: -(-width // (n * _results(r))) * (n * 16 + 4))
-    tile = StemTile(across, columns, 4 if _shape(r)[1] <= 12 else 3)
+    steps = _shape(r)[1]
+    tile = StemTile(across, columns, 3 if steps > 12 else 4 if steps > 4 or columns == 64 else 6 if columns == 32 else 8)
     return tile if _smem(r, tile) <= 96 * 1024 else None
 
 
