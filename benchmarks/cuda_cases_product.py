@@ -146,17 +146,23 @@ def _packed(v: Conv, w: Array, dtype: DType) -> Array:
     return packed
 
 
-def conv(rng: Rng, v: Conv, dtype: DType, *, planar: bool = False) -> Case:
-    """planar: the channels of the image lie apart, as it came."""
-    oh, ow = v.out
+def _pooled(v: Conv, x: Array) -> Array:
+    if v.pool is None:
+        return x
+    kh, kw, top, left, bottom, right = v.pool
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=-np.inf)
+    height, width = v.results
+    taps = [padded[:, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2] for i in range(kh) for j in range(kw)]
+    return np.asarray(np.max(taps, axis=0))
+
+
+def conv(rng: Rng, v: Conv, dtype: DType) -> Case:
+    (oh, ow), (height, width) = v.out, v.results
     x, vx = _random(rng, (v.n, v.h, v.w, v.c), dtype)
     w, vw = _random(rng, v.weight_shape, dtype, (v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
     b = rng.standard_normal(-(-v.oc // 32) * 32).astype(np.float32)
     r = V.conv_request(v, dtype)
-    image = _filled((v.n, v.h, v.w, pitch(v.c, v.slack)), v.c, x, dtype)
-    if planar:
-        image = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-        r = replace(r, ints={**r.ints, "x_c": v.h * v.w, "x_cs": 1, "x_rs": v.w, "x_ns": v.c * v.h * v.w})
+    image = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if v.planes else _filled((v.n, v.h, v.w, pitch(v.c, v.slack)), v.c, x, dtype)
     operands = {"x": image, "w": _packed(v, w, dtype), "bias": b}
     pre, size = _convolved(v, vx, vw) + b[: v.oc], _convolved(v, np.abs(vx), np.abs(vw)) + np.abs(b[: v.oc])
     if v.kinds is not None:
@@ -174,8 +180,10 @@ def conv(rng: Rng, v: Conv, dtype: DType, *, planar: bool = False) -> Case:
             operands["res"] = _filled((v.n, oh, ow, pitch(v.oc, 2 * v.slack)), v.oc, res, dtype)
             want = _ACTIVATIONS[v.act](pre + f) if v.res_mode == 1 else want + f
     yc = pitch(v.oc, v.slack)
-    out = Output(dtype, v.n * oh * ow * yc, want.shape, [oh * ow * yc, ow * yc, yc, 1], want, _bound(want, size, dtype, v.act == "silu" or v.kinds is not None))
-    return _case(v.name(dtype).replace(f" {dtype.name}", "") + " planar" * planar, r, operands, {"y": out})
+    want, size = _pooled(v, want), _pooled(v, size)
+    strides = [height * width * yc, width * yc, yc, 1]
+    out = Output(dtype, v.n * height * width * yc, want.shape, strides, want, _bound(want, size, dtype, v.act == "silu" or v.kinds is not None))
+    return _case(v.name(dtype).replace(f" {dtype.name}", ""), r, operands, {"y": out})
 
 
 def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
@@ -254,8 +262,12 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
             yield _with(conv(rng, v, F16), window)
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
-    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16, planar=True)
-    yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), act="silu"), BF16, planar=True)
+    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), F16)
+    yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), planes=True, act="silu"), BF16)
+    yield conv(rng, Conv(2, 3, 19, 40, 16, (3, 3), (2, 2), planes=True), F16)
+    for size, pool in (((61, 64), (3, 3, 1, 1, 1, 1)), ((29, 35), (2, 2, 0, 0, 0, 0)), ((30, 36), (3, 2, 0, 1, 1, 0))):
+        yield conv(rng, Conv(2, 3, *size, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, pool=pool), F16)
+    yield conv(rng, Conv(1, 5, 33, 37, 20, act="silu", pool=(3, 3, 0, 0, 1, 1)), BF16)
     yield conv(rng, Conv(1, 7, 19, 17, 13, (5, 3), (2, 1), (2, 1), (1, 2, 3, 0)), F16)
     yield conv(rng, Conv(3, 5, 11, 13, 7, (3, 2), (2, 3), (2, 1), (1, 0, 2, 1)), F32)
     yield conv(rng, Conv(2, 20, 10, 10, 30, groups=5, res_mode=1), F16)
