@@ -89,6 +89,42 @@ def gemm(
     return _case(f"gemm {m}x{n}x{k} {act}{extra}{f' pad{pad}' if pad else ''}", r, operands, {"y": out})
 
 
+def _moments(v: Array) -> tuple[Array, Array, Array]:
+    """Mean and reciprocal deviation of rows, and the statistics that a product leaves of them."""
+    panels = v.reshape(len(v), -1, 64)
+    parts = np.stack([panels.mean(-1), np.square(panels - panels.mean(-1, keepdims=True)).sum(-1)], -1)
+    return v.mean(-1, keepdims=True), 1 / np.sqrt(v.var(-1, keepdims=True) + 1e-5), parts.astype(np.float32)
+
+
+def norm(rng: Rng, dtype: DType, m: int, n: int, k: int, sides: str, act: str = "none") -> Case:
+    """gemm_norm; sides: which of x, the residual and y have statistics of their rows."""
+    x, vx = _random(rng, (m, k), dtype)
+    w, vw = _random(rng, (n, k), dtype, k**-0.5)
+    b = rng.standard_normal(n + 32).astype(np.float32)
+    operands = {"x": x, "w": w, "bias": b}
+    want, size = vx @ vw.T, np.abs(vx) @ np.abs(vw).T
+    if "x" in sides:
+        mean, scale, operands["x_stats"] = _moments(vx)
+        sums = np.concatenate([vw.sum(-1), np.zeros(32)]).astype(np.float32)
+        operands["x_sums"] = sums
+        want, size = scale * (want - mean * sums[:n]), scale * (size + np.abs(mean * sums[:n]))
+    want, size = want + b[:n], size + np.abs(b[:n])
+    if "r" in sides:
+        operands["res"], v = _random(rng, (m, n), dtype)
+        mean, scale, operands["r_stats"] = _moments(v)
+        gamma, beta = (rng.standard_normal(n + 32).astype(np.float32) for _ in range(2))
+        operands |= {"r_gamma": gamma, "r_beta": beta}
+        want, size = want + (v - mean) * scale * gamma[:n] + beta[:n], size + (np.abs(v) + np.abs(mean)) * scale * np.abs(gamma[:n]) + np.abs(beta[:n])
+    want = _ACTIVATIONS[act](want)
+    outputs = {"y": plain(dtype, want, _bound(want, 1.3 * size, dtype, act == "silu"))}
+    if "y" in sides:
+        parts = _moments(want)[2].astype(np.float64)
+        outputs["y_stats"] = plain(F32, parts, 3e-3 * (np.abs(parts) + np.abs(want).max()))
+    ints = {"M": m, "N": n, "K": k, "ldx": k, "ldr": n, "ldy": n, "act": K.act_index(act), "res_mode": int("r" in sides)}
+    r = R.request("gemm_norm", dtype, ints, {"x_eps": 1e-5, "r_eps": 1e-5, "unscale": 1.0}, None, [*operands, *outputs], constant=("w", "bias"))
+    return _case(f"gemm_norm {m}x{n}x{k} {sides} {act}", r, operands, outputs)
+
+
 def matmul(rng: Rng, dtype: DType, b0: int, b1: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False) -> Case:
     """Batches of a[m, k] b[k, n], either operand with its other axis contiguous."""
     a, va = _random(rng, (b0, b1, k, m) if a_turned else (b0, b1, m, k), dtype)
@@ -193,6 +229,15 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
     want = np.zeros((n, 24))
     want[:, :k] = v.T
     yield _case("pack_gemm", G.pack_request(n, k, dtype, False), {"w": w}, {"packed": plain(dtype, want, rounding(want, dtype, 0))})
+    n, k = 37, 64
+    (w, v), (gain, vg), (offset, vo), (add, va) = (_random(rng, shape, dtype) for shape in ((n, k), (k,), (k,), (n,)))
+    sizes = {"K": k, "N": n, "trans": 1, "ldw": k}
+    r = R.request("pack_gemm", dtype, {**sizes, "N_total": n}, {"alpha": 0.5}, operands=("w", "packed", "gamma"))
+    yield _case("pack_gemm gamma", r, {"w": w, "gamma": gain}, {"packed": plain(dtype, 0.5 * v * vg, rounding(0.5 * v * vg, dtype, np.abs(v * vg)))})
+    r = R.request("fold_norm", dtype, sizes, {"alpha": 1.0, "unscale": 2.0}, operands=("w", "packed", "beta", "b", "sums", "bias"))
+    sums, bias = 2 * v.sum(-1), va + v @ vo
+    outputs = {"sums": plain(F32, sums, rounding(sums, F32, 0)), "bias": plain(F32, bias, rounding(bias, F32, 0))}
+    yield _case("fold_norm", r, {"w": w, "packed": w, "beta": offset, "b": add}, outputs)
     for c in (Conv(1, 10, 5, 5, 14, groups=2), Conv(1, 11, 5, 5, 11, groups=11), Conv(1, 10, 5, 5, 14, groups=2, transposed=True)):
         w, v = _random(rng, c.weight_shape, dtype)
         want = value(_packed(c, w, dtype), dtype)
@@ -227,6 +272,12 @@ def products(rng: Rng) -> Iterator[Case]:
     yield _with(gemm(rng, F16, 257, 328, 200, kinds=(0, 1, 2)), hopper(128, 128, True, 2))
     yield _with(gemm(rng, F16, 131, 389, 264, "relu"), hopper(128, 128, True, 2))  # rows of y begin anywhere
     yield _with(gemm(rng, F16, 131, 389, 264), hopper(128, 192, False, 1))
+    for bm, bn, ping, cluster, kept in ((128, 128, True, 2, 0), (64, 256, True, 1, 0), (128, 192, False, 1, 0), (128, 64, True, 1, 3)):
+        yield _with(gemm(rng, F16, 520, 328, 136, "relu"), hopper(bm, bn, ping, cluster, kept, True))
+        yield _with(norm(rng, F16, 300, 320, 192, "xry"), hopper(bm, bn, ping, cluster, kept))
+        yield _with(norm(rng, BF16, 300, 328, 192, "x", "silu"), hopper(bm, bn, ping, cluster, kept, True))
+    for kind in ((64, 64, False, 3, 1, 1), (64, 56, True, 1, 1, 2), (128, 64, True, 2, 2, 1)):
+        yield _with(norm(rng, F16, 90, 192, 384, "xry"), split(*kind))
     kinds = (
         (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
         (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
