@@ -245,10 +245,11 @@ def time_all(only: str) -> int:
     return 0
 
 
-#: Warpgroups, blocks of a multiprocessor, whether a warpgroup's softmax overlaps its own products, keys of a tile.
-SWEPT: tuple[tuple[int, int, bool, tuple[int, ...]], ...] = (
-    (1, 1, True, (64, 112, 128)), (1, 2, False, (64, 112, 128)), (1, 3, False, (64, 80)), (1, 4, False, (64,)), (2, 1, False, (96, 128, 176)),
-    (2, 1, True, (96, 128, 176)), (2, 2, False, (64, 80)), (3, 1, False, (96, 112, 128)), (4, 1, False, (64, 80, 96)),
+#: Warpgroups, blocks of a multiprocessor, what runs beside what, keys of a tile.
+SWEPT: tuple[tuple[int, int, str, tuple[int, ...]], ...] = (
+    (1, 1, "OVERLAP", (64, 112, 128)), (1, 1, "ALONE", (64, 112, 128, 208)), (1, 2, "FREE", (64, 112, 128)), (1, 3, "FREE", (64, 80)), (1, 4, "FREE", (64,)),
+    (2, 1, "FREE", (96, 128, 176)), (2, 1, "OVERLAP", (96, 128, 176)), (2, 1, "TURNS", (96, 128)), (2, 1, "SPLIT", (64, 112, 128)), (2, 2, "FREE", (64, 80)),
+    (3, 1, "FREE", (96, 112, 128)), (4, 1, "FREE", (64, 80, 96)),
 )  # fmt: skip
 
 
@@ -276,9 +277,9 @@ def sweep(only: str) -> int:
         variants: Variants = {}
         request = attention_request(b, h, s, d, causal)
         problem = emitter.problem(request)
-        for groups, blocks, overlap, widths in SWEPT:
+        for groups, blocks, plan, widths in SWEPT:
             for keys in widths:
-                tile = emitter.hopper_tile(problem, groups, keys, blocks, overlap)
+                tile = emitter.hopper_tile(problem, groups, keys, blocks, plan)
                 if tile is None or keys > -(-s // 16) * 16:
                     continue
                 try:

@@ -61,9 +61,14 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         ((4, 96), f16, shape(1, 2, 1, 300, 301, 64, 64)), ((4, 96), bf16, shape(1, 1, 1, 523, 523, 40, 40, causal=True)),
         ((1, 64, 4), f16, shape(3, 7, 7, 67, 131, 64, 64)), ((1, 64, 4), f16, shape(2, 3, 3, 129, 129, 64, 64, causal=True, packed=True)),
         ((1, 80, 3), f16, shape(2, 2, 2, 40, 77, 64, 64, mask=1, broadcast="bk")), ((1, 128, 2), f16, shape(2, 4, 2, 131, 257, 64, 64, mask=2, broadcast="qk")),
-        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, True), f16, shape(1, 4, 2, 257, 300, 128, 128)),
-        ((2, 128, 1, True), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)), ((2, 112, 1, True), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)),
-        ((1, 128, 1, True), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)), ((1, 96, 1, True), f16, shape(1, 8, 2, 3, 513, 128, 128)),
+        ((1, 128, 2), bf16, shape(2, 2, 2, 1, 300, 64, 64)), ((2, 128, 1, "OVERLAP"), f16, shape(1, 4, 2, 257, 300, 128, 128)),
+        ((2, 128, 1, "OVERLAP"), f16, shape(1, 2, 2, 261, 259, 128, 128, mask=3, clean=True)),
+        ((2, 112, 1, "OVERLAP"), bf16, shape(1, 2, 2, 301, 301, 96, 96, causal=True)), ((1, 128, 1, "OVERLAP"), f16, shape(2, 2, 2, 131, 197, 64, 128, mask=1)),
+        ((1, 96, 1, "OVERLAP"), f16, shape(1, 8, 2, 3, 513, 128, 128)),
+        ((2, 128, 1, "TURNS"), f16, shape(1, 4, 2, 257, 300, 128, 128, causal=True)), ((2, 128, 1, "TURNS"), bf16, shape(1, 2, 2, 130, 259, 128, 128, mask=2)),
+        ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")), ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
+        ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")), ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
+        ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)), ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)

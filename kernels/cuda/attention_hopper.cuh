@@ -1,10 +1,9 @@
-// softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of one producer warp (tensor copies of q, k and v, one tile of the output after
-// the other) and GROUPS consumer warpgroups of 64 query rows each. Keys come in tiles of BN, from the last to the first, so that tiles with hidden keys come
-// first. What hides a warpgroup's products and its softmax is the other warpgroups of the multiprocessor, which run freely, and with OVERLAP (where
-// registers allow fewer of them) its own: then it issues the scores of the next tile before the products with the values of this one.
+// softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of GROUPS consumer warpgroups of 64 query rows each, a warp that brings them q, k
+// and v (tensor copies, one tile of the output after the other), one that brings what a mask of keys adds and one that takes the results away. Keys come in
+// tiles of BN, from the last to the first, so that tiles with hidden keys come first. PLAN (attention_tiles.cuh): what runs beside what.
 //
 // RAW: scores stay unscaled up to their exponentials.
-// The generator defines multiply_scores (S[64 x BN] = q k^T) and multiply_values (out[64 x kDV] += p v).
+// The generator defines start_scores and add_scores (s[64 x BN] (+)= q k^T) and multiply_values (out[64 x kDV] += p v).
 
 // Keeps the compiler from moving uses of results before the wait.
 template <int N> DEV void results_ready(float (&d)[N]) {
@@ -14,113 +13,100 @@ template <int N> DEV void results_ready(float (&d)[N]) {
 template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 DEV void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies have read what they copy.
+DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+DEV void stores_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
 // dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole.
 DEV u32 place(u32 address, u32 panel) { return address >> 4 | panel >> 4 << 16; }
 DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
-
-constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = GROUPS * 64;
-constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
-constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
-constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
 constexpr float kSlack = 8.f;
 
-// An output tile: its first row, batch and head, and how many tiles of keys it sees (-1: there is no such tile).
-struct alignas(16) Tile { int m, b, h, steps; };
-DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
-// Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
-// it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
-struct Order {
-  int rows, count, together, bands;
-  __device__ __forceinline__ Order(const Attention& g) {
-    const int heads = g.B * g.H;
-    rows = (g.S + BM - 1) / BM, count = rows * heads;
-    if (!CAUSAL || count == 0) return;
-    const float bytes = 2.f * g.Tk * (HEAD + HEAD_V) * g.KVH / g.H;
-    bands = (heads - 1) / max(1, int(24e6f / bytes)) + 1, together = (heads + bands - 1) / bands;
+// The rows of results at `from`, in the output from row m on, leave; done when their memory can be used again.
+DEV void take_away(const TensorMap& map, u32 from, const Tile& tile, int m) {
+#pragma unroll
+  for (int p = 0; p < kPanelsV; p++) store4(&map, from + p * BM * 128, p * 64, m, tile.h, tile.b);
+  stores_read();
+}
+
+// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is it. parts: room for what the others have.
+DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2]) {
+  const int at = threadIdx.x & 127;
+  float4* const part = parts + (w - 1) * 128 * (kDV / 8 + 1) + at;
+  if (w > 0) {
+#pragma unroll
+    for (int j = 0; j < kDV / 8; j++) part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
+    part[kDV / 8 * 128] = {top[0], top[1], sum[0], sum[1]};
   }
-  // With -1 steps behind the last.
-  __device__ __forceinline__ Tile tile(const Attention& g, int t) const {
-    if (t >= count) return {0, 0, 0, -1};
-    int m = t % rows, head = t / rows;
-    if (CAUSAL) {
-      const int band = t / (together * rows), rest = t - band * together * rows, width = min(together, g.B * g.H - band * together);
-      m = rest / width, head = band * together + rest % width;
-      if ((bands - band) & 1) m = rows - 1 - m;
+  sync_group(8, GROUPS * 128);
+  if (w == 0)
+#pragma unroll
+    for (int g = 1; g < GROUPS; g++) {
+      const float4* const from = parts + (g - 1) * 128 * (kDV / 8 + 1) + at;
+      const float4 of = from[kDV / 8 * 128];
+      const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
+      float a[2], b[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float best = fmaxf(top[e], tops[e]);
+        a[e] = top[e] == best ? 1.f : exp2_approximate(top[e] * c - best * c);
+        b[e] = tops[e] == best ? 1.f : exp2_approximate(tops[e] * c - best * c);
+        top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
+      }
+#pragma unroll
+      for (int j = 0; j < kDV / 8; j++) {
+        const float4 o = from[j * 128];
+        out[4 * j] = out[4 * j] * a[0] + o.x * b[0], out[4 * j + 1] = out[4 * j + 1] * a[0] + o.y * b[0];
+        out[4 * j + 2] = out[4 * j + 2] * a[1] + o.z * b[1], out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
+      }
     }
-    return {m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
-  }
-};
-
-// The mask of two neighbouring keys.
-struct alignas(2 * sizeof(MaskElement)) MaskPair { MaskElement v[2]; };
-// The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first` is the thread's first key. pairs: keys are even
-// in number, neighbours lie next to each other, the first of two at an even element of an aligned mask.
-DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, MaskPair (&m)[BN / 8]) {
-  const MaskElement* p = (const MaskElement*)g.mask + at;
-  if (pairs) {
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) m[j] = first + 8 * j < g.Tk ? *(const MaskPair*)(p + first + 8 * j) : MaskPair{};
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-    for (int f = 0; f < 2; f++) m[j].v[f] = first + 8 * j + f < g.Tk ? p[(first + 8 * j + f) * g.m_k] : MaskElement{};
+  sync_group(8, GROUPS * 128);
+  return w == 0;
 }
 
-// Whether no key that the warp's threads hold masks of is masked (by values known at a glance).
-DEV bool all_seen(const MaskPair (&m)[BN / 8]) {
-  u32 changed = 0;
-#pragma unroll
-  for (int j = 0; j < BN / 8; j++)
-    changed |= MASK == 1 ? *(const u32*)&m[j] & 0x7fff7fffu : *(const u16*)&m[j] ^ (MASK == 2 ? 0x0101u : 0u);
-  return __all_sync(FULL_WARP, changed == 0);
-}
-// A finite value stays finite in units of what scores are counted in.
-DEV float in_units(float v, float unit) {
-  const float r = v * unit;
-  return MASK == 1 && IS_HALF ? r : r == -INF && v != -INF ? kLowest : r;
-}
-DEV float masked_in(float score, MaskElement mask, float unit, float fill) {
-  const float m = number(mask);
-  return MASK == 1 ? score + in_units(m, unit) : (m != 0.f) == (MASK == 2) ? score : fill;
-}
-
-template <int COUNT> struct Ring {
-  int slot = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++slot == COUNT) slot = 0, phase ^= 1;
-  }
-};
-
-DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) {
+DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
   extern __shared__ char memory[];
   const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u, keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
-  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS, q_empty = q_full + 8 * SLOTS, k_full = q_empty + 8 * SLOTS,
-            k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS, q_empty = q_full + 8 * SLOTS, y_full = q_empty + 8 * SLOTS,
+            k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
+            m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES, masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
+  float* const masks = (float*)(memory + (masks_at - start));
+  float4* const parts = (float4*)(masks + (kKeyMask ? STAGES * kMask / 4 : 0));
   Tile* const tiles = (Tile*)(memory + (tiles_at - start));
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
-    prefetch(map_q), prefetch(map_k), prefetch(map_v);
-    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, GROUPS);
-    for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1), barrier_init(k_empty + 8 * i, GROUPS), barrier_init(v_empty + 8 * i, GROUPS);
+    prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_y);
+    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? 4 : 1), barrier_init(y_full + 8 * i, kReaders * 4);
+    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, 1), barrier_init(m_empty + 8 * i, kReaders * 4);
+    for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
+    for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
     barriers_ready();
   }
   __syncthreads();
 
   if (w == GROUPS) {
     registers_lessened<REGISTERS_LEFT>();
-    if (warp != GROUPS * 4 || !elected()) return;
     const Order order(g);
-    const int block = blockIdx.x, blocks = gridDim.x;
-    Tile tile = order.tile(g, block);
+    Tile tile = order.nth(g, 0);
     Ring<STAGES> k, v;
     Ring<SLOTS> q;
+    if (kKeyMask && warp == GROUPS * 4 + 1) bring_masks(g, order, tile, masks, m_full, m_empty);
+    if (!kStores && warp == GROUPS * 4 + 2 && elected())
+      for (;; q.next()) {
+        wait(q_full + 8 * q.slot, q.phase);
+        tile = tiles[q.slot];
+        if (tile.steps < 0) break;
+        wait(y_full + 8 * q.slot, q.phase);
+        take_away(map_y, queries + q.slot * kSlot, tile, tile.m);
+        arrive(q_empty + 8 * q.slot);
+      }
+    if (warp != GROUPS * 4 || !elected()) return;
     after_previous();
-    for (int n = 0; n * blocks < order.count;) {
+    for (int n = 0; n * gridDim.x < order.count; tile = order.nth(g, ++n)) {
       if (tile.steps >= 0) {
         const int kv = tile.h / (g.H / g.KVH);
         wait(q_empty + 8 * q.slot, q.phase ^ 1);
@@ -142,8 +128,6 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         }
         q.next();
       }
-      n++;  // there and back again, so that long and short tiles even out
-      tile = order.tile(g, n * blocks + (CAUSAL && n % 2 ? blocks - 1 - block : block));
     }
     wait(q_empty + 8 * q.slot, q.phase ^ 1);
     tiles[q.slot] = {0, 0, 0, -1};
@@ -153,7 +137,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   after_previous();
   registers_raised<REGISTERS>();
-  const int lane = threadIdx.x & 31, rows = w * 64, row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
+  const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64, row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
   const bool leader = threadIdx.x % 128 == 0;
   const u32 query = place(queries + rows * 128, 16), key = place(keys, 16), value = place(values, BN * 128);
   const float log_scale = g.scale * kLog2e, unit = RAW ? 1.f / g.scale : kLog2e, fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
@@ -161,6 +145,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   Ring<STAGES> k, v;
   Ring<SLOTS> q;
 
+  if (PLAN == TURNS && w == 1) arrive_group(1, 256);
   for (;; q.next()) {
     wait(q_full + 8 * q.slot, q.phase);
     const Tile tile = tiles[q.slot];
@@ -169,45 +154,55 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
     float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
-    MaskPair mask[BN / 8];
-    bool seen = false;
-    auto fetch_mask = [&](int step) {  // early, where all rows have the same
-      if (MASK && !MASK_ROWS) mask_row(g, mask_at[0], step * BN + column, mask_pairs, mask);
-    };
 #pragma unroll
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
+    results_ready(out);
 
     auto scores = [&] {  // s = q k^T, not finished
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
       multiply_fence();
 #pragma unroll
-      for (int d = 0; d < kD / 16; d++)
-        multiply_scores(s, descriptor(a + d / 4 * (BM * 8) + d % 4 * 2), descriptor(b + d / 4 * (BN * 8) + d % 4 * 2), d != 0);
+      for (int d = 0; d < kD / 16; d++) {
+        const u64 rows = descriptor(a + d / 4 * (BM * 8) + d % 4 * 2), columns = descriptor(b + d / 4 * (BN * 8) + d % 4 * 2);
+        if (d == 0) start_scores(s, rows, columns);
+        else add_scores(s, rows, columns);
+      }
       multiply_commit();
     };
-    auto products = [&] {  // out += p v, not finished
-      const u32 b = value + v.slot * (kValues / 16);
-      multiply_fence();
-#pragma unroll
-      for (int t = 0; t < BN / 16; t++) multiply_values(out, p + 4 * t, descriptor(b + t * 128));
-      multiply_commit();
+    auto free_mask = [&] {
+      __syncwarp();
+      if (lane == 0) arrive(m_empty + 8 * k.slot);
     };
-    auto softmax = [&](int step) {  // s becomes weights; shrink is what earlier sums and outputs must be multiplied by
+    auto finish_scores = [&](int step) {
       if (!RAW)
 #pragma unroll
         for (int j = 0; j < BN / 2; j++) s[j] *= log_scale;
-      if (MASK)
+      if (kRowMask)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          if (MASK_ROWS) mask_row(g, mask_at[e], step * BN + column, mask_pairs, mask);
-          if (MASK_ROWS || e == 0) seen = all_seen(mask);
-          if (!seen)
+          MaskPair mask[BN / 8];
+          mask_row(g, mask_at[e], step * BN + column, mask_pairs, mask);
+          if (!all_seen(mask))
 #pragma unroll
             for (int j = 0; j < BN / 8; j++)
 #pragma unroll
               for (int f = 2 * e; f < 2 * e + 2; f++) s[4 * j + f] = masked_in(s[4 * j + f], mask[j].v[f - 2 * e], unit, fill);
         }
-      if (step > 0) fetch_mask(step - 1);
+      if (kKeyMask) {
+        wait(m_full + 8 * k.slot, k.phase);
+        const float* mask = masks + k.slot * (kMask / 4);
+        if (mask[BN] != 0.f)
+#pragma unroll
+          for (int j = 0; j < BN / 8; j++) {
+            const float2 m = *(const float2*)(mask + 8 * j + column);
+#pragma unroll
+            for (int f = 0; f < 4; f++) s[4 * j + f] = MASK == 1 ? s[4 * j + f] + (f & 1 ? m.y : m.x) : (f & 1 ? m.y : m.x) == 0.f ? s[4 * j + f] : fill;
+          }
+        free_mask();
+      }
+    };
+    float shift[2];
+    auto weigh = [&](int step) {  // shift: of the exponents; shrink: what earlier sums and outputs must be multiplied by
       if ((step + 1) * BN > least) {
         const int limit[2] = {see[0] - step * BN - column, see[1] - step * BN - column};
 #pragma unroll
@@ -222,36 +217,65 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
         if ((best - top[e]) * c <= kSlack) best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
-        const float shift = best == -INF ? 0.f : best * c;
-        shrink[e] = best == top[e] ? 1.f : exp2_approximate(top[e] * c - shift);
+        shift[e] = best == -INF ? 0.f : best * c;
+        shrink[e] = best == top[e] ? 1.f : exp2_approximate(top[e] * c - shift[e]);
         top[e] = best;
-        float more = 0.f;
-#pragma unroll
-        for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-          for (int f = 2 * e; f < 2 * e + 2; f++) {
-            s[4 * j + f] = exp2_approximate(s[4 * j + f] * c - shift);
-            more += s[4 * j + f];
-          }
-        sum[e] = sum[e] * shrink[e] + more;
+        sum[e] *= shrink[e];
       }
+    };
+    auto weights = [&](int from, int to) {  // s[from:to] become weights
+      float more[2] = {0.f, 0.f};
+#pragma unroll
+      for (int j = from; j < to; j++) {
+        s[j] = exp2_approximate(s[j] * c - shift[j >> 1 & 1]);
+        more[j >> 1 & 1] += s[j];
+      }
+      sum[0] += more[0], sum[1] += more[1];
+    };
+    auto softmax = [&](int step) {
+      weigh(step);
+      weights(0, BN / 2);
     };
     auto rescale = [&] {
       if (__any_sync(FULL_WARP, shrink[0] != 1.f || shrink[1] != 1.f))
 #pragma unroll
         for (int d = 0; d < kDV / 2; d++) out[d] *= shrink[d >> 1 & 1];
     };
-    auto pack = [&] {
+    auto pack = [&](int from = 0, int to = BN / 4) {
 #pragma unroll
-      for (int j = 0; j < BN / 4; j++) p[j] = pack2((T*)nullptr, s[2 * j], s[2 * j + 1]);
+      for (int j = from; j < to; j++) p[j] = pack2((T*)nullptr, s[2 * j], s[2 * j + 1]);
     };
-    auto free_keys = [&] {
+    auto products = [&] {  // out += p v, not finished
+      const u32 b = value + v.slot * (kValues / 16);
+      multiply_fence();
+#pragma unroll
+      for (int t = 0; t < BN / 16; t++) multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+      multiply_commit();
+    };
+    auto mixed_products = [&] {  // the same, weights first: the products of some keys run while the weights of the next are computed
+      const u32 b = value + v.slot * (kValues / 16);
+#pragma unroll
+      for (int t = 0; t < BN / 16; t++) {
+        weights(8 * t, 8 * t + 8);
+        pack(4 * t, 4 * t + 4);
+        multiply_fence();
+        multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+      }
+      multiply_commit();
+    };
+    auto free_keys = [&](int step = kStride) {
       if (leader) arrive(k_empty + 8 * k.slot);
-      k.next();
+      k.advance(min(kStride, step + 1));
     };
-    auto free_values = [&] {
+    auto free_values = [&](int step = kStride) {
       if (leader) arrive(v_empty + 8 * v.slot);
-      v.next();
+      v.advance(min(kStride, step + 1));
+    };
+    auto take_turn = [&] {
+      if (PLAN == TURNS) sync_group(1 + w, 256);
+    };
+    auto pass_turn = [&] {
+      if (PLAN == TURNS) arrive_group(2 - w, 256);
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
@@ -259,17 +283,47 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(k_full + 8 * k.slot, k.phase);
       wait(v_full + 8 * v.slot, v.phase);
+      if (kKeyMask) wait(m_full + 8 * k.slot, k.phase), free_mask();
+      take_turn();
       sync_group(4 + w, 128);
+      pass_turn();
       free_keys();
       free_values();
     }
     int step = mine - 1;
-    if (step >= 0) fetch_mask(step);
-    if (OVERLAP && step >= 0) {
+    if (kSplit) k.advance(min(w, mine)), v.advance(min(w, mine)), step -= w;
+    const int first = step;
+    if (kMixed && step >= 0) {
+      wait(k_full + 8 * k.slot, k.phase);
+      take_turn();
+      scores();
+      pass_turn();
+      for (;; step -= kStride) {
+        multiply_wait<0>();
+        results_ready(s);
+        finish_scores(step);
+        free_keys(step);
+        results_ready(out);
+        if (step < first) free_values();
+        weigh(step);
+        rescale();
+        wait(v_full + 8 * v.slot, v.phase);
+        mixed_products();
+        if (step < kStride) break;
+        wait(k_full + 8 * k.slot, k.phase);
+        take_turn();
+        scores();
+        pass_turn();
+      }
+      multiply_wait<0>();
+      results_ready(out);
+      free_values(step);
+    } else if (PLAN == OVERLAP && step >= 0) {
       wait(k_full + 8 * k.slot, k.phase);
       scores();
       multiply_wait<0>();
       results_ready(s);
+      finish_scores(step);
       free_keys();
       softmax(step);
       pack();
@@ -280,6 +334,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         products();
         multiply_wait<1>();
         results_ready(s);
+        finish_scores(step);
         free_keys();
         softmax(step);
         results_ready(s);
@@ -303,6 +358,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         scores();
         multiply_wait<0>();
         results_ready(s);
+        finish_scores(step);
         free_keys();
         softmax(step);
         rescale();
@@ -314,6 +370,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         free_values();
       }
 
+    if (kSplit && !gather(parts, w, c, out, top, sum)) continue;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
@@ -321,9 +378,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       sum[e] = inverse_of(sum[e]);
     }
 
-    // Each warp writes its 16 rows: through shared memory, so that the stores are 16 bytes wide.
     const u32 output = queries + q.slot * kSlot;
-    const int r0 = rows + (warp & 3) * 16, r = r0 + (lane & 7) + (lane >> 3 & 1) * 8;
+    const int r = rows + (warp & 3) * 16 + (lane & 15);
 #pragma unroll
     for (int j = 0; j < kDV / 8; j += 2) {
       u32 o[4];
@@ -332,17 +388,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const int chunk = j + (lane >> 4);
       store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
     }
+    visible_to_copies();
     __syncwarp();
-    constexpr int chunks = HEAD_V / 8;
-    T* y = g.y + tile.b * g.y_b + tile.h * g.y_h;
-    const char* const from = memory + (output - start);
-    for (int u = lane; u < 16 * chunks; u += 32) {
-      const int q = r0 + u / chunks, chunk = u % chunks;
-      const Vec<T, 8> x = load<8>((const T*)(from + chunk / 8 * BM * 128 + q * 128 + (((chunk & 7) ^ (q & 7)) << 4)));
-      if (tile.m + q < g.S) store<8>(y + (tile.m + q) * g.y_s + chunk * 8, x);
+    if (lane == 0) {
+      const int m = rows + (warp & 3) * 16;
+      if (kStores) take_away(map_y, output + m * 128, tile, tile.m + m);
+      arrive((kStores ? q_empty : y_full) + 8 * q.slot);
     }
-    visible_to_copies();  // the next queries may overwrite the results
-    sync_group(4 + w, 128);
-    if (leader) arrive(q_empty + 8 * q.slot);
   }
 }

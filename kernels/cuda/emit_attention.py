@@ -113,19 +113,24 @@ def able(request: Request, p: Problem) -> bool:
 
 @dataclass(frozen=True)
 class HopperTile:
-    """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; overlap: a warpgroup's softmax runs beside
-    products of its own, too; stages: tiles of keys and values in flight; slots: tiles of queries in flight."""
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; plan: what runs beside what
+    (attention_tiles.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight."""
 
     groups: int
     keys: int
     blocks: int
-    overlap: bool
+    plan: str
     stages: int
     slots: int
     smem: int
 
     def __str__(self) -> str:
-        return f"{self.groups}x{self.keys}{f'*{self.blocks}' if self.blocks > 1 else ''}{' overlap' * self.overlap}"
+        return f"{self.groups}x{self.keys}{f'*{self.blocks}' if self.blocks > 1 else ''}{'' if self.plan == 'FREE' else f' {self.plan.lower()}'}"
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block."""
+        return _rows(self.groups, self.plan)
 
     def constants(self) -> str:
         launched = 65536 // (128 * (self.groups + 1) * self.blocks) // 8 * 8  # registers of a thread before they are given from the producer to the others
@@ -133,44 +138,60 @@ class HopperTile:
         registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
         return (
             f"constexpr int GROUPS = {self.groups}, BN = {self.keys}, STAGES = {self.stages}, SLOTS = {self.slots};\n"
-            f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\nconstexpr bool OVERLAP = {str(self.overlap).lower()};\n"
+            f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
+            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT }};\nconstexpr Plan PLAN = {self.plan};\n"
         )
 
 
-def hopper_tile(p: Problem, groups: int, keys: int, blocks: int = 1, overlap: bool = False) -> HopperTile | None:
+def _rows(groups: int, plan: str) -> int:
+    return 64 * (1 if plan == "SPLIT" else groups)
+
+
+def hopper_tile(p: Problem, groups: int, keys: int, blocks: int = 1, plan: str = "FREE") -> HopperTile | None:
     """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
-    slot, stage = groups * 8192 * max(panels, panels_v), keys * 128 * (panels + panels_v)
-    room = (HOPPER_SHARED + 1024) // blocks - 1024 - 2048  # what the device keeps of each block's; alignment and barriers
+    slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + (4 * (keys + 4) if p.mask else 0)
+    other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
+    room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
     for slots in (2, 1):
         stages = min(_MOST_STAGES, (room - slots * slot) // stage)
         if stages >= 2:
-            return HopperTile(groups, keys, blocks, overlap, stages, slots, slots * slot + stages * stage + 2048)
+            return HopperTile(groups, keys, blocks, plan, stages, slots, slots * slot + stages * stage + other)
     return None
 
 
 @dataclass(frozen=True)
 class Form:
-    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where there is a mask, which needs
-    registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
-    16 of its keys."""
+    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where rows have masks of their own, which
+    need registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
+    16 of its keys. delay: the same clocks on the way through one warpgroup, which the others of a multiprocessor hide; without `work`,
+    the form is for multiprocessors that have a single tile."""
 
     groups: int
     blocks: int
+    plan: str
     usual: int
     widest: int
     masked: int
-    work: tuple[int, int, int]
+    work: tuple[int, int, int] | None
+    delay: tuple[int, int, int]
 
 
-#: For heads of up to 64 elements, and for longer ones, whose warpgroups need more registers and overlap their own work instead.
+#: For heads of up to 64 elements, and for longer ones, whose warpgroups need more registers.
 _SHORT = (
-    Form(4, 1, 96, 96, 64, (900, 160, 85)), Form(1, 4, 64, 64, 0, (900, 200, 85)), Form(1, 3, 64, 80, 80, (900, 200, 85)),
-    Form(1, 2, 128, 128, 128, (900, 110, 120)),
+    Form(4, 1, "FREE", 96, 96, 64, (900, 160, 85), (4000, 64, 96)), Form(1, 4, "FREE", 64, 64, 0, (900, 200, 85), (4000, 64, 96)),
+    Form(1, 3, "FREE", 64, 80, 80, (900, 200, 85), (4000, 64, 96)), Form(1, 2, "FREE", 128, 128, 128, (900, 110, 120), (4000, 64, 96)),
+    Form(1, 1, "ALONE", 128, 208, 128, None, (4000, 64, 60)), Form(2, 1, "SPLIT", 128, 128, 128, None, (4500, 64, 60)),
 )  # fmt: skip
-_LONG = (Form(2, 1, 128, 128, 128, (900, 180, 145)), Form(1, 1, 128, 128, 128, (900, 180, 145)))
-#: The same clocks on the way through one warpgroup, which the others of a multiprocessor hide.
-_SHORT_DELAY, _LONG_DELAY = (4000, 64, 96), (4000, 100, 176)
+_LONG = (
+    Form(2, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)), Form(1, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)),
+    Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (4000, 100, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3800, 100, 176)),
+    Form(1, 1, "ALONE", 128, 128, 128, None, (3800, 64, 130)),
+)  # fmt: skip
+#: Clocks more of 64 causal rows in a block that has other rows, too, which see more or fewer keys.
+_UNEVEN = 250
+#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
+_NEVER = 1 << 40
 
 
 def _clocks(of: tuple[int, int, int], keys: DimLike, width: int) -> DimLike:
@@ -178,32 +199,44 @@ def _clocks(of: tuple[int, int, int], keys: DimLike, width: int) -> DimLike:
     return D.add(of[0], D.mul(D.ceildiv(keys, width), of[1] + width // 16 * of[2]))
 
 
+def _delay(form: Form, keys: DimLike, width: int) -> DimLike:
+    return _clocks(form.delay, D.ceildiv(keys, form.groups) if form.plan == "SPLIT" else keys, width)
+
+
 def _cost(request: Request, p: Problem, form: Form, width: int) -> DimLike:
     """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
-    i = parameters(request)
-    count, keys = D.ceildiv(_blocks(request, form.groups), request.sms), i["T"]
+    keys, rows = parameters(request)["T"], _rows(form.groups, form.plan)
+    count, delay = D.ceildiv(_blocks(request, rows), request.sms), _delay(form, keys, width)
+    if form.work is None:
+        return D.select(D.less(1, count), _NEVER, delay)
     work = _clocks(form.work, D.ceildiv(D.add(keys, width), 2) if p.causal else keys, width)
-    delay = _clocks(_SHORT_DELAY if max(p.head, p.head_v) <= 64 else _LONG_DELAY, keys, width)
+    if p.causal and rows > 64:
+        work = D.add(work, _UNEVEN)
 
     def together(tiles: DimLike) -> DimLike:
-        return D.maximum(D.mul(tiles, D.mul(work, form.groups)), delay)
+        return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
 
     rest = D.mod(count, form.blocks)
     return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, together(rest), 0))
 
 
-def _fitted(request: Request, p: Problem, form: Form, overlap: bool) -> HopperTile | None:
+def _fitted(request: Request, p: Problem, form: Form) -> HopperTile | None:
     """The tile of a form with the keys that cost least."""
-    t, widest = known(parameters(request)["T"]), form.masked if p.mask else form.widest
+    i = parameters(request)
+    t, widest = known(i["T"]), form.masked if p.mask and known(i["m_q"]) != 0 else form.widest
     widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
-    made = [m for m in (hopper_tile(p, form.groups, n, form.blocks, overlap) for n in widths) if m is not None]
-    return min(made, key=lambda m: evaluate(_clocks(form.work, t or 0, m.keys), {}), default=None)
+    made = [m for m in (hopper_tile(p, form.groups, n, form.blocks, form.plan) for n in widths) if m is not None]
+
+    def price(tile: HopperTile) -> int:
+        return evaluate(_clocks(form.work, t or 0, tile.keys) if form.work else _delay(form, t or 0, tile.keys), {})
+
+    return min(made, key=price, default=None)
 
 
 def tiles(request: Request, p: Problem) -> list[tuple[HopperTile, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
-    short = max(p.head, p.head_v) <= 64
-    fitted = ((form, _fitted(request, p, form, not short)) for form in (_SHORT if short else _LONG))
+    forms = _SHORT if max(p.head, p.head_v) <= 64 else _LONG
+    fitted = ((form, _fitted(request, p, form)) for form in forms)
     found = [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
     chosen: list[tuple[HopperTile, DimLike]] = []
     for n, (tile, cost) in enumerate(found):
@@ -212,10 +245,10 @@ def tiles(request: Request, p: Problem) -> list[tuple[HopperTile, DimLike]]:
     return [(tile, use) for tile, use in chosen if use != 0]
 
 
-def _blocks(request: Request, groups: int) -> DimLike:
+def _blocks(request: Request, rows: int) -> DimLike:
     """Tiles of the output."""
     i = parameters(request)
-    return D.product([i["B"], i["H"], D.ceildiv(i["S"], 64 * groups)])
+    return D.product([i["B"], i["H"], D.ceildiv(i["S"], rows)])
 
 
 def hopper(request: Request, p: Problem) -> list[Kernel]:
@@ -233,16 +266,18 @@ def _hopper(request: Request, p: Problem, tile: HopperTile, use: DimLike) -> Ker
     i = parameters(request)
     block = 128 * (tile.groups + 1)
     flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0}
+    templates = ("attention", "attention_tiles", "attention_masks", "attention_hopper")
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
-        template("base", "hopper"), _products(request.dtype, tile.keys, -(-p.head_v // 16) * 16), template("attention", "attention_hopper"),
-        entry(block, "qkv", tile.blocks),
+        template("base", "hopper"), _products(request.dtype, tile.keys, -(-p.head_v // 16) * 16), template(*templates),
+        entry(block, "qkvy", tile.blocks),
     ])  # fmt: skip
+    stored = 16 if tile.plan in ("ALONE", "SPLIT") else tile.rows  # at once: a warp's rows or the block's
     maps = (
-        _heads(request, "q", p.head, i["S"], i["H"], 64 * tile.groups), _heads(request, "k", p.head, i["T"], i["KVH"], tile.keys),
-        _heads(request, "v", p.head_v, i["T"], i["KVH"], tile.keys),
+        _heads(request, "q", p.head, i["S"], i["H"], tile.rows), _heads(request, "k", p.head, i["T"], i["KVH"], tile.keys),
+        _heads(request, "v", p.head_v, i["T"], i["KVH"], tile.keys), _heads(request, "y", p.head_v, i["S"], i["H"], stored),
     )  # fmt: skip
-    grid = (D.mul(D.minimum(_blocks(request, tile.groups), request.sms * tile.blocks), use), 1, 1)
+    grid = (D.mul(D.minimum(_blocks(request, tile.rows), request.sms * tile.blocks), use), 1, 1)
     return Kernel(source, "attention", grid, block, (*maps, *arguments(request)), smem=tile.smem, pdl=overlapped(request))
 
 
@@ -253,7 +288,8 @@ def _heads(request: Request, operand: str, size: int, rows: DimLike, heads: DimL
 
 
 def _products(dtype: DType, keys: int, width: int) -> str:
-    """`multiply_scores(s, a, b, add)`: s[64 x keys] = a b^T from shared memory; `multiply_values(out, p, b)`: out[64 x width] += p b, p in registers."""
+    """`start_scores(s, a, b)`, `add_scores`: s[64 x keys] = a b^T, += a b^T from shared memory; `multiply_values(out, p, b)`: out[64 x width] += p b,
+    p in registers."""
     kind = "f16" if dtype == DType.F16 else "bf16"
 
     def outputs(count: int) -> tuple[str, str]:
@@ -261,10 +297,11 @@ def _products(dtype: DType, keys: int, width: int) -> str:
 
     n = keys // 2
     registers, out = outputs(n)
-    scores = (
-        f'DEV void multiply_scores(float (&d)[{n}], u64 a, u64 b, int add) {{ asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 2}, 0; '
+    scores = "".join(
+        f'DEV void {name}(float (&d)[{n}], u64 a, u64 b) {{ asm volatile("{{.reg .pred p; setp.ne.b32 p, {add}, 0; '
         f'wgmma.mma_async.sync.aligned.m64n{keys}k16.f32.{kind}.{kind} {{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" '
-        f': {out} : "l"(a), "l"(b), "r"(add)); }}\n'
+        f': {out if add else out.replace("+f", "=f")} : "l"(a), "l"(b)); }}\n'
+        for add, name in enumerate(("start_scores", "add_scores"))
     )
     n = width // 2
     registers, out = outputs(n)

@@ -1,0 +1,54 @@
+// Attention on Hopper: which tiles of the output come when, and the rings of shared memory through which they go.
+
+// What hides a warpgroup's products and its softmax: the other warpgroups of the multiprocessor (FREE); its own, scores of the next tile of keys being computed
+// beside the softmax of this one (OVERLAP); its own, the exponentials of some keys being computed beside the products with the values of earlier ones, of two
+// warpgroups that take turns with their scores (TURNS), of one that is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
+constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
+constexpr bool kStores = PLAN >= ALONE;  // warps store their rows themselves: soonest, where nothing else waits for them
+constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kSplit ? 64 : GROUPS * 64;
+constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
+constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
+constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
+constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
+
+// An output tile: its first row, batch and head, and how many tiles of keys it sees (-1: there is no such tile).
+struct alignas(16) Tile { int m, b, h, steps; };
+DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
+// Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
+// it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
+struct Order {
+  int rows, count, together, bands;
+  __device__ __forceinline__ Order(const Attention& g) {
+    const int heads = g.B * g.H;
+    rows = (g.S + BM - 1) / BM, count = rows * heads;
+    if (!CAUSAL || count == 0) return;
+    const float bytes = 2.f * g.Tk * (HEAD + HEAD_V) * g.KVH / g.H;
+    bands = (heads - 1) / max(1, int(24e6f / bytes)) + 1, together = (heads + bands - 1) / bands;
+  }
+  // With -1 steps behind the last.
+  __device__ __forceinline__ Tile tile(const Attention& g, int t) const {
+    if (t >= count) return {0, 0, 0, -1};
+    int m = t % rows, head = t / rows;
+    if (CAUSAL) {
+      const int band = t / (together * rows), rest = t - band * together * rows, width = min(together, g.B * g.H - band * together);
+      m = rest / width, head = band * together + rest % width;
+      if ((bands - band) & 1) m = rows - 1 - m;
+    }
+    return {m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
+  }
+  // The block's n-th: there and back again, so that long and short tiles even out.
+  __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
+    return tile(g, n * gridDim.x + (CAUSAL && n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x));
+  }
+};
+
+template <int COUNT> struct Ring {
+  int slot = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++slot == COUNT) slot = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void advance(int n) {
+    for (; n > 0; n--) next();
+  }
+};
