@@ -61,9 +61,8 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     few = _few.choose(r) if g == 1 and not transposed and not _stem.planar(r) else None
     if few is not None:
         return [_few.convolution(r, few)]
-    stem = _stem.choose(r) if g == 1 and not transposed else None
-    if stem is not None:
-        return [_stem.convolution(r, stem)]
+    if g == 1 and not transposed and _stem.applies(r):
+        return list(_stem.convolution(r))
     if _stem.planar(r):
         raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
@@ -109,10 +108,9 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
 
 
 def conv_pool(r: Request) -> list[Kernel]:
-    tile = _stem.choose(r) if _product.static(r, "G") == 1 else None
-    if tile is None or (r.program is not None and (_reads_full(r) or _row_operands(r))):
+    if _product.static(r, "G") != 1 or not _stem.applies(r) or (r.program is not None and (_reads_full(r) or _row_operands(r))):
         raise Unfit("no kernel pools the result of this convolution")
-    return [_stem.convolution(r, tile)]
+    return list(_stem.convolution(r))
 
 
 FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "conv_pool": conv_pool, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution}

@@ -66,7 +66,7 @@ def test_images_in_planes_have_a_kernel(arch: int) -> None:
         for c in (1, 2, 3, 4):
             for kernel, stride in ((k, s) for k in range(1, 8) for s in (1, 2)):
                 kernels = cuda.emit(planar(dtype, c, kernel, stride, arch))
-                assert [k.symbol for k in kernels] == ["conv_stem"]
+                assert {k.symbol for k in kernels} == {"conv_stem"}
                 check_kernels(kernels, arch)
     for kernel, stride in ((8, 1), (8, 4)):  # the most that lowering leaves in planes
         compile_kernels(cuda.emit(planar(DType.F16, 4, kernel, stride, arch)), arch)
@@ -97,9 +97,11 @@ def test_what_cannot_be_pooled() -> None:
 
 
 def test_bands_of_a_pooled_convolution_fill_the_device() -> None:
-    (k,) = cuda.emit(pooled(DType.F16, 3, 7, (3, 3), PH=56, PW=56))
-    assert [D.evaluate(k.grid[0], {"n": n}) for n in (0, 1, 32, 64)] == [0, 112, 512, 512]
-    assert all(D.evaluate(k.grid[0], {"n": n}) > 2 * 132 for n in range(4, 300))
+    kernels = cuda.emit(pooled(DType.F16, 3, 7, (3, 3), PH=56, PW=56))
+    for n in (0, 1, 2, 4, 15, 32, 64, 100, 299):
+        warps = [D.evaluate(k.grid[0], {"n": n}) * k.block // 32 for k in kernels]
+        assert sum(w > 0 for w in warps) == min(n, 1), "one kernel for each size"
+        assert sum(warps) > 8 * 132 or n < 4
 
 
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
