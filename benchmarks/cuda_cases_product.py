@@ -285,7 +285,7 @@ def products(rng: Rng) -> Iterator[Case]:
     )  # fmt: skip
     for j, kind in enumerate(kinds):
         m, k = (kind[1] - 3 if kind[2] and kind[1] < 64 else 210), 64 * max(2 * kind[3], 3) + 8
-        extra: dict[str, Any] = ({}, {"res_mode": 1}, {"kinds": (0, 1, 2)}, {"res_mode": 2, "pad": 3})[j % 4]
+        extra: dict[str, Any] = ({}, {"res_mode": 1}, {"kinds": (0, 1, 2)}, {"res_mode": 2, "pad": 8})[j % 4]
         yield _with(gemm(rng, BF16 if j % 5 == 4 else F16, m, 203 if j % 2 else 264, k, "relu" if j % 3 else "silu", early=j % 2 == 0, **extra), split(*kind))
     for dtype, m, n, k in ((F16, 127, 131, 137), (BF16, 17, 1, 13), (F32, 65, 67, 71), (F16, 1, 257, 1), (F16, 3, 72, 2048), (F32, 5, 40, 1024)):
         yield gemm(rng, dtype, m, n, k, "relu")

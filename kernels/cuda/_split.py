@@ -68,9 +68,9 @@ class SplitTile:
 #: The cost model, fitted to measurements on an H200. Clocks to start a cluster of two and more and of five and more, more where copies are shared, after the
 #: last product of a block, for 64 x 64 x 64 products, until a copy comes, per float exchanged and per float finished, more with an activation that needs the
 #: special functions, for a residual; bytes a clock from L2 for one block and for all, from memory for all.
-_CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 1060.0, 480.0, 490.0, 1430.0, 178.0, 1971.0
-_FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.2, 0.38, 0.06, 530.0
-_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 78.0, 4680.0, 3530.0
+_CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 523.0, 556.0, 704.0, 165.1, 1961.0
+_FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
+_L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 

@@ -67,10 +67,10 @@ TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for 
 #: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and to memory, for the whole chip; clocks
 #: until a copy comes, to start a kernel and a cluster, between the tiles of a block, to finish 64 x 64 results of one warpgroup, more with an activation
 #: that needs the special functions.
-_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3650.0, 5214.0, 3514.0, 2251.0
-_START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 652.0, 7139.0, 269.0, 1033.0, 528.0
+_FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3199.0, 4656.0, 3631.0, 2246.0
+_START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 1682.0, 5330.0, 262.0, 567.0, 349.0
 #: What results that leave by TMA save of the clocks of several turns, and cost at the end.
-_TMA_GAIN, _TMA_LATENCY = 0.94, 700.0
+_TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 

@@ -21,8 +21,6 @@ constexpr int TABLE = 0;
 #endif
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
 
-constexpr int WEIGHTS_FIRST = 99 < STAGES ? 99 : STAGES;  // steps of B that are asked for before A: no more, or A comes late
-
 // Tile t in an order that keeps a band of BAND tile rows in L2.
 struct Tile { int m, n; };
 DEV Tile tile_at(int t, int rows, int columns) {
@@ -93,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       };
       // What of B is constant need not wait for the kernel before.
       if (!EARLY) wait_for_producers();
-      const int ahead = min(WEIGHTS_FIRST, steps);
+      const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
         const int n0 = KEPT ? column * BN : tile_at(first, tiles_m, tiles_n).n * BN;
@@ -118,10 +116,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             wait(empty + 8 * slot, phase ^ 1);
             expect_bytes(b, STAGE_BYTES);
             if (!KEPT) copy_columns(to + A_BYTES, b, n0, s);
-          }
-          if (KEPT && t == first && k >= ahead) {
-            expect_bytes(kept_full + 8 * k, B_BYTES);
-            copy_columns(kept + k * B_BYTES, kept_full + 8 * k, n0, s);
           }
 #if SOURCE == 1
           copy_im2col(to, &map_a, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
