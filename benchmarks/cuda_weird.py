@@ -32,7 +32,8 @@ Places = Sequence[Tensors]
 @dataclass(frozen=True)
 class Trial:
     """inputs: what PyTorch gets. eager: what it computes with them. ours: operands of the requests for such inputs, and the result as PyTorch has it.
-    roundings: how often values of that magnitude are rounded to the narrow type on the way; linear: results err relative to the sum of |products|."""
+    roundings: how often values of that magnitude are rounded to the narrow type on the way; linear: results err relative to the sum of |products|;
+    size: what else they err relative to, in float64."""
 
     name: str
     dtype: DType
@@ -43,6 +44,7 @@ class Trial:
     roundings: float = 0.0
     linear: bool = False
     extra: Sequence[Request] = ()  # that `ours` runs
+    size: Callable[[Tensors], Any] | None = None
 
 
 def random(*shape: int, dtype: DType, scale: float = 1.0) -> Any:
@@ -86,6 +88,8 @@ def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any) -> 
         return math.inf
     u = ROUNDOFF[trial.dtype]
     magnitude = 1 + want.abs() if sizes is None else sizes
+    if trial.size is not None:
+        magnitude = magnitude + trial.size({k: _wide(v) for k, v in inputs.items()})
     bound = 1.01 * u * want.abs() + trial.roundings * u * magnitude + 2.0**-21 * (magnitude + want.abs()) + (2.0**-24 if trial.dtype == DType.F16 else 1e-30)
     return float(((got.double() - want).abs() / bound).max()) if want.numel() else 0.0
 

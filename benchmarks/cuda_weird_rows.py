@@ -51,8 +51,12 @@ def layernorm(dtype: DType, rows: int, n: int, *, residual: bool = False, rms: b
         s = x["x"] + x["res"] if residual else x["x"]
         return f.rms_norm(s, (n,), x["gamma"], 1e-5) if rms else f.layer_norm(s, (n,), x["gamma"], x["beta"], 1e-5)
 
+    def size(x: Tensors) -> Any:  # before beta takes off
+        s = x["x"] + x["res"] if residual else x["x"]
+        return (s / s.square().mean(-1, keepdim=True).sqrt() * x["gamma"]).abs()
+
     name = f"{'rms' if rms else 'layer'}norm {dtype.name} {rows}x{n}{' of a sum' * residual}"
-    return Trial(name, dtype, [r], inputs, eager, ours, 2.0 if residual else 0.0)
+    return Trial(name, dtype, [r], inputs, eager, ours, 2.0 if residual else 0.0, size=size)
 
 
 _KINDS = {"sum": 0, "mean": 1, "max": 2}
