@@ -8,7 +8,9 @@
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, WHOLE_CHUNKS (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 2).
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
+// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish,
+// NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
@@ -170,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     if (const int n = TILE_AT(first).n * BN + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
 #if NORMED
-    Column* const kept_columns = (Column*)(shared + (table - shared_address(shared))) + w * BN;
+    Column* const column_table = (Column*)(shared + (table - shared_address(shared))) + w * BN;
 #endif
     wait_for_producers();  // operands of the epilogue
     int buffer = 0;
@@ -188,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       NormInputs<4> inputs[2 * BLOCKS_M];
       Norms norms[2 * BLOCKS_M];
       constexpr bool LATE = sizeof(inputs) <= 128;
-      Column mine_of_columns[(BN + 127) / 128];
+      Column own_columns[(BN + 127) / 128];
 #pragma unroll
-      for (int i = 0; i * 128 < BN; i++) mine_of_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
+      for (int i = 0; i * 128 < BN; i++) own_columns[i] = column_at(epilogue, n0 + i * 128 + thread, i * 128 + thread < BN ? N : 0);
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS_M; i++) {
         inputs[i].load(epilogue, min(m0 + i / 2 * 64 + row_warp + (lane >> 2) + i % 2 * 8, M - 1), lane);
@@ -224,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       if (!PING) sync_group(4 + w, 128);  // the tile before has been finished (PING: known since the other's turn)
 #pragma unroll
       for (int i = 0; i * 128 < BN; i++)
-        if (i * 128 + thread < BN) kept_columns[i * 128 + thread] = mine_of_columns[i];
+        if (i * 128 + thread < BN) column_table[i * 128 + thread] = own_columns[i];
       sync_group(4 + w, 128);
       if (LATE)
 #pragma unroll
@@ -244,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           if (RESIDUAL) wait(mine_full + 8 * buffer, buffer_phase);
 #if NORMED
 #pragma unroll
-          for (int c = 0; c < 8; c++) columns[c] = columns_of(kept_columns + panel * 64 + c * 8 + (lane & 3) * 2);
+          for (int c = 0; c < 8; c++) columns[c] = columns_of(column_table + panel * 64 + c * 8 + (lane & 3) * 2);
 #else
           if (!AHEAD)
 #pragma unroll
