@@ -9,7 +9,7 @@ import pytest
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, Unfit, multiple_of
+from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import evaluate
 from tracea_onnx.ops import ACTIVATIONS, DType
 
@@ -62,6 +62,14 @@ def cases() -> Iterator[tuple[str, Request]]:
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
+
+
+def test_results_of_many_tiles_leave_by_tma() -> None:
+    for d in (DType.F16, DType.BF16):
+        for r in (gemm(d, 65536, 3072, 768, act=10), gemm_norm(d, 65536, "x", 3072)):
+            kernels = list(cuda.emit(r))
+            assert [len([a for a in k.args if isinstance(a, TensorMap)]) for k in kernels] == [3]  # both operands and the result
+            compile_kernels(kernels, 90)
 
 
 def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
