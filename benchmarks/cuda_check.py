@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,17 @@ def riskiest_last(cases: Sequence[tuple[str, Any, Any]]) -> list[tuple[str, Any,
             return True
 
     return sorted(cases, key=risk)
+
+
+def check_all(log: R.Log, cases: Sequence[tuple[str, Any, Callable[[], tuple[float, float]]]], also: Callable[[Any], Iterable[Any]] = lambda r: ()) -> int:
+    """Compile (name, request, run) cases and what `also` says that a request needs, run them, and give the exit code."""
+    ordered = riskiest_last(cases)
+    failed = R.compile_all([k for _, r, _ in ordered for k in (r, *also(r))])
+    log(f"compiled for {len(ordered)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
+    summary = Summary(log)
+    for name, _, run in ordered:
+        summary.case(name, run)
+    return summary.end()
 
 
 def poisoned(shape: tuple[int, ...], dtype: DType) -> Any:

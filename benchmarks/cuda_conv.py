@@ -361,13 +361,7 @@ def main() -> int:
     if not args.check:
         time_cases(log, args.only, args.compile, [int(b) for b in args.batches.split(",")], args.tune)
         return 0
-    cases = K.riskiest_last([c for c in check_cases() if re.search(args.only, c[0])])
-    failed = R.compile_all([r for _, r, _ in cases])
-    log(f"compiled for {len(cases)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
-    summary = K.Summary(log)
-    for name, _, run in cases:
-        summary.case(name, run)
-    return summary.end()
+    return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])])
 
 
 if __name__ == "__main__":

@@ -372,14 +372,11 @@ def main() -> int:
     if not args.check:
         time_cases(log, args.only, args.compile)
         return 0
-    cases = K.riskiest_last([c for c in check_cases() if re.search(args.only, c[0])])
-    packs = {(r.ints["N"], r.ints["K"], r.dtype) for _, r, _ in cases if r.family == "gemm"}
-    failed = R.compile_all([r for _, r, _ in cases] + [pack_request(n, k, d, True) for n, k, d in packs])
-    log(f"compiled for {len(cases)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
-    summary = K.Summary(log)
-    for name, _, run in cases:
-        summary.case(name, run)
-    return summary.end()
+
+    def also(r: Request) -> list[Request]:
+        return [pack_request(int(r.ints["N"]), int(r.ints["K"]), r.dtype, True)] if r.family == "gemm" else []
+
+    return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])], also)
 
 
 if __name__ == "__main__":

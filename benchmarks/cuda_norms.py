@@ -205,14 +205,7 @@ def main() -> int:
     if not args.check:
         time_cases(log, args.only)
         return 0
-    cases = K.riskiest_last([c for c in check_cases() if re.search(args.only, c[0])])
-    packs = {(int(r.ints["N"]), int(r.ints["K"]), r.dtype) for _, r, _ in cases}
-    failed = R.compile_all([r for _, r, _ in cases] + [p for key in packs for p in pack(*key)])
-    log(f"compiled for {len(cases)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
-    summary = K.Summary(log)
-    for name, _, run in cases:
-        summary.case(name, run)
-    return summary.end()
+    return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])], lambda r: pack(r.ints["N"], r.ints["K"], r.dtype))
 
 
 if __name__ == "__main__":
