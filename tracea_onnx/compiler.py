@@ -24,7 +24,7 @@ from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
 from tracea_onnx.lower.movement import RESHAPES
-from tracea_onnx.lower.op import Op, of_match, of_node
+from tracea_onnx.lower.op import Op, makers, of_match, of_node
 from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.patterns_ops import POINTWISE
@@ -336,7 +336,7 @@ def _split_whole(op: Op, names: Sequence[str]) -> bool:
 
 def _place_concat(ctx: Lowering, op: Op, ops: Sequence[Op], known: dict[str, Value]) -> None:
     """Let image kernels write straight into their channel slice of a concatenation when slices start at vector boundaries."""
-    maker = {o: p for p in ops for o in p.outputs if o}
+    maker = makers(ops)
     parts = [known[n] for n in op.inputs]
     if int(op.attr("axis")) != 1 or any(p.rank not in (3, 4) or p.dtype not in ctx.target.types or not isinstance(p.shape[1], int) for p in parts):
         return

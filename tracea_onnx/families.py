@@ -35,6 +35,9 @@ _CONV_INTS = (
     "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns",
 )  # fmt: skip
 
+#: Columns of a row that one pair of `gemm_norm`'s statistics is of.
+PANEL = 64
+
 FAMILIES: dict[str, Family] = {
     # --- convolution, channels-last f32 -------------------------------------------------------------------------------
     # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Pointer, Request
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import PANEL
 
 _backend = registry.module("kernels", "cuda")
-PANEL = 64  # columns that one pair of statistics is of
 
 
 def normed(r: Request) -> bool:

@@ -84,13 +84,12 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
             operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
     out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
     outs: dict[str, Ref | None] = {"y": ctx.new_plain(out)}
-    res = operands.get("res")
     if epi is not None:
+        res = operands.get("res")
         reached = [(src, ldx), *([(res, ints["ldr"])] if res is not None else [])]
-        outs["y_stats"] = rownorm.statistics(ctx, name, x.dtype, ints["M"], n, reached)
-    family = "gemm_norm" if outs.get("y_stats") or operands.get("x_stats") or operands.get("r_stats") else "gemm"
-    if family == "gemm":
-        outs.pop("y_stats", None)
+        if (left := rownorm.statistics(ctx, name, x.dtype, ints["M"], n, reached)) is not None:
+            outs["y_stats"] = left
+    family = "gemm_norm" if {"x_stats", "r_stats", "y_stats"} & {*operands, *outs} else "gemm"
     ctx.plan.launch(family, operands, outs, ints, floats, epi.program if epi else None, dtype=x.dtype)
     if epi is None:
         assert expr is not None

@@ -14,12 +14,12 @@ from tracea_onnx.families import packed_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower import rownorm
 from tracea_onnx.lower.context import Lowering, matrix_rows
-from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.op import PRODUCTS, Op, readers
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.ops import DType
 
-#: Products, and the ops that read a slice of a wider projection in place.
-_PRODUCTS, _READERS = frozenset({"MatMul", "Gemm", ":gemm"}), frozenset({":attention", ":rope"})
+#: Ops that read a slice of a wider projection in place.
+_READERS = frozenset({":attention", ":rope"})
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time
 _ALIGNED = 8  # a slice starts at a vector boundary
 
@@ -93,7 +93,7 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 def part_of(ctx: Lowering, op: Op) -> Part | None:
     """A product as a part, when nothing but a bias follows it."""
     roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-    if op.kind not in _PRODUCTS or op.attr("trans_a", op.attr("transA", 0)) or op.attr("expr") is not None or float(op.attr("beta", 1.0)) != 1.0:
+    if op.kind not in PRODUCTS or op.attr("trans_a", op.attr("transA", 0)) or op.attr("expr") is not None or float(op.attr("beta", 1.0)) != 1.0:
         return None
     if not ctx.graph.is_const(roles["w"]) or (roles.get("b") and not ctx.graph.is_const(roles["b"])):
         return None
@@ -103,16 +103,13 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
 
 def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, list[Op]]:
     """Products of this partition to compute together: each one's value -> all of its group, where every reader takes a slice."""
-    readers: dict[str, list[Op]] = {}
-    for op in ops:
-        for name in set(op.inputs):
-            readers.setdefault(name, []).append(op)
+    read_by = readers(ops)
     groups: dict[str, list[Op]] = {}
     for op in ops:
         value = op.outputs[0] if op.outputs else ""
-        if op.kind not in _PRODUCTS or value in outputs or graph.is_output(value):
+        if op.kind not in PRODUCTS or value in outputs or graph.is_output(value):
             continue
-        read = readers.get(value, [])
+        read = read_by.get(value, [])
         if read and all(r.kind in _READERS for r in read) and part_of(ctx, op) is not None:
             groups.setdefault(op.by_role["x"] if op.fused else op.inputs[0], []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tracea_onnx.core import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.graph import Graph, Node
+
+#: Products with a weight, and norms over rows.
+PRODUCTS = frozenset({"MatMul", "Gemm", ":gemm"})
+ROW_NORMS = frozenset({":layernorm", "LayerNormalization", "RMSNormalization"})
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,20 @@ class Op:
     @property
     def fused(self) -> bool:
         return self.kind.startswith(":")
+
+
+def makers(ops: Sequence[Op]) -> dict[str, Op]:
+    """Who makes each value."""
+    return {o: op for op in ops for o in op.outputs if o}
+
+
+def readers(ops: Sequence[Op]) -> dict[str, list[Op]]:
+    """Who reads each value, every op once."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in set(op.inputs):
+            found.setdefault(name, []).append(op)
+    return found
 
 
 def of_spec(spec: Spec, inputs: tuple[str, ...], outputs: tuple[str, ...], nodes: tuple[Node, ...], opset: int) -> Op:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.epilogue import Epilogue
-from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.op import Op, readers
 from tracea_onnx.lower.value import Unsupported, Value
 from tracea_onnx.lower.window import pooling
 from tracea_onnx.ops import DType
@@ -20,12 +20,8 @@ _WINDOWS, _STRIDE = frozenset({2, 3}), 2
 
 def find(ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, Op]:
     """Results of convolutions that nothing but a max pooling reads: each one's name -> that pooling."""
-    readers: dict[str, list[Op]] = {}
-    for op in ops:
-        for name in op.inputs:
-            readers.setdefault(name, []).append(op)
     made = {op.outputs[0] for op in ops if op.kind in _CONVOLUTIONS} - set(outputs)
-    return {name: read[0] for name, read in readers.items() if name in made and len(read) == 1 and read[0].kind == "MaxPool"}
+    return {name: read[0] for name, read in readers(ops).items() if name in made and len(read) == 1 and read[0].kind == "MaxPool"}
 
 
 def launch(ctx: Lowering, x: Value, dtype: DType, operands: Mapping[str, Ref | None], ints: Mapping[str, DimLike], epi: Epilogue) -> bool:

@@ -18,19 +18,17 @@ import numpy as np
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import multiple_of
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import PANEL
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.op import PRODUCTS, ROW_NORMS, Op, makers, readers
 from tracea_onnx.lower.value import Value
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
 #: Columns that readers of a norm may make of one of its: the work of normalising grows with them (measured on an H200: 4 pay, a vocabulary does not).
 _WIDEST = 8.0
-PANEL = 64  # columns that one pair of statistics is of
 _STATISTICS = 8  # its bytes
 _SLACK = 32  # elements a kernel may read behind a vector of columns
-_NORMS = frozenset({":layernorm", "LayerNormalization", "RMSNormalization"})
-_PRODUCTS = frozenset({"MatMul", "Gemm", ":gemm"})
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def _weight(op: Op) -> str:
 
 def _growth(ctx: Lowering, op: Op) -> float:
     """Columns of the product's result for one of x."""
-    shapes = [ctx.graph.shape(n) for n in ([_weight(op)] if op.kind in _PRODUCTS else [n for r, n in op.by_role.items() if r[0] == "w"])]
+    shapes = [ctx.graph.shape(n) for n in ([_weight(op)] if op.kind in PRODUCTS else [n for r, n in op.by_role.items() if r[0] == "w"])]
     trans = op.attr("trans_b", op.attr("transB", 0))
     sizes = [(int(a), int(b)) for s in shapes if s is not None and len(s) == 2 for a, b in [s] if isinstance(a, int) and isinstance(b, int)]
     return sum(n / max(k, 1) for n, k in (s if trans else s[::-1] for s in sizes)) if len(sizes) == len(shapes) else math.inf
@@ -73,14 +71,10 @@ def _growth(ctx: Lowering, op: Op) -> float:
 def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Results of products whose rows are normalised for products alone: their statistics are wanted."""
     graph = ctx.graph
-    maker = {o: op for op in ops for o in op.outputs if o}
-    readers: dict[str, list[Op]] = {}
-    for op in ops:
-        for name in set(op.inputs):
-            readers.setdefault(name, []).append(op)
+    maker, read_by = makers(ops), readers(ops)
 
     def product(op: Op) -> bool:
-        return op.kind in _PRODUCTS and graph.is_const(_weight(op))
+        return op.kind in PRODUCTS and graph.is_const(_weight(op))
 
     def multiplies(op: Op, value: str) -> bool:
         gates = op.kind == ":swiglu" and all(graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w")
@@ -91,10 +85,10 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
 
     found: set[str] = set()
     for op in ops:
-        if op.kind not in _NORMS or op.role("res") or op.role("xbias") or len([o for o in op.outputs if o]) != 1:
+        if op.kind not in ROW_NORMS or op.role("res") or op.role("xbias") or len([o for o in op.outputs if o]) != 1:
             continue
         x, y = _source(op), op.outputs[0]
-        read = readers.get(y, [])
+        read = read_by.get(y, [])
         fit = x in maker and product(maker[x]) and y not in outputs and all(multiplies(r, y) or adds(r, y) for r in read)
         widths = [_growth(ctx, r) for r in read if multiplies(r, y)]
         if fit and widths and sum(widths) <= _WIDEST:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr
 from tracea_onnx.lower.context import Lowering, broadcast_strides, merge_dims, pad_rows
-from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.op import ROW_NORMS, Op, makers, readers
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.patterns_ops import POINTWISE
 from tracea_onnx.plan import Ref
 
 #: Summands a kernel takes.
 MOST = 4
-_NORMS = frozenset({":layernorm", "LayerNormalization", "RMSNormalization"})
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ def is_sum(expr: Expr) -> bool:
 
 def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Values of this partition that a norm could add up on the way, with all that they are made of."""
-    maker = {o: op for op in ops for o in op.outputs if o}
+    maker = makers(ops)
     found: set[str] = set()
-    queue = [n for op in ops if op.kind in _NORMS for n in ((op.role("x"), op.role("res")) if op.fused else (op.input(0),))]
+    queue = [n for op in ops if op.kind in ROW_NORMS for n in ((op.role("x"), op.role("res")) if op.fused else (op.input(0),))]
     while queue:
         name = queue.pop()
         op = maker.get(name)
@@ -127,12 +126,9 @@ def worth(parts: Sequence[Value], shape: Dims) -> bool:
 
 def find_casts(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Casts of this partition that one pointwise expression reads."""
-    readers: dict[str, list[Op]] = {}
-    for op in ops:
-        for name in set(op.inputs):
-            readers.setdefault(name, []).append(op)
+    read_by = readers(ops)
     pointwise: Mapping[str, object] = POINTWISE
     return {
         op.outputs[0] for op in ops
-        if op.kind == "Cast" and op.outputs[0] not in outputs and [r.kind in pointwise or r.kind == ":pointwise" for r in readers.get(op.outputs[0], [])] == [True]
+        if op.kind == "Cast" and op.outputs[0] not in outputs and [r.kind in pointwise or r.kind == ":pointwise" for r in read_by.get(op.outputs[0], [])] == [True]
     }  # fmt: skip
