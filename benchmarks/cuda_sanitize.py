@@ -178,6 +178,8 @@ def main() -> int:
     if args.planted:
         planted()
         return 0
+    if not args.compile:
+        R.need_context()  # before the cases are made: the tool waits for the driver only so long
     begin = time.perf_counter()
     todo = list(jobs(args.only))
     if args.compile:
