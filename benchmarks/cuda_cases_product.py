@@ -303,7 +303,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     one, none = (1, 1), (0, 0, 0, 0)
     hopper, split = _wgmma.HopperTile, _split.SplitTile
     image = Conv(3, 72, 13, 11, 136)
-    for tile in (hopper(128, 128, True, 1), hopper(64, 256, True, 2), hopper(128, 192, False, 1), hopper(64, 128, True, 1, 18)):
+    for tile in (hopper(128, 128, True, 1), hopper(64, 256, True, 2), hopper(128, 192, False, 1), hopper(128, 64, True, 1, 18)):
         yield _with(conv(rng, image, F16), tile)
     yield _with(conv(rng, Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1), BF16), hopper(128, 64, True, 2))
     for tile in (split(64, 64, False, 4, 1, 2), split(128, 64, True, 2, 2, 1), split(192, 80, True, 2, 1, 1)):

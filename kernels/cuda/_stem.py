@@ -91,7 +91,7 @@ def _smem(r: Request, tile: StemTile) -> int:
     ic, _, _, sh, _ = (int(r.ints[n]) for n in _STATIC)
     at = _layout(r, tile)
     rows = at["SLOTS"] * 4 // tile.across * sh * ic
-    return tile.columns * (_shape(r)[1] * 32 + 16) + (tile.teams * rows + 4) * at["PITCH"] * 4  # a unit may reach beyond the last channel
+    return tile.columns * (_shape(r)[1] * 32 + 16) + tile.teams * rows * at["PITCH"] * 4
 
 
 def applies(r: Request) -> bool:

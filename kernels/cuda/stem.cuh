@@ -169,8 +169,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_stem(PARAME
   const auto read_row = [&](int kh, const u32* group, int line) {
 #pragma unroll
     for (int u = 0; u < ROW_UNITS; u++) {
-      const u32* const p = group + line * ROW + u * 4 / PAIRS * PITCH;
-      const u32 mask = (u * 4 + t) / PAIRS < IC ? kept : 0u;
+      // Behind the last channel lies what others may be writing: the unit's first channel is read instead.
+      const bool exists = (u * 4 + 4) / PAIRS <= IC || (u * 4 + t) / PAIRS < IC;
+      const u32* const p = group + line * ROW + u * 4 / PAIRS * PITCH - (exists ? 0 : t / PAIRS * PITCH);
+      const u32 mask = exists ? kept : 0u;
       if (IN_WORDS) {
         a[kh * ROW_UNITS + u][0] = p[0] & mask, a[kh * ROW_UNITS + u][1] = p[POOL ? SW / 2 : 4 * SW] & mask;
       } else {
