@@ -190,7 +190,19 @@ def force(r: Request, tile: Any) -> Request:
     return copy
 
 
+_defined: list[str] = []
+
+
+def define(macro: str) -> None:
+    """Kernels whose source knows this macro have it defined from now on."""
+    _defined.append(macro)
+
+
 def kernels(r: Request) -> list[Kernel]:
+    return [replace(k, source="".join(f"#define {m}\n" for m in _defined if m in k.source) + k.source) for k in _emitted(r)]
+
+
+def _emitted(r: Request) -> list[Kernel]:
     backend = registry.module("kernels", "cuda")
     if id(r) not in _forced:
         return list(backend.emit(r))

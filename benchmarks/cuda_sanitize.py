@@ -2,7 +2,7 @@
 
     python -m benchmarks.cuda_sanitize --compile                                       # beforehand, into the cache; needs no GPU
     compute-sanitizer --tool memcheck  --padding 4096 python -m benchmarks.cuda_sanitize [--part 0/4] [--only REGEX]
-    compute-sanitizer --tool racecheck python -m benchmarks.cuda_sanitize [--part 0/4] [--only REGEX]
+    compute-sanitizer --tool racecheck python -m benchmarks.cuda_sanitize --told-by-all [--part 0/4] [--only REGEX]
 
 Every operand is an allocation of its own with no byte to spare, and every result is compared with float64. Kernels are emitted for a device of
 few multiprocessors, so that a block has several tiles of a small problem. `--planted` runs two kernels that are wrong instead: the tools must find them.
@@ -150,12 +150,40 @@ extern "C" __global__ void race(float* y, int n) {
   s[threadIdx.x] = threadIdx.x;
   y[threadIdx.x] = s[63 - threadIdx.x] + n;  // no barrier
 }
+static __device__ __forceinline__ void arrive(unsigned b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
+static __device__ __forceinline__ void wait(unsigned b, unsigned parity) {
+  asm volatile("{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra again_%=;\n}" ::"r"(b), "r"(parity) : "memory");
+}
+// One warp hands 32 numbers after the other to another; `arrivals` threads of each tell that they are done.
+static __device__ __forceinline__ void hand(float* y, int n, int arrivals) {
+  __shared__ float s[32];
+  __shared__ __align__(8) unsigned long long barriers[2];
+  const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8, lane = threadIdx.x & 31;
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %2;\nmbarrier.init.shared::cta.b64 [%1], %2;" ::"r"(full), "r"(empty), "r"(arrivals) : "memory");
+  __syncthreads();
+  float sum = 0.f;
+  for (int k = 0; k < 8; k++) {
+    if (threadIdx.x < 32) {
+      wait(empty, k & 1 ^ 1);
+      s[lane] = n * k;
+    } else {
+      wait(full, k & 1);
+      sum += s[lane ^ 5];
+    }
+    __syncwarp();
+    if (lane < arrivals) arrive(threadIdx.x < 32 ? full : empty);
+  }
+  if (threadIdx.x >= 32) y[lane] = sum;
+}
+extern "C" __global__ void handed(float* y, int n) { hand(y, n, 1); }
+extern "C" __global__ void handed_by_all(float* y, int n) { hand(y, n, 32); }
 """
 
 
 def planted() -> None:
     args = (Pointer("y"), Int32(1))
-    for symbol, count in (("beyond", 63), ("race", 64)):
+    for symbol, count in (("beyond", 63), ("race", 64), ("handed", 64), ("handed_by_all", 64)):
         memory = Memory()
         launch = R.Launch([])
         place = memory.upload(np.zeros(count, np.float32))[0]
@@ -170,6 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--told-by-all", action="store_true", help="for racecheck: every thread of a warp arrives at mbarriers, where else one does for all")
     parser.add_argument("--part", default="0/1", help="k/n: every n-th case from the k-th on")
     parser.add_argument("--only", default="", help="regular expression: cases to take")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after so long")
@@ -178,6 +207,8 @@ def main() -> int:
     if args.planted:
         planted()
         return 0
+    if args.told_by_all:
+        R.define("TOLD_BY_ALL")
     if not args.compile:
         R.need_context()  # before the cases are made: the tool waits for the driver only so long
     begin = time.perf_counter()

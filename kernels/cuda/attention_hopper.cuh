@@ -80,8 +80,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
     prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_y);
-    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? 4 : 1), barrier_init(y_full + 8 * i, kReaders * 4);
-    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, 1), barrier_init(m_empty + 8 * i, kReaders * 4);
+    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
     for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
     barriers_ready();
@@ -169,10 +169,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
       multiply_commit();
     };
-    auto free_mask = [&] {
-      __syncwarp();
-      if (lane == 0) arrive(m_empty + 8 * k.slot);
-    };
+    auto free_mask = [&] { arrive_warp(m_empty + 8 * k.slot); };
     auto finish_scores = [&](int step) {
       if (!RAW)
 #pragma unroll
@@ -389,11 +386,11 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
     }
     visible_to_copies();
-    __syncwarp();
-    if (lane == 0) {
+    if (kStores) {
       const int m = rows + (warp & 3) * 16;
-      if (kStores) take_away(map_y, output + m * 128, tile, tile.m + m);
-      arrive((kStores ? q_empty : y_full) + 8 * q.slot);
+      __syncwarp();
+      if (lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
     }
+    arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }
 }

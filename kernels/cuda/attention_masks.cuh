@@ -63,7 +63,6 @@ DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* m
       for (int j = 0; j < (BN + 31) / 32; j++)
         if (j * 32 + lane < BN) to[j * 32 + lane] = m[j];
       if (lane == 0) to[BN] = any;
-      __syncwarp();
-      if (lane == 0) arrive(full + 8 * k.slot);
+      arrive_warp(full + 8 * k.slot);
     }
 }

@@ -52,3 +52,14 @@ template <int COUNT> struct Ring {
     for (; n > 0; n--) next();
   }
 };
+
+// A warp arrives at a barrier, its first thread for all. TOLD_BY_ALL: every thread for itself, for tools that do not know what __syncwarp orders.
+#ifdef TOLD_BY_ALL
+constexpr int kWarp = 32;
+#else
+constexpr int kWarp = 1;
+#endif
+DEV void arrive_warp(u32 b) {
+  __syncwarp();
+  if (kWarp == 32 || (threadIdx.x & 31) == 0) arrive(b);
+}
