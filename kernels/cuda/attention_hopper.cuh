@@ -80,7 +80,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
     prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_y);
-    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
     for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
@@ -367,7 +367,10 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         free_values();
       }
 
-    if (kSplit && !gather(parts, w, c, out, top, sum)) continue;
+    if (kSplit && !gather(parts, w, c, out, top, sum)) {
+      arrive_warp(q_empty + 8 * q.slot);
+      continue;
+    }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
