@@ -1,6 +1,6 @@
 """Every model of a folder, end to end: optimize, verify, run on stock ONNX Runtime (ORT) and on the provider, at several batch sizes.
 
-    python -m benchmarks.corpus FOLDER [--jobs 2] [--timeout 900] [--output FILE.md]
+    python -m benchmarks.corpus FOLDER [--backend cuda] [--jobs 2] [--timeout 900] [--output FILE.md]
 
 Outputs are compared with ORT's with its optimisations off, relative to each output's largest value. Where that exceeds both four times what
 ORT's own optimisations change and the rounding floor of the precision, a float64 evaluation decides: the model is wrong when the root mean
@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ class Line:
     seconds: float = 0.0
 
 
-def check(path: Path) -> Line:
-    """All legs of one file; every exception ends as a line."""
+def check(path: Path, backend: str = "cpu") -> Line:
+    """All legs of one file; every exception ends as a line. backend: what the provider runs on."""
     line, began = Line(path.stem), time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            _check(path, line, Path(scratch))
+            _check(path, line, Path(scratch), backend)
     except Exception as e:  # the table names every kind of failure
         where = traceback.extract_tb(e.__traceback__)[-1]
         text = " ".join(str(e).split())[:200]
@@ -58,7 +59,7 @@ def check(path: Path) -> Line:
     return line
 
 
-def _check(path: Path, line: Line, scratch: Path) -> None:
+def _check(path: Path, line: Line, scratch: Path, backend: str) -> None:
     import onnx
 
     import tracea_onnx
@@ -87,10 +88,9 @@ def _check(path: Path, line: Line, scratch: Path) -> None:
     line.optimized = len(onnx.load(optimized, load_external_data=False).graph.node)
     line.reason = promises(source, optimized, scratch)
     line.status = "wrong" if line.reason else "ok"
-    legs: dict[str, Any] = {
-        "stock ORT": session(optimized), "provider": session(path, provider=True), "provider, optimized": session(optimized, provider=True),
-        "provider, every node": session(path, provider=True, everything=True),
-    }  # fmt: skip
+    legs: dict[str, Any] = {"provider": session(path, provider=True, backend=backend), "provider, optimized": session(optimized, provider=True, backend=backend)}
+    if backend == "cpu":
+        legs |= {"stock ORT": session(optimized), "provider, every node": session(path, provider=True, everything=True)}
     line.share, line.optimized_share = assigned(legs["provider"]), assigned(legs["provider, optimized"])
     usual = session(path)
     symbol = batch_symbol(source.model)
@@ -153,6 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check every model of a folder on stock ONNX Runtime and on the provider.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--match", default="", help="only files whose path contains this")
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"), help="of the provider")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds a model may take")
     parser.add_argument("--output", type=Path, help="write the table here, too")
@@ -161,7 +162,7 @@ def main() -> int:
         parser.error(f"{args.folder} is not a folder")
     files = [p for p in sorted(args.folder.rglob("*.onnx")) if args.match in str(p)]
     lines: list[Line] = []
-    for path, found in run_each(files, check, jobs=args.jobs, timeout=args.timeout):
+    for path, found in run_each(files, partial(check, backend=args.backend), jobs=args.jobs, timeout=args.timeout):
         line = Line(path.stem, "crash", found.reason) if isinstance(found, Lost) else found
         line.name = str(path.relative_to(args.folder).with_suffix(""))
         lines.append(line)

@@ -16,11 +16,12 @@ CPU = "CPUExecutionProvider"
 
 
 def session(
-    model: onnx.ModelProto | bytes | Path, *, provider: bool = False, threads: int = 1, optimize: bool = True, everything: bool = False
+    model: onnx.ModelProto | bytes | Path, *, provider: bool = False, threads: int = 1, optimize: bool = True, everything: bool = False,
+    backend: str = "cpu",
 ) -> ort.InferenceSession:
     """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize` False turns ORT's own graph optimizations off (the oracle).
 
-    everything: the provider takes every node it can run, not only those where it should be the faster.
+    everything: the provider takes every node it can run, not only those where it should be the faster; backend: what it runs them on.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -36,7 +37,7 @@ def session(
 
     _watch_compiler()
     _compile_failures.clear()
-    made = tracea_onnx.provider.create_session(source, {"claim": "all"} if everything else {}, options)
+    made = tracea_onnx.provider.create_session(source, {"backend": backend} | ({"claim": "all"} if everything else {}), options)
     if TRACEA not in made.get_providers():
         raise RuntimeError(f"the session does not use {TRACEA}")
     if _compile_failures:
