@@ -22,6 +22,12 @@ constexpr bool SPARE = FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but t
 constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
 constexpr bool HELD = RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
 constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
+// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if they share what it copies, and if racecheck is to run the kernel.
+#ifdef TOLD_BY_ALL
+constexpr bool MEETS = CLUSTER > 1;
+#else
+constexpr bool MEETS = SHARE > 1;
+#endif
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 
 DEV u32 address_in(u32 address, u32 block) {
@@ -96,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const int own_m = m0 + part * OWN, own_rows = min(min(OWN, TILE_M - part * OWN), M - own_m);
 
   if (warp == WORKERS / 32) {
-    if (SHARE > 1) cluster_wait();
+    if (MEETS) cluster_wait();
     if (elected()) {
       // The right operand's rows are divided among the blocks that share it.
       constexpr int MINE = COLUMNS / SHARE;
@@ -159,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       }
     }
     __syncwarp();
-    if (SPLIT > 1 && SHARE == 1) cluster_wait();
+    if (CLUSTER > 1 && !MEETS) cluster_wait();
     if (SPLIT > 1) cluster_arrive(), cluster_wait();
     return;
   }
