@@ -20,7 +20,8 @@ def _pair(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, scale:
 
 
 def softmax(rng: np.random.Generator) -> Iterator[Case]:
-    shapes = [(3, 1, 1), (5, 17, 1), (2, 128, 1), (7, 1000, 1), (3, 4096, 1), (2, 40000, 1), (3, 5, 7), (2, 64, 33), (0, 8, 1), (4, 1021, 1)]
+    shapes = [(3, 1, 1), (5, 17, 1), (2, 128, 1), (7, 1000, 1), (3, 4096, 1), (2, 40000, 1), (3, 5, 7), (2, 64, 33), (0, 8, 1), (4, 1021, 1), (2, 20001, 3)]
+    shapes += [(900, 3, 1), (5, 40, 1), (11, 96, 1), (70, 5, 3), (1, 50021, 1)]
     for dtype in FLOATS:
         for log in (0, 1):
             for outer, n, inner in shapes:
@@ -50,7 +51,7 @@ def softmax(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def layernorm(rng: np.random.Generator) -> Iterator[Case]:
-    shapes = [(3, 1), (5, 17), (4, 768), (2, 1024), (3, 3072), (2, 5000), (1, 40000), (6, 127), (0, 64), (5, 256), (3, 1031), (1, 33000)]
+    shapes = [(3, 1), (5, 17), (4, 768), (2, 1024), (3, 3072), (2, 5000), (1, 40000), (6, 127), (0, 64), (5, 256), (3, 1031), (1, 33000), (2, 50021)]
     for dtype in FLOATS:
         for k, (rows, n) in enumerate(shapes):
             present = [("res", "gamma", "beta", "skip"), ("gamma", "beta"), ("xbias", "res", "gamma", "skip"), ()][k % 4]
@@ -131,6 +132,7 @@ def groupnorm(rng: np.random.Generator) -> Iterator[Case]:
             (2, 16, 2, 33, 31, 0),
             (1, 32, 8, 131, 127, 5),
             (2, 12, 4, 150, 101, 1),
+            (1, 3, 1, 67, 173, 0),
         ):
             x, v = _pair(rng, (b, c, h, w), dtype)
             gamma, vg = _pair(rng, (c,), dtype)
@@ -196,7 +198,7 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
 def reduce(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for kind in range(10):
-            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1)):
+            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40)):
                 if kind == 4 and n > 300:
                     continue
                 x, v = _pair(rng, (outer, n, inner), dtype)
@@ -230,7 +232,7 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in (*FLOATS, DType.I64):
         for least in (0, 1):
             for last in (0, 1):
-                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1)):
+                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40)):
                     v = rng.integers(-3, 4, (outer, n, inner)).astype(np.float64)
                     x = stored(v, dtype)
                     scan = (-v if least else v)[:, ::-1] if last else (-v if least else v)

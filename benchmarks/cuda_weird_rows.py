@@ -59,38 +59,48 @@ def layernorm(dtype: DType, rows: int, n: int, *, residual: bool = False, rms: b
     return Trial(name, dtype, [r], inputs, eager, ours, 2.0 if residual else 0.0, size=size)
 
 
-_KINDS = {"sum": 0, "mean": 1, "max": 2}
+_KINDS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "prod": 4, "l2": 6, "logsumexp": 9}
+
+
+def _reduced(kind: str, x: Any) -> Any:
+    t = R.torch()
+    table = {"sum": t.sum, "mean": t.mean, "max": t.amax, "min": t.amin, "prod": t.prod, "l2": lambda v, axis: t.linalg.vector_norm(v, 2, axis)}
+    return table.get(kind, t.logsumexp)(x, 1)
 
 
 def reduction(dtype: DType, kind: str, outer: int, n: int, inner: int = 1) -> Trial:
     shape = (outer, n) if inner == 1 else (outer, n, inner)
     r = R.request("reduce", dtype, {"kind": _KINDS[kind], "outer": outer, "n": n, "inner": inner, "dtype": int(dtype)}, operands=("x", "y"))
 
+    def inputs() -> Tensors:  # products stay near 1
+        return {"x": random(*shape, dtype=dtype, scale=0.5 / n**0.5) + 1 if kind == "prod" else random(*shape, dtype=dtype)}
+
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((outer, *shape[2:]), dtype)
         return [{**x, "y": y}], y
 
-    def eager(x: Tensors) -> Any:
-        t = R.torch()
-        return {"sum": t.sum, "mean": t.mean, "max": t.amax}[kind](x["x"], 1)
-
     name = f"reduce {kind} {dtype.name} {'x'.join(map(str, shape))} axis 1"
-    return Trial(name, dtype, [r], lambda: {"x": random(*shape, dtype=dtype)}, eager, ours, linear=kind != "max")
+    return Trial(name, dtype, [r], inputs, lambda x: _reduced(kind, x["x"]), ours, float(kind == "prod"), linear=kind in ("sum", "mean", "l2"))
 
 
-def argmax(dtype: DType, outer: int, n: int) -> Trial:
-    r = R.request("argmax", dtype, {"outer": outer, "n": n, "inner": 1, "dtype": int(dtype)}, operands=("x", "y"))
+def argmax(dtype: DType, outer: int, n: int, inner: int = 1, *, least: bool = False) -> Trial:
+    r = R.request("argmax", dtype, {"outer": outer, "n": n, "inner": inner, "min": int(least), "dtype": int(dtype)}, operands=("x", "y"))
+    shape = (outer, n) if inner == 1 else (outer, n, inner)
 
-    def inputs() -> Tensors:  # every row has one largest value
+    def inputs() -> Tensors:  # every row has one extremum
         t = R.torch()
-        x = random(outer, n, dtype=dtype).clamp(max=3.0)
-        return {"x": x.scatter(1, t.randint(0, n, (outer, 1), device="cuda"), 5.0)}
+        x = random(*shape, dtype=dtype).clamp(-3.0, 3.0)
+        return {"x": x.scatter(1, t.randint(0, n, (outer, 1, *shape[2:]), device="cuda"), -5.0 if least else 5.0)}
 
     def ours(x: Tensors) -> tuple[Places, Any]:
-        y = result((outer,), DType.I64)
+        y = result((outer, *shape[2:]), DType.I64)
         return [{**x, "y": y}], y
 
-    return Trial(f"argmax {dtype.name} {outer}x{n}", dtype, [r], inputs, lambda x: R.torch().argmax(x["x"], 1), ours)
+    def eager(x: Tensors) -> Any:
+        return (R.torch().argmin if least else R.torch().argmax)(x["x"], 1)
+
+    name = f"arg{'min' if least else 'max'} {dtype.name} {'x'.join(map(str, shape))}"
+    return Trial(f"{name}{' axis 1' * (inner > 1)}", dtype, [r], inputs, eager, ours)
 
 
 def groupnorm(dtype: DType, b: int, c: int, g: int, h: int, w: int) -> Trial:
@@ -166,6 +176,12 @@ def trials() -> Iterator[Trial]:
     yield softmax(F32, 3, 200003)
     yield softmax(F16, 1021, 1031, log=True)
     yield softmax(F16, 17, 1009, 31)
+    yield softmax(F32, 1, 1021, 1031)
+    yield softmax(F16, 20011, 5, 3)
+    yield softmax(F16, 50021, 33)
+    yield softmax(F32, 30011, 20)
+    yield softmax(BF16, 1, 500009, log=True)
+    yield softmax(F32, 2, 50021, 6, log=True)
     yield layernorm(F16, 1021, 1031)
     yield layernorm(BF16, 127, 8191)
     yield layernorm(F16, 100003, 7)
@@ -173,14 +189,29 @@ def trials() -> Iterator[Trial]:
     yield layernorm(F32, 1021, 1031)
     yield layernorm(F16, 509, 769, residual=True)
     yield layernorm(BF16, 1021, 2053, rms=True)
+    yield layernorm(F16, 2, 300007)
+    yield layernorm(F32, 5, 40009, rms=True)
     yield groupnorm(F16, 3, 35, 5, 31, 29)
     yield groupnorm(F16, 1, 14, 7, 127, 113)
+    yield groupnorm(F32, 2, 66, 22, 17, 13)
+    yield groupnorm(BF16, 1, 6, 2, 307, 293)
     yield reduction(F16, "mean", 1021, 1031)
     yield reduction(F16, "sum", 1, 1021, 1031)
     yield reduction(F32, "max", 7, 100003)
     yield reduction(F16, "mean", 1, 1000003)
     yield reduction(F32, "sum", 31, 127, 37)
+    yield reduction(BF16, "mean", 1, 100003, 17)
+    yield reduction(F32, "sum", 1, 10000019)
+    yield reduction(F16, "min", 20011, 13, 3)
+    yield reduction(F16, "sum", 100003, 7)
+    yield reduction(F32, "prod", 57, 1031, 19)
+    yield reduction(F32, "l2", 3, 50021, 5)
+    yield reduction(BF16, "logsumexp", 131, 50021)
+    yield reduction(F16, "max", 8191, 127)
     yield argmax(F16, 131, 50021)
+    yield argmax(F16, 17, 1009, 31)
+    yield argmax(F32, 1, 1000003, least=True)
+    yield argmax(BF16, 30011, 11)
     for size in (1, 7, 1000003):
         yield pointwise(F16, _GELU, _gelu, [(size,), (size,)], what="gelu")
     yield pointwise(BF16, _GELU, _gelu, [(1000003,), (1000003,)], what="gelu")

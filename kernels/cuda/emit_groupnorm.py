@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 
 def _head(request: Request) -> str:
     act = static(parameters(request)["act"], "activation")
-    return prelude(request.dtype) + activation_source(act) + template("base", "groupnorm")
+    return prelude(request.dtype) + activation_source(act) + template("base", "span", "cluster", "groupnorm")
 
 
 def _threads(elements: DimLike, v: int) -> int:
@@ -23,6 +23,8 @@ def _threads(elements: DimLike, v: int) -> int:
     return next((t for t in (32, 64, 128, 256, 512) if t >= wanted), 512)
 
 
+#: Bytes of a plain group that a thread keeps in registers, and of a group that a block has alone where there are fewer than multiprocessors.
+_KEPT, _ALONE = 128, 65536
 #: Vectors of a group for each thread from which on a cluster has it, where there are fewer groups than multiprocessors.
 _SHARED_FROM, _CLUSTER = 8, 16
 
@@ -47,25 +49,40 @@ def _floats(request: Request) -> tuple[Argument, ...]:
     return tuple(Float32(request.floats.get(k, 0.0)) for k in ("eps", "p0", "p1"))
 
 
+def _plain_shapes(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, int, int, DimLike]]:
+    """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster for each."""
+    v, n = 16 // request.dtype.size, known(elements)
+    many = D.mul(D.less(groups, request.sms), D.less(_ALONE // request.dtype.size, elements)) if request.arch >= 90 else 0
+    if n is None:
+        return [(0, 512, 1, D.sub(1, many)), (0, 512, _CLUSTER, many)]
+    threads = next((t for t in (32, 64, 128, 256, 512) if 2 * t * v >= n), 1024)
+    shapes = []
+    for t, b, use in ((threads, 1, D.sub(1, many)), (512, _CLUSTER, many)):
+        k = max(-(-n // (t * b * v)), 1)
+        shapes.append((k if k * 16 <= _KEPT else 0, t, b, use))
+    return shapes
+
+
 def groupnorm(request: Request) -> list[Kernel]:
     i = parameters(request)
     c, g = static(i["C"], "channel count"), static(i["G"], "group count")
-    v = vector_width(request.dtype, i["inner"])
+    v = 16 // request.dtype.size
     present, place = _weights(request)
-    call = f"({place['x']}, {place['gamma']}, {place['beta']}, y, C, G, inner, eps, p0, p1)"
-
-    def source(threads: int, blocks: int) -> str:
-        return f"""{_head(request)}
+    groups, elements = D.mul(i["B"], g), D.mul(i["inner"], c // g)
+    args = (*(Pointer(o) for o in present), Int32(c), Int32(g), Int32(i["inner"]), *_floats(request))
+    kernels = []
+    for k, threads, blocks, use in _plain_shapes(request, groups, elements):
+        source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__({threads}) groupnorm({", ".join(f"{'' if o == 'y' else 'const '}T* {o}" for o in present)},
     int C, int G, int inner, float eps, float p0, float p1) {{
   after_previous();
-  if (aligned(x, {v} * sizeof(T)) && aligned(y, {v} * sizeof(T))) group_plain<{v}, {threads}, {blocks}>{call};
-  else group_plain<1, {threads}, {blocks}>{call};
+  group_plain<{v}, {k}, {threads}, {blocks}>({place["x"]}, {place["gamma"]}, {place["beta"]}, y, C, G, inner, eps, p0, p1);
 }}
 """
-
-    args = (*(Pointer(o) for o in present), Int32(c), Int32(g), Int32(i["inner"]), *_floats(request))
-    return _kernels(request, source, D.mul(i["B"], g), D.mul(i["inner"], c // g), v, args)
+        grid = D.select(D.equal(elements, 0), 0, D.mul(D.mul(groups, blocks), use))
+        if use != 0:
+            kernels.append(Kernel(source, "groupnorm", (grid, 1, 1), threads, args, cluster=blocks, pdl=overlapped(request)))
+    return kernels
 
 
 def groupnorm_nhwc(request: Request) -> list[Kernel]:

@@ -2,74 +2,151 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tracea_onnx import dims as D
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
+from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
+_axis = registry.module("kernels", "cuda").part("_axis")
+
 _KINDS = ("kSum", "kMean", "kMax", "kMin", "kProd", "kL1", "kL2", "kSumSquare", "kLogSum", "kLogSumExp")
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
-#: Longest row that a warp reduces alone.
-_WARP_ROW = 1024
+#: Bytes of the longest row that a warp reduces alone.
+_WARP_ROW = 4096
+#: Threads of a block that has a row; how many such blocks a multiprocessor holds; bytes of a row that make it worth another block; most blocks of a row.
+_BLOCK, _RESIDENT, _PART, _MOST = 256, 8, 16384, 512
+#: The same of blocks that go down columns, of which a thread has at least so many elements.
+_COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
 
 
-def _sizes(request: Request) -> tuple[DimLike, DimLike, DimLike]:
-    return parameters(request)["outer"], parameters(request)["n"], parameters(request)["inner"]
+@dataclass(frozen=True)
+class _Reduction:
+    """policy: the class of reduce.cuh; held: bytes that it keeps of the values it has seen; live: 1, or 0 where there is nothing to launch."""
+
+    request: Request
+    symbol: str
+    policy: str
+    element: DType
+    result: str
+    held: int
+    live: DimLike
+
+    @property
+    def sizes(self) -> tuple[DimLike, DimLike, DimLike]:
+        return parameters(self.request)["outer"], parameters(self.request)["n"], parameters(self.request)["inner"]
+
+    @property
+    def aligned(self) -> bool:
+        return "x" not in self.request.unaligned
+
+    def kernels(self) -> list[Kernel]:
+        _, n, inner = self.sizes
+        small = _axis.in_slabs(self.element, n, inner, self.aligned)
+        found = [self._slabs(small)]
+        if known(inner) == 1:
+            short = _axis.up_to(n, _WARP_ROW // self.element.size)
+            found += [self._warps(D.mul(short, _axis.negated(small))), *self._blocks(D.mul(_axis.negated(short), _axis.negated(small)))]
+        else:
+            found += self._columns(_axis.negated(small))
+        return [k for k in found if k.grid[0] != 0]
+
+    def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None) -> list[Kernel]:
+        """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a row left."""
+        e, held = C_TYPES[self.element], "Policy::Held* held, " if scratch is not None else ""
+        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template("base", "span", "reduce")
+        signature = f"const {e}* x, {self.result}* y, {held}int outer, int n, int inner, int parts"
+        source = f"""{head}
+typedef {self.policy} Policy;
+extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature}) {{
+  after_previous();
+  {body}
+}}
+"""
+        outer, n, inner = self.sizes
+        args: tuple[Argument, ...] = (
+            Pointer("x"), Pointer("y"), *([Pointer("scratch0")] if scratch is not None else []), Int32(outer), Int32(n), Int32(inner), Int32(parts),
+        )  # fmt: skip
+        pdl, buffers = overlapped(self.request), () if scratch is None else (scratch,)
+        joining = f"""extern "C" __global__ void __launch_bounds__(256) {self.symbol}_parts({signature}) {{
+  after_previous();
+  join_parts<Policy, 256>(x, y, held, outer, n, inner, parts);
+}}
+"""
+        source += "" if scratch is None else joining
+        first = Kernel(source, self.symbol, (D.mul(grid, self.live), 1, 1), block, args, pdl=pdl, scratch=buffers)
+        if scratch is None:
+            return [first]
+        results = D.product([D.ceildiv(D.mul(outer, inner), 8), D.less(1, parts), D.less(0, first.grid[0])])
+        return [first, Kernel(source, f"{self.symbol}_parts", (results, 1, 1), 256, args, pdl=pdl, scratch=buffers)]
+
+    def _slabs(self, use: DimLike) -> Kernel:
+        outer, n, inner = self.sizes
+        each, grid = _axis.slabs(self.request, self.element, outer, D.mul(n, inner))
+        slab = f"{_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}"
+        body = f"reduce_slabs<Policy, {_axis.SLABS}, {_axis.slab_lanes(n)}, {_axis.SLAB_THREADS}>(x, y, outer, {slab}, parts);"
+        return self._kernel(_axis.SLAB_THREADS, body, D.mul(grid, use), each)[0]
+
+    def _rows(self, v: int, lanes: int, block: int, parts: DimLike, use: DimLike) -> list[Kernel]:
+        outer = self.sizes[0]
+        places = "nullptr, outer, n, 1" if parts == 1 else "held, outer, n, parts"
+        body = f"reduce_rows<Policy, {v}, {lanes}, {block}>(x, y, {places});"
+        grid = D.mul(D.ceildiv(D.mul(outer, parts), block // lanes), use)
+        return self._kernel(block, body, grid, parts, None if parts == 1 else D.product([outer, parts, self.held, use]))
+
+    def _warps(self, use: DimLike) -> Kernel:
+        n, widest = self.sizes[1], 16 // self.element.size
+        v = _axis.direct(self.element, n, self.aligned)
+        lanes = 32
+        if known(n) is not None:
+            lanes = _axis.power_of_two(-(-int(n) // (2 * (v or widest))), 1 if v else 16, 32)
+        return self._rows(v or widest, lanes, 128, 1, use)[0]
+
+    def _blocks(self, use: DimLike) -> list[Kernel]:
+        outer, n, _ = self.sizes
+        share = D.minimum(D.floordiv(self.request.sms * _RESIDENT, D.maximum(outer, 1)), D.floordiv(n, _PART // self.element.size))
+        return self._rows(16 // self.element.size, _BLOCK, _BLOCK, D.maximum(D.minimum(share, _MOST), 1), use)
+
+    def _columns(self, use: DimLike) -> list[Kernel]:
+        outer, n, inner = self.sizes
+        w, across = _axis.columns(self.element, inner, self.aligned)
+        length = known(n)
+        down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
+        tiles = D.mul(outer, D.ceildiv(inner, across * w))
+        share = D.minimum(D.floordiv(self.request.sms * _COLUMN_RESIDENT, D.maximum(tiles, 1)), D.floordiv(n, down * _COLUMN_PART))
+        parts = D.maximum(D.minimum(share, _COLUMN_MOST), 1)
+        places = "nullptr, n, inner, 1" if parts == 1 else "held, n, inner, parts"
+        body = f"reduce_columns<Policy, {w}, {across}, {across * down}>(x, y, {places});"
+        scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, use])
+        return self._kernel(across * down, body, D.product([tiles, parts, use]), parts, scratch)
 
 
 def _element(request: Request) -> DType:
     return DType(static(parameters(request)["dtype"], "element type"))
 
 
-def _threads(n: DimLike) -> int:
-    length = known(n)
-    return 32 if length is not None and length <= _WARP_ROW else 256
-
-
 def reduce(request: Request) -> list[Kernel]:
-    outer, n, inner = _sizes(request)
     dtype, kind = _element(request), _KINDS[static(parameters(request)["kind"], "reduction")]
-    sizes: tuple[Argument, ...] = (Int32(outer), Int32(n), Int32(inner))
-    if dtype not in _FLOATS:
-        if dtype not in (DType.I64, DType.I32) or kind not in ("kSum", "kMax", "kMin", "kProd"):
-            raise Unfit(f"a reduction of kind {kind[1:]} over {dtype.name}")
-        a = C_TYPES[dtype]
-        body, grid, block = f"reduce_integers<{kind}, {a}>(x, y, outer, n, inner);", blocks(D.mul(outer, inner), 8, request.sms * 8), 256
-    elif known(inner) == 1:
-        a, threads = "T", _threads(n)
-        v = vector_width(dtype, n) if known(n) is not None else 16 // dtype.size
-        body = f"reduce_rows<{kind}, {v}, {threads}>(x, y, outer, n);"
-        grid, block = (D.ceildiv(outer, 4), 128) if threads == 32 else (outer, threads)
-    else:
-        a, body, grid, block = "T", f"reduce_columns<{kind}>(x, y, n, inner);", D.mul(outer, D.ceildiv(inner, 32)), 256
-    source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("base", "reduce")}
-extern "C" __global__ void __launch_bounds__({block}) reduce(const {a}* x, {a}* y, int outer, int n, int inner) {{
-  after_previous();
-  {body}
-}}
-"""
-    return [Kernel(source, "reduce", (grid, 1, 1), block, (Pointer("x"), Pointer("y"), *sizes), pdl=overlapped(request))]
+    if dtype in _FLOATS:
+        return _Reduction(request, "reduce", f"Fold<{kind}>", dtype, "T", 8 if kind == "kLogSumExp" else 4, 1).kernels()
+    if dtype not in (DType.I64, DType.I32) or kind not in ("kSum", "kMax", "kMin", "kProd"):
+        raise Unfit(f"a reduction of kind {kind[1:]} over {dtype.name}")
+    e = C_TYPES[dtype]
+    return _Reduction(request, "reduce", f"FoldInt<{kind}, {e}>", dtype, e, dtype.size, 1).kernels()
 
 
 def argmax(request: Request) -> list[Kernel]:
-    outer, n, inner = _sizes(request)
-    dtype, threads = _element(request), _threads(n)
+    dtype = _element(request)
     if dtype not in (*_FLOATS, DType.I64):
         raise Unfit(f"an argmax over {dtype.name}")
     flags = ", ".join("true" if parameters(request)[k] else "false" for k in ("min", "last"))
-    block = 128 if threads == 32 else threads
-    source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("base", "reduce")}
-extern "C" __global__ void __launch_bounds__({block}) argmax(const {C_TYPES[dtype]}* x, i64* y, int outer, int n, int inner) {{
-  after_previous();
-  argmax_rows<{C_TYPES[dtype]}, {flags}, {threads}>(x, y, outer, n, inner);
-}}
-"""
-    results = D.mul(outer, inner)
-    grid = D.ceildiv(results, 4) if threads == 32 else results
-    grid = D.select(D.equal(n, 0), 0, grid)  # an empty axis has no extremum
-    return [Kernel(source, "argmax", (grid, 1, 1), block, (Pointer("x"), Pointer("y"), Int32(outer), Int32(n), Int32(inner)), pdl=overlapped(request))]
+    some = _axis.negated(D.equal(parameters(request)["n"], 0))  # an empty axis has no extremum
+    policy = f"Extremum<{C_TYPES[dtype]}, {flags}>"
+    return _Reduction(request, "argmax", policy, dtype, "i64", 16 if dtype == DType.I64 else 8, some).kernels()
 
 
 FAMILIES = {"reduce": reduce, "argmax": argmax}

@@ -1,15 +1,18 @@
-"""CUDA kernels over rows: softmax, LayerNorm and RMSNorm, rotary embedding."""
+"""CUDA kernels over rows: LayerNorm and RMSNorm, rotary embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
+
+_axis = registry.module("kernels", "cuda").part("_axis")
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
@@ -34,30 +37,6 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
 def _grid(rows: DimLike, threads: int) -> tuple[tuple[DimLike, DimLike, DimLike], int]:
     """Grid and block: four rows a block when a warp has a row, else one."""
     return ((D.ceildiv(rows, 4), 1, 1), 128) if threads == 32 else ((rows, 1, 1), threads)
-
-
-def softmax(request: Request) -> list[Kernel]:
-    outer, n, inner = (parameters(request)[k] for k in ("outer", "n", "inner"))
-    log = "true" if parameters(request)["log"] else "false"
-    head = prelude(request.dtype) + template("base", "rows")
-    if known(inner) == 1:
-        v, k, threads = row_shape(request, n)
-        grid, block = _grid(outer, threads)
-        source = f"""{head}
-extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int rows, int n) {{
-  after_previous();
-  softmax_rows<{v}, {k}, {threads}, {log}>(x, y, rows, n);
-}}
-"""
-        return [Kernel(source, "softmax", grid, block, (Pointer("x"), Pointer("y"), Int32(outer), Int32(n)), pdl=overlapped(request))]
-    source = f"""{head}
-extern "C" __global__ void __launch_bounds__(256) softmax(const T* x, T* y, int outer, int n, int inner) {{
-  after_previous();
-  softmax_columns<{log}>(x, y, outer, n, inner);
-}}
-"""
-    grid = (blocks(D.mul(outer, inner), 256, request.sms * 8), 1, 1)
-    return [Kernel(source, "softmax", grid, 256, (Pointer("x"), Pointer("y"), Int32(outer), Int32(n), Int32(inner)), pdl=overlapped(request))]
 
 
 def layernorm(request: Request) -> list[Kernel]:
@@ -93,14 +72,19 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
     n, rms = i["N"], bool(i["rms"])
     v, k, threads = row_shape(request, n)
     few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 3 else 0
-    shapes = [(k, threads, D.sub(1, few)), (-(-k // _WARPS), 32 * _WARPS, few)]
+    shapes = [(k, threads, 1, D.sub(1, few)), (-(-k // _WARPS), 32 * _WARPS, 1, few)]
+    if k == 0:
+        share, few = _axis.clusters(request, rows, n)
+        shapes = [(0, threads, 1, D.sub(1, few)), (0, 512, share, few)]
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
     outputs = [o for o in ("y", "skip") if o in request.operands]
     places = {o: o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")}
     early = "true" if request.operands & {"gamma", "beta"} <= request.constant else "false"
     types = {o: f"const {C_TYPES[DType(static(i[f'{o}_dtype'], 'index type'))]}*" for o in sources if o[0] == "i"}
     signature = ", ".join(
-        [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)] + [f"T* {o}" for o in outputs] + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
+        [f"{types.get(o, 'const T*')} {o}" for o in (*sources, *weights)]
+        + [f"T* {o}" for o in outputs]
+        + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
     )
     kernels = []
     plus, fault = "1.f" if i["gamma_add"] else "0.f", ", u32* fault" if "fault" in place else ""
@@ -108,18 +92,18 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
         *(Pointer(o) for o in (*sources, *weights, *outputs)), *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(n),
         Float32(request.floats["eps"]), *([Fault()] if fault else []),
     )  # fmt: skip
-    for parts, width, use in shapes:
+    for parts, width, share, use in shapes:
         if use == 0:
             continue
         grid, block = _grid(rows, width)
-        source = f"""{prelude(request.dtype)}{template("base", "rows")}
+        source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "rows")}
 extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
   Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
-  norm_rows<{v}, {parts}, {width}, {known(n) or 0}, {early}>(l, rows, [&](auto& l, int row) {{
+  norm_rows<{v}, {parts}, {width}, {share}, {known(n) or 0}, {early}>(l, rows, [&](auto& l, int row) {{
 {place}  }});
 }}
 """
-        kernels.append(Kernel(source, "layernorm", (D.mul(grid[0], use), 1, 1), block, args, pdl=overlapped(request)))
+        kernels.append(Kernel(source, "layernorm", (D.product([grid[0], share, use]), 1, 1), block, args, cluster=share, pdl=overlapped(request)))
     return kernels
 
 
@@ -133,7 +117,7 @@ def rope(request: Request) -> list[Kernel]:
     flags = ", ".join("true" if i[k] else "false" for k in ("interleaved", "full"))
     sizes, strides = ("S", "H", "D", "rot"), ("x_b", "x_s", "x_h", "y_b", "y_s", "y_h", "c_b", "c_s")
     signature = ", ".join([f"int {s}" for s in sizes] + [f"i64 {s}" for s in strides])
-    source = f"""{prelude(request.dtype)}{template("base", "rows")}
+    source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "rows")}
 extern "C" __global__ void __launch_bounds__(256) rope(const T* x, const T* cosines, const T* sines, T* y, int B, {signature}) {{
   after_previous();
   rope_pairs<{flags}>(x, cosines, sines, y, B, Rope{{{", ".join(sizes + strides)}}});
@@ -147,4 +131,4 @@ extern "C" __global__ void __launch_bounds__(256) rope(const T* x, const T* cosi
     return [Kernel(source, "rope", grid, 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "rope": rope}
+FAMILIES = {"layernorm": layernorm, "layernorm_sum": layernorm_sum, "rope": rope}

@@ -1,20 +1,5 @@
 // Group normalisation with an activation: a block has one group of one image, or a cluster of BLOCKS blocks has it. Two passes for mean and variance, a
-// third writes.
-
-// The sum of v over the cluster's blocks, in the same order in each; v is the same in all threads of a block. `slot` may not be used again.
-template <int BLOCKS> DEV float join_blocks(float v, float* slot) {
-  if (BLOCKS == 1) return v;
-  if (threadIdx.x == 0) *slot = v;
-  cluster_arrive();
-  cluster_wait();
-  u32 at;
-  const int lane = threadIdx.x & 31;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(u32(__cvta_generic_to_shared(slot))), "r"(lane % BLOCKS));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-#pragma unroll
-  for (int o = BLOCKS / 2; o; o >>= 1) v += __shfl_xor_sync(FULL_WARP, v, o);
-  return v;
-}
+// third writes; a plain group of known size that is not too large stays in registers meanwhile.
 
 // f(vector of V elements within the group, values) over this block's share of a group; `at(i)` is where vector i lies.
 template <int V, int BLOCKS, class At, class F> DEV void each_vector(int vectors, At at, F f) {
@@ -51,17 +36,62 @@ DEV float affine(float v, float mean, float scale, const T* gamma, const T* beta
   return activation(v, p0, p1);
 }
 
-// [B, C, inner], C / G channels a group: the group's elements are contiguous.
-template <int V, int THREADS, int BLOCKS> DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int inner, float eps, float p0, float p1) {
-  const int channels = C / G, group = blockIdx.x / BLOCKS, first = group % G * channels;
-  const i64 at = i64(group) * channels * inner;
-  normalise_group<V, THREADS, BLOCKS>(i64(channels) * inner / V, eps, [&](int i) { return x + at + i64(i) * V; },
-    [&](int i, Vec<T, V>& raw, float mean, float scale) {
+// [B, C, inner], C / G channels a group: the group's elements are contiguous. K vectors a thread; 0: the group is read again for each pass.
+template <int V, int K, int THREADS, int BLOCKS> DEV void group_plain(const T* x, const T* gamma, const T* beta, T* y, int C, int G, int inner, float eps, float p0, float p1) {
+  __shared__ float shared[32], slots[2];
+  constexpr int STEP = THREADS * BLOCKS;
+  const int channels = C / G, group = blockIdx.x / BLOCKS, n = channels * inner, lane = blockIdx.x % BLOCKS * THREADS + threadIdx.x;
+  x += i64(group) * n, y += i64(group) * n;
+  if (gamma) gamma += group % G * channels;
+  if (beta) beta += group % G * channels;
+  const Span<V> s(x, n);
+  const int edge = s.edge(lane);
+  Vec<T, V> raw[K ? K : 1];
+  Vec<T, 1> rest;
 #pragma unroll
-      for (int j = 0; j < V; j++)
-        from_float(raw.v[j], affine(to_float(raw.v[j]), mean, scale, gamma, beta, first + int((i64(i) * V + j) / inner), p0, p1));
-      store<V>(y + at + i64(i) * V, raw);
-    });
+  for (int k = 0; k < K; k++)
+    if (k * STEP + lane < s.vectors) raw[k] = load<V>(x + s.head + (k * STEP + lane) * V);
+  if (edge >= 0) rest = load<1>(x + edge);
+  auto pass = [&](auto f) {  // f(values, where they lie)
+    if (K) {
+#pragma unroll
+      for (int k = 0; k < K; k++)
+        if (k * STEP + lane < s.vectors) f(raw[k], s.head + (k * STEP + lane) * V);
+    } else {
+#pragma unroll 4
+      for (int i = lane; i < s.vectors; i += STEP) f(load<V>(x + s.head + i * V), s.head + i * V);
+    }
+    if (edge >= 0) f(rest, edge);
+  };
+  float total = 0.f;
+  pass([&](auto v, int) {
+#pragma unroll
+    for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++) total += to_float(v.v[j]);
+  });
+  const float mean = join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots) / float(n);
+  total = 0.f;
+  pass([&](auto v, int) {
+#pragma unroll
+    for (int j = 0; j < int(sizeof(v) / sizeof(T)); j++) total += (to_float(v.v[j]) - mean) * (to_float(v.v[j]) - mean);
+  });
+  const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), slots + 1) / float(n) + eps);
+  if (BLOCKS > 1) cluster_arrive_relaxed();
+  pass([&](auto v, int at) {
+    constexpr int COUNT = sizeof(v) / sizeof(T);
+    int channel = at / inner, left = (channel + 1) * inner - at;
+    float g = gamma ? scale * to_float(gamma[channel]) : scale, b = beta ? to_float(beta[channel]) : 0.f;
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+      if (j >= left) {  // the next channel
+        channel++, left += inner;
+        if (gamma) g = scale * to_float(gamma[channel]);
+        if (beta) b = to_float(beta[channel]);
+      }
+      from_float(v.v[j], activation((to_float(v.v[j]) - mean) * g + b, p0, p1));
+    }
+    store_anywhere<COUNT>(y + at, v);
+  });
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
 struct Plane { int W, cs; i64 rs, ns; };

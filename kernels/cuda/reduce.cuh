@@ -1,138 +1,198 @@
-// Reductions over n of [outer, n, inner] and argmax. Floats are accumulated in f32, integers in i64 (they wrap).
+// Reductions over n of [outer, n, inner], argmax among them. A policy R says what is held of the values seen (R::Held): start (given the row's first
+// element), take (in the order of their places), join, across (another lane's), finish. Where rows are few and long, `parts` blocks share a row: each
+// leaves what it holds, and join_parts finishes.
 enum { kSum, kMean, kMax, kMin, kProd, kL1, kL2, kSumSquare, kLogSum, kLogSumExp };
 
+// Floats, accumulated in f32.
 template <int KIND> struct Fold {
-  static __device__ __forceinline__ float start() { return KIND == kMax ? -INF : KIND == kMin ? INF : KIND == kProd ? 1.f : 0.f; }
-  static __device__ __forceinline__ float join(float a, float b) {
-    return KIND == kMax ? keep_max(a, b) : KIND == kMin ? keep_min(a, b) : KIND == kProd ? a * b : a + b;
+  typedef T Element;
+  typedef T Result;
+  typedef float Held;
+  static METHOD float start(const T*) { return KIND == kMax ? -INF : KIND == kMin ? INF : KIND == kProd ? 1.f : 0.f; }
+  static METHOD float join(float a, float b) { return KIND == kMax ? keep_max(a, b) : KIND == kMin ? keep_min(a, b) : KIND == kProd ? a * b : a + b; }
+  static METHOD void take(float& h, T x, int) {
+    const float v = to_float(x);
+    h = join(h, KIND == kL1 ? fabsf(v) : KIND == kL2 || KIND == kSumSquare ? v * v : v);
   }
-  static __device__ __forceinline__ float map(float v, float shift) {
-    return KIND == kL1 ? fabsf(v) : KIND == kL2 || KIND == kSumSquare ? v * v : KIND == kLogSumExp ? expf(v - shift) : v;
-  }
-  static __device__ __forceinline__ float finish(float s, int n, float shift) {
-    return KIND == kMean ? s / float(n) : KIND == kL2 ? sqrtf(s) : KIND == kLogSum ? logf(s) : KIND == kLogSumExp ? logf(s) + shift : s;
-  }
+  static METHOD float across(float h, int o) { return __shfl_xor_sync(FULL_WARP, h, o); }
+  static METHOD T finish(float s, int n, const T*) { return rounded<T>(KIND == kMean ? s / float(n) : KIND == kL2 ? sqrtf(s) : KIND == kLogSum ? logf(s) : s); }
 };
-// The same over integers: kinds kSum, kMax, kMin, kProd.
-template <int KIND, class A> struct FoldInt {
-  static constexpr A lowest = sizeof(A) == 8 ? A(-0x7fffffffffffffffll - 1) : A(-0x7fffffff - 1);
-  static __device__ __forceinline__ A start() { return KIND == kMax ? lowest : KIND == kMin ? A(~lowest) : KIND == kProd ? A(1) : A(0); }
-  static __device__ __forceinline__ A join(A a, A b) {
-    return KIND == kMax ? (a > b ? a : b) : KIND == kMin ? (a < b ? a : b) : KIND == kProd ? A(u64(a) * u64(b)) : A(u64(a) + u64(b));
+// sum = the sum of e^(v - top), but e^v where top is infinite: that keeps exp finite and does not turn infinities into NaN.
+struct Exponentials { float top, sum; };
+template <> struct Fold<kLogSumExp> {
+  typedef T Element;
+  typedef T Result;
+  typedef Exponentials Held;
+  static METHOD float shift(float top) { return fabsf(top) < INF ? top : 0.f; }
+  static METHOD Held start(const T*) { return {-INF, 0.f}; }
+  static METHOD Held join(Held a, Held b) {
+    const float top = keep_max(a.top, b.top), s = shift(top);
+    return {top, a.sum * expf(a.top - s) + b.sum * expf(b.top - s)};
   }
+  static METHOD void take(Held& h, T x, int) { h = join(h, {to_float(x), 1.f}); }
+  static METHOD Held across(Held h, int o) { return {__shfl_xor_sync(FULL_WARP, h.top, o), __shfl_xor_sync(FULL_WARP, h.sum, o)}; }
+  static METHOD T finish(Held h, int, const T*) { return rounded<T>(logf(h.sum) + shift(h.top)); }
 };
-
-// The shift of LogSumExp: keeps exp finite and does not turn infinities into NaN.
-DEV float safe_shift(float m) { return fabsf(m) < INF ? m : 0.f; }
-
-// V elements at a time of a contiguous row.
-template <class Op, int KIND, int V, int THREADS> DEV float fold_row(const T* x, int n, int lane, float shift) {
-  float a[V];
-#pragma unroll
-  for (int j = 0; j < V; j++) a[j] = Op::start();
-#pragma unroll 4
-  for (int i = lane * V; i < n; i += THREADS * V) {
-    const Vec<T, V> raw = load<V>(x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) a[j] = Op::join(a[j], Fold<KIND>::map(to_float(raw.v[j]), shift));
+// Integers wrap: kinds kSum, kMax, kMin, kProd.
+template <int KIND, class E> struct FoldInt {
+  typedef E Element;
+  typedef E Result;
+  typedef E Held;
+  static constexpr E lowest = sizeof(E) == 8 ? E(-0x7fffffffffffffffll - 1) : E(-0x7fffffff - 1);
+  static METHOD E start(const E*) { return KIND == kMax ? lowest : KIND == kMin ? E(~lowest) : KIND == kProd ? E(1) : E(0); }
+  static METHOD E join(E a, E b) {
+    return KIND == kMax ? (a > b ? a : b) : KIND == kMin ? (a < b ? a : b) : KIND == kProd ? E(u64(a) * u64(b)) : E(u64(a) + u64(b));
   }
-#pragma unroll
-  for (int j = 1; j < V; j++) a[0] = Op::join(a[0], a[j]);
-  return a[0];
-}
-
-template <int KIND, int V, int THREADS> DEV float reduce_row(const T* x, int n, int lane, float* shared) {
-  float shift = 0.f;
-  if (KIND == kLogSumExp) shift = safe_shift(join_threads<Fold<kMax>, THREADS>(fold_row<Fold<kMax>, kMax, V, THREADS>(x, n, lane, 0.f), shared));
-  const float s = join_threads<Fold<KIND>, THREADS>(fold_row<Fold<KIND>, KIND, V, THREADS>(x, n, lane, shift), shared);
-  return Fold<KIND>::finish(s, n, shift);
-}
-
-template <int KIND, int V, int THREADS> DEV void reduce_rows(const T* x, T* y, int rows, int n) {
-  __shared__ float shared[32];
-  const int row = blockIdx.x * (blockDim.x / THREADS) + threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-  if (row >= rows) return;
-  x += i64(row) * n;
-  const bool whole = n % V == 0 && aligned(x, V * sizeof(T));
-  const float r = whole ? reduce_row<KIND, V, THREADS>(x, n, lane, shared) : reduce_row<KIND, 1, THREADS>(x, n, lane, shared);
-  if (lane == 0) from_float(y[row], r);
-}
-
-// 32 columns and 8 slices of n a block (256 threads).
-template <int KIND> DEV void reduce_columns(const T* x, T* y, int n, int inner) {
-  __shared__ float part[8][32];
-  const int across = (inner + 31) / 32, lane = threadIdx.x & 31, slice = threadIdx.x >> 5, column = int(blockIdx.x % across) * 32 + lane;
-  const i64 outer = blockIdx.x / across;
-  const bool real = column < inner;
-  x += outer * n * inner + (real ? column : 0);
-  auto fold = [&](auto op, auto map) {
-    typedef decltype(op) Op;
-    float a = Op::start();
-#pragma unroll 4
-    for (int j = slice; j < n; j += 8) a = Op::join(a, map(to_float(x[i64(j) * inner])));
-    __syncthreads();
-    part[slice][lane] = a;
-    __syncthreads();
-    a = part[0][lane];
-#pragma unroll
-    for (int k = 1; k < 8; k++) a = Op::join(a, part[k][lane]);
-    return a;
-  };
-  float shift = 0.f;
-  if (KIND == kLogSumExp) shift = safe_shift(fold(Fold<kMax>(), [](float v) { return v; }));
-  const float s = fold(Fold<KIND>(), [&](float v) { return Fold<KIND>::map(v, shift); });
-  if (real && slice == 0) from_float(y[outer * inner + column], Fold<KIND>::finish(s, n, shift));
-}
-
-// Integers: a warp per result.
-template <int KIND, class A> DEV void reduce_integers(const A* x, A* y, int outer, int n, int inner) {
-  typedef FoldInt<KIND, A> Op;
-  const i64 results = i64(outer) * inner, step = i64(gridDim.x) * (blockDim.x / 32);
-  for (i64 r = i64(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; r < results; r += step) {
-    const A* p = x + r / inner * n * inner + r % inner;
-    A a = Op::start();
-    for (int j = threadIdx.x & 31; j < n; j += 32) a = Op::join(a, p[i64(j) * inner]);
-#pragma unroll
-    for (int o = 16; o; o >>= 1) a = Op::join(a, __shfl_xor_sync(FULL_WARP, a, o));
-    if ((threadIdx.x & 31) == 0) y[r] = a;
-  }
-}
-
-// Index of the first (last) extremum of n values. A NaN never wins, as in a scan with `>`, unless it comes first.
+  static METHOD void take(E& h, E v, int) { h = join(h, v); }
+  static METHOD E across(E h, int o) { return __shfl_xor_sync(FULL_WARP, h, o); }
+  static METHOD E finish(E h, int, const E*) { return h; }
+};
+// Where the first (last) extremum lies. A NaN never wins, as in a scan with `>`, unless it comes first.
 template <class E> DEV auto comparable(E v) { return to_float(v); }
 DEV i64 comparable(i64 v) { return v; }
-template <class E, bool MIN, bool LAST, int THREADS> DEV void argmax_rows(const E* x, i64* y, int outer, int n, int inner) {
+template <class E, bool MIN, bool LAST> struct Extremum {
+  typedef E Element;
+  typedef i64 Result;
   typedef decltype(comparable(E())) A;
-  __shared__ A values[32];
-  __shared__ int places[32];
-  const i64 r = i64(blockIdx.x) * (blockDim.x / THREADS) + threadIdx.x / THREADS;
-  const int lane = threadIdx.x % THREADS;
-  if (r >= i64(outer) * inner) return;
-  const E* p = x + r / inner * n * inner + r % inner;
-  A best = comparable(p[0]);
-  const bool hopeless = best != best;
-  int at = 0;
-  auto take = [&](A v, int j) {
-    const bool better = MIN ? v < best : v > best;
-    if (better || (v == best && (LAST ? j > at : j < at))) best = v, at = j;
-  };
-#pragma unroll 4
-  for (int j = lane; j < n; j += THREADS) take(comparable(p[i64(j) * inner]), j);
-  auto join = [&] {
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-      const A v = __shfl_xor_sync(FULL_WARP, best, o);
-      const int j = __shfl_xor_sync(FULL_WARP, at, o);
-      take(v, j);
-    }
-  };
-  join();
-  if (THREADS > 32) {
-    if ((lane & 31) == 0) values[lane >> 5] = best, places[lane >> 5] = at;
-    __syncthreads();
-    const int k = (lane & 31) < THREADS / 32 ? lane & 31 : 0;
-    best = values[k], at = places[k];
-    join();
+  struct Held { A best; int at; };
+  static METHOD bool better(A a, A b) { return MIN ? a < b : a > b; }
+  static METHOD Held start(const E* first) { return {comparable(*first), 0}; }
+  static METHOD Held join(Held a, Held b) { return better(b.best, a.best) || (a.best == b.best && (LAST ? b.at > a.at : b.at < a.at)) ? b : a; }
+  static METHOD void take(Held& h, E x, int at) {
+    const A v = comparable(x);
+    if (better(v, h.best) || (LAST && v == h.best)) h = {v, at};
   }
-  if (lane == 0) y[r] = hopeless ? 0 : at;
+  static METHOD Held across(Held h, int o) { return {__shfl_xor_sync(FULL_WARP, h.best, o), __shfl_xor_sync(FULL_WARP, h.at, o)}; }
+  static METHOD i64 finish(Held h, int, const E* first) {
+    const A v = comparable(*first);
+    return v == v ? h.at : 0;
+  }
+};
+
+// What LANES lanes of a warp, or a block of so many threads, hold.
+template <class R, int LANES, class H> DEV H join_held(H h, H* shared) {
+#pragma unroll
+  for (int o = (LANES < 32 ? LANES : 32) / 2; o; o >>= 1) h = R::join(h, R::across(h, o));
+  if (LANES > 32) {
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = h;
+    __syncthreads();
+    h = shared[threadIdx.x & (LANES / 32 - 1)];
+#pragma unroll
+    for (int o = LANES / 64; o; o >>= 1) h = R::join(h, R::across(h, o));
+  }
+  return h;
+}
+
+// A part of a divided axis: [from, to).
+struct Part {
+  int from, to;
+  __device__ __forceinline__ Part(int n, int part, int parts, int unit) {
+    const i64 each = (i64(n) + i64(parts) * unit - 1) / (i64(parts) * unit) * unit;
+    from = int(min(i64(n), part * each)), to = int(min(i64(n), (part + 1) * each));
+  }
+};
+
+// Contiguous rows, LANES lanes each: fewer than 2 V - 2 only where every row is whole vectors.
+template <class R, int V, int LANES, int THREADS>
+DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int rows, int n, int parts) {
+  typedef typename R::Held H;
+  __shared__ H shared[32];
+  const i64 unit = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
+  const int lane = threadIdx.x % LANES, row = int(min(unit / parts, i64(rows) - 1));
+  x += i64(row) * n;
+  const Part part(n, int(unit % parts), parts, V);
+  const Span<V> s(x + part.from, part.to - part.from);
+  const int edge = s.edge(lane), first = part.from + s.head;
+  H h[V], rest = R::start(x);
+#pragma unroll
+  for (int j = 0; j < V; j++) h[j] = rest;
+#pragma unroll 4
+  for (int i = lane; i < s.vectors; i += LANES) {
+    const auto raw = load<V>(x + first + i * V);
+#pragma unroll
+    for (int j = 0; j < V; j++) R::take(h[j], raw.v[j], first + i * V + j);
+  }
+  if (edge >= 0) R::take(rest, x[part.from + edge], part.from + edge);
+#pragma unroll
+  for (int j = 0; j < V; j++) rest = R::join(rest, h[j]);
+  rest = join_held<R, LANES>(rest, shared);
+  if (lane || unit >= i64(rows) * parts) return;
+  if (parts == 1) y[row] = R::finish(rest, n, x);
+  else held[unit] = rest;
+}
+
+// W columns a thread, ACROSS threads next to each other, the block's others below.
+template <class R, int W, int ACROSS, int THREADS>
+DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int n, int inner, int parts) {
+  typedef typename R::Held H;
+  constexpr int DOWN = THREADS / ACROSS;
+  __shared__ H shared[W][THREADS / 2];
+  const int tiles = (inner + ACROSS * W - 1) / (ACROSS * W), side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+  const int column = (int(blockIdx.x % tiles) * ACROSS + side) * W;
+  const i64 unit = blockIdx.x / tiles, o = unit / parts;
+  const bool real = column < inner;  // W divides inner
+  const auto* top = x + o * n * inner + (real ? column : 0);
+  const Part part(n, int(unit % parts), parts, 1);
+  H h[W];
+#pragma unroll
+  for (int w = 0; w < W; w++) h[w] = R::start(top + w);
+  if (real)
+#pragma unroll 8
+    for (int j = part.from + down; j < part.to; j += DOWN) {
+      const auto raw = load<W>(top + i64(j) * inner);
+#pragma unroll
+      for (int w = 0; w < W; w++) R::take(h[w], raw.v[w], j);
+    }
+#pragma unroll
+  for (int half = DOWN / 2; half; half >>= 1) {
+    if (down >= half && down < 2 * half)
+#pragma unroll
+      for (int w = 0; w < W; w++) shared[w][threadIdx.x - half * ACROSS] = h[w];
+    __syncthreads();
+    if (down < half)
+#pragma unroll
+      for (int w = 0; w < W; w++) h[w] = R::join(h[w], shared[w][threadIdx.x]);
+    __syncthreads();
+  }
+  if (down || !real) return;
+#pragma unroll
+  for (int w = 0; w < W; w++) {
+    if (parts == 1) y[o * inner + column + w] = R::finish(h[w], n, top + w);
+    else held[unit * inner + column + w] = h[w];
+  }
+}
+
+// Small slabs [n, inner], so many a block; LANES lanes have a column.
+template <class R, int BYTES, int LANES, int THREADS>
+DEV void reduce_slabs(const typename R::Element* x, typename R::Result* y, int outer, int n, int inner, int each) {
+  typedef typename R::Element E;
+  constexpr int ROOM = BYTES / sizeof(E);
+  __shared__ alignas(16) E room[ROOM + 16 / sizeof(E)];
+  const i64 first = i64(blockIdx.x) * each;
+  const int count = int(min(i64(each), outer - first)), columns = count * inner, lane = threadIdx.x % LANES;
+  Slabs<THREADS, E> slabs;
+  slabs.bring(room, x + first * n * inner, count * n * inner);
+  for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
+    const int column = min(c, columns - 1);
+    const E* top = slabs.slab + column / inner * n * inner + column % inner;
+    typename R::Held h = R::start(top);
+    for (int j = lane; j < n; j += LANES) R::take(h, top[j * inner], j);
+    h = join_held<R, LANES>(h, (typename R::Held*)nullptr);
+    if (lane == 0 && c < columns) y[first * inner + c] = R::finish(h, n, top);
+  }
+}
+
+// What `parts` blocks left of every result, [outer, parts, inner]: a warp each.
+template <class R, int THREADS> DEV void join_parts(const typename R::Element* x, typename R::Result* y, const typename R::Held* held, int outer, int n, int inner, int parts) {
+  const i64 r = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
+  if (r >= i64(outer) * inner) return;
+  const i64 o = r / inner, column = r % inner;
+  const int lane = threadIdx.x & 31;
+  held += o * parts * inner + column;
+  const auto* top = x + o * n * inner + column;
+  typename R::Held h = R::start(top);
+#pragma unroll 8
+  for (int p = lane; p < parts; p += 32) h = R::join(h, held[p * i64(inner)]);
+  h = join_held<R, 32>(h, (typename R::Held*)nullptr);
+  if (lane == 0) y[r] = R::finish(h, n, top);
 }

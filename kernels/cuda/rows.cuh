@@ -1,106 +1,11 @@
-// Softmax and LayerNorm over contiguous rows. A warp or a block has a row; it stays in registers when its length is known (K vectors of V
-// elements a thread), else it is read again from cache.
+// LayerNorm over contiguous rows. A warp, a block or a cluster has a row; it stays in registers when its length is known (K vectors of V elements a
+// thread), else it is read again from cache.
 
-// exp for softmax: the approximation is good to a few units of f32 near 0 and exact enough for 16-bit results everywhere.
-template <class T> DEV float exp_of(float x) { return sizeof(T) == 2 ? __expf(x) : expf(x); }
-
-template <int THREADS> struct Row {
+template <int THREADS, int BLOCKS> struct Row {
   int lane, index;
-  __device__ Row() : lane(threadIdx.x % THREADS), index(blockIdx.x * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
+  __device__ Row()
+      : lane(blockIdx.x % BLOCKS * THREADS + threadIdx.x % THREADS), index(blockIdx.x / BLOCKS * (blockDim.x / THREADS) + threadIdx.x / THREADS) {}
 };
-
-// y = e^(x - max) / sum, or x - max - log(sum); NaN, +inf, or nothing but -inf makes the row NaN. n is at most K * V * THREADS, a multiple of V.
-template <int V, int K, int THREADS, bool LOG> DEV void softmax_registers(const T* x, T* y, int n, int lane, float* shared) {
-  float v[K * V];
-  Vec<T, V> raw[K];
-#pragma unroll
-  for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < n) raw[k] = load<V>(x + (k * THREADS + lane) * V);
-  float top = -INF, sum = 0.f;
-#pragma unroll
-  for (int k = 0; k < K; k++)
-#pragma unroll
-    for (int j = 0; j < V; j++) {
-      v[k * V + j] = (k * THREADS + lane) * V < n ? to_float(raw[k].v[j]) : -INF;
-      top = fmaxf(top, v[k * V + j]);
-    }
-  top = join_threads<Largest, THREADS>(top, shared);
-#pragma unroll
-  for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < n)
-#pragma unroll
-      for (int j = 0; j < V; j++) {
-        v[k * V + j] -= top;
-        const float e = exp_of<T>(v[k * V + j]);
-        sum += e;
-        if (!LOG) v[k * V + j] = e;
-      }
-  sum = join_threads<Sum, THREADS>(sum, shared);
-  const float change = LOG ? -logf(sum) : 1.f / sum;
-#pragma unroll
-  for (int k = 0; k < K; k++)
-    if ((k * THREADS + lane) * V < n) {
-#pragma unroll
-      for (int j = 0; j < V; j++) from_float(raw[k].v[j], LOG ? v[k * V + j] + change : v[k * V + j] * change);
-      store<V>(y + (k * THREADS + lane) * V, raw[k]);
-    }
-}
-
-template <int V, int THREADS, bool LOG> DEV void softmax_again(const T* x, T* y, int n, int lane, float* shared) {
-  float top = -INF, sum = 0.f;
-  for (int i = lane * V; i < n; i += THREADS * V) {
-    const Vec<T, V> raw = load<V>(x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) top = fmaxf(top, to_float(raw.v[j]));
-  }
-  top = join_threads<Largest, THREADS>(top, shared);
-  for (int i = lane * V; i < n; i += THREADS * V) {
-    const Vec<T, V> raw = load<V>(x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) sum += exp_of<T>(to_float(raw.v[j]) - top);
-  }
-  sum = join_threads<Sum, THREADS>(sum, shared);
-  const float change = LOG ? -logf(sum) : 1.f / sum;
-  for (int i = lane * V; i < n; i += THREADS * V) {
-    Vec<T, V> raw = load<V>(x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) {
-      const float d = to_float(raw.v[j]) - top;
-      from_float(raw.v[j], LOG ? d + change : exp_of<T>(d) * change);
-    }
-    store<V>(y + i, raw);
-  }
-}
-
-// K = 0: the length is not known when the kernel is compiled.
-template <int V, int K, int THREADS, bool LOG> DEV void softmax_rows(const T* x, T* y, int rows, int n) {
-  __shared__ float shared[32];
-  const Row<THREADS> row;
-  if (row.index >= rows) return;  // whole rows leave together
-  x += i64(row.index) * n, y += i64(row.index) * n;
-  const bool whole = n % V == 0 && aligned(x, V * sizeof(T)) && aligned(y, V * sizeof(T));
-  if (K > 0 && whole) softmax_registers<V, K ? K : 1, THREADS, LOG>(x, y, n, row.lane, shared);
-  else if (whole) softmax_again<V, THREADS, LOG>(x, y, n, row.lane, shared);
-  else softmax_again<1, THREADS, LOG>(x, y, n, row.lane, shared);
-}
-
-// Over n of [outer, n, inner]: a thread per column.
-template <bool LOG> DEV void softmax_columns(const T* x, T* y, int outer, int n, int inner) {
-  const i64 columns = i64(outer) * inner;
-  for (i64 c = i64(blockIdx.x) * blockDim.x + threadIdx.x; c < columns; c += i64(gridDim.x) * blockDim.x) {
-    const i64 at = c / inner * n * inner + c % inner;
-    float top = -INF, sum = 0.f;
-#pragma unroll 4
-    for (int j = 0; j < n; j++) top = fmaxf(top, to_float(x[at + i64(j) * inner]));
-#pragma unroll 4
-    for (int j = 0; j < n; j++) sum += exp_of<T>(to_float(x[at + i64(j) * inner]) - top);
-    const float change = LOG ? -logf(sum) : 1.f / sum;
-    for (int j = 0; j < n; j++) {
-      const float d = to_float(x[at + i64(j) * inner]) - top;
-      from_float(y[at + i64(j) * inner], LOG ? d + change : exp_of<T>(d) * change);
-    }
-  }
-}
 
 // s = the sum of TERMS rows; skip = s; y = (s - mean) / sqrt(variance + eps) * (gamma + plus) + beta. Null operands are absent; those of the
 // kernel are its literals, so the compiler drops what concerns them. SOME: a summand may have no row here (null).
@@ -110,11 +15,13 @@ template <int TERMS, bool SOME> struct Norm {
   int n;
   bool rms;
   float plus, eps;
-  template <int V> __device__ __forceinline__ void sum(int i, float* s) const {
+  // WHOLE: all operands lie at multiples of a vector.
+  template <int V, bool WHOLE = true> METHOD Vec<T, V> get(const T* p) const { return WHOLE ? load<V>(p) : load_anywhere<V>(p); }
+  template <int V, bool WHOLE = true> METHOD void sum(int i, float* s) const {
     Vec<T, V> v[TERMS];
 #pragma unroll
     for (int k = 0; k < TERMS; k++)
-      if (!SOME || x[k]) v[k] = load<V>(x[k] + i);
+      if (!SOME || x[k]) v[k] = get<V, WHOLE>(x[k] + i);
 #pragma unroll
     for (int j = 0; j < V; j++) s[j] = 0.f;
 #pragma unroll
@@ -123,16 +30,17 @@ template <int TERMS, bool SOME> struct Norm {
 #pragma unroll
         for (int j = 0; j < V; j++) s[j] += to_float(v[k].v[j]);
   }
-  template <int V> __device__ __forceinline__ void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
-    if (gamma) g = load<V>(gamma + i);
-    if (beta) b = load<V>(beta + i);
+  template <int V, bool WHOLE = true> METHOD void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
+    if (gamma) g = get<V, WHOLE>(gamma + i);
+    if (beta) b = get<V, WHOLE>(beta + i);
   }
-  template <int V> __device__ __forceinline__ void finish(int i, const float* s, float mean, float scale, const Vec<T, V>& g, const Vec<T, V>& b) const {
+  template <int V, bool WHOLE = true> METHOD void finish(int i, const float* s, float mean, float scale, const Vec<T, V>& g, const Vec<T, V>& b) const {
     Vec<T, V> out;
     if (skip) {
 #pragma unroll
       for (int j = 0; j < V; j++) from_float(out.v[j], s[j]);
-      store<V>(skip + i, out);
+      if (WHOLE) store<V>(skip + i, out);
+      else store_anywhere<V>(skip + i, out);
     }
 #pragma unroll
     for (int j = 0; j < V; j++) {
@@ -219,29 +127,46 @@ DEV void norm_registers(const Norm& l, const Vec<T, V> (&g)[K], const Vec<T, V> 
     if ((k * THREADS + lane) * V < l.n) l.template finish<V>((k * THREADS + lane) * V, s + k * V, mean, scale, g[k], b[k]);
 }
 
-template <int V, int THREADS, class Norm> DEV void norm_again(const Norm& l, int lane, float* shared) {
-  float s[V], total = 0.f, mean = 0.f;
+// A row that is read again for each pass; the BLOCKS blocks of a cluster share it.
+template <int V, int THREADS, int BLOCKS, class Norm> DEV void norm_again(const Norm& l, int lane, float* shared) {
+  constexpr int STEP = THREADS * BLOCKS;
+  const Span<V> span(l.y, l.n);
+  const int edge = span.edge(lane);
+  float s[V], rest = 0.f, total = 0.f, mean = 0.f;
+  if (edge >= 0) l.template sum<1>(edge, &rest);
   if (!l.rms) {
-    for (int i = lane * V; i < l.n; i += THREADS * V) {
-      l.template sum<V>(i, s);
+    total = rest;
+#pragma unroll 2
+    for (int i = lane; i < span.vectors; i += STEP) {
+      l.template sum<V, false>(span.head + i * V, s);
 #pragma unroll
       for (int j = 0; j < V; j++) total += s[j];
     }
-    mean = join_threads<Sum, THREADS>(total, shared) / float(l.n);
+    mean = join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 32) / float(l.n);
   }
-  total = 0.f;
-  for (int i = lane * V; i < l.n; i += THREADS * V) {
-    l.template sum<V>(i, s);
+  total = edge >= 0 ? (rest - mean) * (rest - mean) : 0.f;
+#pragma unroll 2
+  for (int i = lane; i < span.vectors; i += STEP) {
+    l.template sum<V, false>(span.head + i * V, s);
 #pragma unroll
     for (int j = 0; j < V; j++) total += (s[j] - mean) * (s[j] - mean);
   }
-  const float scale = 1.f / sqrtf(join_threads<Sum, THREADS>(total, shared) / float(l.n) + l.eps);
-  for (int i = lane * V; i < l.n; i += THREADS * V) {
-    Vec<T, V> g{}, b{};
-    l.template sum<V>(i, s);
-    l.template weights<V>(i, g, b);
-    l.template finish<V>(i, s, mean, scale, g, b);
+  const float scale = 1.f / sqrtf(join_blocks<BLOCKS>(join_threads<Sum, THREADS>(total, shared), shared + 33) / float(l.n) + l.eps);
+  if (BLOCKS > 1) cluster_arrive_relaxed();
+  if (edge >= 0) {
+    Vec<T, 1> g{}, b{};
+    l.template weights<1>(edge, g, b);
+    l.template finish<1>(edge, &rest, mean, scale, g, b);
   }
+#pragma unroll 2
+  for (int i = lane; i < span.vectors; i += STEP) {
+    const int at = span.head + i * V;
+    Vec<T, V> g{}, b{};
+    l.template sum<V, false>(at, s);
+    l.template weights<V, false>(at, g, b);
+    l.template finish<V, false>(at, s, mean, scale, g, b);
+  }
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
 // Row number index[at] of a table of n rows, null and a fault when there is none.
@@ -254,9 +179,9 @@ template <class I> DEV const T* table_row(const T* table, const I* index, i64 at
 }
 
 // `place` sets the summands of a row. EARLY: gamma and beta are constants, read while the kernel before this one still runs.
-template <int V, int K, int THREADS, int N, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
+template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, class Place> DEV void norm_rows(Norm l, int rows, Place place) {
   __shared__ float shared[64];
-  const Row<THREADS> row;
+  const Row<THREADS, BLOCKS> row;
   constexpr int bytes = V * sizeof(T);
   const bool even = l.n % V == 0 && aligned(l.gamma, bytes) && aligned(l.beta, bytes);
   constexpr int PARTS = K ? K : 1;
@@ -277,8 +202,7 @@ template <int V, int K, int THREADS, int N, bool EARLY, class Norm, class Place>
   bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);
   for (const T* x : l.x) whole = whole && aligned(x, bytes);
   if (K > 0 && whole) norm_registers<V, PARTS, THREADS, N>(l, g, b, row.lane, shared);
-  else if (whole) norm_again<V, THREADS>(l, row.lane, shared);
-  else norm_again<1, THREADS>(l, row.lane, shared);
+  else norm_again<16 / sizeof(T), THREADS, BLOCKS>(l, row.lane, shared);
 }
 
 // x[b, s, h, :rot] rotated by pairs; W consecutive pairs a thread (they lie apart by `half`, or next to each other when interleaved).

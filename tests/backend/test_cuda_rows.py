@@ -8,7 +8,7 @@ import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request
 from tracea_onnx import registry
-from tracea_onnx.cuda import Request, Unfit
+from tracea_onnx.cuda import Kernel, Request, Unfit
 from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
@@ -18,6 +18,12 @@ PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _LARGE: dict[str, DimLike] = {
     "N": symbol("n"), "C": 32, "G": 8, "H": symbol("h"), "W": 256, "act": 5, **{f"{s}_{p}": v for s in "xy" for p, v in (("cs", 32), ("rs", 8192))},
 }  # fmt: skip
+_SOFTMAX: tuple[tuple[DimLike, DimLike, int], ...] = (
+    (1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1), (64, 1, 0), (127, 1, 1), (5000, 7, 0), (700, 33, 1), (symbol("n"), 1, 0), (9, symbol("i"), 0),
+)  # fmt: skip
+_REDUCE: tuple[tuple[int, DimLike, DimLike], ...] = (
+    (0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9), (6, 99999, 1), (7, 99999, 3), (0, symbol("n"), 1), (3, 7, symbol("i")),
+)  # fmt: skip
 _ROPE = {"B": 2, "S": 5, "H": 3, "D": 64, "rot": 32, "x_b": 960, "x_s": 192, "x_h": 64, "y_b": 960, "y_s": 192, "y_h": 64, "c_s": 16}
 
 
@@ -37,7 +43,7 @@ def _sum(dtype: DType, n: int, arch: int) -> Request:
 
 def cases() -> Iterator[tuple[str, Request]]:
     for d, arch in PAIRS:
-        for n, inner, log in ((1, 1, 0), (768, 1, 1), (50257, 1, 0), (17, 5, 1)):
+        for n, inner, log in _SOFTMAX:
             yield f"softmax {n}x{inner}", request("softmax", d, {"outer": 3, "n": n, "inner": inner, "log": log}, operands="xy", arch=arch)
         for n, rms in ((768, 0), (1031, 1), (40000, 0)):
             yield f"layernorm {n}", _norm(d, n, arch, rms=rms)
@@ -46,10 +52,10 @@ def cases() -> Iterator[tuple[str, Request]]:
         for interleaved, full in ((0, 1), (1, 0)):
             ints = _ROPE | {"interleaved": interleaved, "full": full}
             yield f"rope {interleaved}{full}", request("rope", d, ints, operands=("x", "cos", "sin", "y"), arch=arch)
-        for kind, n, inner in ((0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9)):
-            ints = {"kind": kind, "outer": 3, "n": n, "inner": inner, "dtype": int(d)}
-            yield f"reduce {kind} {n}x{inner}", request("reduce", d, ints, operands="xy", arch=arch)
-        for n, last in ((17, 0), (5000, 1)):
+        for kind, n, inner in _REDUCE:
+            sizes: dict[str, DimLike] = {"kind": kind, "outer": 3, "n": n, "inner": inner, "dtype": int(d)}
+            yield f"reduce {kind} {n}x{inner}", request("reduce", d, sizes, operands="xy", arch=arch)
+        for n, last in ((17, 0), (5000, 1), (99999, 0)):
             ints = {"outer": 3, "n": n, "inner": 2, "min": 0, "last": last, "dtype": int(d)}
             yield f"argmax {n}", request("argmax", d, ints, operands="xy", arch=arch)
         floats = {"eps": 1e-5, "p0": 0.0, "p1": 0.0}
@@ -91,6 +97,43 @@ def test_clusters_share_large_groups_where_there_are_few() -> None:
         assert (evaluate(one.grid[0], {"n": n, "h": h}), evaluate(cluster.grid[0], {"n": n, "h": h})) == (a, b)
 
 
+def _axis(family: str, outer: DimLike, n: DimLike, inner: DimLike, dtype: DType = DType.F16) -> list[Kernel]:
+    ints: dict[str, DimLike] = {"outer": outer, "n": n, "inner": inner} | ({} if family == "softmax" else {"dtype": int(dtype)})
+    return list(cuda.emit(request(family, dtype, ints, operands="xy")))
+
+
+@pytest.mark.parametrize("family", ["reduce", "argmax"])
+def test_blocks_share_few_long_rows(family: str) -> None:
+    assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 1021, 1031))] == [2, 2, 2]
+    assert [len(_axis(family, *s)) for s in ((5000, 3001, 1), (1, 8191, 1), (500, 127, 64), (100003, 5, 1), (70, 8, 8))] == [1] * 5
+    first, joining = _axis(family, 1, 1000003, 1)
+    assert (first.grid[0], joining.grid[0], joining.symbol) == (122, 1, f"{family}_parts") and first.scratch == joining.scratch
+
+
+def test_a_row_of_any_length_has_one_kernel() -> None:
+    kernels = _axis("reduce", symbol("rows"), symbol("n"), 1)
+    for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 3, 0]), (3, 99999, [0, 0, 36, 1]), (0, 99999, [0] * 4)):
+        assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
+    kernels = _axis("softmax", symbol("rows"), symbol("n"), 1)
+    for rows, n, grids in (
+        (1000, 48, [500, 0, 0, 0]),
+        (1000, 49, [0, 250, 0, 0]),
+        (17, 99999, [0, 0, 17, 0]),
+        (16, 99999, [0, 0, 0, 128]),
+        (0, 99999, [0] * 4),
+    ):
+        assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
+
+
+@pytest.mark.parametrize(
+    ("outer", "n", "inner", "cluster"),
+    [(3, 200003, 1, 16), (13, 50021, 1, 8), (50, 50021, 1, 2), (132, 50021, 1, 1), (17, 1009, 31, 4), (500, 1009, 31, 1), (1, 100003, 7, 16), (3, 2000, 1, 1)],
+)
+def test_clusters_share_few_long_columns(outer: int, n: int, inner: int, cluster: int) -> None:
+    (k,) = _axis("softmax", outer, n, inner)
+    assert k.cluster == cluster
+
+
 def test_absent_operands_are_no_parameters() -> None:
     (k,) = cuda.emit(_norm(DType.F16, 768, 90, rms=1))
     assert [a.operand for a in k.args if hasattr(a, "operand")] == ["x", "gamma", "y"]
@@ -99,9 +142,9 @@ def test_absent_operands_are_no_parameters() -> None:
 def test_empty_launches_have_empty_grids() -> None:
     rows = symbol("rows")
     (k,) = cuda.emit(request("softmax", DType.F16, {"outer": rows, "n": 128, "inner": 1}, operands="xy"))
-    assert evaluate(k.grid[0], {"rows": 0}) == 0 and evaluate(k.grid[0], {"rows": 5}) == 2
-    (k,) = cuda.emit(request("argmax", DType.F16, {"outer": 3, "n": symbol("n"), "inner": 1, "dtype": 10}, operands="xy"))
-    assert evaluate(k.grid[0], {"n": 0}) == 0 and evaluate(k.grid[0], {"n": 4}) == 3
+    assert evaluate(k.grid[0], {"rows": 0}) == 0 and evaluate(k.grid[0], {"rows": 9}) == 2
+    kernels = _axis("argmax", 3, symbol("n"), 1)
+    assert [[evaluate(k.grid[0], {"n": n}) for k in kernels] for n in (0, 4)] == [[0, 0, 0, 0], [3, 0, 0, 0]]
 
 
 def test_launches_overlap_on_hopper_only() -> None:

@@ -1,0 +1,87 @@
+"""How kernels over an axis n of [outer, n, inner] are laid out: what a thread, a block and the device have of it."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Request
+from tracea_onnx.cuda_source import known, vector_width
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+#: Bytes of slabs that a block has in shared memory, and the largest slab of which that many are worth it.
+SLABS, SLAB = 16384, 1024
+#: Longest contiguous row that is read through shared memory, in elements.
+SLAB_ROW = 48
+#: Threads of a block that has slabs.
+SLAB_THREADS = 256
+
+
+def negated(condition: DimLike) -> DimLike:
+    return D.sub(1, condition)
+
+
+def up_to(n: DimLike, most: DimLike) -> DimLike:
+    """Whether n <= most."""
+    return negated(D.less(most, n))
+
+
+def literal(value: DimLike, name: str) -> str:
+    """A number as such, which saves divisions, or the parameter of that name."""
+    number = known(value)
+    return name if number is None else str(number)
+
+
+def power_of_two(n: int, least: int, most: int) -> int:
+    """The smallest power of two that is at least n, within bounds that are powers of two."""
+    return min(max(1 << max(n - 1, 0).bit_length(), least), most)
+
+
+def direct(dtype: DType, n: DimLike, aligned: bool) -> int:
+    """Elements of a vector of contiguous rows that are nothing but vectors of at least eight bytes; 0: they are not."""
+    v = vector_width(dtype, n)
+    return v if aligned and known(n) and v * dtype.size >= 8 else 0
+
+
+def in_slabs(dtype: DType, n: DimLike, inner: DimLike, aligned: bool) -> DimLike:
+    """Whether [n, inner] is so small that blocks bring several to shared memory."""
+    if known(inner) == 1:
+        return 0 if direct(dtype, n, aligned) else up_to(n, SLAB_ROW)
+    return up_to(D.mul(n, inner), SLAB // dtype.size)
+
+
+def slabs(request: Request, dtype: DType, outer: DimLike, slab: DimLike) -> tuple[DimLike, DimLike]:
+    """(slabs of a block, blocks): blocks for the whole device first."""
+    each = D.maximum(D.minimum(D.floordiv(SLABS // dtype.size, D.maximum(slab, 1)), D.ceildiv(outer, request.sms * 4)), 1)
+    return each, D.ceildiv(outer, each)
+
+
+def slab_lanes(n: DimLike) -> int:
+    """Lanes for each column of a slab: about eight elements each."""
+    length = known(n)
+    return 4 if length is None else power_of_two(-(-length // 8), 1, 32)
+
+
+def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
+    """(elements of a vector, vectors next to each other) of a block that reads down columns."""
+    w = min(vector_width(dtype, inner), 8 // dtype.size) if aligned else 1
+    length = known(inner)
+    return max(w, 1), 32 if length is None else power_of_two(-(-length // max(w, 1)), 1, 32)
+
+
+#: Bytes of a row that make it worth another block of a cluster; blocks of one where it is not known how many would do.
+_PART, CLUSTER = 8192, 8
+
+
+def clusters(request: Request, rows: DimLike, n: DimLike) -> tuple[int, DimLike]:
+    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones."""
+    if request.arch < 90:
+        return 1, 0
+    share, count = CLUSTER, known(rows)
+    if count is not None:
+        share = min(1 << max(request.sms // max(count, 1), 1).bit_length() - 1, 16)
+    length = known(n)
+    while share > 1 and length is not None and length * request.dtype.size < share * _PART:
+        share //= 2
+    if share == 1:
+        return 1, 0
+    return share, D.mul(up_to(rows, request.sms // share), D.less(share * _PART // request.dtype.size - 1, n))

@@ -1,0 +1,22 @@
+// What the blocks of a cluster tell each other through shared memory.
+
+// The word that lies at `mine` here, as block `rank` of the cluster has it.
+DEV float of_block(const float* mine, int rank) {
+  u32 at;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(u32(__cvta_generic_to_shared(mine))), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  return v;
+}
+
+// The sum of v over the cluster's blocks, in the same order in each; v is the same in all threads of a block. `slot` may not be used again.
+template <int BLOCKS> DEV float join_blocks(float v, float* slot) {
+  if (BLOCKS == 1) return v;
+  if (threadIdx.x == 0) *slot = v;
+  cluster_arrive();
+  cluster_wait();
+  v = of_block(slot, (threadIdx.x & 31) % BLOCKS);
+#pragma unroll
+  for (int o = BLOCKS / 2; o; o >>= 1) v += __shfl_xor_sync(FULL_WARP, v, o);
+  return v;
+}

@@ -1,0 +1,128 @@
+"""CUDA kernels for softmax and log-softmax over any axis."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Int32, Kernel, Pointer, Request
+from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+_axis = registry.module("kernels", "cuda").part("_axis")
+
+#: Elements of a row that one thread keeps in registers, where a warp or the largest block has the row; half of it in other blocks.
+_PER_THREAD = 32
+#: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
+_DEPTH, _LEAST = 8, 4
+
+
+def softmax(request: Request) -> list[Kernel]:
+    _, n, inner = _sizes(request)
+    small = _axis.in_slabs(request.dtype, n, inner, _aligned(request))
+    rest = _axis.negated(small)
+    found = [_slabs(request, small), *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest))]
+    return [k for k in found if k.grid[0] != 0]
+
+
+def _sizes(request: Request) -> tuple[DimLike, DimLike, DimLike]:
+    return parameters(request)["outer"], parameters(request)["n"], parameters(request)["inner"]
+
+
+def _aligned(request: Request) -> bool:
+    return not request.unaligned & {"x", "y"}
+
+
+def _kernel(request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1) -> Kernel:
+    source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "softmax")}
+extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int outer, int n, int inner, int each) {{
+  after_previous();
+  {body}
+}}
+"""
+    outer, n, inner = _sizes(request)
+    args = (Pointer("x"), Pointer("y"), Int32(outer), Int32(n), Int32(inner), Int32(each))
+    return Kernel(source, "softmax", (grid, 1, 1), block, args, cluster=cluster, pdl=overlapped(request))
+
+
+def _log(request: Request) -> str:
+    return "true" if parameters(request)["log"] else "false"
+
+
+def _slabs(request: Request, use: DimLike) -> Kernel:
+    outer, n, inner = _sizes(request)
+    each, grid = _axis.slabs(request, request.dtype, outer, D.mul(n, inner))
+    sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
+    body = f"softmax_slabs<{_axis.SLABS}, {_axis.slab_lanes(n)}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
+    return _kernel(request, _axis.SLAB_THREADS, body, D.mul(grid, use), each)
+
+
+def _rows(request: Request, use: DimLike) -> list[Kernel]:
+    """A row for some lanes of a warp, a warp, a block or a cluster."""
+    outer, n, _ = _sizes(request)
+    length, widest = known(n), 16 // request.dtype.size
+    if length is None:
+        short = _axis.up_to(n, 32 * _PER_THREAD)
+        long = D.mul(_axis.negated(short), use)
+        share, few = _axis.clusters(request, outer, n)
+        return [
+            _row_kernel(request, widest, _PER_THREAD // widest, 32, 1, D.mul(short, use)), _row_kernel(request, widest, 0, 512, 1, D.mul(long, _axis.negated(few))),
+            _row_kernel(request, widest, 0, 512, share, D.mul(long, few)),
+        ]  # fmt: skip
+    v = _axis.direct(request.dtype, n, _aligned(request))
+    kernels = []
+    share, few = _axis.clusters(request, outer, n)
+    vectors = length // (v or widest)
+    for threads in (1, 2, 4, 8, 16, 32, 128, 256, 512, 1024):
+        k = max(-(-vectors // threads), 1)
+        most = widest if threads < 32 else _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2
+        if k * (v or widest) <= most and (v or threads >= 2 * widest - 2):
+            break
+    else:
+        k, threads = 0, 1024
+    kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(few), use), edges=not v))
+    if few != 0:
+        for threads in (512, 1024):
+            k = -(-vectors // (threads * share))
+            if k * (v or widest) <= (_PER_THREAD if threads == 1024 else _PER_THREAD // 2):
+                break
+        else:
+            k = 0
+        kernels.append(_row_kernel(request, v or widest, k, threads, share, D.mul(few, use), edges=not v))
+    return kernels
+
+
+def _row_kernel(request: Request, v: int, k: int, lanes: int, blocks: int, use: DimLike, *, edges: bool = True) -> Kernel:
+    outer = _sizes(request)[0]
+    block = max(lanes, 128)
+    flags = f"{_log(request)}, {'true' if edges else 'false'}"
+    body = f"softmax_rows<{v}, {k}, {lanes}, {blocks}, {block}, {flags}>(x, y, outer, n);"
+    return _kernel(request, block, body, D.mul(D.mul(D.ceildiv(outer, block // lanes), blocks), use), cluster=blocks)
+
+
+def _columns(request: Request, use: DimLike) -> list[Kernel]:
+    outer, n, inner = _sizes(request)
+    w, across = _axis.columns(request.dtype, inner, _aligned(request))
+    units, length = D.mul(outer, D.ceildiv(inner, w * across)), known(n)
+    threads = 256 if length is None else _axis.power_of_two(across * -(-length // _DEPTH), 64, 1024 // min(w, 2))
+    down = threads // across
+    share = 1
+    few: DimLike = 0
+    if request.arch >= 90 and down > 1:
+        count = known(units)
+        share = _axis.CLUSTER if count is None else min(1 << max(request.sms // max(count, 1), 1).bit_length() - 1, 16)
+        while share > 1 and length is not None and length < share * down * _LEAST:
+            share //= 2
+        if share > 1:
+            few = D.mul(_axis.up_to(units, request.sms // share), D.less(share * down * _LEAST - 1, n))
+    kernels = []
+    for blocks, chosen in ((1, _axis.negated(few)), (share, few)):
+        if chosen == 0:
+            continue
+        kept = "true" if length is not None and length <= _DEPTH * down * blocks else "false"
+        body = f"softmax_columns<{w}, {across}, {threads}, {blocks}, {_log(request)}, {kept}>(x, y, n, inner);"
+        kernels.append(_kernel(request, threads, body, D.product([units, blocks, chosen, use]), cluster=blocks))
+    return kernels
+
+
+FAMILIES = {"softmax": softmax}

@@ -1,0 +1,245 @@
+// Softmax over n of [outer, n, inner]: y = e^(x - max) / sum, or x - max - log(sum); NaN, +inf, or nothing but -inf makes all of it NaN. A column is shared
+// by threads, and where there are few long ones by the BLOCKS blocks of a cluster: each has its own maximum and sum, and these are joined.
+
+// exp for softmax: the approximation is good to a few units of f32 near 0 and exact enough for 16-bit results everywhere.
+DEV float exp_of(float x) { return sizeof(T) == 2 ? __expf(x) : expf(x); }
+
+// The largest value seen, and the sum of e^(v - top) of all.
+struct Tally { float top, sum; };
+DEV Tally nothing() { return {-INF, 0.f}; }
+// What e^(v - ...) is taken of: nothing but -inf so far must not make NaN.
+DEV float shift_of(float top) { return top == -INF ? 0.f : top; }
+DEV Tally joined(Tally a, Tally b) {
+  const float top = fmaxf(a.top, b.top), shift = shift_of(top);
+  return {top, a.sum * exp_of(a.top - shift) + b.sum * exp_of(b.top - shift)};
+}
+template <int COUNT> DEV void take(Tally& t, const float (&v)[COUNT]) {
+  float top = t.top, sum = 0.f;
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) top = fmaxf(top, v[j]);
+  const float shift = shift_of(top);
+#pragma unroll
+  for (int j = 0; j < COUNT; j++) sum += exp_of(v[j] - shift);
+  t = {top, t.sum * exp_of(t.top - shift) + sum};
+}
+template <int LANES> DEV float largest(float v) {
+#pragma unroll
+  for (int o = LANES / 2; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, o));
+  return v;
+}
+template <int LANES> DEV Tally join_lanes(Tally t) {
+  const float top = largest<LANES>(t.top);
+  t.sum *= exp_of(t.top - shift_of(top));
+#pragma unroll
+  for (int o = LANES / 2; o; o >>= 1) t.sum += __shfl_xor_sync(FULL_WARP, t.sum, o);
+  return {top, t.sum};
+}
+// The tallies of the cluster's blocks; each has left its own at `mine`.
+template <int BLOCKS> DEV Tally join_cluster(const Tally* mine) {
+  Tally t = nothing();
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) t = joined(t, {of_block(&mine->top, b), of_block(&mine->sum, b)});
+  return t;
+}
+// The tally of a row whose warps (its part of one where LANES < 32) hold `t`. `shared`: 33 tallies.
+template <int LANES, int BLOCKS> DEV Tally join_row(Tally t, Tally* shared) {
+  if (LANES <= 32) return t;
+  const int lane = threadIdx.x & 31;
+  if (lane == 0) shared[threadIdx.x >> 5] = t;
+  __syncthreads();
+  t = join_lanes<32>(lane < LANES / 32 ? shared[lane] : nothing());
+  if (BLOCKS == 1) return t;
+  if (threadIdx.x == 0) shared[32] = t;
+  cluster_arrive();
+  cluster_wait();
+  t = nothing();
+  if (lane < BLOCKS) t = {of_block(&shared[32].top, lane), of_block(&shared[32].sum, lane)};
+  t = join_lanes<32>(t);
+  cluster_arrive_relaxed();
+  return t;
+}
+
+// From the whole column's tally to its results.
+template <bool LOG> struct Change {
+  float shift, scale;
+  __device__ __forceinline__ Change(Tally t) : shift(LOG ? t.top : shift_of(t.top)), scale(LOG ? -logf(t.sum) : 1.f / t.sum) {}
+  METHOD float operator()(float v) const { return LOG ? v - shift + scale : exp_of(v - shift) * scale; }
+};
+
+// The vectors of a row in registers: K for each lane, of EDGES rows one element before or after them, too.
+template <int V, int K, int LANES, int BLOCKS, bool LOG, bool EDGES>
+DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, Tally* shared) {
+  const Span<V> s(x, n);
+  const int edge = EDGES ? s.edge(lane) : -1;
+  constexpr int STEP = LANES * BLOCKS;
+  x += s.head, y += s.head;
+  Vec<T, V> raw[K];
+  float v[K * V + 1], top = -INF, sum = 0.f;
+#pragma unroll
+  for (int k = 0; k < K; k++)
+    if (k * STEP + lane < s.vectors) raw[k] = load<V>(x + (k * STEP + lane) * V);
+  v[K * V] = edge >= 0 ? to_float(x[edge - s.head]) : -INF;
+#pragma unroll
+  for (int k = 0; k < K; k++)
+#pragma unroll
+    for (int j = 0; j < V; j++) v[k * V + j] = k * STEP + lane < s.vectors ? to_float(raw[k].v[j]) : -INF;
+#pragma unroll
+  for (int k = 0; k < K * V + EDGES; k++) top = fmaxf(top, v[k]);
+  top = largest<(LANES < 32 ? LANES : 32)>(top);
+  const float shift = shift_of(top);
+#pragma unroll
+  for (int k = 0; k < K * V + EDGES; k++) {
+    const float e = exp_of(v[k] - shift);
+    sum += e;
+    if (!LOG) v[k] = e;
+  }
+#pragma unroll
+  for (int o = (LANES < 32 ? LANES : 32) / 2; o; o >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, o);
+  const Tally all = join_row<LANES, BLOCKS>({top, sum}, shared);
+  const Change<LOG> change(all);
+  const float scale = LOG ? change.scale : LANES > 32 ? exp_of(top - change.shift) * change.scale : change.scale;
+  if (live) {
+#pragma unroll
+    for (int k = 0; k < K; k++)
+      if (k * STEP + lane < s.vectors) {
+#pragma unroll
+        for (int j = 0; j < V; j++) from_float(raw[k].v[j], LOG ? v[k * V + j] - change.shift + scale : v[k * V + j] * scale);
+        store<V>(y + (k * STEP + lane) * V, raw[k]);
+      }
+    if (edge >= 0) from_float(y[edge - s.head], LOG ? v[K * V] - change.shift + scale : v[K * V] * scale);
+  }
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+}
+
+// A row that is read twice.
+template <int V, int LANES, int BLOCKS, bool LOG> DEV void softmax_again(const T* x, T* y, int n, int lane, bool live, Tally* shared) {
+  const Span<V> s(x, n);
+  const int edge = s.edge(lane);
+  constexpr int STEP = LANES * BLOCKS;
+  Tally t = nothing();
+#pragma unroll 4
+  for (int i = lane; i < s.vectors; i += STEP) {
+    const Vec<T, V> raw = load<V>(x + s.head + i * V);
+    float v[V];
+#pragma unroll
+    for (int j = 0; j < V; j++) v[j] = to_float(raw.v[j]);
+    take(t, v);
+  }
+  if (edge >= 0) take(t, {to_float(x[edge])});
+  const Change<LOG> change(join_row<LANES, BLOCKS>(join_lanes<(LANES < 32 ? LANES : 32)>(t), shared));
+  if (live) {
+    if (edge >= 0) from_float(y[edge], change(to_float(x[edge])));
+#pragma unroll 4
+    for (int i = lane; i < s.vectors; i += STEP) {
+      Vec<T, V> raw = load<V>(x + s.head + i * V);
+#pragma unroll
+      for (int j = 0; j < V; j++) from_float(raw.v[j], change(to_float(raw.v[j])));
+      store<V>(y + s.head + i * V, raw);
+    }
+  }
+  if (BLOCKS > 1) cluster_wait();
+}
+
+// Contiguous rows. K = 0: too long for registers, or of unknown length. LANES < 2 V - 2 only where every row is whole vectors (EDGES is false).
+template <int V, int K, int LANES, int BLOCKS, int THREADS, bool LOG, bool EDGES> DEV void softmax_rows(const T* x, T* y, int rows, int n) {
+  __shared__ Tally shared[33];
+  const i64 index = i64(blockIdx.x / BLOCKS) * (THREADS / LANES) + threadIdx.x / LANES, row = min(index, i64(rows) - 1);
+  const int lane = blockIdx.x % BLOCKS * LANES + threadIdx.x % LANES;
+  const bool live = index < rows;  // others go along for the exchanges
+  x += row * n, y += row * n;
+  if (!together<V>(x, y) || !(EDGES || aligned(x, V * sizeof(T)))) softmax_again<1, LANES, BLOCKS, LOG>(x, y, n, lane, live, shared);
+  else if (K == 0) softmax_again<V, LANES, BLOCKS, LOG>(x, y, n, lane, live, shared);
+  else softmax_registers<V, K ? K : 1, LANES, BLOCKS, LOG, EDGES>(x, y, n, lane, live, shared);
+}
+
+// Small slabs [n, inner], so many a block; LANES lanes have a column.
+template <int BYTES, int LANES, int THREADS, bool LOG> DEV void softmax_slabs(const T* x, T* y, int outer, int n, int inner, int each) {
+  __shared__ alignas(16) T room[BYTES / sizeof(T) + 16 / sizeof(T)];
+  const i64 first = i64(blockIdx.x) * each, at = first * n * inner;
+  const int count = int(min(i64(each), outer - first)), columns = count * inner, lane = threadIdx.x % LANES;
+  Slabs<THREADS, T> slabs;
+  slabs.bring(room, x + at, count * n * inner);
+  for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
+    const int column = min(c, columns - 1);
+    T* top = slabs.slab + column / inner * n * inner + column % inner;
+    Tally t = nothing();
+    for (int j = lane; j < n; j += LANES) t.top = fmaxf(t.top, to_float(top[j * inner]));
+    const float shift = shift_of(t.top);
+    for (int j = lane; j < n; j += LANES) t.sum += exp_of(to_float(top[j * inner]) - shift);
+    const Change<LOG> change(join_lanes<LANES>(t));
+    if (c < columns)
+      for (int j = lane; j < n; j += LANES) from_float(top[j * inner], change(to_float(top[j * inner])));
+  }
+  slabs.take_back(y + at, count * n * inner);
+}
+
+// W columns a thread, ACROSS threads next to each other, the block's and the cluster's others below. KEPT: a thread has at most DEPTH elements of a column.
+template <int W, int ACROSS, int THREADS, int BLOCKS, bool LOG, bool KEPT> DEV void softmax_columns(const T* x, T* y, int n, int inner) {
+  constexpr int DOWN = THREADS / ACROSS, STEP = DOWN * BLOCKS, DEPTH = 8;
+  __shared__ Tally shared[W][THREADS];
+  const int tiles = (inner + ACROSS * W - 1) / (ACROSS * W), side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+  const int unit = blockIdx.x / BLOCKS, column = (unit % tiles * ACROSS + side) * W, from = blockIdx.x % BLOCKS * DOWN + down;
+  const bool real = column < inner;  // W divides inner
+  const int end = real ? n : 0;
+  const i64 at = i64(unit / tiles) * n * inner + column;
+  x += at, y += at;
+  Vec<T, W> raw[DEPTH];
+  auto bring = [&](int j) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (j + k * STEP < end) raw[k] = load<W>(x + i64(j + k * STEP) * inner);
+  };
+  Tally t[W];
+#pragma unroll
+  for (int w = 0; w < W; w++) t[w] = nothing();
+  for (int j = from; j < end; j += DEPTH * STEP) {
+    bring(j);
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+      float v[DEPTH];
+#pragma unroll
+      for (int k = 0; k < DEPTH; k++) v[k] = j + k * STEP < end ? to_float(raw[k].v[w]) : -INF;
+      take(t[w], v);
+    }
+    if (KEPT) break;
+  }
+#pragma unroll
+  for (int half = DOWN / 2; half; half >>= 1) {
+    if (down >= half && down < 2 * half)
+#pragma unroll
+      for (int w = 0; w < W; w++) shared[w][threadIdx.x - half * ACROSS] = t[w];
+    __syncthreads();
+    if (down < half)
+#pragma unroll
+      for (int w = 0; w < W; w++) t[w] = joined(t[w], shared[w][threadIdx.x]);
+    __syncthreads();
+  }
+  if (down == 0)
+#pragma unroll
+    for (int w = 0; w < W; w++) shared[w][side] = t[w];
+  if (BLOCKS > 1) {
+    cluster_arrive();
+    cluster_wait();
+    if (down == 0)
+#pragma unroll
+      for (int w = 0; w < W; w++) shared[w][ACROSS + side] = join_cluster<BLOCKS>(&shared[w][side]);
+  }
+  __syncthreads();
+  if (BLOCKS > 1) cluster_arrive_relaxed();
+#pragma unroll
+  for (int w = 0; w < W; w++) t[w] = shared[w][(BLOCKS > 1 ? ACROSS : 0) + side];
+  for (int j = from; j < end; j += DEPTH * STEP) {
+    if (!KEPT) bring(j);
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+      const Change<LOG> change(t[w]);
+#pragma unroll
+      for (int k = 0; k < DEPTH; k++) from_float(raw[k].v[w], change(to_float(raw[k].v[w])));
+    }
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (j + k * STEP < end) store<W>(y + i64(j + k * STEP) * inner, raw[k]);
+    if (KEPT) break;
+  }
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
+}

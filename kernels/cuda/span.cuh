@@ -1,0 +1,52 @@
+// Rows whose length or address is no multiple of a vector.
+
+// n elements as whole vectors of V, which lie at multiples of their size, and fewer than V elements before and after those.
+template <int V> struct Span {
+  int head, vectors, edges;
+  template <class E> __device__ __forceinline__ Span(const E* x, int n) {
+    head = min(n, int(-(u64(x) / sizeof(E)) & (V - 1)));
+    vectors = (n - head) / V;
+    edges = n - vectors * V;
+  }
+  // Where the element before or after that `lane` takes lies; -1: it takes none. 2 V - 2 lanes take all.
+  METHOD int edge(int lane) const { return lane >= edges ? -1 : lane < head ? lane : lane + vectors * V; }
+};
+
+// Whether vectors of x and y, element by element, lie at multiples of their size in the same places.
+template <int V, class E> DEV bool together(const E* x, const E* y) { return ((u64(x) ^ u64(y)) & (V * sizeof(E) - 1)) == 0; }
+
+// Vectors at addresses that need not be multiples of their size.
+template <int V, class E> DEV Vec<E, V> load_anywhere(const E* p) {
+  if (aligned(p, V * sizeof(E))) return load<V>(p);
+  Vec<E, V> v;
+#pragma unroll
+  for (int j = 0; j < V; j++) v.v[j] = p[j];
+  return v;
+}
+template <int V, class E> DEV void store_anywhere(E* p, const Vec<E, V>& v) {
+  if (aligned(p, V * sizeof(E))) return store<V>(p, v);
+#pragma unroll
+  for (int j = 0; j < V; j++) p[j] = v.v[j];
+}
+
+// Elements next to each other in shared memory: number i lies at slab[i]; `room` has 16 bytes more than they need.
+template <int THREADS, class E> struct Slabs {
+  static constexpr int V = 16 / sizeof(E);
+  E* slab;
+  METHOD void bring(E* room, const E* x, int n) {
+    const Span<V> s(x, n);
+    slab = room + (V - s.head) % V;
+    const int edge = s.edge(threadIdx.x);
+    if (edge >= 0) slab[edge] = x[edge];
+#pragma unroll 4
+    for (int i = threadIdx.x; i < s.vectors; i += THREADS) store<V>(slab + s.head + i * V, load<V>(x + s.head + i * V));
+    __syncthreads();
+  }
+  METHOD void take_back(E* y, int n) const {
+    __syncthreads();
+    const Span<V> s(y, n);
+    const int edge = s.edge(threadIdx.x);
+    if (edge >= 0) y[edge] = slab[edge];
+    for (int i = threadIdx.x; i < s.vectors; i += THREADS) store<V>(y + s.head + i * V, load_anywhere<V>(slab + s.head + i * V));
+  }
+};
