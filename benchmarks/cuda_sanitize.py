@@ -34,11 +34,13 @@ from tracea_onnx.ops import DType
 ARCH, FEW, MANY = 90, 6, 132
 #: Cases of the families that are neither a product nor attention, by family, name and type: each template in each of its forms.
 CHOSEN = "|".join((
-    r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
-    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127) .*F16", "layernorm layernorm 5x256 .*F32",
-    r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16", r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127) F16",
-    "rope rope .*F16", r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1) F16", "reduce reduce sum I64",
-    r"argmax argmax (2x3000x1|2x40x5|3x17x1) min=0 last=1 F16", r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
+    r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
+    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021) .*F16", "layernorm layernorm 5x256 .*F32",
+    r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16",
+    r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16",
+    "rope rope .*F16", r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40) F16", "reduce reduce sum I64",
+    r"argmax argmax (2x3000x1|2x40x5|3x17x1|2x40009x1|1x700x40) min=0 last=1 F16",
+    r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
     "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64", "range range F32",
     r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",
     r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
