@@ -79,8 +79,12 @@ def reduction(dtype: DType, kind: str, outer: int, n: int, inner: int = 1) -> Tr
         y = result((outer, *shape[2:]), dtype)
         return [{**x, "y": y}], y
 
+    def size(x: Tensors) -> Any:  # every factor may be rounded once, in f32
+        return n / 8 * _reduced(kind, x["x"]).abs()
+
     name = f"reduce {kind} {dtype.name} {'x'.join(map(str, shape))} axis 1"
-    return Trial(name, dtype, [r], inputs, lambda x: _reduced(kind, x["x"]), ours, float(kind == "prod"), linear=kind in ("sum", "mean", "l2"))
+    linear, factors = kind in ("sum", "mean", "l2"), kind == "prod"
+    return Trial(name, dtype, [r], inputs, lambda x: _reduced(kind, x["x"]), ours, linear=linear, size=size if factors else None)
 
 
 def argmax(dtype: DType, outer: int, n: int, inner: int = 1, *, least: bool = False) -> Trial:

@@ -69,11 +69,11 @@ def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
 
 
 #: Bytes of a row that make it worth another block of a cluster; blocks of one where it is not known how many would do.
-_PART, CLUSTER = 8192, 8
+_PART, CLUSTER = 16384, 8
 
 
 def clusters(request: Request, rows: DimLike, n: DimLike) -> tuple[int, DimLike]:
-    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones."""
+    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones that all clusters run at once."""
     if request.arch < 90:
         return 1, 0
     share, count = CLUSTER, known(rows)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracea_onnx import dims as D
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template, vector_width
 from tracea_onnx.cuda_text import activation_source, prelude
 from tracea_onnx.dims import DimLike
+
+_axis = registry.module("kernels", "cuda").part("_axis")
 
 
 def _head(request: Request) -> str:
@@ -23,20 +26,18 @@ def _threads(elements: DimLike, v: int) -> int:
     return next((t for t in (32, 64, 128, 256, 512) if t >= wanted), 512)
 
 
-#: Bytes of a plain group that a thread keeps in registers, and of a group that a block has alone where there are fewer than multiprocessors.
-_KEPT, _ALONE = 128, 65536
-#: Vectors of a group for each thread from which on a cluster has it, where there are fewer groups than multiprocessors.
-_SHARED_FROM, _CLUSTER = 8, 16
+#: Bytes of a plain group that a thread keeps in registers.
+_KEPT = 128
 
 
 def _kernels(request: Request, source: Callable[[int, int], str], groups: DimLike, elements: DimLike, v: int, args: tuple[Argument, ...]) -> list[Kernel]:
     """`source` for so many threads and blocks a group: one block, or a cluster where that leaves most of the device idle."""
     threads = _threads(elements, v)
-    many = D.mul(D.less(groups, request.sms), D.less(_SHARED_FROM * 512 * v, elements)) if request.arch >= 90 else 0
+    share, many = _axis.clusters(request, groups, elements)
     empty = D.equal(elements, 0)
     return [
         Kernel(source(t, b), "groupnorm", (D.select(empty, 0, D.mul(D.mul(groups, b), use)), 1, 1), t, args, cluster=b, pdl=overlapped(request))
-        for t, b, use in ((threads, 1, D.sub(1, many)), (512, _CLUSTER, many)) if use != 0
+        for t, b, use in ((threads, 1, _axis.negated(many)), (512, share, many)) if use != 0
     ]  # fmt: skip
 
 
@@ -52,12 +53,14 @@ def _floats(request: Request) -> tuple[Argument, ...]:
 def _plain_shapes(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, int, int, DimLike]]:
     """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster for each."""
     v, n = 16 // request.dtype.size, known(elements)
-    many = D.mul(D.less(groups, request.sms), D.less(_ALONE // request.dtype.size, elements)) if request.arch >= 90 else 0
+    share, many = _axis.clusters(request, groups, elements)
     if n is None:
-        return [(0, 512, 1, D.sub(1, many)), (0, 512, _CLUSTER, many)]
+        return [(0, 512, 1, _axis.negated(many)), (0, 512, share, many)]
     threads = next((t for t in (32, 64, 128, 256, 512) if 2 * t * v >= n), 1024)
+    if share == 2 and n * request.dtype.size <= _KEPT * threads:
+        share, many = 1, 0  # the exchange costs what the second block saves
     shapes = []
-    for t, b, use in ((threads, 1, D.sub(1, many)), (512, _CLUSTER, many)):
+    for t, b, use in ((threads, 1, _axis.negated(many)), (512, share, many)):
         k = max(-(-n // (t * b * v)), 1)
         shapes.append((k if k * 16 <= _KEPT else 0, t, b, use))
     return shapes

@@ -19,7 +19,7 @@ _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Bytes of the longest row that a warp reduces alone.
 _WARP_ROW = 4096
 #: Threads of a block that has a row; how many such blocks a multiprocessor holds; bytes of a row that make it worth another block; most blocks of a row.
-_BLOCK, _RESIDENT, _PART, _MOST = 256, 8, 16384, 512
+_BLOCK, _RESIDENT, _PART, _MOST = 256, 4, 24576, 512
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
 

@@ -13,6 +13,8 @@ _axis = registry.module("kernels", "cuda").part("_axis")
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the row; half of it in other blocks.
 _PER_THREAD = 32
+#: So many warps have a row of as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
+_WARPS, _FEW_ROWS = 4, 8
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
@@ -53,7 +55,9 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
     outer, n, inner = _sizes(request)
     each, grid = _axis.slabs(request, request.dtype, outer, D.mul(n, inner))
     sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
-    body = f"softmax_slabs<{_axis.SLABS}, {_axis.slab_lanes(n)}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
+    lanes = _axis.slab_lanes(n)
+    per = -(-(known(n) or 0) // lanes)
+    body = f"softmax_slabs<{_axis.SLABS}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
     return _kernel(request, _axis.SLAB_THREADS, body, D.mul(grid, use), each)
 
 
@@ -80,7 +84,11 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
             break
     else:
         k, threads = 0, 1024
-    kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(few), use), edges=not v))
+    alone = D.mul(_axis.negated(few), use)
+    wide = _axis.up_to(outer, request.sms * _FEW_ROWS) if threads == 32 and k >= _WARPS else 0
+    kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(wide), alone), edges=not v))
+    if wide != 0:
+        kernels.append(_row_kernel(request, v or widest, -(-k // _WARPS), 32 * _WARPS, 1, D.mul(wide, alone), edges=not v))
     if few != 0:
         for threads in (512, 1024):
             k = -(-vectors // (threads * share))

@@ -106,12 +106,10 @@ DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typena
   H h[V], rest = R::start(x);
 #pragma unroll
   for (int j = 0; j < V; j++) h[j] = rest;
-#pragma unroll 4
-  for (int i = lane; i < s.vectors; i += LANES) {
-    const auto raw = load<V>(x + first + i * V);
+  over_vectors<V, LANES, 4>(x + first, s.vectors, lane, [&](int i, const Vec<typename R::Element, V>& raw) {
 #pragma unroll
     for (int j = 0; j < V; j++) R::take(h[j], raw.v[j], first + i * V + j);
-  }
+  });
   if (edge >= 0) R::take(rest, x[part.from + edge], part.from + edge);
 #pragma unroll
   for (int j = 0; j < V; j++) rest = R::join(rest, h[j]);
@@ -125,7 +123,7 @@ DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typena
 template <class R, int W, int ACROSS, int THREADS>
 DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int n, int inner, int parts) {
   typedef typename R::Held H;
-  constexpr int DOWN = THREADS / ACROSS;
+  constexpr int DOWN = THREADS / ACROSS, DEPTH = 8;
   __shared__ H shared[W][THREADS / 2];
   const int tiles = (inner + ACROSS * W - 1) / (ACROSS * W), side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
   const int column = (int(blockIdx.x % tiles) * ACROSS + side) * W;
@@ -136,13 +134,18 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
   H h[W];
 #pragma unroll
   for (int w = 0; w < W; w++) h[w] = R::start(top + w);
-  if (real)
-#pragma unroll 8
-    for (int j = part.from + down; j < part.to; j += DOWN) {
-      const auto raw = load<W>(top + i64(j) * inner);
+  const int end = real ? part.to : 0;
+  for (int first = part.from + down; first < end; first += DEPTH * DOWN) {
+    Vec<typename R::Element, W> raw[DEPTH];
 #pragma unroll
-      for (int w = 0; w < W; w++) R::take(h[w], raw.v[w], j);
-    }
+    for (int k = 0; k < DEPTH; k++)
+      if (first + k * DOWN < end) raw[k] = load<W>(top + i64(first + k * DOWN) * inner);
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (first + k * DOWN < end)
+#pragma unroll
+        for (int w = 0; w < W; w++) R::take(h[w], raw[k].v[w], first + k * DOWN);
+  }
 #pragma unroll
   for (int half = DOWN / 2; half; half >>= 1) {
     if (down >= half && down < 2 * half)
@@ -190,9 +193,15 @@ template <class R, int THREADS> DEV void join_parts(const typename R::Element* x
   const int lane = threadIdx.x & 31;
   held += o * parts * inner + column;
   const auto* top = x + o * n * inner + column;
-  typename R::Held h = R::start(top);
-#pragma unroll 8
-  for (int p = lane; p < parts; p += 32) h = R::join(h, held[p * i64(inner)]);
+  typename R::Held h = R::start(top), some[8];
+  for (int p = lane; p < parts; p += 256) {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (p + k * 32 < parts) some[k] = held[(p + k * 32) * i64(inner)];
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (p + k * 32 < parts) h = R::join(h, some[k]);
+  }
   h = join_held<R, 32>(h, (typename R::Held*)nullptr);
   if (lane == 0) y[r] = R::finish(h, n, top);
 }

@@ -102,9 +102,10 @@ DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, Tally* 
 #pragma unroll
     for (int k = 0; k < K; k++)
       if (k * STEP + lane < s.vectors) {
+        Vec<T, V> out;
 #pragma unroll
-        for (int j = 0; j < V; j++) from_float(raw[k].v[j], LOG ? v[k * V + j] - change.shift + scale : v[k * V + j] * scale);
-        store<V>(y + (k * STEP + lane) * V, raw[k]);
+        for (int j = 0; j < V; j++) from_float(out.v[j], LOG ? v[k * V + j] - change.shift + scale : v[k * V + j] * scale);
+        store_whole<V>(y + (k * STEP + lane) * V, out);
       }
     if (edge >= 0) from_float(y[edge - s.head], LOG ? v[K * V] - change.shift + scale : v[K * V] * scale);
   }
@@ -117,25 +118,22 @@ template <int V, int LANES, int BLOCKS, bool LOG> DEV void softmax_again(const T
   const int edge = s.edge(lane);
   constexpr int STEP = LANES * BLOCKS;
   Tally t = nothing();
-#pragma unroll 4
-  for (int i = lane; i < s.vectors; i += STEP) {
-    const Vec<T, V> raw = load<V>(x + s.head + i * V);
+  over_vectors<V, STEP, 4>(x + s.head, s.vectors, lane, [&](int, const Vec<T, V>& raw) {
     float v[V];
 #pragma unroll
     for (int j = 0; j < V; j++) v[j] = to_float(raw.v[j]);
     take(t, v);
-  }
+  });
   if (edge >= 0) take(t, {to_float(x[edge])});
   const Change<LOG> change(join_row<LANES, BLOCKS>(join_lanes<(LANES < 32 ? LANES : 32)>(t), shared));
   if (live) {
     if (edge >= 0) from_float(y[edge], change(to_float(x[edge])));
-#pragma unroll 4
-    for (int i = lane; i < s.vectors; i += STEP) {
-      Vec<T, V> raw = load<V>(x + s.head + i * V);
+    over_vectors<V, STEP, 4>(x + s.head, s.vectors, lane, [&](int i, const Vec<T, V>& raw) {
+      Vec<T, V> out;
 #pragma unroll
-      for (int j = 0; j < V; j++) from_float(raw.v[j], change(to_float(raw.v[j])));
-      store<V>(y + s.head + i * V, raw);
-    }
+      for (int j = 0; j < V; j++) from_float(out.v[j], change(to_float(raw.v[j])));
+      store_whole<V>(y + s.head + i * V, out);
+    });
   }
   if (BLOCKS > 1) cluster_wait();
 }
@@ -152,23 +150,43 @@ template <int V, int K, int LANES, int BLOCKS, int THREADS, bool LOG, bool EDGES
   else softmax_registers<V, K ? K : 1, LANES, BLOCKS, LOG, EDGES>(x, y, n, lane, live, shared);
 }
 
-// Small slabs [n, inner], so many a block; LANES lanes have a column.
-template <int BYTES, int LANES, int THREADS, bool LOG> DEV void softmax_slabs(const T* x, T* y, int outer, int n, int inner, int each) {
+// Small slabs [n, inner], so many a block; LANES lanes have a column, PER elements each in registers (0: n is not known).
+template <int BYTES, int LANES, int PER, int THREADS, bool LOG> DEV void softmax_slabs(const T* x, T* y, int outer, int n, int inner, int each) {
   __shared__ alignas(16) T room[BYTES / sizeof(T) + 16 / sizeof(T)];
   const i64 first = i64(blockIdx.x) * each, at = first * n * inner;
   const int count = int(min(i64(each), outer - first)), columns = count * inner, lane = threadIdx.x % LANES;
   Slabs<THREADS, T> slabs;
   slabs.bring(room, x + at, count * n * inner);
   for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
-    const int column = min(c, columns - 1);
+    const int column = min(c, columns - 1), end = c < columns ? n : 0;
     T* top = slabs.slab + column / inner * n * inner + column % inner;
+    float v[PER + 1];
     Tally t = nothing();
-    for (int j = lane; j < n; j += LANES) t.top = fmaxf(t.top, to_float(top[j * inner]));
+#pragma unroll
+    for (int k = 0; k < PER; k++) {
+      v[k] = k * LANES + lane < end ? to_float(top[(k * LANES + lane) * inner]) : -INF;
+      t.top = fmaxf(t.top, v[k]);
+    }
+    if (!PER)
+      for (int j = lane; j < end; j += LANES) t.top = fmaxf(t.top, to_float(top[j * inner]));
+    t.top = largest<LANES>(t.top);
     const float shift = shift_of(t.top);
-    for (int j = lane; j < n; j += LANES) t.sum += exp_of(to_float(top[j * inner]) - shift);
-    const Change<LOG> change(join_lanes<LANES>(t));
-    if (c < columns)
-      for (int j = lane; j < n; j += LANES) from_float(top[j * inner], change(to_float(top[j * inner])));
+#pragma unroll
+    for (int k = 0; k < PER; k++) {
+      const float e = exp_of(v[k] - shift);
+      t.sum += e;
+      if (!LOG) v[k] = e;
+    }
+    if (!PER)
+      for (int j = lane; j < end; j += LANES) t.sum += exp_of(to_float(top[j * inner]) - shift);
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1) t.sum += __shfl_xor_sync(FULL_WARP, t.sum, o);
+    const Change<LOG> change(t);
+#pragma unroll
+    for (int k = 0; k < PER; k++)
+      if (k * LANES + lane < end) from_float(top[(k * LANES + lane) * inner], LOG ? change(v[k]) : v[k] * change.scale);
+    if (!PER)
+      for (int j = lane; j < end; j += LANES) from_float(top[j * inner], change(to_float(top[j * inner])));
   }
   slabs.take_back(y + at, count * n * inner);
 }

@@ -15,6 +15,27 @@ template <int V> struct Span {
 // Whether vectors of x and y, element by element, lie at multiples of their size in the same places.
 template <int V, class E> DEV bool together(const E* x, const E* y) { return ((u64(x) ^ u64(y)) & (V * sizeof(E) - 1)) == 0; }
 
+// A vector stored by one instruction, which the compiler's own of elements need not become.
+template <int V, class E> DEV void store_whole(E* p, const Vec<E, V>& v) {
+  const u32* w = (const u32*)&v;
+  if constexpr (sizeof(v) == 16) asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+  else if constexpr (sizeof(v) == 8) asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+  else store<V>(p, v);
+}
+
+// f(index, vector) for every STEP-th of the vectors at x; DEPTH are on their way at a time, few as there may be.
+template <int V, int STEP, int DEPTH, class E, class F> DEV void over_vectors(const E* x, int vectors, int lane, F f) {
+  for (int i = lane; i < vectors; i += DEPTH * STEP) {
+    Vec<E, V> raw[DEPTH];
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (i + k * STEP < vectors) raw[k] = load<V>(x + (i + k * STEP) * V);
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (i + k * STEP < vectors) f(i + k * STEP, raw[k]);
+  }
+}
+
 // Vectors at addresses that need not be multiples of their size.
 template <int V, class E> DEV Vec<E, V> load_anywhere(const E* p) {
   if (aligned(p, V * sizeof(E))) return load<V>(p);
@@ -38,8 +59,7 @@ template <int THREADS, class E> struct Slabs {
     slab = room + (V - s.head) % V;
     const int edge = s.edge(threadIdx.x);
     if (edge >= 0) slab[edge] = x[edge];
-#pragma unroll 4
-    for (int i = threadIdx.x; i < s.vectors; i += THREADS) store<V>(slab + s.head + i * V, load<V>(x + s.head + i * V));
+    over_vectors<V, THREADS, 4>(x + s.head, s.vectors, threadIdx.x, [&](int i, const Vec<E, V>& raw) { store<V>(slab + s.head + i * V, raw); });
     __syncthreads();
   }
   METHOD void take_back(E* y, int n) const {

@@ -92,9 +92,18 @@ def test_a_few_long_rows_get_a_block_each() -> None:
 
 def test_clusters_share_large_groups_where_there_are_few() -> None:
     one, cluster = cuda.emit(request("groupnorm_nhwc", DType.F16, _LARGE, {"eps": 1e-5}, operands="xy"))
-    assert (one.cluster, cluster.cluster) == (1, 16)
-    for n, h, a, b in ((1, 256, 0, 128), (1, 16, 8, 0), (17, 256, 136, 0), (0, 256, 0, 0), (1, 0, 0, 0)):
+    assert (one.cluster, cluster.cluster) == (1, 8)
+    for n, h, a, b in ((1, 256, 0, 64), (1, 16, 8, 0), (3, 256, 24, 0), (0, 256, 0, 0), (1, 0, 0, 0)):
         assert (evaluate(one.grid[0], {"n": n, "h": h}), evaluate(cluster.grid[0], {"n": n, "h": h})) == (a, b)
+
+
+@pytest.mark.parametrize(
+    ("groups", "inner", "cluster"),
+    [(64, 40960, 1), (64, 81920, 2), (7, 28702, 1), (2, 539706, 16), (30, 539706, 4), (200, 539706, 1)],
+)
+def test_no_more_clusters_than_run_at_once(groups: int, inner: int, cluster: int) -> None:
+    (k,) = cuda.emit(request("groupnorm", DType.F16, {"B": 1, "C": groups, "G": groups, "inner": inner}, {"eps": 1e-5}, operands="xy"))
+    assert k.cluster == cluster
 
 
 def _axis(family: str, outer: DimLike, n: DimLike, inner: DimLike, dtype: DType = DType.F16) -> list[Kernel]:
@@ -107,12 +116,12 @@ def test_blocks_share_few_long_rows(family: str) -> None:
     assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 1021, 1031))] == [2, 2, 2]
     assert [len(_axis(family, *s)) for s in ((5000, 3001, 1), (1, 8191, 1), (500, 127, 64), (100003, 5, 1), (70, 8, 8))] == [1] * 5
     first, joining = _axis(family, 1, 1000003, 1)
-    assert (first.grid[0], joining.grid[0], joining.symbol) == (122, 1, f"{family}_parts") and first.scratch == joining.scratch
+    assert (first.grid[0], joining.grid[0], joining.symbol) == (81, 1, f"{family}_parts") and first.scratch == joining.scratch
 
 
 def test_a_row_of_any_length_has_one_kernel() -> None:
     kernels = _axis("reduce", symbol("rows"), symbol("n"), 1)
-    for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 3, 0]), (3, 99999, [0, 0, 36, 1]), (0, 99999, [0] * 4)):
+    for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 3, 0]), (3, 99999, [0, 0, 24, 1]), (0, 99999, [0] * 4)):
         assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
     kernels = _axis("softmax", symbol("rows"), symbol("n"), 1)
     for rows, n, grids in (
@@ -127,11 +136,20 @@ def test_a_row_of_any_length_has_one_kernel() -> None:
 
 @pytest.mark.parametrize(
     ("outer", "n", "inner", "cluster"),
-    [(3, 200003, 1, 16), (13, 50021, 1, 8), (50, 50021, 1, 2), (132, 50021, 1, 1), (17, 1009, 31, 4), (500, 1009, 31, 1), (1, 100003, 7, 16), (3, 2000, 1, 1)],
+    [(3, 200003, 1, 16), (13, 50021, 1, 4), (50, 50021, 1, 2), (132, 50021, 1, 1), (17, 1009, 31, 4), (500, 1009, 31, 1), (1, 100003, 7, 16), (3, 2000, 1, 1)],
 )
 def test_clusters_share_few_long_columns(outer: int, n: int, inner: int, cluster: int) -> None:
     (k,) = _axis("softmax", outer, n, inner)
     assert k.cluster == cluster
+
+
+def test_few_rows_of_a_warp_get_more() -> None:
+    (few,) = _axis("softmax", 1021, 1031, 1)
+    (many,) = _axis("softmax", 24576, 1031, 1)
+    assert "softmax_rows<8, 1, 128," in few.source and "softmax_rows<8, 4, 32," in many.source
+    kernels = _axis("softmax", symbol("rows"), 1031, 1)
+    for rows, grids in ((1056, [0, 1056]), (1057, [265, 0])):
+        assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
 
 
 def test_absent_operands_are_no_parameters() -> None:
