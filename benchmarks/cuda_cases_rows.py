@@ -249,4 +249,22 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
                     )
 
 
-FAMILIES = {"softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax}
+def cumsum(rng: np.random.Generator) -> Iterator[Case]:
+    shapes = ((3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1))
+    for dtype in (*FLOATS, DType.I64, DType.I32):
+        for k, (outer, n, inner) in enumerate(shapes):
+            for exclusive, reverse in ((k & 1, k >> 1 & 1), (~k & 1, k & 1)):
+                v = rng.integers(-3, 4, (outer, n, inner)).astype(np.float64)
+                turned = v[:, ::-1] if reverse else v
+                total = turned.cumsum(1) - (turned if exclusive else 0)
+                want = total[:, ::-1] if reverse else total
+                ints = {"outer": outer, "n": n, "inner": inner, "exclusive": exclusive, "reverse": reverse, "dtype": int(dtype)}
+                y = plain(dtype, want, rounding(want, dtype, 0)) if dtype in FLOATS else plain(dtype, want.astype(np.int64 if dtype == DType.I64 else np.int32), None)
+                family = dtype if dtype in FLOATS else DType.F32
+                yield Case(f"cumsum {dtype.name} {outer}x{n}x{inner} {exclusive}{reverse}", "cumsum", family, ints, {"x": stored(v, dtype)}, {"y": y})
+
+
+FAMILIES = {
+    "softmax": softmax, "layernorm": layernorm, "layernorm_sum": layernorm_sum, "groupnorm": groupnorm, "rope": rope, "reduce": reduce, "argmax": argmax,
+    "cumsum": cumsum,
+}  # fmt: skip

@@ -40,6 +40,7 @@ CHOSEN = "|".join((
     r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16",
     "rope rope .*F16", r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40) F16", "reduce reduce sum I64",
     r"argmax argmax (2x3000x1|2x40x5|3x17x1|2x40009x1|1x700x40) min=0 last=1 F16",
+    r"cumsum cumsum F16 (2x3001x1|5x40x7|300x9x3|1x40009x1|3x700x40|7x260x1) .*", "cumsum cumsum I64 (1x40009x1|5x40x7) .*",
     r"copy copy .* (2|8)B", "copy copy symbolic", r"gather(_elements)? .* by (11|5) 2B F32",
     "gather gather out of range", "fill fill 1003 x 2B", "store_ints store_ints I64", "range range F32",
     r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",

@@ -107,6 +107,18 @@ def argmax(dtype: DType, outer: int, n: int, inner: int = 1, *, least: bool = Fa
     return Trial(f"{name}{' axis 1' * (inner > 1)}", dtype, [r], inputs, eager, ours)
 
 
+def cumsum(dtype: DType, outer: int, n: int, inner: int = 1) -> Trial:
+    shape = (outer, n) if inner == 1 else (outer, n, inner)
+    r = R.request("cumsum", dtype if dtype != DType.I64 else F32, {"outer": outer, "n": n, "inner": inner, "dtype": int(dtype)}, operands=("x", "y"))
+
+    def ours(x: Tensors) -> tuple[Places, Any]:
+        y = result(shape, dtype)
+        return [{**x, "y": y}], y
+
+    name = f"cumsum {dtype.name} {'x'.join(map(str, shape))} axis 1"
+    return Trial(name, dtype, [r], lambda: {"x": random(*shape, dtype=dtype)}, lambda x: R.torch().cumsum(x["x"], 1), ours, linear=True)
+
+
 def groupnorm(dtype: DType, b: int, c: int, g: int, h: int, w: int) -> Trial:
     r = R.request("groupnorm", dtype, {"B": b, "C": c, "G": g, "inner": h * w}, {"eps": 1e-5}, operands=("x", "gamma", "beta", "y"))
 
@@ -216,6 +228,13 @@ def trials() -> Iterator[Trial]:
     yield argmax(F16, 17, 1009, 31)
     yield argmax(F32, 1, 1000003, least=True)
     yield argmax(BF16, 30011, 11)
+    yield cumsum(DType.I64, 7, 509)
+    yield cumsum(F32, 1, 100003)
+    yield cumsum(F16, 1021, 1031)
+    yield cumsum(F32, 100003, 7)
+    yield cumsum(F32, 17, 1009, 31)
+    yield cumsum(BF16, 3, 50021)
+    yield cumsum(F32, 2, 50021, 6)
     for size in (1, 7, 1000003):
         yield pointwise(F16, _GELU, _gelu, [(size,), (size,)], what="gelu")
     yield pointwise(BF16, _GELU, _gelu, [(1000003,), (1000003,)], what="gelu")

@@ -203,6 +203,8 @@ FAMILIES: dict[str, Family] = {
     "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
     # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x is F32 or I64.
     "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
+    # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or from the end (reverse); CUDA only.
+    "cumsum": Family(("x", "y"), ("outer", "n", "inner", "exclusive", "reverse", "dtype")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as the [R, C] weight of a gemm to R columns, w2 as that of a
     # gemm from C to R columns (so [R, C], too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.
     "squeeze_excite": Family(

@@ -1,4 +1,4 @@
-"""CUDA softmax, norms, rotary embedding, reductions and argmax: every kernel compiles without a GPU; the emitters choose what they should."""
+"""CUDA softmax, norms, rotary embedding, reductions, argmax and running sums: every kernel compiles without a GPU; the emitters choose what they should."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _SOFTMAX: tuple[tuple[DimLike, DimLike, int], ...] = (
 _REDUCE: tuple[tuple[int, DimLike, DimLike], ...] = (
     (0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9), (6, 99999, 1), (7, 99999, 3), (0, symbol("n"), 1), (3, 7, symbol("i")),
 )  # fmt: skip
+_SCANS: tuple[tuple[DimLike, DimLike, int], ...] = ((17, 1, 0), (900, 1, 1), (99999, 1, 2), (700, 40, 3), (symbol("n"), 1, 0), (9, symbol("i"), 1))
 _ROPE = {"B": 2, "S": 5, "H": 3, "D": 64, "rot": 32, "x_b": 960, "x_s": 192, "x_h": 64, "y_b": 960, "y_s": 192, "y_h": 64, "c_s": 16}
 
 
@@ -58,6 +59,9 @@ def cases() -> Iterator[tuple[str, Request]]:
         for n, last in ((17, 0), (5000, 1), (99999, 0)):
             ints = {"outer": 3, "n": n, "inner": 2, "min": 0, "last": last, "dtype": int(d)}
             yield f"argmax {n}", request("argmax", d, ints, operands="xy", arch=arch)
+        for n, inner, flags in _SCANS:
+            scan: dict[str, DimLike] = {"outer": 3, "n": n, "inner": inner, "exclusive": flags & 1, "reverse": flags >> 1, "dtype": int(d)}
+            yield f"cumsum {n}x{inner}", request("cumsum", d, scan, operands="xy", arch=arch)
         floats = {"eps": 1e-5, "p0": 0.0, "p1": 0.0}
         plain = {"B": 2, "C": 40, "G": 4, "inner": 63, "act": 5}
         yield "groupnorm_nhwc in clusters", request("groupnorm_nhwc", d, _LARGE, floats, operands=("x", "gamma", "beta", "y"), arch=arch)
@@ -69,6 +73,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     for t in (DType.I64, DType.I32):
         ints = {"kind": 4, "outer": 3, "n": 7, "inner": 2, "dtype": int(t)}
         yield f"reduce {t.name}", request("reduce", DType.F32, ints, operands="xy", arch=80)
+        yield f"cumsum {t.name}", request("cumsum", DType.F32, {"outer": 1, "n": 99999, "inner": 1, "dtype": int(t)}, operands="xy", arch=80)
     yield "argmax I64", request("argmax", DType.F32, {"outer": 3, "n": 7, "inner": 2, "min": 1, "last": 0, "dtype": int(DType.I64)}, operands="xy", arch=80)
 
 
@@ -150,6 +155,16 @@ def test_few_rows_of_a_warp_get_more() -> None:
     kernels = _axis("softmax", symbol("rows"), 1031, 1)
     for rows, grids in ((1056, [0, 1056]), (1057, [265, 0])):
         assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
+
+
+def test_running_sums_of_long_rows_know_the_parts_before() -> None:
+    for outer, n, inner, blocks in ((1, 100003, 1, 24), (7, 100003, 1, 168), (2, 50021, 6, 390)):
+        parts, scan = _axis("cumsum", outer, n, inner)
+        assert (parts.symbol, scan.symbol, parts.grid, scan.grid[0], parts.scratch) == ("cumsum_parts", "cumsum", scan.grid, blocks, scan.scratch)
+    assert [len(_axis("cumsum", *s)) for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))] == [1] * 4
+    kernels = _axis("cumsum", symbol("rows"), symbol("n"), 1)
+    for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 0, 3]), (3, 99999, [0, 0, 72, 72]), (0, 99999, [0] * 4)):
+        assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
 
 
 def test_absent_operands_are_no_parameters() -> None:

@@ -228,6 +228,24 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
     assert found.to_json()["leaving"][0].keys() == {"node", "op", "reason"}
 
 
+def test_running_sums_of_positions_stay_on_the_gpu() -> None:
+    m = parse(
+        """
+        g (int64[b, s] ids) => (float[b, s, 8] y)
+        {
+          e = Equal (ids, pad)  n = Not (e)  m = Cast <to = 6> (n)  c = CumSum (m, axis)  p = Mul (c, m)  q = Cast <to = 7> (p)  r = Add (q, pad)
+          z = Gather (table, r)  y = MatMul (z, w)
+        }
+        """,
+        pad=np.int64(1),
+        axis=np.int32(1),
+        table=normal(64, 8),
+        w=normal(8, 8),
+    )
+    left = {b: [n.op for n in explain.explain(m, backend=b, provider=True).coverage.leaving] for b in ("cpu", "cuda")}  # type: ignore[union-attr]
+    assert "CumSum" in left["cpu"] and left["cuda"] == []
+
+
 def test_light_nodes_alone_stay_with_the_runtime() -> None:
     m = parse("g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu (x) }")
     (n,) = explain.explain(m, backend="cpu", provider=True).coverage.leaving  # type: ignore[union-attr]

@@ -237,6 +237,22 @@ def argmax(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch("argmax", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
 
 
+def cumsum(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if ctx.target.name != "cuda":
+        raise Unsupported("no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
+        raise Unsupported(f"CumSum of type {x.dtype.name}")
+    axis = int(ctx.contents(op.input(1), "the axis").reshape(-1)[0])
+    axis = axis + x.rank if axis < 0 else axis
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
+        "reverse": int(op.attr("reverse", 0)), "dtype": int(x.dtype),
+    }  # fmt: skip
+    ctx.plan.launch("cumsum", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+
+
 def batchnorm(ctx: Lowering, op: Op) -> None:
     """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale + shift, ...) per channel."""
     roles = op.by_role if op.fused else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
@@ -270,6 +286,6 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
 OPS = {
     "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm, ":groupnorm": groupnorm,
     "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax, "LogSoftmax": softmax, ":softmax": softmax,
-    "ArgMax": argmax, "ArgMin": argmax, "BatchNormalization": batchnorm, ":batchnorm": batchnorm,
+    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum, "BatchNormalization": batchnorm, ":batchnorm": batchnorm,
     **dict.fromkeys(_KINDS, reduce),
 }  # fmt: skip

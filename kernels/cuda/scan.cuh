@@ -1,0 +1,151 @@
+// Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself (EXCLUSIVE) or from the end (REVERSE). Where columns are
+// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
+template <class E> DEV float summand(E v) { return to_float(v); }
+DEV u32 summand(i32 v) { return u32(v); }
+DEV u64 summand(i64 v) { return u64(v); }
+template <class E> DEV void settle(E& to, float sum) { from_float(to, sum); }
+DEV void settle(i32& to, u32 sum) { to = i32(sum); }
+DEV void settle(i64& to, u64 sum) { to = i64(sum); }
+
+// Sums of v over this and all lower lanes, of each LANES.
+template <int LANES, class A> DEV A scan_lanes(A v) {
+  const int lane = threadIdx.x % LANES;
+#pragma unroll
+  for (int o = 1; o < LANES; o *= 2) {
+    const A other = __shfl_up_sync(FULL_WARP, v, o);
+    if (lane >= o) v += other;
+  }
+  return v;
+}
+
+// Contiguous rows: a warp, or all THREADS, go along one, K times 32 elements a turn of a warp.
+template <int K, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
+DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) {
+  typedef decltype(summand(E())) A;
+  constexpr int WARPS = LANES / 32, TILE = 32 * K;
+  __shared__ A shared[32];
+  const i64 unit = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
+  if (unit >= i64(rows) * parts) return;  // whole rows leave together
+  const int lane = threadIdx.x & 31, warp = threadIdx.x % LANES / 32, mine = int(unit % parts);
+  const Part part(n, mine, parts, 16 / sizeof(E));
+  const int length = part.to - part.from;
+  const i64 row = unit / parts;
+  x += row * n, y += row * n;
+  A before = A(0);
+  if (WARPS > 1 && parts > 1) {
+    for (int p = threadIdx.x; p < parts; p += THREADS)
+      if (REVERSE ? p > mine : p < mine) before += summand(held[row * parts + p]);
+    before = join_threads<Sum, LANES>(before, shared);
+  }
+  for (int first = 0; first < length; first += WARPS * TILE) {
+    const int at = first + warp * TILE + lane;
+    A v[K], total = A(0);
+    auto place = [&](int k) { return REVERSE ? part.to - 1 - (at + k * 32) : part.from + at + k * 32; };
+#pragma unroll
+    for (int k = 0; k < K; k++) v[k] = at + k * 32 < length ? summand(x[place(k)]) : A(0);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      const A sum = scan_lanes<32>(v[k]), lower = __shfl_up_sync(FULL_WARP, sum, 1);
+      v[k] = total + (!EXCLUSIVE ? sum : lane ? lower : A(0));
+      total += __shfl_sync(FULL_WARP, sum, 31);
+    }
+    A start = before;
+    if (WARPS > 1) {
+      __syncthreads();  // readers of the turn before are done
+      if (lane == 0) shared[warp] = total;
+      __syncthreads();
+      const A sum = scan_lanes<32>(lane < WARPS ? shared[lane] : A(0)), lower = __shfl_sync(FULL_WARP, sum, warp ? warp - 1 : 0);
+      if (warp) start += lower;
+      total = __shfl_sync(FULL_WARP, sum, 31);
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++)
+      if (at + k * 32 < length) settle(y[place(k)], start + v[k]);
+    before += total;
+  }
+}
+
+// Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a column.
+template <int ACROSS, int DOWN, class A> DEV void scan_down(A v, A* shared) {
+  const int down = threadIdx.x / ACROSS;
+  __syncthreads();
+  shared[threadIdx.x] = v;
+  __syncthreads();
+#pragma unroll
+  for (int o = 1; o < DOWN; o *= 2) {
+    if (down >= o) v += shared[threadIdx.x - o * ACROSS];
+    __syncthreads();
+    shared[threadIdx.x] = v;
+    __syncthreads();
+  }
+}
+
+// ACROSS columns next to each other, the block's other threads below: K elements below each other each.
+template <int K, int ACROSS, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
+DEV void scan_columns(const E* x, E* y, const H* held, int n, int inner, int parts) {
+  typedef decltype(summand(E())) A;
+  constexpr int DOWN = THREADS / ACROSS;
+  __shared__ A shared[THREADS];
+  const int tiles = (inner + ACROSS - 1) / ACROSS, side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+  const int column = int(blockIdx.x % tiles) * ACROSS + side;
+  const i64 unit = blockIdx.x / tiles, o = unit / parts;
+  const int mine = int(unit % parts);
+  const bool real = column < inner;
+  const Part part(n, mine, parts, 1);
+  const int length = part.to - part.from;
+  x += o * n * inner + column, y += o * n * inner + column;
+  const A* last = shared + (DOWN - 1) * ACROSS + side;
+  A before = A(0);
+  if (parts > 1) {
+    for (int p = down; p < parts && real; p += DOWN)
+      if (REVERSE ? p > mine : p < mine) before += summand(held[(o * parts + p) * inner + column]);
+    scan_down<ACROSS, DOWN>(before, shared);
+    before = *last;
+  }
+  for (int first = 0; first < length; first += DOWN * K) {
+    const int at = first + down * K;
+    auto place = [&](int k) { return i64(REVERSE ? part.to - 1 - (at + k) : part.from + at + k) * inner; };
+    A v[K], total = A(0);
+#pragma unroll
+    for (int k = 0; k < K; k++) v[k] = real && at + k < length ? summand(x[place(k)]) : A(0);
+#pragma unroll
+    for (int k = 0; k < K; k++) total += v[k];
+    scan_down<ACROSS, DOWN>(total, shared);
+    A run = before + (down ? shared[threadIdx.x - ACROSS] : A(0));
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      const A next = run + v[k];
+      if (real && at + k < length) settle(y[place(k)], EXCLUSIVE ? run : next);
+      run = next;
+    }
+    before += *last;
+  }
+}
+
+// Small slabs [n, inner], so many a block; LANES lanes have a column, a run of it each.
+template <int BYTES, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E> DEV void scan_slabs(const E* x, E* y, int outer, int n, int inner, int each) {
+  typedef decltype(summand(E())) A;
+  __shared__ alignas(16) E room[BYTES / sizeof(E) + 16 / sizeof(E)];
+  const i64 first = i64(blockIdx.x) * each, at = first * n * inner;
+  const int count = int(min(i64(each), outer - first)), columns = count * inner, lane = threadIdx.x % LANES, per = (n + LANES - 1) / LANES;
+  Slabs<THREADS, E> slabs;
+  slabs.bring(room, x + at, count * n * inner);
+  for (int c = threadIdx.x / LANES; c - int(threadIdx.x / LANES) < columns; c += THREADS / LANES) {
+    const int column = min(c, columns - 1), from = lane * per, to = c < columns ? min(from + per, n) : 0;
+    E* top = slabs.slab + column / inner * n * inner + column % inner;
+    auto place = [&](int j) { return (REVERSE ? n - 1 - j : j) * inner; };
+    A run = A(0);
+    if (LANES > 1) {
+      A total = A(0);
+      for (int j = from; j < to; j++) total += summand(top[place(j)]);
+      const A lower = __shfl_up_sync(FULL_WARP, scan_lanes<LANES>(total), 1);
+      run = lane ? lower : A(0);
+    }
+    for (int j = from; j < to; j++) {
+      const A next = run + summand(top[place(j)]);
+      settle(top[place(j)], EXCLUSIVE ? run : next);
+      run = next;
+    }
+  }
+  slabs.take_back(y + at, count * n * inner);
+}
