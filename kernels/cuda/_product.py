@@ -21,7 +21,7 @@ MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k."""
+    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k. warps_k: warps that share the k of a stage (f32)."""
 
     bm: int
     bn: int
@@ -29,37 +29,48 @@ class Tile:
     warps_n: int
     stages: int
     split: int = 1
+    warps_k: int = 1
+    resident: int = 1
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
+        return 32 * self.warps_m * self.warps_n * self.warps_k
 
     @property
     def smem(self) -> int:
-        return max(self.stages * (self.bm + self.bn) * 128, self.bm * (self.bn + 8) * 4)
+        return max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4)
 
 
 _TILES = (
     Tile(128, 128, 2, 2, 3), Tile(64, 128, 2, 2, 3), Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 4), Tile(32, 64, 1, 4, 4), Tile(16, 64, 1, 4, 6),
     Tile(16, 32, 1, 2, 8),
 )  # fmt: skip
-_TILES_F32 = (Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 3), Tile(32, 64, 2, 2, 4), Tile(16, 64, 2, 2, 4))
+#: A thread has 8 rows and columns where it can; small tiles get their warps along k.
+_TILES_F32 = (
+    Tile(128, 128, 4, 2, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
+    Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
+)  # fmt: skip
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync f16, FFMA f32), clocks before the first step's data and after the last.
 _L2_BYTES, _FLOPS, _FLOPS_F32, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 200.0, 2500.0, 700.0, 1500.0
+#: Clocks until four pieces of 16 bytes have come through registers.
+_SLOW = 700.0
 
 
 def tiles(dtype: DType) -> tuple[Tile, ...]:
     return _TILES_F32 if dtype == DType.F32 else _TILES
 
 
-def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bool) -> float:
-    """Clocks for the product of m x n with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency."""
+def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bool, slow: tuple[bool, bool] = (False, False)) -> float:
+    """Clocks for the product of m x n with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency.
+
+    slow: operands whose copies a stage waits for."""
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
     resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
     waves = -(-blocks // (sms * resident))
     flops = 2.0 * t.bm * t.bn * (32 if f32 else 64)
     efficiency = 1.0 if t.bm * t.bn >= 16384 else 0.8 if t.bm * t.bn >= 8192 else 0.65 if t.bm * t.bn >= 4096 else 0.5
     step = max(resident * flops / ((_FLOPS_F32 if f32 else _FLOPS) * efficiency), resident * (t.bm + t.bn) * 128 / _L2_BYTES, _STEP_LATENCY / (t.stages - 1))
+    step += sum(_SLOW * -(-rows * 8 // (4 * t.threads)) for rows, waits in zip((t.bm, t.bn), slow, strict=True) if waits)
     return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
 
 
@@ -71,12 +82,13 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
 def prices(
-    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), split: bool = True, maps: int = 0, stored: bool = False,
+    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), slow: tuple[bool, bool] = (False, False), split: bool = True,
+    maps: int = 0, stored: bool = False,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
-    transposed: operands that need tiles of at least 64; split: whether k may be divided; maps: steps along k of the kernels that read through tensor maps,
-    0 where these do not reach; stored: whether they reach the result and the residual, too."""
+    transposed: operands that need tiles of at least 64; slow: those whose copies a stage waits for; split: whether k may be divided; maps: steps along k of the
+    kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
@@ -91,7 +103,7 @@ def prices(
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
-                out[tile] = tile_cost(tile, m, n, steps, batch, r.sms, f32)
+                out[tile] = tile_cost(tile, m, n, steps, batch, r.sms, f32, slow)
     return out
 
 
@@ -153,6 +165,11 @@ class Access:
     trans: bool = False
     gather: bool = False
 
+    @property
+    def slow(self) -> bool:
+        """Whether elements go through registers."""
+        return self.bytes == 2
+
 
 def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others: Sequence[DimLike] = ()) -> Access:
     """Access of `operand` whose element (row, k) lies at row * row_step + k * k_step (+ others, which only matter for alignment)."""
@@ -163,7 +180,7 @@ def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others:
 
     if isinstance(k_step, int) and k_step == 1:
         return Access(alignment(row_step, *others))
-    if size == 2 and isinstance(row_step, int) and row_step == 1 and alignment(k_step, *others) >= 4:
+    if size == 2 and isinstance(row_step, int) and row_step == 1:
         return Access(alignment(k_step, *others), trans=True)
     return Access(size, gather=True)
 
@@ -186,16 +203,17 @@ def product(
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
         parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
     f32 = r.dtype == DType.F32
+    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "resident")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}",
         f"#define SOURCE {source}", *defines, f"#define PARAMETERS {', '.join(declaration(t, n) for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, STAGES = {tile.stages};",
+        f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
         f"constexpr bool Y_VECTOR = {int(y_vector)};",
-        epi.source, _backend.template("tile_access"), _backend.template("tile"),
+        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"), _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))

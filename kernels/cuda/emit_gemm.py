@@ -17,33 +17,60 @@ _epilogue = registry.module("kernels", "cuda").part("_epilogue")
 _norms = registry.module("kernels", "cuda").part("_norms")
 _wgmma = registry.module("kernels", "cuda").part("_wgmma")
 _split = registry.module("kernels", "cuda").part("_split")
+_thin = registry.module("kernels", "cuda").part("_thin")
+_align = registry.module("kernels", "cuda").part("_align")
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
 def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike) -> list[Kernel]:
     """y[m, n] = epilogue(x[m, :] . w[n, :]): `gemm`, and convolutions that are one."""
     ldw = -(-k // 8) * 8
-    a, b = _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1)
-    params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
-    params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
-    params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
-    maps = -(-k // 64) if k and _wgmma.able(r, (ldx,), ("x",)) else 0
+    if m == 1:
+        ldx = ldw  # where a second row would be does not matter
+    steps, copied = -(-k // 64), _align.Rows("x", m, k, ldx)
+    maps = steps if k and _wgmma.able(r, (ldx,), ("x",)) else 0
     stored = not r.ints.get("res_mode", 0) or _wgmma.able(r, (ldy, ldr), ("y", "res"))
     if (_norms.normed(r) or _norms.measured(r)) and not (maps and stored):
         raise Unfit("norms folded into a product of operands that are not aligned")
+    aligned = replace(r, unaligned=r.unaligned - {"x"})
+    mappable = k and _wgmma.able(aligned, (ldw,), ("x",))
+    slow = _product.access(r, "x", ldx, 1).slow, False
+
+    def price(rows: int) -> Any:
+        costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, slow=slow)
+        if maps:
+            return costs
+        costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1))
+        if mappable:
+            copy = _align.cost(rows * k)
+            costs |= {_align.Aligned(t): copy + c for t, c in _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored).items()}
+        return costs
+
     kernels: list[Kernel] = []
-    for tile, active in _product.choose(m, lambda rows: _product.prices(rows, n, k, 1, r, maps=maps, stored=stored)):
-        if isinstance(tile, _wgmma.HopperTile):
-            kernels.append(_wgmma.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active))
-            continue
-        if isinstance(tile, _split.SplitTile):
-            kernels.append(_split.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active))
-            continue
-        kernels += _product.product(
-            r, tile, source=0, params=params, a=a, b=b, pitches=(ldr,), y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1,
-            defines=("#define BATCHED 0",), active=active,
-        )  # fmt: skip
+    for tile, active in _product.choose(m, price):
+        if isinstance(tile, _align.Aligned):
+            copy = _align.kernel(r, [copied], active=active)
+            kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, ldw, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
+        else:
+            kernels += _by_tile(r, tile, m, n, k, ldx, ldy, ldr, active)
     return list(_product.shared_scratch(kernels))
+
+
+def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
+    if isinstance(tile, _wgmma.HopperTile):
+        return [_wgmma.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active)]
+    if isinstance(tile, _split.SplitTile):
+        return [_split.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active)]
+    ldw = -(-k // 8) * 8
+    params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
+    params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
+    params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
+    if isinstance(tile, _thin.ThinTile):
+        return [_thin.product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
+    return list(_product.product(
+        r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
+        y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, defines=("#define BATCHED 0",), active=active,
+    ))  # fmt: skip
 
 
 def gemm(r: Request) -> list[Kernel]:
@@ -59,25 +86,59 @@ def matmul(r: Request) -> list[Kernel]:
     if not _epilogue.vector(r, "res", (i["r_0"], i["r_1"])):
         r = replace(r, unaligned=r.unaligned | {"res"})
     m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
+    i |= {name: 0 for name, count in (("a_m", m), ("b_n", n)) if count == 1}  # where a second row would be does not matter
     a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
-    params = [(t, name, Pointer(name)) for t, name in _POINTERS]
-    params += _product.int_params(r, ("M", "N", "K")) + _product.long_params(r, _MATMUL_STRIDES)
-    if not _epilogue.residual(r):
-        params.append(("const T*", "res", Pointer("res")))
     batch = _product.known(D.mul(b0, b1), 16)
+    # Operands that are copied to where rows are aligned, where that pays, and the request and strides of the product of these.
+    copies = [
+        _align.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
+        for o, how, row, sizes in (("a", a, "m", (m, k)), ("b", b, "n", (n, k))) if how.slow and not how.gather and r.arch >= 90
+    ]  # fmt: skip
+    moved = dict(i)
+    for c, row in ((c, "m" if c.operand == "a" else "n") for c in copies):
+        trans = (a if c.operand == "a" else b).trans
+        moved |= {f"{c.operand}_{'k' if trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
+    aligned = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
 
     def price(rows: int) -> Any:
-        return _product.prices(rows, _product.known(n, 512), _product.known(k, 512), batch, r, transposed=(a.trans, b.trans), split=r.arch >= 90)
+        columns, depth = _product.known(n, 512), _product.known(k, 512)
+        turned = (a.trans, b.trans)
+        costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, slow=(a.slow, b.slow), split=r.arch >= 90)
+        if isinstance(n, int):
+            costs |= _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]))
+        if copies:
+            copy = _align.cost(sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch)
+            slow = tuple(how.slow and how.gather for how in (a, b))
+            plain = _product.prices(rows, columns, depth, batch, aligned, transposed=turned, slow=slow, split=True)
+            costs |= {_align.Aligned(t): copy + c for t, c in plain.items()}
+        return costs
 
-    vector = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     kernels: list[Kernel] = []
     for tile, active in _product.choose(m, price):
-        kernels += _product.product(
-            r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=vector, rows=m, columns=n, grid_y=b1, grid_z=b0,
-            defines=("#define BATCHED 1",), active=active,
-        )  # fmt: skip
+        if isinstance(tile, _align.Aligned):
+            copy = _align.kernel(r, copies, b0, b1, active)
+            places = {c.operand: f"scratch{j}" for j, c in enumerate(copies)}
+            kernels += [copy, *_align.redirected(_strided(aligned, tile.tile, moved, active), places, copy.scratch)]
+        else:
+            kernels += _strided(r, tile, i, active)
     return kernels
+
+
+def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
+    """The kernels of `matmul` with strides `i`."""
+    m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
+    params = [(t, name, Pointer(name)) for t, name in _POINTERS]
+    params += _product.int_params(r, ("M", "N", "K")) + [("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES]
+    if not _epilogue.residual(r):
+        params.append(("const T*", "res", Pointer("res")))
+    if isinstance(tile, _thin.ThinTile):
+        return [_thin.product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
+    return list(_product.product(
+        r, tile, source=0, params=params, a=_product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"])),
+        b=_product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"])), pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
+        rows=m, columns=n, grid_y=b1, grid_z=b0, defines=("#define BATCHED 1",), active=active,
+    ))  # fmt: skip
 
 
 _MATMUL_STRIDES = ("a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr")

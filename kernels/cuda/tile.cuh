@@ -1,7 +1,7 @@
 // One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
 // convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; 16-bit types use the tensor cores (mma.sync), f32 uses FFMA.
 //
-// The generator defines: T, BM, BN, WARPS_M, WARPS_N, STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
+// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
 // Y_VECTOR, Y_FLAT, and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
@@ -76,18 +76,23 @@ struct Accumulator {
   }
 };
 #else
-constexpr int TX = 8, TY = THREADS / TX, TM = BM / TY, TN = BN / TX;
+// A thread has every TY-th row and every TX-th column of the tile; the warps of one group have the same k of a stage, chunks WARPS_K apart.
+constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
 struct Accumulator {
   float v[TM][TN];
+  METHOD int across() const { return threadIdx.x % 8 + threadIdx.x / 32 % WARPS_N * 8; }
+  METHOD int down() const { return threadIdx.x % 32 / 8 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
+  METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
   METHOD float4 at(u32 base, int row, int c) {
     float4 r;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(base + row * 128 + ((c ^ (row & 7)) << 4)) : "memory");
     return r;
   }
   METHOD void multiply(u32 a, u32 b) {
-    const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
+    const int tx = across(), ty = down();
 #pragma unroll 2
-    for (int c = 0; c < 8; c++) {
+    for (int q = 0; q < 8 / WARPS_K; q++) {
+      const int c = q * WARPS_K + group();
       float4 fa[TM];
 #pragma unroll
       for (int i = 0; i < TM; i++) fa[i] = at(a, ty + i * TY, c);
@@ -95,7 +100,13 @@ struct Accumulator {
       for (int j = 0; j < TN; j++) {
         const float4 fb = at(b, tx + j * TX, c);
 #pragma unroll
-        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].x, fb.x, fmaf(fa[i].y, fb.y, fmaf(fa[i].z, fb.z, fmaf(fa[i].w, fb.w, v[i][j]))));
+        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].x, fb.x, v[i][j]);
+#pragma unroll
+        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].y, fb.y, v[i][j]);
+#pragma unroll
+        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].z, fb.z, v[i][j]);
+#pragma unroll
+        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].w, fb.w, v[i][j]);
       }
     }
   }
@@ -106,11 +117,23 @@ struct Accumulator {
       for (int j = 0; j < TN; j++) v[i][j] = 0.f;
   }
   METHOD void stage(float* to) const {
-    const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
+    const int tx = across(), ty = down();
+    float* const mine = to + group() * (BM * PITCH);
 #pragma unroll
     for (int i = 0; i < TM; i++)
 #pragma unroll
-      for (int j = 0; j < TN; j++) to[(ty + i * TY) * PITCH + tx + j * TX] = v[i][j];
+      for (int j = 0; j < TN; j++) mine[(ty + i * TY) * PITCH + tx + j * TX] = v[i][j];
+    if (WARPS_K == 1) return;
+    __syncthreads();
+    for (int t = threadIdx.x; t < BM * PITCH / 4; t += THREADS) {
+      float4 sum = ((const float4*)to)[t];
+#pragma unroll
+      for (int g = 1; g < WARPS_K; g++) {
+        const float4 other = ((const float4*)(to + g * (BM * PITCH)))[t];
+        sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+      }
+      ((float4*)to)[t] = sum;
+    }
   }
 };
 #endif
@@ -130,6 +153,22 @@ DEV void store8(T* y, const float (&v)[8], int count) {
     for (int k = 0; k < 8; k++)
       if (k < count) from_float(y[k], v[k]);
   }
+}
+
+// Columns [0, count) of one row by one warp, where rows of y lie anyhow: words of two elements of two bytes where these are aligned.
+DEV void store_row(T* y, const float* from, int count, int lane) {
+#if IS_F32
+  for (int c = lane; c < count; c += 32) y[c] = from[c];
+#else
+  const int first = (int)((u64)y / 2 % 2);
+  if (lane < first) from_float(y[0], from[0]);
+  for (int c = first + 2 * lane; c < count; c += 64) {
+    if (c + 1 < count)
+      *(u32*)(y + c) = pack2((T*)0, from[c], from[c + 1]);
+    else
+      from_float(y[c], from[c]);
+  }
+#endif
 }
 
 // Where row m of the product lies: offsets in elements of y and of the full operands of the epilogue. False for rows that do not exist.
@@ -171,7 +210,7 @@ constexpr bool kTransposed = TRANSPOSED;
   const int channel0 = 0;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) product_tile(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
@@ -202,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
   if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
 #endif
-  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K};
-  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K};
+  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
+  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
 #endif
   const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT), end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
 #if SOURCE == 1
@@ -278,9 +317,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
 #else
     const int n = channel0 + n0 + c;
     finish(epilogue, v, m, full, n, left_columns);
-    store8(y + to + n, v, left_columns);
+    if (Y_VECTOR) {
+      store8(y + to + n, v, left_columns);
+    } else {
+      *(float4*)(staged + r * PITCH + c) = *(const float4*)v;
+      *(float4*)(staged + r * PITCH + c + 4) = *(const float4*)(v + 4);
+    }
 #endif
   }
+#if SPLIT == 1 || CLUSTER
+  if (!Y_VECTOR) {
+    __syncthreads();
+    const int columns = min(BN, N - n0), end = min(min(row0 + ROWS, BM), M - m0);
+    i64 to, full;
+    if (columns >= 24) {
+      for (int r = row0 + threadIdx.x / 32; r < end; r += THREADS / 32)
+        if (out.place(m0 + r, to, full)) store_row(y + to + channel0 + n0, staged + r * PITCH, columns, threadIdx.x % 32);
+    } else {
+      for (int t = threadIdx.x; t < (end - row0) * columns; t += THREADS) {
+        const int r = row0 + t / columns, c = t % columns;
+        if (out.place(m0 + r, to, full)) from_float(y[to + channel0 + n0 + c], staged[r * PITCH + c]);
+      }
+    }
+  }
+#endif
 #if SPLIT > 1 && CLUSTER
   cluster_sync();
 #endif

@@ -3,7 +3,7 @@
 // Shared memory holds rows of 128 bytes (BK elements of k for one m or n) in chunks of 16 bytes; chunk c of row r lies at c ^ (r & 7), so
 // that ldmatrix and the copies are free of bank conflicts. A transposed operand (unit stride along m or n) holds panels of 64 of those columns by BK rows.
 
-constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr int CHUNK = 16 / sizeof(T);  // elements of one chunk
 constexpr int BK = 8 * CHUNK;
 constexpr bool SIMT = sizeof(T) == 4;
@@ -24,6 +24,16 @@ DEV void ldmatrix_transposed(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
 
+#if !IS_F32
+// A chunk of elements of two bytes, `step` apart, of which `count` exist; the rest is zero.
+DEV uint4 gathered(const T* from, int count, i64 step) {
+  u32 v[8];
+#pragma unroll
+  for (int k = 0; k < 8; k++) v[k] = k < count ? ((const u16*)from)[k * step] : 0;
+  return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+}
+#endif
+
 // One chunk: `count` elements (0..CHUNK) from `from`, `step` elements apart (1 unless GATHER); the rest is zero.
 template <int BYTES, bool GATHER> DEV void copy_chunk(u32 to, const T* from, int count, i64 step) {
   count = max(0, min(count, CHUNK));
@@ -37,10 +47,10 @@ template <int BYTES, bool GATHER> DEV void copy_chunk(u32 to, const T* from, int
 #pragma unroll
     for (int k = 0; k < 4; k++) copy4(to + 4 * k, count > E * k ? from + (GATHER ? k * step : E * k) : from, max(0, min(4, (count - E * k) * (int)sizeof(T))));
   } else {
-    u16 v[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] = k < count ? ((const u16*)from)[GATHER ? k * step : k] : (u16)0;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0] | (u32)v[1] << 16), "r"(v[2] | (u32)v[3] << 16), "r"(v[4] | (u32)v[5] << 16), "r"(v[6] | (u32)v[7] << 16) : "memory");
+#if !IS_F32
+    const uint4 v = gathered(from, count, GATHER ? step : 1);
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#endif
   }
 }
 
@@ -55,25 +65,79 @@ template <int ROWS, bool GATHER> struct Rows {
 
 // A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
-  using Place = Rows<ROWS, GATHER>;
+  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
+  static constexpr int COPY = GATHER || BYTES == 2 ? 16 : BYTES, PARTS = 16 / COPY, E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
   const T* base;
   i64 row_step, k_step;
-  int rows, k;  // what is left from the tile's first row; all of k
-  METHOD void load(u32 to, int k0) const {
-    if (TRANS) {  // chunks of neighbouring rows at one k
-#pragma unroll
-      for (int i = 0; i < ROWS * 8 / THREADS; i++) {
-        const int t = threadIdx.x + i * THREADS, line = t / (ROWS / CHUNK), c = t % (ROWS / CHUNK), r = c * CHUNK;
-        const int count = k0 + line < k ? rows - r : 0;
-        copy_chunk<BYTES, false>(to + (c / 8) * (BK * 128) + line * 128 + (((c & 7) ^ (line & 7)) << 4), count > 0 ? base + (i64)(k0 + line) * k_step + r : base, count, 1);
-      }
+  int rows, k;           // what is left from the tile's first row; all of k
+  const T *first, *last;  // where the whole matrix lies
+  // Copy i of this thread: where it goes, how many elements exist from `from` on, an address that counts only where there are any. Copies of one thread are HOP rows (or lines of k) apart where all have the same k.
+  static constexpr int HOP = THREADS / (TRANS ? ROWS / CHUNK * PARTS : 8 * PARTS);
+  METHOD bool place(int i, int k0, u32& to, const T*& from, int& count) const {
+    const u32 t = threadIdx.x, part = t % PARTS;
+    if (ROWS * 8 * PARTS % THREADS != 0 && t + i * THREADS >= ROWS * 8 * PARTS) return false;
+    if (TRANS) {  // of neighbouring rows at one k
+      constexpr int ACROSS = ROWS / CHUNK;
+      static_assert(THREADS % (ACROSS * PARTS) == 0, "copies of a thread have the same rows");
+      const int r = t / PARTS % ACROSS, line = t / PARTS / ACROSS + i * HOP, e = r * CHUNK + part * E;
+      to = (r / 8) * (BK * 128) + line * 128 + (((r & 7) ^ (line & 7)) << 4) + part * COPY;
+      count = k0 + line < k ? max(0, min(rows - e, E)) : 0;
+      from = base + (i64)(k0 + line) * k_step + e;
+    } else if (GATHER) {  // neighbouring rows are neighbours in memory
+      const int c = t + i * THREADS, r = c % ROWS, chunk = c / ROWS, kk = k0 + chunk * CHUNK;
+      to = r * 128 + ((chunk ^ (r & 7)) << 4);
+      count = r < rows ? max(0, min(k - kk, E)) : 0;
+      from = base + r * row_step + kk * k_step;
     } else {
+      const int r0 = t / (8 * PARTS), r = r0 + i * HOP, chunk = t / PARTS % 8, kk = k0 + chunk * CHUNK + part * E;
+      to = r * 128 + ((chunk ^ ((HOP % 8 ? r : r0) & 7)) << 4) + part * COPY;
+      count = r < rows ? max(0, min(k - kk, E)) : 0;
+      from = base + (r0 * row_step + kk) + i * (HOP * row_step);
+    }
+    return true;
+  }
+  METHOD void load(u32 to, int k0) const {
+    u32 at;
+    const T* from;
+    int count;
+#if !IS_F32
+    if (BYTES == 2) {  // nothing copies so little asynchronously: through registers, several at a time
+      constexpr int BATCH = COUNT < 4 ? COUNT : 4;
 #pragma unroll
-      for (int i = 0; i < Place::COUNT; i++) {
-        if (!Place::active(i)) continue;
-        const int r = Place::row(i), kk = k0 + Place::chunk(i) * CHUNK, count = r < rows ? k - kk : 0;
-        copy_chunk<BYTES, GATHER>(to + Place::offset(i), count > 0 ? base + r * row_step + (GATHER ? kk * k_step : kk) : base, count, k_step);
+      for (int i = 0; i < COUNT; i += BATCH) {
+        u32 places[BATCH];
+        int counts[BATCH];
+        Piece pieces[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+          counts[j] = -1;
+          if (i + j >= COUNT || !place(i + j, k0, places[j], from, counts[j])) continue;
+          if (GATHER)
+            pieces[j].low = gathered(from, counts[j], k_step);
+          else
+            pieces[j].read(from, counts[j], first, last);
+        }
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+          if (i + j >= COUNT || (ROWS * 8 % THREADS != 0 && (int)threadIdx.x + (i + j) * THREADS >= ROWS * 8)) continue;
+          const uint4 v = GATHER ? pieces[j].low : pieces[j].elements(counts[j]);
+          asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + places[j]), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+        }
       }
+      return;
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (!place(i, k0, at, from, count)) continue;
+      if (GATHER)
+        copy_chunk<BYTES, true>(to + at, from, count, k_step);
+      else if (COPY == 16)
+        copy16(to + at, from, count * (int)sizeof(T));
+      else if (COPY == 8)
+        copy8(to + at, from, count * (int)sizeof(T));
+      else
+        copy4(to + at, from, count * (int)sizeof(T));
     }
   }
 };

@@ -10,7 +10,7 @@ from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit, multiple_of
-from tracea_onnx.dims import evaluate
+from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.ops import ACTIVATIONS, DType
 
 cuda = registry.module("kernels", "cuda")
@@ -106,11 +106,8 @@ def kernels_of(r: Request) -> list[Kernel]:
 
 def test_hopper_kernel_only_where_tensor_maps_reach() -> None:
     assert kernels_of(gemm(DType.F16, 8192, 4096, 4096))[0].symbol in ("product_wgmma", "product_split")
-    for r in (
-        gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096), gemm(DType.F16, 8192, 4096, 4097),
-        gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1),
-    ):  # fmt: skip
-        assert kernels_of(r)[0].symbol == "product_tile"
+    for r in (gemm(DType.F16, 8192, 4096, 4096, 89), gemm(DType.F32, 8192, 4096, 4096)):
+        assert [k.symbol for k in kernels_of(r)] == ["product_tile"]
     for res_mode, symbol in ((0, "product_wgmma"), (1, "product_split")):  # its results need not lie at multiples of 16 bytes, a residual must
         for r in (gemm(DType.F16, 8192, 4095, 4096, res_mode=res_mode), gemm(DType.F16, 8192, 4096, 4096, unaligned=("y", "res"), res_mode=res_mode)):
             assert kernels_of(r)[0].symbol == symbol
@@ -133,9 +130,51 @@ def test_rows_known_at_run_time_take_one_kernel_each() -> None:
 
 def test_few_rows_share_k() -> None:
     assert any(k.cluster > 1 for k in kernels_of(gemm(DType.F16, 1, 768, 8192)))
-    split = kernels_of(gemm(DType.F16, 1, 768, 8192, 80))
+    split = kernels_of(gemm(DType.F16, 12, 768, 8192, 80))
     assert [k.symbol for k in split] == ["product_tile", "product_sum"]
     assert split[0].scratch == split[1].scratch != ()
+
+
+def test_rows_that_begin_anywhere_are_copied_first() -> None:
+    for r in (gemm(DType.F16, 8192, 4096, 4097), gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1)):
+        copy, main = kernels_of(r)
+        assert copy.symbol == "align" and main.symbol in ("product_wgmma", "product_split")
+        assert copy.scratch == main.scratch == (8192 * -(-int(r.ints["K"]) // 8) * 8 * 2,)
+    one = gemm(DType.F16, 1, 4096, 4097)  # where a second row would be does not matter
+    assert "align" not in [k.symbol for k in kernels_of(one)]
+
+
+def batched(dtype: DType, m: int, n: int, k: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike]) -> Request:
+    """Products of 2 x 3 packed matrices; a = (a_m, a_k), b = (b_k, b_n)."""
+    ints = {"B0": 2, "B1": 3, "M": m, "N": n, "K": k, "a_0": 3 * m * k, "a_1": m * k, "a_m": a[0], "a_k": a[1], "b_0": 0, "b_1": n * k, "b_k": b[0], "b_n": b[1]}
+    return request("matmul", dtype, ints | {"y_0": 3 * m * n, "y_1": m * n, "ldy": n}, operands=("a", "b", "y"))
+
+
+def test_batches_are_copied_once_each() -> None:
+    r = batched(DType.F16, 1009, 1013, 1019, (1019, 1), (1013, 1))
+    copy, main = kernels_of(r)
+    assert (copy.symbol, main.symbol) == ("align", "product_tile")
+    assert copy.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1016 * 2)  # b is the same for both along the first axis
+    compile_kernels([copy, main], 90)
+
+
+def test_few_rows_stream_the_other_operand() -> None:
+    for d in TYPES:
+        for m, n in ((1021, 1), (7, 1021), (1, 1)):
+            for r in (batched(d, m, n, 515, (515, 1), (1, 515)), batched(d, m, n, 515, (515, 1), (n, 1)), batched(d, m, n, 515, (1, m), (n, 1))):
+                kernels = kernels_of(r)
+                assert [k.symbol for k in kernels] == ["product_thin"], (d, m, n, r.ints)
+                compile_kernels(kernels, 90)
+    assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "product_thin"
+    assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
+
+
+def test_few_rows_at_run_time() -> None:
+    """A kernel for few rows serves no more of them than it was made for."""
+    m = D.symbol("m")
+    for k in kernels_of(gemm(DType.F32, m, 1021, 4099)):
+        if k.symbol == "product_thin":
+            assert evaluate(k.grid[0], {"m": 8}) > 0 and evaluate(k.grid[0], {"m": 9}) == 0
 
 
 def test_sizes_the_kernels_cannot_take() -> None:

@@ -1,0 +1,143 @@
+// Products of which one operand has few rows: y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]), bound by how fast the other operand is read. Rows of that one,
+// the wide operand, are contiguous along k and may begin at any element; the few rows, in any strides, are multiplied with it as they lie in shared memory.
+//
+// A block has ROWS rows of the wide operand, and of these each of its 8 warps has DEEP that are 8 apart: they begin at the same place between multiples of 16 bytes,
+// so that one value of the few rows, at any offset, serves all of them. SPLIT blocks of a cluster divide k.
+//
+// The generator defines: T, BATCHED, WIDE_A (A is the wide operand, else B), EARLY (the wide operand is constant), FEW (most rows of the other one), DEEP, SPLIT, PIECE
+// (elements of k that shared memory has at a time), and the epilogue (struct Epilogue, finish).
+
+constexpr int ROWS = 8 * DEEP, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
+// Element k of a few row lies in plane k % CHUNK at k / CHUNK: lanes that read neighbouring chunks at the same offset meet no bank twice.
+constexpr int PLANE = (PIECE / CHUNK + 31) / 32 * 32 + 32 / CHUNK, FEW_ROW = PLANE * CHUNK;
+constexpr int VALUES = DEEP * FEW, SLOTS = VALUES > 16 ? 32 : VALUES > 8 ? 16 : VALUES > 4 ? 8 : VALUES > 2 ? 4 : VALUES;
+static_assert(VALUES <= 32 && PIECE % (32 * CHUNK) == 0, "a lane finishes one value at most");
+
+DEV int place_of(int k) { return k % CHUNK * PLANE + k / CHUNK; }
+// Sums over pairs of lanes O apart, each of which keeps half of the values while there are more than one.
+template <int O> DEV void keep_half(float (&sum)[SLOTS], int lane) {
+  constexpr int HALF = SLOTS * O / 32;
+  if (HALF == 0) {
+    sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], O);
+    return;
+  }
+  const bool upper = lane & O;
+#pragma unroll
+  for (int q = 0; q < HALF; q++) {
+    const float low = sum[q], high = sum[q + HALF], given = __shfl_xor_sync(0xffffffffu, upper ? low : high, O);
+    sum[q] = (upper ? high : low) + given;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
+  __shared__ float few[FEW * FEW_ROW];
+  __shared__ float sums[8 * SLOTS];
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+#if BATCHED
+  a += blockIdx.z * a_0 + blockIdx.y * a_1;
+  b += blockIdx.z * b_0 + blockIdx.y * b_1;
+  y += blockIdx.z * y_0 + blockIdx.y * y_1;
+  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
+#endif
+  const T* const wide = WIDE_A ? a : b;
+  const T* const narrow = WIDE_A ? b : a;
+  const i64 wide_step = WIDE_A ? a_m : b_n, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
+  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
+  const int share = ((K + SPLIT - 1) / SPLIT + 32 * CHUNK - 1) / (32 * CHUNK) * (32 * CHUNK), begin = min(part * share, K), end = min(begin + share, K);
+  float sum[SLOTS] = {};
+  if (!EARLY) wait_for_producers();
+  for (int piece = begin; piece < end; piece += PIECE) {
+    const int count = first + warp < rows ? min(PIECE, end - piece) : 0;
+    // Of every row: elements up to the first multiple of 16 bytes, whole chunks, and what is left. Rows that do not exist are read as the first one.
+    const T* const base = wide + (i64)(first + warp) * wide_step + piece;
+    const int head = min((int)((0 - (u64)base) % 16 / sizeof(T)), count), chunks = (count - head) / CHUNK, left = count - head - chunks * CHUNK;
+    const T* row[DEEP];
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) row[i] = base + (first + warp + 8 * i < rows ? 8 * i * wide_step : 0);
+    uint4 read[AHEAD][DEEP];
+    auto fetch = [&](int chunk) {
+#pragma unroll
+      for (int s = 0; s < AHEAD; s++)
+#pragma unroll
+        for (int i = 0; i < DEEP; i++)
+          if (chunk + 32 * s < chunks) read[s][i] = *(const uint4*)(row[i] + head + (chunk + 32 * s) * CHUNK);
+    };
+    const int edge = lane < head ? lane : lane >= 16 && lane - 16 < left ? head + chunks * CHUNK + lane - 16 : -1;
+    float at_edge[DEEP];
+    fetch(lane);
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) at_edge[i] = edge >= 0 ? to_float(row[i][edge]) : 0.f;
+    if (piece == begin) {
+      if (EARLY) wait_for_producers();
+    } else {
+      __syncthreads();
+    }
+#pragma unroll
+    for (int c = 0; c < FEW; c++)
+      for (int k = threadIdx.x; k < min(PIECE, end - piece); k += 256)
+        few[c * FEW_ROW + place_of(k)] = c < fews ? to_float(narrow[c * narrow_step + (piece + k) * narrow_k]) : 0.f;
+    __syncthreads();
+    if (edge >= 0) {
+#pragma unroll
+      for (int c = 0; c < FEW; c++) {
+        const float other = few[c * FEW_ROW + place_of(edge)];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++) sum[i * FEW + c] = fmaf(at_edge[i], other, sum[i * FEW + c]);
+      }
+    }
+    int offset[CHUNK];  // of the elements of the first chunk
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) offset[e] = place_of(head + e);
+    for (int chunk = lane; chunk < chunks; chunk += 32 * AHEAD) {
+#pragma unroll
+      for (int s = 0; s < AHEAD; s++) {
+        if (chunk + 32 * s < chunks) {
+          float v[DEEP][CHUNK];
+#pragma unroll
+          for (int i = 0; i < DEEP; i++) unpack(read[s][i], v[i]);
+#pragma unroll
+          for (int c = 0; c < FEW; c++) {
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++) {
+              const float other = few[c * FEW_ROW + offset[e] + chunk + 32 * s];
+#pragma unroll
+              for (int i = 0; i < DEEP; i++) sum[i * FEW + c] = fmaf(v[i][e], other, sum[i * FEW + c]);
+            }
+          }
+        }
+      }
+      fetch(chunk + 32 * AHEAD);
+    }
+  }
+  if (begin >= end) wait_for_producers();  // what y overwrites has been read
+  // Sums of all lanes: with every step a lane keeps half of its values, until lane l has value l / (32 / SLOTS).
+  keep_half<16>(sum, lane);
+  keep_half<8>(sum, lane);
+  keep_half<4>(sum, lane);
+  keep_half<2>(sum, lane);
+  keep_half<1>(sum, lane);
+  if (lane % (32 / SLOTS) == 0) sums[warp * SLOTS + lane / (32 / SLOTS)] = sum[0];
+#if SPLIT > 1
+  cluster_sync();
+#else
+  __syncthreads();
+#endif
+  const int r = threadIdx.x % ROWS, c = threadIdx.x / ROWS, m = WIDE_A ? first + r : c, n = WIDE_A ? c : first + r;
+  if (part == 0 && c < FEW && m < M && n < N) {
+    const float* const from = sums + r % 8 * SLOTS + r / 8 * FEW + c;
+    float v[8] = {*from};
+#if SPLIT > 1
+#pragma unroll
+    for (int peer = 1; peer < SPLIT; peer++) v[0] += from_peer(from, peer);
+#endif
+    const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+    finish(epilogue, v, m, m * ldr, n, 1);
+    from_float(y[m * ldy + n], v[0]);
+  }
+#if SPLIT > 1
+  cluster_sync();  // no block may leave while its sums are read
+#endif
+}

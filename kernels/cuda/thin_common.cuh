@@ -1,0 +1,26 @@
+// What the kernels for products with few rows share (thin.cuh, thin_turned.cuh).
+constexpr int CHUNK = 16 / sizeof(T);  // elements of 16 bytes
+
+#if SPLIT > 1
+DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+DEV float from_peer(const float* p, u32 peer) {
+  float v;
+  asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}" : "=f"(v) : "r"((u32)__cvta_generic_to_shared(p)), "r"(peer) : "memory");
+  return v;
+}
+#endif
+DEV void unpack(uint4 w, float (&v)[CHUNK]) {
+#if IS_F32
+  v[0] = __uint_as_float(w.x), v[1] = __uint_as_float(w.y), v[2] = __uint_as_float(w.z), v[3] = __uint_as_float(w.w);
+#else
+  unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
+#endif
+}
+DEV void wait_for_producers() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEV u32 bits_of(float v) { return __float_as_uint(v); }
+DEV u32 bits_of(half_t v) { return v.bits; }
+DEV u32 bits_of(bfloat_t v) { return v.bits; }
