@@ -14,8 +14,8 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product = _backend.part("_product")
-#: Clocks of a kernel before another that is ready to begin, and bytes a clock that it reads and writes.
-_START, _BYTES = 1600.0, 2500.0
+#: Clocks of a kernel before another that is ready to begin, bytes a clock that it reads and writes.
+_START, _BYTES = 1750.0, 1250.0
 
 
 @dataclass(frozen=True)

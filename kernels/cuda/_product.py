@@ -30,7 +30,6 @@ class Tile:
     stages: int
     split: int = 1
     warps_k: int = 1
-    resident: int = 1
 
     @property
     def threads(self) -> int:
@@ -50,28 +49,52 @@ _TILES_F32 = (
     Tile(128, 128, 4, 2, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
     Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
-#: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync f16, FFMA f32), clocks before the first step's data and after the last.
-_L2_BYTES, _FLOPS, _FLOPS_F32, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 200.0, 2500.0, 700.0, 1500.0
-#: Clocks until four pieces of 16 bytes have come through registers.
-_SLOW = 700.0
-
-
+#: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
+_L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
 def tiles(dtype: DType) -> tuple[Tile, ...]:
     return _TILES_F32 if dtype == DType.F32 else _TILES
 
 
-def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, f32: bool, slow: tuple[bool, bool] = (False, False)) -> float:
-    """Clocks for the product of m x n with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency.
-
-    slow: operands whose copies a stage waits for."""
+def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> float:
+    """Clocks for the product of m x n of two-byte elements with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency."""
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
     resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
     waves = -(-blocks // (sms * resident))
-    flops = 2.0 * t.bm * t.bn * (32 if f32 else 64)
+    flops = 2.0 * t.bm * t.bn * 64
     efficiency = 1.0 if t.bm * t.bn >= 16384 else 0.8 if t.bm * t.bn >= 8192 else 0.65 if t.bm * t.bn >= 4096 else 0.5
-    step = max(resident * flops / ((_FLOPS_F32 if f32 else _FLOPS) * efficiency), resident * (t.bm + t.bn) * 128 / _L2_BYTES, _STEP_LATENCY / (t.stages - 1))
-    step += sum(_SLOW * -(-rows * 8 // (4 * t.threads)) for rows, waits in zip((t.bm, t.bn), slow, strict=True) if waits)
+    step = max(resident * flops / (_FLOPS * efficiency), resident * (t.bm + t.bn) * 128 / _L2_BYTES, _STEP_LATENCY / (t.stages - 1))
     return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
+
+
+@dataclass(frozen=True)
+class Odd:
+    """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes."""
+
+    a: int
+    b: int
+    y: bool
+
+
+def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, odd: Odd) -> float:
+    """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies of two bytes go through registers."""
+    depth = 32 if f32 else 64
+    steps = -(-k // (depth * t.split))
+    here = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // (sms if t.split < 4 else sms * 10 // 11))  # larger clusters leave multiprocessors idle
+    registers = 72 + 2 * t.bm * t.bn * t.warps_k // t.threads if f32 else 200 if t.bm * t.bn > 8192 else 110
+    waves = -(-here // max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * registers))))
+    memory = batch * (m * k + n * k + m * n) * (4 if f32 else 2)
+    results = here * t.bm * (0.5 * min(t.bn, n) + (0 if odd.y or f32 else 12))
+    copies = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b)
+    if f32:
+        down, across = t.bm // (4 * t.warps_m), t.bn // (8 * t.warps_n)  # of a thread
+        read = t.bm * t.bn * (1 / down + 1 / across)
+        step = here * (0.234 * t.bm * t.bn + 0.168 * read) + waves * (440.0 / (t.stages - 1) + 51.0 * -(-copies // t.threads))
+        return 1300.0 + 1450.0 * waves + steps * step + (3600.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + results
+    slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
+    turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
+    wait = 900.0 * turns if slow else 4700.0 / (t.stages - 1)
+    step = here * (t.bm * t.bn / 13.3 + 0.31 * t.threads * sum(slow)) + waves * wait
+    return 2450.0 + steps * step + (3900.0 if t.split > 1 else 0.0) + 1.9e-4 * memory + results
 
 
 Prices = Mapping[Any, float]
@@ -82,18 +105,19 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
 def prices(
-    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), slow: tuple[bool, bool] = (False, False), split: bool = True,
+    m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Odd | None = None, split: bool = True,
     maps: int = 0, stored: bool = False,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
-    transposed: operands that need tiles of at least 64; slow: those whose copies a stage waits for; split: whether k may be divided; maps: steps along k of the
+    transposed: operands that need tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps along k of the
     kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
         return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r))
     f32 = r.dtype == DType.F32
+    odd = odd or (Odd(16, 16, True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
     out = {}
@@ -103,7 +127,7 @@ def prices(
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
-                out[tile] = tile_cost(tile, m, n, steps, batch, r.sms, f32, slow)
+                out[tile] = odd_cost(tile, m, n, k, batch, r.sms, f32, odd) if odd else tile_cost(tile, m, n, steps, batch, r.sms)
     return out
 
 
@@ -189,6 +213,11 @@ def known(d: DimLike, typical: int) -> int:
     return d if isinstance(d, int) else typical
 
 
+def odd(r: Request, a: Access, b: Access, y: bool) -> Odd | None:
+    """What makes this product odd, None for one of two-byte elements that are copied several at a time. y: whether its rows begin at multiples of 16 bytes."""
+    return Odd(a.bytes, b.bytes, y) if r.dtype == DType.F32 or a.slow or b.slow else None
+
+
 def product(
     r: Request, tile: Tile, *, source: int, params: Sequence[tuple[str, str, Argument]], a: Access, b: Access, pitches: tuple[DimLike, ...], y_vector: bool,
     rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, defines: Sequence[str], group: DimLike = 0, active: DimLike = 1,
@@ -203,7 +232,7 @@ def product(
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
         parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
     f32 = r.dtype == DType.F32
-    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "resident")]
+    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}",

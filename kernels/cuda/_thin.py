@@ -15,73 +15,115 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _MOST = 8  # rows that count as few
+_TERMS = 32  # most terms of a short product
 
 
 @dataclass(frozen=True)
 class ThinTile:
     """wide_a: A is the operand with many rows, else B. few: most rows of the other one; deep: rows of a warp, 0 where the wide
-    operand is contiguous along its rows; split: blocks that divide k."""
+    operand is contiguous along its rows; split: blocks that divide k; share: warps that have one row together."""
 
     wide_a: bool
     few: int
     deep: int
     split: int = 1
+    share: int = 1
 
     def rows(self, size: int) -> int:
         """Rows of one block, of elements of `size` bytes."""
-        return 8 * self.deep or 31 * (16 // size)
+        return 8 // self.share * self.deep or 31 * (16 // size)
+
+    @property
+    def template(self) -> str:
+        return "thin" if self.deep else "thin_turned"
 
     @property
     def piece(self) -> int:
         """Elements along k of the few rows in shared memory."""
-        return min(4096, 8192 // self.few // 256 * 256) if self.deep else 4096 // self.few // 8 * 8
+        return min(4096 if self.share == 1 else 8192, 8192 // self.few // 256 * 256) if self.deep else 4096 // self.few // 8 * 8
 
 
-#: Clocks until a kernel's first loads have come and after its last ones, until later ones come, to add up the sums of a cluster, bytes a clock from memory.
-_START, _LATENCY, _EXCHANGE, _MEMORY_BYTES = 2500.0, 800.0, 900.0, 2600.0
+@dataclass(frozen=True)
+class ShortTile:
+    """A product of `depth` terms: a block has 128 rows of the wide operand and `others` of the other one."""
+
+    wide_a: bool
+    depth: int
+    others: int
+
+    @property
+    def template(self) -> str:
+        return "short"
+
+
+#: The cost model, measured on an H200: clocks to start and for a wave of blocks, of a warp's access to shared memory, of four warps' FMA, of a sum over lanes, and of
+#: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory.
+_START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4
 
 
 def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -> float:
     """Clocks for `rows` rows of the wide operand, comparable with `_product.tile_cost`."""
     chunk = 16 // size
     here = -(-(-(-rows // t.rows(size)) * t.split * batch) // sms)  # blocks of one multiprocessor
-    reads = -(-k // (t.split * 32 * chunk)) * t.deep if t.deep else -(-k // (t.split * 8))  # of a thread
-    work = 2 * reads * chunk * (1 + t.few * (1 + 4 / max(t.deep, chunk if not t.deep else 1)))
-    turns = -(-here // 3) * -(-reads // (16 if t.deep else 8)) * _LATENCY
-    return _START + max(here * work, turns, rows * k * size * batch / _MEMORY_BYTES) + (_EXCHANGE if t.split > 1 else 0.0)
+    exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0
+    start = _START + -(-here // 4) * _WAVE + exchange + _MEMORY * rows * k * size * batch
+    if not t.deep:
+        steps = -(-k // (t.split * 8))
+        return start + 1000.0 + here * 8 * chunk * (steps * (t.few + 1) * _FMA / 4 + 3 * t.few * _SHARED)
+    reads = -(-k // (t.split * t.share * 32 * chunk))  # of a lane for one row
+    return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + (10 if t.share > 1 else 0))
 
 
-def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike]) -> dict[ThinTile, float]:
-    """Clocks of the tiles for these sizes. a, b: steps of the operands from row to row and along k."""
-    out = {}
+def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int) -> float:
+    """Clocks, comparable with `tile_cost`."""
+    rows, others = (m, n) if t.wide_a else (n, m)
+    here = -(-(-(-rows // 128) * -(-others // t.others) * batch) // sms)
+    apart = min(32, 1 + n * size) if t.wide_a else 4  # lines of 32 bytes that a warp writes at once
+    reads = 4 * t.depth * max(1.0, min(32.0, t.depth * size / 4)) * 2
+    work = min(t.others, others) * (1.2 * t.depth + 12 + 4 * apart)
+    return _START + (1 + -(-here // 12)) * _WAVE + here * (reads + work) + _MEMORY * batch * size * (m * n + (m + n) * t.depth)
+
+
+def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike], terms: DimLike) -> dict[ThinTile | ShortTile, float]:
+    """Clocks of the tiles for these sizes. a, b: steps of the operands from row to row and along k; terms: k where kernels may be made for it."""
+    out: dict[ThinTile | ShortTile, float] = {}
     for wide_a in (True, False):
         rows, few = (m, n) if wide_a else (n, m)
         row_step, k_step = a if wide_a else b
+        if isinstance(terms, int) and 0 < terms <= _TERMS:
+            for others in (8, 32):
+                short = ShortTile(wide_a, terms, others)
+                out[short] = short_cost(short, m, n, batch, r.sms, r.dtype.size)
         if few > _MOST or (k_step != 1 and row_step != 1):
             continue
-        for deep in (1, 2, 4) if k_step == 1 else (0,):
+        for deep, share in ((1, 1), (2, 1), (4, 1), (1, 8)) if k_step == 1 else ((0, 1),):
             for split in (1, 2, 4, 8) if r.arch >= 90 else (1,):
                 if split == 1 or k >= 512 * split // r.dtype.size:
-                    tile = ThinTile(wide_a, max(few, 1), deep, split)
+                    tile = ThinTile(wide_a, max(few, 1), deep, split, share)
                     out[tile] = tile_cost(tile, rows, k, batch, r.sms, r.dtype.size)
     return out
 
 
 def product(
-    r: Request, tile: ThinTile, *, params: Sequence[tuple[str, str, Argument]], pitches: tuple[DimLike, ...], rows: DimLike, columns: DimLike, grid_y: DimLike,
-    grid_z: DimLike, batched: bool, active: DimLike,
+    r: Request, tile: ThinTile | ShortTile, *, params: Sequence[tuple[str, str, Argument]], pitches: tuple[DimLike, ...], rows: DimLike, columns: DimLike,
+    grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
 ) -> Kernel:  # fmt: skip
     """The kernel, with parameters as `_product.product` takes them."""
     epi = _epilogue.epilogue(r, pitches, 1, scaled=r.family == "matmul")
     parameters = [*params, *epi.parameters]
+    wide = rows if tile.wide_a else columns
+    if isinstance(tile, ShortTile):
+        sizes = f"DEPTH = {tile.depth}, OTHERS = {tile.others}"
+        grid_x, split, threads = D.mul(D.ceildiv(wide, 128), D.ceildiv(columns if tile.wide_a else rows, tile.others)), 1, 128
+    else:
+        sizes = f"FEW = {tile.few}, DEEP = {tile.deep}, SHARE = {tile.share}, PIECE = {tile.piece}"
+        grid_x, split, threads = D.mul(D.ceildiv(wide, tile.rows(r.dtype.size)), tile.split), tile.split, 256
     early = ("x" if tile.wide_a else "w") in r.constant and not batched
     text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", f"#define BATCHED {int(batched)}", f"#define SPLIT {tile.split}",
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", f"#define BATCHED {int(batched)}", f"#define SPLIT {split}",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};",
-        f"constexpr int FEW = {tile.few}, DEEP = {tile.deep}, PIECE = {tile.piece};", epi.source, _backend.template("thin_common"),
-        _backend.template("thin" if tile.deep else "thin_turned"),
+        f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};", f"constexpr int {sizes};", epi.source, _backend.template("thin_common"),
+        _backend.template(tile.template),
     ])  # fmt: skip
-    blocks = D.ceildiv(rows if tile.wide_a else columns, tile.rows(r.dtype.size))
-    grid = (D.product([blocks, tile.split, active]), grid_y, grid_z)
-    return Kernel(text, "product_thin", grid, 256, tuple(v for _, _, v in parameters), 0, tile.split, r.arch >= 90)
+    name = "product_short" if tile.template == "short" else "product_thin"
+    return Kernel(text, name, (D.mul(grid_x, active), grid_y, grid_z), threads, tuple(v for _, _, v in parameters), 0, split, r.arch >= 90)

@@ -19,6 +19,9 @@ _wgmma = registry.module("kernels", "cuda").part("_wgmma")
 _split = registry.module("kernels", "cuda").part("_split")
 _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
+#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of a weight, and for one of a multiprocessor's
+#: results that lie anywhere, of SplitTile and HopperTile.
+_COLD, _WEIGHT, _ANYWHERE = 2000.0, 6.6e-4, (1.0, 1.5)
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
@@ -34,16 +37,18 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         raise Unfit("norms folded into a product of operands that are not aligned")
     aligned = replace(r, unaligned=r.unaligned - {"x"})
     mappable = k and _wgmma.able(aligned, (ldw,), ("x",))
-    slow = _product.access(r, "x", ldx, 1).slow, False
+    y = _epilogue.vector(r, "y", (ldy,))
+    odd = _product.odd(r, _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1), y)
 
     def price(rows: int) -> Any:
-        costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, slow=slow)
+        costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)
         if maps:
             return costs
-        costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1))
+        costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
         if mappable:
-            copy = _align.cost(rows * k)
-            costs |= {_align.Aligned(t): copy + c for t, c in _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored).items()}
+            copy, late = _align.cost(rows * k) + _COLD + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
+            mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
+            costs |= {_align.Aligned(t): copy + c + _ANYWHERE[isinstance(t, _wgmma.HopperTile)] * late for t, c in mapped.items()}
         return costs
 
     kernels: list[Kernel] = []
@@ -65,7 +70,7 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
     params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
-    if isinstance(tile, _thin.ThinTile):
+    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
         return [_thin.product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
@@ -90,6 +95,8 @@ def matmul(r: Request) -> list[Kernel]:
     a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
     batch = _product.known(D.mul(b0, b1), 16)
+    y = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
+    odd = _product.odd(r, a, b, y)
     # Operands that are copied to where rows are aligned, where that pays, and the request and strides of the product of these.
     copies = [
         _align.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
@@ -104,13 +111,13 @@ def matmul(r: Request) -> list[Kernel]:
     def price(rows: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
         turned = (a.trans, b.trans)
-        costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, slow=(a.slow, b.slow), split=r.arch >= 90)
+        costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd, split=r.arch >= 90)
         if isinstance(n, int):
-            costs |= _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]))
+            costs |= _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
         if copies:
             copy = _align.cost(sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch)
-            slow = tuple(how.slow and how.gather for how in (a, b))
-            plain = _product.prices(rows, columns, depth, batch, aligned, transposed=turned, slow=slow, split=True)
+            wide = _product.Odd(*(how.bytes if how.gather else 16 for how in (a, b)), y)
+            plain = _product.prices(rows, columns, depth, batch, aligned, transposed=turned, odd=wide)
             costs |= {_align.Aligned(t): copy + c for t, c in plain.items()}
         return costs
 
@@ -132,7 +139,7 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
     params += _product.int_params(r, ("M", "N", "K")) + [("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES]
     if not _epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
-    if isinstance(tile, _thin.ThinTile):
+    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
         return [_thin.product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"])),

@@ -2,12 +2,12 @@
 // the wide operand, are contiguous along k and may begin at any element; the few rows, in any strides, are multiplied with it as they lie in shared memory.
 //
 // A block has ROWS rows of the wide operand, and of these each of its 8 warps has DEEP that are 8 apart: they begin at the same place between multiples of 16 bytes,
-// so that one value of the few rows, at any offset, serves all of them. SPLIT blocks of a cluster divide k.
+// so that one value of the few rows, at any offset, serves all of them. Or all warps SHARE one row. SPLIT blocks of a cluster divide k.
 //
-// The generator defines: T, BATCHED, WIDE_A (A is the wide operand, else B), EARLY (the wide operand is constant), FEW (most rows of the other one), DEEP, SPLIT, PIECE
+// The generator defines: T, BATCHED, WIDE_A (A is the wide operand, else B), EARLY (the wide operand is constant), FEW (most rows of the other one), DEEP, SHARE (1, or 8 with DEEP 1), SPLIT, PIECE
 // (elements of k that shared memory has at a time), and the epilogue (struct Epilogue, finish).
 
-constexpr int ROWS = 8 * DEEP, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
+constexpr int ROWS = 8 / SHARE * DEEP, LANES = 32 * SHARE, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
 // Element k of a few row lies in plane k % CHUNK at k / CHUNK: lanes that read neighbouring chunks at the same offset meet no bank twice.
 constexpr int PLANE = (PIECE / CHUNK + 31) / 32 * 32 + 32 / CHUNK, FEW_ROW = PLANE * CHUNK;
 constexpr int VALUES = DEEP * FEW, SLOTS = VALUES > 16 ? 32 : VALUES > 8 ? 16 : VALUES > 4 ? 8 : VALUES > 2 ? 4 : VALUES;
@@ -47,27 +47,28 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
   const int share = ((K + SPLIT - 1) / SPLIT + 32 * CHUNK - 1) / (32 * CHUNK) * (32 * CHUNK), begin = min(part * share, K), end = min(begin + share, K);
+  const int mine = first + warp / SHARE, place = lane + warp % SHARE * 32;  // the first row of this warp, this lane's place among those of the row
   float sum[SLOTS] = {};
   if (!EARLY) wait_for_producers();
   for (int piece = begin; piece < end; piece += PIECE) {
-    const int count = first + warp < rows ? min(PIECE, end - piece) : 0;
+    const int count = mine < rows ? min(PIECE, end - piece) : 0;
     // Of every row: elements up to the first multiple of 16 bytes, whole chunks, and what is left. Rows that do not exist are read as the first one.
-    const T* const base = wide + (i64)(first + warp) * wide_step + piece;
+    const T* const base = wide + (i64)(mine) * wide_step + piece;
     const int head = min((int)((0 - (u64)base) % 16 / sizeof(T)), count), chunks = (count - head) / CHUNK, left = count - head - chunks * CHUNK;
     const T* row[DEEP];
 #pragma unroll
-    for (int i = 0; i < DEEP; i++) row[i] = base + (first + warp + 8 * i < rows ? 8 * i * wide_step : 0);
+    for (int i = 0; i < DEEP; i++) row[i] = base + (mine + 8 * i < rows ? 8 * i * wide_step : 0);
     uint4 read[AHEAD][DEEP];
     auto fetch = [&](int chunk) {
 #pragma unroll
       for (int s = 0; s < AHEAD; s++)
 #pragma unroll
         for (int i = 0; i < DEEP; i++)
-          if (chunk + 32 * s < chunks) read[s][i] = *(const uint4*)(row[i] + head + (chunk + 32 * s) * CHUNK);
+          if (chunk + LANES * s < chunks) read[s][i] = *(const uint4*)(row[i] + head + (chunk + LANES * s) * CHUNK);
     };
-    const int edge = lane < head ? lane : lane >= 16 && lane - 16 < left ? head + chunks * CHUNK + lane - 16 : -1;
+    const int edge = place < head ? place : place >= 16 && place - 16 < left ? head + chunks * CHUNK + place - 16 : -1;
     float at_edge[DEEP];
-    fetch(lane);
+    fetch(place);
 #pragma unroll
     for (int i = 0; i < DEEP; i++) at_edge[i] = edge >= 0 ? to_float(row[i][edge]) : 0.f;
     if (piece == begin) {
@@ -91,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
     int offset[CHUNK];  // of the elements of the first chunk
 #pragma unroll
     for (int e = 0; e < CHUNK; e++) offset[e] = place_of(head + e);
-    for (int chunk = lane; chunk < chunks; chunk += 32 * AHEAD) {
+    for (int chunk = place; chunk < chunks; chunk += LANES * AHEAD) {
 #pragma unroll
       for (int s = 0; s < AHEAD; s++) {
-        if (chunk + 32 * s < chunks) {
+        if (chunk + LANES * s < chunks) {
           float v[DEEP][CHUNK];
 #pragma unroll
           for (int i = 0; i < DEEP; i++) unpack(read[s][i], v[i]);
@@ -102,14 +103,14 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
           for (int c = 0; c < FEW; c++) {
 #pragma unroll
             for (int e = 0; e < CHUNK; e++) {
-              const float other = few[c * FEW_ROW + offset[e] + chunk + 32 * s];
+              const float other = few[c * FEW_ROW + offset[e] + chunk + LANES * s];
 #pragma unroll
               for (int i = 0; i < DEEP; i++) sum[i * FEW + c] = fmaf(v[i][e], other, sum[i * FEW + c]);
             }
           }
         }
       }
-      fetch(chunk + 32 * AHEAD);
+      fetch(chunk + LANES * AHEAD);
     }
   }
   if (begin >= end) wait_for_producers();  // what y overwrites has been read
@@ -120,6 +121,15 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   keep_half<2>(sum, lane);
   keep_half<1>(sum, lane);
   if (lane % (32 / SLOTS) == 0) sums[warp * SLOTS + lane / (32 / SLOTS)] = sum[0];
+  if (SHARE > 1) {
+    __syncthreads();
+    if (threadIdx.x < VALUES) {
+      float total = 0.f;
+#pragma unroll
+      for (int w = 0; w < SHARE; w++) total += sums[w * SLOTS + threadIdx.x];
+      sums[threadIdx.x] = total;
+    }
+  }
 #if SPLIT > 1
   cluster_sync();
 #else

@@ -5,7 +5,7 @@
 //
 // The generator defines: T, BATCHED, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the epilogue (struct Epilogue, finish).
 
-constexpr int ROWS = 31 * CHUNK, AHEAD = 8;
+constexpr int ROWS = 31 * CHUNK, AHEAD = FEW > 2 ? 8 : 16;
 
 extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float few[FEW * PIECE];

@@ -80,8 +80,9 @@ struct Accumulator {
 constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
 struct Accumulator {
   float v[TM][TN];
-  METHOD int across() const { return threadIdx.x % 8 + threadIdx.x / 32 % WARPS_N * 8; }
-  METHOD int down() const { return threadIdx.x % 32 / 8 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
+  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves, eight read different columns.
+  METHOD int across() const { return threadIdx.x / 2 % 8 + threadIdx.x / 32 % WARPS_N * 8; }
+  METHOD int down() const { return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
   METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
   METHOD float4 at(u32 base, int row, int c) {
     float4 r;
@@ -210,7 +211,7 @@ constexpr bool kTransposed = TRANSPOSED;
   const int channel0 = 0;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) product_tile(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
@@ -251,16 +252,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) product_tile(PAR
 #define LOAD_RIGHT(to, k) image.load_weight((to) + A_STAGE, weight, weight_row, N - n0, KW)
 #define ADVANCE image.advance()
 #else
-#define LOAD_LEFT(to, k) left.load(to, k)
-#define LOAD_RIGHT(to, k) right.load((to) + A_STAGE, k)
+#define LOAD_LEFT(to, k) if (!HELD_A) left.load(to, k)
+#define LOAD_RIGHT(to, k) if (!HELD_B) right.load((to) + A_STAGE, k)
 #define ADVANCE
+#if !IS_F32
+  // What goes through registers is read before a product and written to shared memory after it, as far as registers reach.
+  constexpr int SLOW_A = A_BYTES == 2 ? left.COUNT : 0, SLOW_B = B_BYTES == 2 ? right.COUNT : 0, HELD_A = SLOW_A + SLOW_B <= 8 ? SLOW_A : 0, HELD_B = SLOW_A + SLOW_B <= 8 ? SLOW_B : 0;
+  Piece held_a[HELD_A ? HELD_A : 1], held_b[HELD_B ? HELD_B : 1];
+#define READ(k)                        \
+  if (HELD_A) left.read(k, 0, held_a); \
+  if (HELD_B) right.read(k, 0, held_b);
+#define WRITE(to, k)                        \
+  if (HELD_A) left.write(to, k, 0, held_a); \
+  if (HELD_B) right.write((to) + A_STAGE, k, 0, held_b);
+#else
+  constexpr int HELD_A = 0, HELD_B = 0;
+#endif
+#endif
+#ifndef READ
+#define READ(k)
+#define WRITE(to, k)
 #endif
   wait_for_producers();
-#pragma unroll
+  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 ? 1 : STAGES - 1;  // what goes through registers takes many instructions
+#pragma unroll UNROLLED
   for (int s = 0; s < STAGES - 1; s++) {
     if (s < count) {
+      READ((begin + s) * BK);
       LOAD_LEFT(base + s * STAGE, (begin + s) * BK);
       LOAD_RIGHT(base + s * STAGE, (begin + s) * BK);
+      WRITE(base + s * STAGE, (begin + s) * BK);
       ADVANCE;
     }
     copy_commit();
@@ -271,13 +292,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) product_tile(PAR
   for (int s = 0; s < count; s++) {
     copy_wait<STAGES - 2>();
     __syncthreads();
-    if (s + STAGES - 1 < count) {
-      LOAD_LEFT(base + target * STAGE, (begin + s + STAGES - 1) * BK);
-      LOAD_RIGHT(base + target * STAGE, (begin + s + STAGES - 1) * BK);
+    const int next = s + STAGES - 1;
+    if (next < count) {
+      READ((begin + next) * BK);
+      LOAD_LEFT(base + target * STAGE, (begin + next) * BK);
+      LOAD_RIGHT(base + target * STAGE, (begin + next) * BK);
       ADVANCE;
     }
     copy_commit();
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE);
+    if (next < count) {
+      WRITE(base + target * STAGE, (begin + next) * BK);
+    }
     if (++slot == STAGES) slot = 0;
     if (++target == STAGES) target = 0;
   }

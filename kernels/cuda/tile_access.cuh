@@ -96,33 +96,45 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
     }
     return true;
   }
+#if !IS_F32
+  // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0 on.
+  template <int HELD> METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
+    u32 to;
+    const T* from;
+    int count;
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+      if (i0 + j >= COUNT || !place(i0 + j, k0, to, from, count)) continue;
+      if (GATHER)
+        pieces[j].low = gathered(from, count, k_step);
+      else
+        pieces[j].read(from, count, first, last);
+    }
+  }
+  template <int HELD> METHOD void write(u32 to, int k0, int i0, const Piece (&pieces)[HELD]) const {
+    u32 at;
+    const T* from;
+    int count;
+#pragma unroll
+    for (int j = 0; j < HELD; j++) {
+      if (i0 + j >= COUNT || !place(i0 + j, k0, at, from, count)) continue;
+      const uint4 v = GATHER ? pieces[j].low : pieces[j].elements(count);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    }
+  }
+#endif
   METHOD void load(u32 to, int k0) const {
     u32 at;
     const T* from;
     int count;
 #if !IS_F32
-    if (BYTES == 2) {  // nothing copies so little asynchronously: through registers, several at a time
+    if (BYTES == 2) {
       constexpr int BATCH = COUNT < 4 ? COUNT : 4;
 #pragma unroll
       for (int i = 0; i < COUNT; i += BATCH) {
-        u32 places[BATCH];
-        int counts[BATCH];
         Piece pieces[BATCH];
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-          counts[j] = -1;
-          if (i + j >= COUNT || !place(i + j, k0, places[j], from, counts[j])) continue;
-          if (GATHER)
-            pieces[j].low = gathered(from, counts[j], k_step);
-          else
-            pieces[j].read(from, counts[j], first, last);
-        }
-#pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-          if (i + j >= COUNT || (ROWS * 8 % THREADS != 0 && (int)threadIdx.x + (i + j) * THREADS >= ROWS * 8)) continue;
-          const uint4 v = GATHER ? pieces[j].low : pieces[j].elements(counts[j]);
-          asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + places[j]), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-        }
+        read(k0, i, pieces);
+        write(to, k0, i, pieces);
       }
       return;
     }

@@ -160,13 +160,23 @@ def test_batches_are_copied_once_each() -> None:
 
 def test_few_rows_stream_the_other_operand() -> None:
     for d in TYPES:
-        for m, n in ((1021, 1), (7, 1021), (1, 1)):
+        for m, n in ((1021, 1), (1, 1021), (1, 1)):
             for r in (batched(d, m, n, 515, (515, 1), (1, 515)), batched(d, m, n, 515, (515, 1), (n, 1)), batched(d, m, n, 515, (1, m), (n, 1))):
                 kernels = kernels_of(r)
                 assert [k.symbol for k in kernels] == ["product_thin"], (d, m, n, r.ints)
                 compile_kernels(kernels, 90)
+    assert "SHARE = 8," in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source  # one row for all warps
     assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "product_thin"
     assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
+
+
+def test_few_terms_are_summed_by_each_thread() -> None:
+    for d in TYPES:
+        for m, n, k in ((1021, 1031, 1), (1021, 1031, 3), (100003, 7, 11)):
+            for r in (gemm(d, m, n, k), batched(d, m, n, k, (1, m), (n, 1))):
+                kernels = kernels_of(r)
+                assert [kernel.symbol for kernel in kernels] == ["product_short"], (d, m, n, k)
+                compile_kernels(kernels, 90)
 
 
 def test_few_rows_at_run_time() -> None:
