@@ -22,7 +22,7 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_wgmma, _split = _backend.part("_wgmma"), _backend.part("_split")
+_product, _wgmma, _split, _thin, _align = (_backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align"))
 Rng = np.random.Generator
 
 
@@ -298,6 +298,28 @@ def products(rng: Rng) -> Iterator[Case]:
         yield matmul(rng, dtype, 2, 2, 1, 64, 300, b_turned=True)
 
 
+def odd_products(rng: Rng) -> Iterator[Case]:
+    """Kernels for few rows, few terms and rows that begin anywhere."""
+    thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _product.Tile
+    for dtype in (F16, F32):
+        for deep, split, share in ((1, 1, 1), (2, 2, 1), (4, 1, 1), (1, 1, 8), (1, 4, 8)):
+            yield _with(gemm(rng, dtype, 67, 1, 1031, "relu"), thin(True, 1, deep, split, share))
+            yield _with(gemm(rng, dtype, 5, 35, 1031, "silu", res_mode=1), thin(False, 5, deep, split, share))
+        yield _with(matmul(rng, dtype, 1, 2, 3, 517, 67), thin(False, 3, 0, 1, 1))
+        yield _with(matmul(rng, dtype, 1, 2, 259, 1, 131, a_turned=True), thin(True, 1, 0, 2, 1))
+        yield _with(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
+        yield _with(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
+        yield _with(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
+        for t in _product.tiles(dtype):  # every way to read operands, also between several products
+            yield _with(gemm(rng, dtype, 67, 131, 519, "relu"), t)
+            if t.bm >= 64:
+                yield _with(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
+        yield _with(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
+    yield _with(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
+    yield _with(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
+    yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
+
+
 def convolutions(rng: Rng) -> Iterator[Case]:
     """Every kernel for convolutions."""
     one, none = (1, 1), (0, 0, 0, 0)
@@ -334,4 +356,4 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     yield conv(rng, Conv(2, 64, 61, 50, 64, groups=64, dilation=(2, 2), kinds=(1, 3, 0)), F16)
 
 
-FAMILIES = {"products": products, "convolutions": convolutions, "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32))}
+FAMILIES = {"products": products, "odd products": odd_products, "convolutions": convolutions, "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32))}

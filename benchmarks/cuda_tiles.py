@@ -46,7 +46,7 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: 
     count = steps or -(-k // 64)
     if steps < 0:
         general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
-        return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms, False))[:most]
+        return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms))[:most]
     out = []
     for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms) if stored else []), (split, split.candidates(m, n, count, sms))):
         ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))
@@ -59,6 +59,11 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: 
 
 
 def tile_name(t: Any) -> str:
+    if hasattr(t, "tile"):
+        return f"copied, {tile_name(t.tile)}"
+    if hasattr(t, "wide_a"):
+        kind = f"short {t.depth} others{t.others}" if hasattr(t, "others") else f"thin few{t.few} deep{t.deep} split{t.split} share{t.share}"
+        return f"{kind} wide {'ba'[t.wide_a]}"
     if hasattr(t, "swap"):
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
     if hasattr(t, "slab"):
