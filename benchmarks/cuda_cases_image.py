@@ -145,10 +145,44 @@ def pointwise(rng: np.random.Generator) -> Iterator[Case]:
         x, y = stored(rng.standard_normal((40, 48)), dtype), stored(rng.standard_normal(48), dtype)
         want = np.asarray(evaluate(_CHAIN, [value(x, dtype), value(y, dtype)]))
         yield _pointwise("pointwise transposed operand", _CHAIN, [(x, dtype), (y, dtype)], want, dtype, _bound(want, dtype, 4 + 0 * want), turned=True)
+        yield from _layouts(rng, dtype)
         yield from _opcodes(rng, dtype)
         yield from _images(rng, dtype)
     yield from _conversions(rng)
     yield from _integers(rng)
+
+
+#: Shape, and per operand its first element and strides.
+_LAYOUTS: tuple[tuple[str, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]], ...] = (
+    ("columns", (9, 101), ((5, (131, 1)), (0, (101, 1)))),
+    ("columns of both", (3, 5, 37), ((3, (400, 53, 1)), (1, (0, 41, 1)))),
+    ("run from an odd place", (1009,), ((1, (1,)), (0, (1,)))),
+    ("steps", (20, 71), ((0, (300, 3)), (2, (0, 1)))),
+    ("backwards", (5, 33), ((32, (33, -1)), (0, (1, 0)))),
+    ("short rows", (7, 9, 3), ((0, (27, 3, 1)), (0, (1, 0, 9)))),
+    ("constant along rows", (11, 67), ((0, (1, 0)), (0, (67, 1)))),
+    ("transposed", (67, 131), ((0, (1, 67)), (0, (131, 1)))),
+    ("both transposed", (33, 65), ((0, (1, 40)), (1, (1, 33)))),
+    ("transposed and repeated", (2, 70, 3, 17), ((0, (0, 1, 1190, 70)), (0, (17, 0, 0, 1)))),
+    ("transposed and jumping", (20, 3, 66), ((0, (1, 1320, 20)), (0, (3, 1, 60)))),
+)  # fmt: skip
+
+
+def _layouts(rng: np.random.Generator, dtype: DType) -> Iterator[Case]:
+    """Operands that lie in any order, at any address."""
+    program = compile_program(_CHAIN, type="f32")
+    for name, shape, operands in _LAYOUTS:
+        ints: dict[str, DimLike] = {"y_dtype": int(dtype), **{f"n{k}": d for k, d in enumerate([*[1] * (6 - len(shape)), *shape])}}
+        held, seen = {}, []
+        for k, (start, strides) in enumerate(operands):
+            reach = sum((n - 1) * max(s, 0) for n, s in zip(shape, strides, strict=True)) + 1
+            x = held[f"x{k}"] = stored(rng.standard_normal(start + reach), dtype)[start:]
+            seen.append(value(np.lib.stride_tricks.as_strided(x, shape, [s * x.itemsize for s in strides]), dtype))
+            ints |= {f"x{k}_dtype": int(dtype), **{f"x{k}_{d}": s for d, s in enumerate([*[0] * (6 - len(shape)), *strides])}}
+        want = np.asarray(evaluate(_CHAIN, seen))
+        out = plain(dtype, want, _bound(want, dtype, 1 + np.abs(seen[0]) + np.abs(seen[1])))
+        unaligned = frozenset(f"x{k}" for k, (start, _) in enumerate(operands) if start * dtype.size % 16)
+        yield Case(f"pointwise {name}", "pointwise", DType.F32, ints, held, {"y": out}, program=program, unaligned=unaligned)
 
 
 def _opcodes(rng: np.random.Generator, dtype: DType) -> Iterator[Case]:

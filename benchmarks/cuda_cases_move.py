@@ -14,23 +14,30 @@ _BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 
 
 def _bits(rng: np.random.Generator, count: int, size: int) -> Array:
-    return rng.integers(0, 256, count * size, np.uint8).view(f"u{size}")
+    return rng.integers(0, 256, count * size, np.uint8).view(f"u{size}").copy()  # which is nobody's view
 
 
 def _six(values: Sequence[DimLike], fill: DimLike) -> list[DimLike]:
     return [*[fill] * (6 - len(values)), *values]
 
 
-def _copy(rng: np.random.Generator, size: int, shape: Sequence[int], xs: Sequence[int], ys: Sequence[int], name: str) -> Case:
-    reach = [sum(max(n - 1, 0) * s for n, s in zip(shape, st, strict=True)) + 1 if 0 not in shape else 1 for st in (xs, ys)]
-    x = _bits(rng, reach[0], size)
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first one on."""
+    return sum(max(n - 1, 0) * max(s, 0) for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 1
+
+
+def _copy(rng: np.random.Generator, size: int, shape: Sequence[int], xs: Sequence[int], ys: Sequence[int], name: str, start: int = 0) -> Case:
+    """start: elements of x before the first one."""
+    reach = [_reach(shape, st) for st in (xs, ys)]
+    x = _bits(rng, start + reach[0], size)[start:]
     want = np.lib.stride_tricks.as_strided(x, shape, [s * size for s in xs]) if 0 not in shape else np.zeros(shape, x.dtype)
     dims = zip(_six(shape, 1), _six(xs, 0), _six(ys, 0), strict=True)
     ints: dict[str, DimLike] = {"elem": size}
     for k, (n, a, b) in enumerate(dims):
         ints |= {f"n{k}": n, f"x{k}": a, f"y{k}": b}
     out = Output(_BY_SIZE[size], reach[1], shape, ys, want, None)
-    return Case(f"copy {name} {size}B {'x'.join(map(str, shape))}", "copy", DType.F32, ints, {"x": x}, {"y": out})
+    unaligned = frozenset({"x"} if start * size % 16 else ())
+    return Case(f"copy {name} {size}B {'x'.join(map(str, shape))}", "copy", DType.F32, ints, {"x": x}, {"y": out}, unaligned=unaligned)
 
 
 def copy(rng: np.random.Generator) -> Iterator[Case]:
@@ -49,12 +56,65 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         yield _copy(rng, size, (20, 4, 24), contiguous((20, 6, 48)), contiguous((20, 4, 32)), "slice")
         yield _copy(rng, size, (5, 7, 33), (1, 0, 5), contiguous((5, 7, 33)), "expand")
         yield _copy(rng, size, (40, 3, 50), (1, 40, 120), contiguous((40, 3, 50)), "outer to inner")
+        yield from _odd(rng, size)
     x = _bits(rng, 24 * 40, 2)
     n_, m_ = symbol("n"), symbol("m")
     ints: dict[str, DimLike] = {"elem": 2}
     for k, (d, a, b) in enumerate(zip(_six([n_, m_], 1), _six([1, n_], 0), _six([m_, 1], 0), strict=True)):
         ints |= {f"n{k}": d, f"x{k}": a, f"y{k}": b}
     yield Case("copy symbolic transpose", "copy", DType.F32, ints, {"x": x}, {"y": plain(DType.U16, x.reshape(40, 24).T.copy(), None)}, env={"n": 24, "m": 40})
+
+
+def _odd(rng: np.random.Generator, size: int) -> Iterator[Case]:
+    """Copies whose rows start anywhere."""
+    for start in (1, 3):
+        yield _copy(rng, size, (1009,), (1,), (1,), f"run from {start}", start)
+        yield _copy(rng, size, (33, 67), (101, 1), (67, 1), f"columns from {start}", start)
+    yield _copy(rng, size, (33, 67), (67, 1), (101, 1), "into columns")
+    yield _copy(rng, size, (5, 9, 3), (27, 3, 1), (40, 4, 1), "into narrow columns")
+    yield _copy(rng, size, (33, 67), (71, 1), (101, 1), "columns into columns", 5)
+    yield _copy(rng, size, (7, 131), (700, 3), (131, 1), "steps")
+    yield _copy(rng, size, (3, 5, 131), (2000, 400, 2), (1000, 150, 1), "steps into columns")
+    yield _copy(rng, size, (50, 7), (21, 3), (7, 1), "few steps")
+    yield _copy(rng, size, (5, 131), (131, -1), (131, 1), "backwards", 130)
+    yield _copy(rng, size, (5, 13), (13, -1), (20, 1), "few backwards", 12)
+    yield _copy(rng, size, (9, 70), (1, 0), (70, 1), "last repeated")
+    yield _copy(rng, size, (5, 1, 3, 31), (31, 0, 0, 1), contiguous((5, 1, 3, 31)), "tile")
+    yield _copy(rng, size, (9, 70), (70, 1), (140, 2), "into steps")
+    yield _copy(rng, size, (3, 70, 2), (140, 2, 1), (210, 1, 70), "into turned")
+    for whole, order in (((3, 5, 7, 11, 19), (4, 2, 0, 3, 1)), ((6, 9, 20), (2, 1, 0)), ((2, 70, 5, 3), (0, 3, 2, 1)), ((40, 5, 6, 7), (2, 3, 1, 0))):
+        xs = contiguous(whole)
+        n = [whole[k] for k in order]
+        yield _copy(rng, size, n, [xs[k] for k in order], contiguous(n), f"order {''.join(map(str, order))}")
+
+
+def _copies(rng: np.random.Generator, size: int, width: int, parts: Sequence[tuple[Sequence[int], Sequence[int], int]], strides: Sequence[int], name: str) -> Case:
+    """parts: shape, strides in x and first element of y; `width` elements of y have these strides."""
+    ints: dict[str, DimLike] = {"elem": size}
+    want = np.zeros(width, f"u{size}")
+    operands = {}
+    for k, (shape, xs, at) in enumerate(parts):
+        start = sum((n - 1) * -min(s, 0) for n, s in zip(shape, xs, strict=True))
+        x = operands[f"x{k}"] = _bits(rng, start + _reach(shape, xs), size)[start:]
+        seen = np.lib.stride_tricks.as_strided(x, shape, [s * size for s in xs])
+        np.lib.stride_tricks.as_strided(want[at:], shape, [s * size for s in strides])[:] = seen
+        lead = 3 - len(shape)
+        ints |= {f"p{k}_n{d}": n for d, n in enumerate([*[1] * lead, *shape])} | {f"p{k}_x{d}": s for d, s in enumerate([*[0] * lead, *xs])}
+        ints |= {f"p{k}_y{d}": s for d, s in enumerate([*[0] * lead, *strides][:2])} | {f"p{k}_at": at}
+    unaligned = frozenset(n for n, x in operands.items() if x.base is not None and (x.base.size - x.size) * size % 16)
+    return Case(f"copies {name} {size}B", "copies", DType.F32, ints, operands, {"y": plain(_BY_SIZE[size], want, None)}, unaligned=unaligned)
+
+
+def copies(rng: np.random.Generator) -> Iterator[Case]:
+    for size in (1, 2, 4, 8):
+        for rows, widths in ((21, (17, 31, 53)), (3, (1003, 3)), (1, (5, 300)), (50, (1, 1, 2)), (9, tuple(range(1, 17))), (5, (64, 32))):
+            total = sum(widths)
+            parts = [((rows, w), (w, 1), sum(widths[:k])) for k, w in enumerate(widths)]
+            yield _copies(rng, size, rows * total, parts, (total, 1), f"{rows} rows of {'+'.join(map(str, widths))}")
+        # Two images of 5 x 9, mirrored around a border of 2 x 3.
+        sides = [(5, 1, 2), (2, -1, 0), (2, -1, 7)], [(9, 1, 3), (3, -1, 0), (3, -1, 12)]
+        parts3 = [((2, h, w), (45, 9 * a, b), 15 * i + j) for h, a, i in sides[0] for w, b, j in sides[1]]
+        yield _copies(rng, size, 2 * 9 * 15, parts3, (135, 15, 1), "mirrored")
 
 
 def gather(rng: np.random.Generator) -> Iterator[Case]:
@@ -125,4 +185,4 @@ def _behind(o: Output, elements: int) -> Output:
     return Output(o.dtype, o.count, o.shape, o.strides, o.want, o.bound, elements)
 
 
-FAMILIES = {"copy": copy, "gather": gather, "small": small, "layout": layout}
+FAMILIES = {"copy": copy, "copies": copies, "gather": gather, "small": small, "layout": layout}

@@ -48,6 +48,7 @@ CHOSEN = "|".join((
     "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16", "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
     r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16", r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7) F16",
     r"resize2d resize2d mode=[01] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
+    r"copies copies .* (1|2|4)B", "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
     r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
 ))  # fmt: skip
 #: Families whose form depends on how many multiprocessors there are.

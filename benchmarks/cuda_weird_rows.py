@@ -244,4 +244,5 @@ def trials() -> Iterator[Trial]:
     yield pointwise(F16, _ADD, _plus, [(1000003,), (1000003,)], what="add", smooth=False)
     yield pointwise(F16, _ADD, _plus, [(1013, 1009), (1009, 1013)], [lambda x: x.T], "add to a transposed", False)
     yield pointwise(F32, _ADD, _plus, [(2039, 3011), (1020, 1004)], [lambda x: x[::2, ::3]], "add to a slice with steps", False)
+    yield pointwise(F32, _ADD, _plus, [(7, 13, 131, 127), (7, 127, 131, 13)], [_as_it_is, lambda x: x.swapaxes(1, 3)], "add to a permuted", False)
     yield pointwise(BF16, _ADD, _plus, [(517, 1033), (517, 1009)], [lambda x: x[:, 5:1014]], "add to columns", False)

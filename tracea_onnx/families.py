@@ -35,6 +35,8 @@ _CONV_INTS = (
     "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns",
 )  # fmt: skip
 
+#: How many copies one launch makes.
+COPIES = 16
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
@@ -242,6 +244,12 @@ FAMILIES: dict[str, Family] = {
     "rope": Family(
         ("x", "cos", "sin", "y"),
         ("B", "S", "H", "D", "rot", "x_b", "x_s", "x_h", "y_b", "y_s", "y_h", "c_b", "c_s", "interleaved", "full"),
+    ),
+    # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1, x2 (of the family's ints, p<k>_ before them) go to element
+    # `at` of y and those after it, y0, y1 and 1 apart. What they write does not overlap.
+    "copies": Family(
+        (*(f"x{k}?" for k in range(COPIES)), "y"),
+        ("elem", *(f"p{k}_{name}" for k in range(COPIES) for name in ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at"))),
     ),
 }
 

@@ -12,7 +12,14 @@ constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1, DEPTH = (LINES - 1)
 struct Raw { float v[8]; };
 template <bool VECTOR> DEV Raw fetch(const T* p, int count) {
   Raw r = {};
-  load_columns<VECTOR>(p, count, r.v);
+  if (VECTOR) {  // a pitch may be an odd multiple of 4 channels
+    *(float4*)r.v = *(const float4*)p;
+    if (count > 4) *(float4*)(r.v + 4) = *((const float4*)p + 1);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+      if (k < count) r.v[k] = p[k];
+  }
   return r;
 }
 DEV void widen(const Raw& r, float (&v)[8]) {

@@ -9,21 +9,41 @@ from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Req
 from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import COPIES
 from tracea_onnx.lower.context import merge_dims
 from tracea_onnx.ops import DType
 
 #: Images of at most this many channels change layout a pixel at a time.
 _NARROW = 16
-#: Shorter sides than this are not worth a 64 x 64 tile.
-_TILE_SIDE = 16
+#: Shorter sides than this are not worth a 64 x 64 tile, and shorter ones than that are made longer where dims follow each other.
+_TILE_SIDE, _TILE_FILL = 16, 32
+#: Where a row has as many elements, a warp keeps to it if they do not follow each other, and takes _LANES of them at a time (`LANE_WORDS` of strided.cuh).
+_LONG, _LANES = 64, 128
 
 
 def _head() -> str:
-    return prelude(DType.F32) + template("base", "strided")
+    return prelude(DType.F32) + template("base", "runs") + f"constexpr int LONG = {_LONG};\n" + template("strided")
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
-    return (blocks(units, 256, request.sms * 8), 1, 1)
+    return (blocks(units, 256, request.sms * 32), 1, 1)
+
+
+def _pieces(n: DimLike, elem: int) -> DimLike:
+    """How many aligned pieces of 16 bytes hold n elements, wherever they start."""
+    return D.add(D.ceildiv(n, 16 // elem), 1)
+
+
+def _units(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], elem: int) -> DimLike:
+    """Threads for `copy_strided`."""
+    total, rows = D.product(n), D.product(n[:-1])
+    if known(ys[-1]) != 1:
+        return total
+    run = all(a == D.mul(m, b) for a, m, b in zip(ys, n[1:], ys[1:], strict=False))
+    wide = _pieces(total, elem) if run else D.mul(rows, _pieces(n[-1], elem))
+    if known(xs[-1]) not in (0, 1):
+        wide = D.select(D.less(n[-1], _LONG), wide, D.mul(rows, D.mul(D.ceildiv(n[-1], _LANES), 32)))
+    return D.mul(wide, D.minimum(total, 1))
 
 
 def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> list[Kernel]:
@@ -31,43 +51,86 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
     rows = merge_dims(shape, [xs, ys]) or [(1, [1, 1])]
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     rank, word = len(rows), WORDS[elem]
-    turned = _turned_dim(n, xs, ys)
+    turned = _turned_dims(n, xs, ys)
     if turned is None:
-        body = f"copy_strided<{word}, {rank}>(x, y, n, xs, ys);"
-        units = D.product(n) if any(known(s) != 1 for s in (xs[-1], ys[-1])) else D.ceildiv(D.product(n), 16 // elem)
-        grid = _grid(D.maximum(units, D.minimum(D.product(n), 1)), request)
+        arrays = "".join(f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n" for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys")))
+        body = f"{arrays}  copy_strided<{word}, {rank}>(x, y, n, xs, ys);"
+        grid = _grid(_units(n, xs, ys, elem), request)
     else:
-        body = f"copy_turned<{word}, {rank}, {turned}>(x, y, n, xs, ys);"
-        grid = (D.product([D.ceildiv(d, 64) if k in (turned, rank - 1) else d for k, d in enumerate(n)]), 1, 1)
+        down, across = turned
+        outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
+        sides = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
+        body = f"  copy_turned<{word}>(x, y, {sides});"
+        tiles = (D.ceildiv(D.product([n[k] for k in side]), 64) for side in turned)
+        grid = (D.product([*tiles, *(n[k] for k in outer)]), 1, 1)
     signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)])
-    arrays = "".join(f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n" for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys")))
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
   after_previous();
-{arrays}  {body}
+{body}
 }}
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, n), *map(Int64, xs), *map(Int64, ys))
     return [Kernel(source, "copy", grid, 256, args, pdl=overlapped(request))]
 
 
-def _turned_dim(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> int | None:
-    """The dim along which the source is contiguous while the target is contiguous along the last, when both are long enough for tiles."""
+def _side(dims: Sequence[int], strides: str) -> str:
+    """Text of a Side (of one element where there are no dims)."""
+    sizes, steps = [f"n{k}" for k in dims] or ["1"], [f"{strides}{k}" for k in dims] or ["0"]
+    return f"Side<{len(sizes)}>{{{{{', '.join(sizes)}}}, {{{', '.join(steps)}}}}}"
+
+
+def _turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> tuple[list[int], list[int]] | None:
+    """Dims, innermost first, along which the target is one run, and those along which the source is one, when both runs are long enough for tiles."""
     last = len(n) - 1
-
-    def long(d: DimLike) -> bool:
-        size = known(d)
-        return size is None or size >= _TILE_SIDE
-
-    if known(ys[last]) != 1 or known(xs[last]) in (0, 1) or not long(n[last]):
+    inner = next((d for d in range(last) if known(xs[d]) == 1), None)
+    if known(ys[last]) != 1 or known(xs[last]) in (0, 1) or inner is None:
         return None
-    return next((d for d in range(last) if known(xs[d]) == 1 and long(n[d])), None)
+    sides = ([last], [inner])
+    for side, strides in zip(sides, (ys, xs), strict=True):
+        while (size := known(D.product([n[k] for k in side]))) is not None and size < _TILE_FILL:
+            after = next((k for k in range(last) if k not in sides[0] + sides[1] and strides[k] == D.mul(n[side[-1]], strides[side[-1]])), None)
+            if after is None:
+                break
+            side.append(after)
+        if size is not None and size < _TILE_SIDE:
+            return None
+    return sides
 
 
 def copy(request: Request) -> list[Kernel]:
     i = parameters(request)
     shape, xs, ys = ([i[f"{p}{k}"] for k in range(6)] for p in "nxy")
     return strided_copy(request, static(i["elem"], "element size"), shape, xs, ys)
+
+
+def copies(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    elem = static(i["elem"], "element size")
+    word, names = WORDS[elem], ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at")
+    parts = [k for k in range(COPIES) if f"x{k}" in request.operands]
+    ends: list[DimLike] = [0]
+    for k in parts:
+        n0, n1, n2 = (i[f"p{k}_n{d}"] for d in range(3))
+        units = D.mul(D.product([n0, n1, _pieces(n2, elem)]), D.minimum(n2, 1))
+        ends.append(D.add(ends[-1], D.ceildiv(units, 256)))
+    calls, first = [], "0"
+    for k in parts:
+        arguments = ", ".join(f"p{k}_{n}" for n in names[:-1])
+        calls.append(f"if (blockIdx.x < end{k}) {{\n    copy_part<{word}>(x{k}, y + p{k}_at, blockIdx.x - {first}, {arguments});\n  }}")
+        first = f"end{k}"
+    signature = [f"const {word}* x{k}" for k in parts]
+    signature += [f"{'int' if n[0] == 'n' else 'i64'} p{k}_{n}" for k in parts for n in names] + [f"u32 end{k}" for k in parts]
+    source = f"""{_head()}
+extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {", ".join(signature)}) {{
+  after_previous();
+  {" else ".join(calls)}
+}}
+"""
+    args: tuple[Argument, ...] = (
+        Pointer("y"), *(Pointer(f"x{k}") for k in parts), *((Int32 if n[0] == "n" else Int64)(i[f"p{k}_{n}"]) for k in parts for n in names), *map(Int32, ends[1:]),
+    )  # fmt: skip
+    return [Kernel(source, "copies", (ends[-1], 1, 1), 256, args, pdl=overlapped(request))]
 
 
 def copy_nhwc(request: Request) -> list[Kernel]:
@@ -181,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(256) border({word}* y, {", ".join(f
 
 
 FAMILIES = {
-    "copy": copy, "copy_nhwc": copy_nhwc, "fill": fill, "store_ints": store_ints, "range": range_, "gather": gather, "gather_elements": gather_elements,
+    "copy": copy, "copies": copies, "copy_nhwc": copy_nhwc, "fill": fill, "store_ints": store_ints, "range": range_, "gather": gather,
+    "gather_elements": gather_elements,
     "nchw_to_nhwc": nchw_to_nhwc, "nhwc_to_nchw": nhwc_to_nchw, "zero_border": zero_border,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude, program_source
 from tracea_onnx.dims import DimLike
@@ -16,6 +16,8 @@ from tracea_onnx.lower.value import contiguous
 from tracea_onnx.ops import DType
 
 _NARROW = (DType.F16, DType.BF16)
+#: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a block may have.
+_TILE_SIDE, _TILE_BYTES = 16, 40_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,201 @@ class _Operand:
         """1 contiguous along the last dim, 0 constant along it, 2 anything else."""
         s = known(self.strides[-1])
         return s if s in (0, 1) else 2
+
+
+@dataclass(frozen=True)
+class _Space:
+    """An iteration space and what is computed in it: `compute` makes element j of the result from those of the operands, `v` of them at a time."""
+
+    n: Sequence[DimLike]
+    inputs: Sequence[_Operand]
+    out: _Operand
+    v: int
+    compute: str
+    unaligned: frozenset[str]
+
+    @property
+    def operands(self) -> list[_Operand]:
+        return [*self.inputs, self.out]
+
+    @property
+    def run(self) -> bool:
+        """Whether the result is one run."""
+        s = self.out.strides
+        return self.out.inner == 1 and all(a == D.mul(m, b) for a, m, b in zip(s, self.n[1:], s[1:], strict=False))
+
+    def units(self) -> DimLike:
+        """Threads for `call`."""
+        total = D.product(self.n)
+        if self.out.inner != 1:
+            return total
+        pieces = D.add(D.ceildiv(total if self.run else self.n[-1], self.v), 1)
+        return D.mul(pieces if self.run else D.mul(D.product(self.n[:-1]), pieces), D.minimum(total, 1))
+
+    def runs(self) -> str:
+        """Text of functions that take the space a run of the result at a time."""
+        rank, last, out = len(self.n), len(self.n) - 1, self.out
+        at = ", ".join(f"at_{o.name} = 0" for o in self.operands)
+        steps = "".join(f"      at_{o.name} += i64(c) * o.s_{o.name}[d];\n" for o in self.operands)
+        fetch = "".join(
+            f"    const Vec<{C_TYPES[o.dtype]}, V> v_{o.name} = fetch<V, {o.inner}>(o.{o.name} + at_{o.name}, o.s_{o.name}[{last}]);\n" for o in self.inputs
+        )
+        compute = f"""    Vec<{C_TYPES[out.dtype]}, V> result;
+#pragma unroll
+    for (int j = 0; j < V; j++) {{ {self.compute} }}
+"""
+        text = f"""// V elements of the result at a time, where every operand has them side by side at such a multiple.
+template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
+  for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += I(gridDim.x) * blockDim.x) {{
+    I rest = u;
+    i64 {at};
+#pragma unroll
+    for (int d = {last}; d >= 0; d--) {{
+      const I n = d == {last} ? I(o.n[d]) / V : I(o.n[d]), q = d ? rest / n : 0, c = (rest - q * n) * (d == {last} ? V : 1);
+      rest = q;
+{steps}    }}
+{fetch}{compute}    store<V>(o.{out.name} + at_{out.name}, result);
+  }}
+}}
+"""
+        if self.whole:
+            return text
+        runs = "".join(f"    Ahead<V, {o.inner}, {C_TYPES[o.dtype]}> r_{o.name};\n    Vec<{C_TYPES[o.dtype]}, V> v_{o.name};\n" for o in self.inputs)
+        reads = "".join(f"      r_{o.name}.read(o.{o.name} + at_{o.name}, o.s_{o.name}[{last}]);\n" for o in self.inputs)
+        gets = "".join(f"      v_{o.name} = r_{o.name}.get();\n" for o in self.inputs)
+        singles = "".join(f"        v_{o.name}.v[j] = o.{o.name}[at_{o.name}];\n" for o in self.inputs)
+        along = "".join(f"        at_{o.name} += o.s_{o.name}[{last}];\n" for o in self.inputs)
+        carry = "".join(f" at_{o.name} += o.s_{o.name}[d - 1] - o.n[d] * o.s_{o.name}[d];" for o in self.inputs)
+        whole = f"""{runs}    if (lo <= 0 && hi >= V && c[{last}] + V <= o.n[{last}]) {{
+{reads}{gets}    }} else {{
+#pragma unroll
+      for (int j = 0; j < V; j++) {{
+{singles}        if (j < lo || j + 1 >= hi) continue;
+{along}        c[{last}]++;
+#pragma unroll
+        for (int d = {last}; d > 0; d--) {{
+          if (c[d] < o.n[d]) break;
+         {carry}
+          c[d] = 0, c[d - 1]++;
+        }}
+      }}
+    }}
+"""
+        starts = "".join(f"      at_{o.name} += c[d] * o.s_{o.name}[d];\n" for o in (self.inputs if self.run else self.operands))
+        if self.run:
+            head = f"""    const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
+    u32 rest = u * V + lo - before;
+    i64 {", ".join(f"at_{o.name} = 0" for o in self.inputs)};
+    int c[{rank}];
+#pragma unroll
+    for (int d = {last}; d >= 0; d--) {{
+      const u32 q = d ? rest / o.n[d] : 0;
+      c[d] = int(rest - q * o.n[d]);
+      rest = q;
+{starts}    }}
+"""
+            loop = f"""  const int before = past<V>(o.{out.name});
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {{
+"""
+            to = f"o.{out.name} + i64(u) * V - before"
+        else:
+            head = f"""    u32 rest = u / pieces;
+    const int k = int(u - rest * pieces);
+    i64 {at};
+    int c[{rank}];
+#pragma unroll
+    for (int d = {last - 1}; d >= 0; d--) {{
+      const u32 q = d ? rest / o.n[d] : 0;
+      c[d] = int(rest - q * o.n[d]);
+      rest = q;
+{starts}    }}
+    const int first = k * V - past<V>(o.{out.name} + at_{out.name}), lo = max(-first, 0), hi = o.n[{last}] - first;
+    if (hi <= 0) continue;
+    c[{last}] = first + lo;
+{"".join(f"    at_{o.name} += c[{last}] * o.s_{o.name}[{last}];{chr(10)}" for o in self.inputs)}"""
+            loop = f"""  const u32 pieces = (o.n[{last}] + V - 1) / V + 1;
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < total / o.n[{last}] * pieces; u += gridDim.x * blockDim.x) {{
+"""
+            to = f"o.{out.name} + at_{out.name} + first"
+        return text + f"""// The same whatever lies where: {"the result is one run" if self.run else "rows of the result are runs"},
+// of which a thread makes V elements from a multiple of their bytes on.
+template <int V> DEV void each_ragged(const Operands& o, u32 total) {{
+{loop}{head}{whole}{compute}    store_part<V>({to}, result, lo, hi);
+  }}
+}}
+"""
+
+    @property
+    def whole(self) -> bool | None:
+        """Whether every operand has `v` elements side by side wherever it is read; None: that shows at run time."""
+        if self.out.inner != 1 or self.v == 1:
+            return True
+        steps = [o.strides[d] for o in self.operands if o.inner == 1 for d in range(len(self.n) - 1)] + ([self.n[-1]] if len(self.n) > 1 else [])
+        if any(isinstance(s, int) and s % self.v for s in steps):
+            return False
+        sure = all(factor(s) % self.v == 0 for s in steps) and not any(o.name in self.unaligned for o in self.operands if o.inner == 1)
+        return True if sure else None
+
+    def call(self) -> str:
+        rank, v = len(self.n), self.v
+        total = f"  const u64 total = {' * '.join(f'u64(o.n[{d}])' for d in range(rank))};\n  if (total >> 31) {{\n    each<1, u64>(o, 0, total);\n  }} else "
+        if self.out.inner != 1 or v == 1:
+            return total + "{\n    each<1, u32>(o, 0, u32(total));\n  }"
+        if self.whole is False:
+            return total + f"{{\n    each_ragged<{v}>(o, u32(total));\n  }}"
+        beside = [o for o in self.operands if o.inner == 1]
+        whole = [f"aligned(o.{o.name}, {v * o.dtype.size})" for o in beside]
+        whole += [f"o.s_{o.name}[{d}] % {v} == 0" for o in beside for d in range(rank - 1)]
+        whole += [f"o.n[{rank - 1}] % {v} == 0"] if rank > 1 else []
+        tail = f"\n    if (u32(total) % {v}) each<1, u32>(o, u32(total) / {v} * {v}, u32(total));" if rank == 1 else ""
+        other = "each<1, u32>(o, 0, u32(total))" if self.whole else f"each_ragged<{v}>(o, u32(total))"
+        return total + f"""if ({" && ".join(whole)}) {{
+    each<{v}, u32>(o, 0, u32(total) / {v});{tail}
+  }} else {{
+    {other};
+  }}"""
+
+    def tile_count(self, dim: int) -> DimLike:
+        return D.product([D.ceildiv(d, 64) if k in (dim, len(self.n) - 1) else d for k, d in enumerate(self.n)])
+
+    def tiles(self, dim: int, turned: Sequence[_Operand]) -> str:
+        """Text of a function that takes a tile of 64 x 64 elements, along `dim` and the last one, in a block: `turned` go through shared memory."""
+        last, out = len(self.n) - 1, self.out
+        outer = [d for d in range(last - 1, -1, -1) if d != dim]
+        text = f"""DEV void each_tile(const Operands& o) {{
+  const u32 across = (o.n[{last}] + 63) / 64, down = (o.n[{dim}] + 63) / 64;
+  const int c0 = int(blockIdx.x % across) * 64, r0 = int(blockIdx.x / across % down) * 64, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int columns = min(o.n[{last}] - c0, 64), rows = min(o.n[{dim}] - r0, 64);
+  u32 rest = blockIdx.x / across / down;
+"""
+        for o in self.operands:
+            text += f"  i64 at_{o.name} = r0 * o.s_{o.name}[{dim}] + c0 * o.s_{o.name}[{last}];\n"
+        for d in outer:
+            text += "  {\n" + f"    const u32 q = rest / o.n[{d}], c = rest - q * o.n[{d}];\n    rest = q;\n"
+            text += "".join(f"    at_{o.name} += c * o.s_{o.name}[{d}];\n" for o in self.operands) + "  }\n"
+        for o in self.inputs:
+            ctype = C_TYPES[o.dtype]
+            text += f"  {ctype} t_{o.name}[8][2];\n"
+            if o in turned:
+                text += f"  __shared__ {ctype} tile_{o.name}[64 * TILE_PITCH<{ctype}>];\n"
+            steps = (last, dim) if o in turned else (dim, last)
+            limits = ("columns", "rows") if o in turned else ("rows", "columns")
+            text += f"  read_tile(o.{o.name} + at_{o.name}, o.s_{o.name}[{steps[0]}], o.s_{o.name}[{steps[1]}], {limits[0]}, {limits[1]}, t_{o.name});\n"
+        text += "".join(f"  keep_tile(tile_{o.name}, t_{o.name});\n" for o in turned) + "  __syncthreads();\n"
+        text += "#pragma unroll\n  for (int k = 0; k < 8; k++) {\n    const int r = k * 8 + warp;\n    if (r >= rows) break;\n"
+        for o in self.inputs:
+            picks = [f"tile_{o.name}[(lane + {32 * j}) * TILE_PITCH<{C_TYPES[o.dtype]}> + r]" if o in turned else f"t_{o.name}[k][{j}]" for j in range(2)]
+            text += f"    const Vec<{C_TYPES[o.dtype]}, 2> v_{o.name} = {{{{{', '.join(picks)}}}}};\n"
+        text += f"""    Vec<{C_TYPES[out.dtype]}, 2> result;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {{ {self.compute} }}
+    {C_TYPES[out.dtype]}* to = o.{out.name} + at_{out.name} + r * o.s_{out.name}[{dim}];
+    if (lane < columns) to[lane] = result.v[0];
+    if (lane + 32 < columns) to[lane + 32] = result.v[1];
+  }}
+}}
+"""
+        return text
 
 
 def _read(dtype: DType, integer: bool, value: str) -> str:
@@ -61,57 +258,43 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     operands = [_Operand(o.name, o.dtype, tuple(r[1][k] for r in rows)) for k, o in enumerate(operands)]
     inputs, out = operands[:-1], operands[-1]
     rank, integer = len(rows), bool(program["type"])
-    widest = max(o.dtype.size for o in operands)
-    v = max(1, 16 // widest)
-    fast = out.dtype in _NARROW
-    fields = "".join(f"  {'' if o is out else 'const '}{C_TYPES[o.dtype]}* {o.name}; i64 s_{o.name}[{rank}];\n" for o in operands)
-    steps = "".join(f"      at_{o.name} += i64(c) * o.s_{o.name}[d];\n" for o in operands)
-    fetch = "".join(
-        f"    const Vec<{C_TYPES[o.dtype]}, V> v_{o.name} = fetch<V, {o.inner}>(o.{o.name} + at_{o.name}, o.s_{o.name}[{rank - 1}]);\n" for o in inputs
-    )
+    v = max(1, 16 // max(o.dtype.size for o in operands))
     values = ", ".join(_read(o.dtype, integer, f"v_{o.name}.v[j]") for o in inputs)
-    whole = [f"aligned({o.name}, {v * o.dtype.size})" for o in operands if o.inner == 1]
-    whole += [f"s_{o.name}{d} % {v} == 0" for o in operands if o.inner == 1 for d in range(rank - 1)]
-    whole += ["false"] if out.inner != 1 or v == 1 else [f"n{rank - 1} % {v} == 0"] if rank > 1 else []
+    space = _Space(n, inputs, out, v, _write(out.dtype, integer, "result.v[j]", f"program({values})"), request.unaligned)
+    turned = _turned_dim(space)
+    if turned is None:
+        text, call, grid = space.runs(), space.call(), (blocks(space.units(), 256, request.sms * 32), 1, 1)
+    else:
+        text, call, grid = space.tiles(*turned), "  each_tile(o);", (space.tile_count(turned[0]), 1, 1)
+    fields = "".join(f"  {'' if o is out else 'const '}{C_TYPES[o.dtype]}* {o.name}; i64 s_{o.name}[{rank}];\n" for o in operands)
     signature = [f"{'' if o is out else 'const '}{C_TYPES[o.dtype]}* {o.name}" for o in operands]
     signature += [f"int n{d}" for d in range(rank)] + [f"i64 s_{o.name}{d}" for o in operands for d in range(rank)]
     filled = ", ".join(f"{o.name}, {{{', '.join(f's_{o.name}{d}' for d in range(rank))}}}" for o in operands)
-    source = f"""{prelude(DType.F32, fast=fast)}{template("base", "pointwise")}{program_source(program)}
+    source = f"""{prelude(DType.F32, fast=out.dtype in _NARROW)}{template("base", "runs", "pointwise")}{program_source(program)}
 struct Operands {{
 {fields}  int n[{rank}];
 }};
-template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
-  for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += I(gridDim.x) * blockDim.x) {{
-    I rest = u;
-    i64 {", ".join(f"at_{o.name} = 0" for o in operands)};
-#pragma unroll
-    for (int d = {rank - 1}; d >= 0; d--) {{
-      const I n = d == {rank - 1} ? I(o.n[d]) / V : I(o.n[d]), q = d ? rest / n : 0, c = (rest - q * n) * (d == {rank - 1} ? V : 1);
-      rest = q;
-{steps}    }}
-{fetch}    Vec<{C_TYPES[out.dtype]}, V> result;
-#pragma unroll
-    for (int j = 0; j < V; j++) {{ {_write(out.dtype, integer, "result.v[j]", f"program({values})")} }}
-    store<V>(o.{out.name} + at_{out.name}, result);
-  }}
-}}
-extern "C" __global__ void __launch_bounds__(256) pointwise({", ".join(signature)}) {{
+{text}extern "C" __global__ void __launch_bounds__(256) pointwise({", ".join(signature)}) {{
   after_previous();
   const Operands o{{{filled}, {{{", ".join(f"n{d}" for d in range(rank))}}}}};
-  const u64 total = {" * ".join(f"u64(n{d})" for d in range(rank))};
-  const bool whole = {" && ".join(whole)};
-  if (total >> 31) {{
-    each<1, u64>(o, 0, total);
-    return;
-  }}
-  if (whole) each<{v}, u32>(o, 0, u32(total) / {v});
-  {"if (!whole || u32(total) % " + str(v) + ") " if rank == 1 else "else "}each<1, u32>(o, whole ? u32(total) / {v} * {v} : 0, u32(total));
+{call}
 }}
 """
-    total = D.product(n)
-    units = D.ceildiv(total, v) if out.inner == 1 else total
     args: tuple[Argument, ...] = (*(Pointer(o.name) for o in operands), *map(Int32, n), *(Int64(s) for o in operands for s in o.strides))
-    return [Kernel(source, "pointwise", (blocks(units, 256, request.sms * 16), 1, 1), 256, args, pdl=overlapped(request))]
+    return [Kernel(source, "pointwise", grid, 256, args, pdl=overlapped(request))]
+
+
+def _turned_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
+    """The dim along which operands are contiguous that jump along the last one, when both are long enough for tiles, and those operands: as many as there is
+    shared memory for."""
+    last = len(space.n) - 1
+    for d in range(last):
+        turned = [o for o in space.inputs if o.inner == 2 and known(o.strides[d]) == 1]
+        if turned and space.out.inner == 1 and all((size := known(space.n[k])) is None or size >= _TILE_SIDE for k in (d, last)):
+            while sum(64 * 65 * max(o.dtype.size, 2) for o in turned) > _TILE_BYTES:
+                turned.pop()
+            return d, turned
+    return None
 
 
 def pointwise(request: Request) -> list[Kernel]:

@@ -23,6 +23,21 @@ def _copy(elem: int, shape: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequen
     return request("copy", DType.F32, ints, operands="xy", arch=arch)
 
 
+def _copies(elem: int, parts: Sequence[dict[str, DimLike]], arch: int = 90) -> Request:
+    ints: dict[str, DimLike] = {"elem": elem, **{f"p{k}_{name}": v for k, part in enumerate(parts) for name, v in part.items()}}
+    return request("copies", DType.F32, ints, operands=[*(f"x{k}" for k in range(len(parts))), "y"], arch=arch)
+
+
+def _beside(rows: DimLike, *widths: DimLike) -> list[dict[str, DimLike]]:
+    """Matrices of such widths side by side."""
+    parts: list[dict[str, DimLike]] = []
+    at: DimLike = 0
+    for w in widths:
+        parts.append({"n0": 1, "n1": rows, "n2": w, "x1": w, "x2": 1, "at": at})
+        at = at + w
+    return [p | {"y1": at} for p in parts]
+
+
 def _image(family: str, dtype: DType, c: int, arch: int) -> Request:
     sides = {"nchw_to_nhwc": "y", "nhwc_to_nchw": "x", "copy_nhwc": "xy"}[family]
     pitches = {f"{s}_{p}": v for s in sides for p, v in (("cs", 128), ("rs", 128 * 6), ("ns", 128 * 30))}
@@ -34,6 +49,8 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"run {elem}", _copy(elem, [1009], [1], [1], arch)
         yield f"transpose {elem}", _copy(elem, [3, 100, 70], [7000, 1, 100], [7000, 70, 1], arch)
         yield f"six dims {elem}", _copy(elem, [2, 3, 4, 5, 6, 7], [1, 2, 6, 24, 120, 720], [2520, 840, 210, 42, 7, 1], arch)
+        yield f"slice {elem}", _copy(elem, [20, 33], [101, 1], [33, 1], arch)
+        yield f"copies {elem}", _copies(elem, _beside(21, 17, symbol("n"), 53), arch)
         yield f"fill {elem}", request("fill", DType.F32, {"elem": elem, "count": 100, "value": -1}, operands="y", arch=arch)
         for index in (DType.I64, DType.I32):
             ints = {"elem": elem, "outer": 2, "n": 30, "inner": 64, "count": 5, "idx_dtype": int(index)}
@@ -57,16 +74,50 @@ def test_compiles(r: Request) -> None:
 
 def test_a_transposition_goes_through_tiles() -> None:
     (k,) = cuda.emit(_copy(2, [4, 100, 70], [7000, 1, 100], [7000, 70, 1]))
-    assert "copy_turned<u16, 3, 1>" in k.source and k.grid[0] == 4 * 2 * 2
+    assert "copy_turned<u16>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 4 * 2 * 2
     n, m = symbol("n"), symbol("m")
     (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
-    assert "copy_turned<u16, 2, 0>" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
+    assert "copy_turned<u16>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
 
 
 @pytest.mark.parametrize("shape", [(100, 3), (3, 100)])
 def test_narrow_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
     assert "copy_turned" not in k.source.split('extern "C"')[1]
+
+
+def test_short_dims_that_follow_each_other_make_a_tile() -> None:
+    xs = [17 * 13 * 11 * 7, 13 * 11 * 7, 11 * 7, 7, 1]  # of 19 x 17 x 13 x 11 x 7
+    order = [4, 3, 0, 1, 2]
+    n = [(19, 17, 13, 11, 7)[k] for k in order]
+    (k,) = cuda.emit(_copy(2, n, [xs[j] for j in order], [11 * 19 * 17 * 13, 19 * 17 * 13, 17 * 13, 13, 1]))
+    assert "copy_turned<u16>(x, y, Side<1>" in k.source and "Side<2>{{n0, n1}" in k.source
+
+
+@pytest.mark.parametrize(
+    ("elem", "xs", "ys", "threads"),
+    [
+        (2, [70, 1], [61, 1], 9 * 61 // 8 + 2),  # one run of 16-byte pieces
+        (2, [70, 1], [70, 1], 9 * 9),  # runs of 9 pieces
+        (8, [1, 0], [122, 2], 9 * 61),  # elements
+    ],
+)
+def test_a_thread_makes_16_bytes_of_a_run(elem: int, xs: list[DimLike], ys: list[DimLike], threads: int) -> None:
+    n = symbol("n")
+    (k,) = cuda.emit(_copy(elem, [n, 61], xs, ys))
+    assert [evaluate(k.grid[0], {"n": m}) for m in (0, 1, 9)] == [0, 1, -(-threads // 256)]
+
+
+def test_a_warp_keeps_to_a_long_row_of_steps() -> None:
+    (k,) = cuda.emit(_copy(4, [9, 500], [1000, 2], [500, 1]))
+    assert k.grid[0] == 9 * 4 * 32 // 256 + 1
+
+
+def test_several_copies_share_a_launch() -> None:
+    n = symbol("n")
+    (k,) = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
+    assert k.source.count("copy_part<u16>") == 3 and evaluate(k.grid[0], {"n": 0}) == 0
+    assert evaluate(k.grid[0], {"n": 1021}) == sum(-(-1021 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
 
 
 def test_nothing_to_do_launches_nothing() -> None:

@@ -76,7 +76,7 @@ def test_every_opcode_compiles(kind: str) -> None:
 
 def _width(r: Request) -> int:
     (k,) = cuda.emit(r)
-    found = re.search(r"if \(whole\) each<(\d+), u32>", k.source)
+    found = re.search(r"each<(\d+), u32>\(o, 0, u32\(total\) / ", k.source)
     assert found
     return int(found.group(1))
 

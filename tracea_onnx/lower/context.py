@@ -10,7 +10,7 @@ import numpy as np
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import Dim, DimLike
-from tracea_onnx.families import packed_elements
+from tracea_onnx.families import COPIES, packed_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CPU, Target
 from tracea_onnx.lower.value import Deferred, Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
@@ -231,6 +231,22 @@ class Lowering:
             ints |= {f"n{k}": n, f"x{k}": s[0], f"y{k}": s[1]}
         self.plan.launch("copy", {"x": src.ref}, {"y": dst.ref}, ints, whole=whole)
 
+    def copy_all(self, out: Value, parts: Sequence[tuple[View, DimLike, Dims]]) -> None:
+        """Strided copies (from, first element of `out`, shape) that do not overlap: in one launch those of few dims, where the target can."""
+        ref, strides, dtype = self.new_plain(out), contiguous(out.shape), out.dtype
+        few: list[tuple[Ref, dict[str, DimLike]]] = []
+        for k, (src, at, shape) in enumerate(parts):
+            rows = merge_dims(shape, [src.strides, strides]) or [(1, [1, 1])]
+            if not self.target.copies or len(rows) > 3 or rows[-1][1][1] != 1 or _is_turned(rows) or (k == len(parts) - 1 and not few):
+                self.copy(src, View(ref.at(D.mul(at, dtype.size)), strides), shape, dtype, whole=False)
+                continue
+            (n0, (x0, y0)), (n1, (x1, y1)), (n2, (x2, _)) = pad_rows(rows, 3, 2)
+            few.append((src.ref, {"n0": n0, "n1": n1, "n2": n2, "x0": x0, "x1": x1, "x2": x2, "y0": y0, "y1": y1, "at": at}))
+        for first in range(0, len(few), COPIES):
+            group = few[first : first + COPIES]
+            ints = {"elem": dtype.size, **{f"p{k}_{name}": d for k, (_, dims) in enumerate(group) for name, d in dims.items()}}
+            self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": ref}, ints, whole=False)
+
     def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
         """`v` channels-last with at least this zero border. `stem` allows the unpadded pitch of up to 4 channels."""
         n, c, h, w = v.image()
@@ -307,6 +323,11 @@ def pad_rows(rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: in
     """Leading loops of one iteration, up to the number of loops a kernel has."""
     once: tuple[DimLike, list[DimLike]] = (1, [0] * operands)
     return [*[once] * (count - len(rows)), *rows]
+
+
+def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
+    """Whether a copy should go through tiles: its source jumps along the last dim, but not along another."""
+    return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
 
 
 def _at_most(d: DimLike, e: DimLike) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -54,14 +55,14 @@ def concat(ctx: Lowering, op: Op) -> None:
 
 
 def _join(ctx: Lowering, out: Value, parts: list[Value], k: int) -> None:
-    ref = ctx.new_plain(out)
-    strides = contiguous(out.shape)
+    step = contiguous(out.shape)[k]
     at: DimLike = 0
+    moves: list[tuple[View, DimLike, Dims]] = []
     for p in parts:
-        dst = View(ref.at(D.mul(D.mul(at, strides[k]), out.dtype.size)), strides)
         if p.elements != 0:
-            ctx.copy(ctx.strided(p), dst, p.shape, out.dtype, whole=False)
+            moves.append((ctx.strided(p), D.mul(at, step), p.shape))
         at = at + p.shape[k]
+    ctx.copy_all(out, moves)
 
 
 def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> None:
@@ -227,29 +228,37 @@ def pad(ctx: Lowering, op: Op) -> None:
 
 
 def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
-    """Reflect or edge padding, one axis after the other: the middle, then each side read backwards (or its edge repeated)."""
+    """Reflect or edge padding, two axes at a time: of each the middle, then each side read backwards (or its edge repeated)."""
     axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
     if not axes:
         raise Unsupported("a Pad that adds nothing")
-    for axis in axes:
-        before, after, n = pads[axis], pads[axis + x.rank], x.shape[axis]
-        if reflect and (not isinstance(n, int) or max(before, after) >= n):
-            raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")
-        shape_ = tuple(d + (before + after) if k == axis else d for k, d in enumerate(x.shape))
-        out = ctx.define(op.outputs[0] if axis == axes[-1] else f"{op.outputs[0]}\0pad{axis}", x.dtype, shape_)
-        ref, strides, src = ctx.new_plain(out), contiguous(shape_), ctx.strided(x)
-        size, step = x.dtype.size, src.strides[axis]
-        # (elements, first source index, source step, first target index)
-        parts: list[tuple[DimLike, DimLike, int, DimLike]] = [(n, 0, 1, before)]
-        if before:
-            parts.append((before, before if reflect else 0, -1 if reflect else 0, 0))
-        if after:
-            parts.append((after, n - 2 if reflect else n - 1, -1 if reflect else 0, before + n))
-        for count, first, direction, at in parts:
-            from_ = View(src.ref.at(D.mul(D.mul(first, step), size)), tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(src.strides)))
-            into = View(ref.at(D.mul(D.mul(at, strides[axis]), size)), strides)
-            ctx.copy(from_, into, tuple(count if k == axis else d for k, d in enumerate(x.shape)), x.dtype, whole=False)
+    for first in range(0, len(axes), 2):
+        pair = axes[first : first + 2]
+        shape_ = tuple(d + (pads[k] + pads[k + x.rank]) if k in pair else d for k, d in enumerate(x.shape))
+        out = ctx.define(op.outputs[0] if pair[-1] == axes[-1] else f"{op.outputs[0]}\0pad{pair[-1]}", x.dtype, shape_)
+        strides, src = contiguous(shape_), ctx.strided(x)
+        moves: list[tuple[View, DimLike, Dims]] = [(src, 0, x.shape)]
+        for axis in pair:
+            step, to = src.strides[axis], strides[axis]
+            moves = [
+                (View(v.ref.at(D.mul(D.mul(start, step), x.dtype.size)), tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(v.strides))),
+                 at + D.mul(begin, to), tuple(count if k == axis else d for k, d in enumerate(shape)))
+                for v, at, shape in moves
+                for count, start, direction, begin in _segments(x.shape[axis], pads[axis], pads[axis + x.rank], reflect=reflect)
+            ]  # fmt: skip
+        ctx.copy_all(out, moves)
         x = out
+
+
+def _segments(n: DimLike, before: int, after: int, *, reflect: bool) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
+    """The parts of a padded axis: elements, first source index, source step, first target index."""
+    if reflect and (not isinstance(n, int) or max(before, after) >= n):
+        raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")
+    yield n, 0, 1, before
+    if before:
+        yield before, before if reflect else 0, -1 if reflect else 0, 0
+    if after:
+        yield after, n - 2 if reflect else n - 1, -1 if reflect else 0, before + n
 
 
 def depth_to_space(ctx: Lowering, op: Op) -> None:

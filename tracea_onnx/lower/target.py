@@ -15,7 +15,8 @@ class Target:
     pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
     planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 8 x 8, strides of at most 4).
-    folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised."""
+    folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.
+    copies: whether several copies can share a launch."""
 
     name: str
     types: frozenset[DType]
@@ -25,6 +26,7 @@ class Target:
     few_launches: bool
     planar: int = 0
     folds_norms: bool = False
+    copies: bool = False
 
     def channel_pitch(self, channels: int) -> int:
         """Elements from one pixel to the next."""
@@ -34,4 +36,4 @@ class Target:
 
 
 CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
-CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4)
+CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, copies=True)
