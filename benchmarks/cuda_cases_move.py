@@ -57,6 +57,7 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         yield _copy(rng, size, (5, 7, 33), (1, 0, 5), contiguous((5, 7, 33)), "expand")
         yield _copy(rng, size, (40, 3, 50), (1, 40, 120), contiguous((40, 3, 50)), "outer to inner")
         yield from _odd(rng, size)
+    yield from _large(rng, 2)
     x = _bits(rng, 24 * 40, 2)
     n_, m_ = symbol("n"), symbol("m")
     ints: dict[str, DimLike] = {"elem": 2}
@@ -88,6 +89,18 @@ def _odd(rng: np.random.Generator, size: int) -> Iterator[Case]:
         yield _copy(rng, size, n, [xs[k] for k in order], contiguous(n), f"order {''.join(map(str, order))}")
 
 
+def _large(rng: np.random.Generator, size: int) -> Iterator[Case]:
+    """What is not small (emit_move.py)."""
+    yield _copy(rng, size, (733, 719), (1, 733), (719, 1), "large transpose")
+    yield _copy(rng, size, (11, 17, 19, 13, 13), (1, 143, 143 * 17 * 13, 11, 143 * 17), contiguous((11, 17, 19, 13, 13)), "large order")
+    yield _copy(rng, size, (600_011,), (1,), (1,), "large run from 1", 1)
+    yield _copy(rng, size, (1031, 517), (523, 1), (517, 1), "large columns from 3", 3)
+    yield _copy(rng, size, (1031, 517), (517, 1), (523, 1), "large into columns")
+    yield _copy(rng, size, (131, 4099), (9000, 2), (4099, 1), "large steps")
+    yield _copy(rng, size, (50_021, 11), (44, 4), (11, 1), "large few steps")
+    yield _copy(rng, size, (517, 3, 401), (401, 0, 1), contiguous((517, 3, 401)), "large tile")
+
+
 def _copies(rng: np.random.Generator, size: int, width: int, parts: Sequence[tuple[Sequence[int], Sequence[int], int]], strides: Sequence[int], name: str) -> Case:
     """parts: shape, strides in x and first element of y; `width` elements of y have these strides."""
     ints: dict[str, DimLike] = {"elem": size}
@@ -115,6 +128,8 @@ def copies(rng: np.random.Generator) -> Iterator[Case]:
         sides = [(5, 1, 2), (2, -1, 0), (2, -1, 7)], [(9, 1, 3), (3, -1, 0), (3, -1, 12)]
         parts3 = [((2, h, w), (45, 9 * a, b), 15 * i + j) for h, a, i in sides[0] for w, b, j in sides[1]]
         yield _copies(rng, size, 2 * 9 * 15, parts3, (135, 15, 1), "mirrored")
+    large = [((1009, w), (w, 1), at) for w, at in ((523, 0), (3, 523))]
+    yield _copies(rng, 2, 1009 * 526, large, (526, 1), "large beside small")
 
 
 def gather(rng: np.random.Generator) -> Iterator[Case]:
@@ -151,7 +166,7 @@ def small(rng: np.random.Generator) -> Iterator[Case]:
 
 def layout(rng: np.random.Generator) -> Iterator[Case]:
     for dtype, size in ((DType.F32, 4), (DType.F16, 2)):
-        for n, c, h, w in ((2, 3, 5, 7), (1, 64, 9, 8), (3, 100, 3, 1), (2, 65, 8, 8), (1, 16, 33, 2), (1, 17, 1, 1), (0, 8, 2, 2), (2, 1, 4, 4)):
+        for n, c, h, w in ((2, 3, 5, 7), (1, 64, 9, 8), (3, 100, 3, 1), (2, 65, 8, 8), (1, 16, 33, 2), (1, 17, 1, 1), (0, 8, 2, 2), (2, 1, 4, 4), (2, 67, 65, 63)):
             cs = -(-c // 8) * 8
             planar = _bits(rng, n * c * h * w, size).reshape(n, c, h, w)
             packed = _bits(rng, n * h * w * cs, size).reshape(n, h, w, cs)

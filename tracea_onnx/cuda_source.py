@@ -49,11 +49,16 @@ def vector_width(dtype: DType, *extents: DimLike) -> int:
     return width
 
 
-def blocks(units: DimLike, per_block: int, most: int) -> DimLike:
+def blocks(units: DimLike, per_block: int, most: DimLike) -> DimLike:
     """Blocks of a grid-stride loop over `units`, `per_block` a turn and at most `most`; 0 when there are no units."""
     return D.minimum(D.ceildiv(units, per_block), most)
 
 
+def reciprocal(d: DimLike) -> DimLike:
+    """What `quotient` of `kernels/cuda/runs.cuh` takes beside a divisor."""
+    return D.floordiv(2**31 - 1, D.maximum(d, 1))
+
+
 def overlapped(request: Request) -> bool:
-    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`."""
+    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`, or its first half."""
     return request.arch >= 90

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, factor
+from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import COPIES
@@ -19,14 +19,23 @@ _NARROW = 16
 _TILE_SIDE, _TILE_FILL = 16, 32
 #: Where a row has as many elements, a warp keeps to it if they do not follow each other, and takes _LANES of them at a time (`LANE_WORDS` of strided.cuh).
 _LONG, _LANES = 64, 128
+#: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each other: a thread has up to _SINGLE single elements, and
+#: half of the device room for the next kernel's blocks.
+_SMALL, _SINGLE = 1 << 19, 4
 
 
 def _head() -> str:
-    return prelude(DType.F32) + template("base", "runs") + f"constexpr int LONG = {_LONG};\n" + template("strided")
+    limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE};\nconstexpr u32 SMALL = {_SMALL};\n"
+    return prelude(DType.F32) + template("base", "runs") + limits + template("strided")
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
     return (blocks(units, 256, request.sms * 32), 1, 1)
+
+
+def _spread(units: DimLike, request: Request, each: int) -> tuple[DimLike, DimLike, DimLike]:
+    """A wave of threads, or as many as have `each` units."""
+    return (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 256 * each))), 1, 1)
 
 
 def _pieces(n: DimLike, elem: int) -> DimLike:
@@ -34,8 +43,12 @@ def _pieces(n: DimLike, elem: int) -> DimLike:
     return D.add(D.ceildiv(n, 16 // elem), 1)
 
 
+def _is_small(total: DimLike) -> DimLike:
+    return D.less(total, _SMALL + 1)
+
+
 def _units(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], elem: int) -> DimLike:
-    """Threads for `copy_strided`."""
+    """Threads for `copy_strided` where there is much to copy."""
     total, rows = D.product(n), D.product(n[:-1])
     if known(ys[-1]) != 1:
         return total
@@ -50,12 +63,21 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
     """y[sum i_d * ys_d] = x[sum i_d * xs_d] for elements of `elem` bytes."""
     rows = merge_dims(shape, [xs, ys]) or [(1, [1, 1])]
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
-    rank, word = len(rows), WORDS[elem]
-    turned = _turned_dims(n, xs, ys)
+    rank, word, wide = len(rows), WORDS[elem], 16 // elem
+    few = known(_is_small(D.product(n)))
+    turned = None if few else _turned_dims(n, xs, ys)
+    pers: list[DimLike] = []
     if turned is None:
         arrays = "".join(f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n" for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys")))
-        body = f"{arrays}  copy_strided<{word}, {rank}>(x, y, n, xs, ys);"
-        grid = _grid(_units(n, xs, ys, elem), request)
+        if rank > 1:
+            pers = [*map(reciprocal, n[1:]), reciprocal(D.floordiv(n[-1], wide)), reciprocal(D.floordiv(n[-1], max(4 // elem, 1)))]
+        arrays += f"  const u32 pers[{rank}] = {{{', '.join(['0', *(f'per{k}' for k in range(rank - 1))])}}};\n"
+        body = f"{arrays}  copy_strided<{word}, {rank}, {-1 if few is None else few}>(x, y, n, xs, ys, pers, {f'per{rank - 1}, per{rank}' if pers else '0, 0'});"
+        even = all(factor(s) % wide == 0 for s in (*xs[:-1], *ys[:-1], *(n[-1:] if rank > 1 else ()))) and not request.unaligned
+        if even and known(xs[-1]) == known(ys[-1]) == 1:
+            grid = _spread(D.ceildiv(D.product(n), wide), request, 4 if rank == 1 else 2)
+        else:
+            grid = (D.select(_is_small(D.product(n)), blocks(D.product(n), 256, request.sms * 4), _grid(_units(n, xs, ys, elem), request)[0]), 1, 1)
     else:
         down, across = turned
         outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
@@ -63,14 +85,15 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
         body = f"  copy_turned<{word}>(x, y, {sides});"
         tiles = (D.ceildiv(D.product([n[k] for k in side]), 64) for side in turned)
         grid = (D.product([*tiles, *(n[k] for k in outer)]), 1, 1)
-    signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)])
+    signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)] + [f"u32 per{k}" for k in range(len(pers))])
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
-  after_previous();
+  next_may_start();
 {body}
+  wait_for_previous();
 }}
 """
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, n), *map(Int64, xs), *map(Int64, ys))
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, n), *map(Int64, xs), *map(Int64, ys), *map(Int32, pers))
     return [Kernel(source, "copy", grid, 256, args, pdl=overlapped(request))]
 
 
@@ -107,28 +130,39 @@ def copy(request: Request) -> list[Kernel]:
 def copies(request: Request) -> list[Kernel]:
     i = parameters(request)
     elem = static(i["elem"], "element size")
-    word, names = WORDS[elem], ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at")
+    word, wide = WORDS[elem], 16 // elem
     parts = [k for k in range(COPIES) if f"x{k}" in request.operands]
+    fields = ("n0", "n1", "n2", "single", "units", "per_n1", "per", "x0", "x1", "x2", "y0", "y1", "at")
     ends: list[DimLike] = [0]
+    values: list[dict[str, DimLike]] = []
     for k in parts:
-        n0, n1, n2 = (i[f"p{k}_n{d}"] for d in range(3))
-        units = D.mul(D.product([n0, n1, _pieces(n2, elem)]), D.minimum(n2, 1))
-        ends.append(D.add(ends[-1], D.ceildiv(units, 256)))
-    calls, first = [], "0"
+        v = {n: i[f"p{k}_{n}"] for n in fields if n[0] in "nxya"}
+        total, even = D.product([v["n0"], v["n1"], v["n2"]]), known(v["x2"]) == 1 and all(factor(v[n]) % wide == 0 for n in ("n2", "y0", "y1", "at"))
+        v["single"] = 0 if even else _is_small(total)
+        v["units"] = D.select(v["single"], v["n2"], _pieces(v["n2"], elem))
+        v["per"], v["per_n1"] = reciprocal(v["units"]), reciprocal(v["n1"])
+        values.append(v)
+        units = D.mul(D.product([v["n0"], v["n1"], v["units"]]), D.minimum(v["n2"], 1))
+        ends.append(D.add(ends[-1], D.select(v["single"], D.ceildiv(units, 256 * _SINGLE), D.ceildiv(units, 256))))
+    choice, first = "", "0"
     for k in parts:
-        arguments = ", ".join(f"p{k}_{n}" for n in names[:-1])
-        calls.append(f"if (blockIdx.x < end{k}) {{\n    copy_part<{word}>(x{k}, y + p{k}_at, blockIdx.x - {first}, {arguments});\n  }}")
+        arguments = ", ".join(f"p{k}_{n}" for n in fields[:-1])
+        condition, other = (f"if (blockIdx.x < end{k}) ", "  else ") if k != parts[-1] else ("", "")
+        choice += f"{condition}part = {{x{k}, y + p{k}_at, blockIdx.x - {first}, {arguments}}};\n{other}"
         first = f"end{k}"
+    ints, longs = fields[:7], fields[7:]
     signature = [f"const {word}* x{k}" for k in parts]
-    signature += [f"{'int' if n[0] == 'n' else 'i64'} p{k}_{n}" for k in parts for n in names] + [f"u32 end{k}" for k in parts]
+    signature += [f"{'int' if n in ints else 'i64'} p{k}_{n}" for k in parts for n in fields] + [f"u32 end{k}" for k in parts]
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {", ".join(signature)}) {{
-  after_previous();
-  {" else ".join(calls)}
+  next_may_start();
+  Part<{word}> part;
+  {choice}  copy_part(part);
+  wait_for_previous();
 }}
 """
     args: tuple[Argument, ...] = (
-        Pointer("y"), *(Pointer(f"x{k}") for k in parts), *((Int32 if n[0] == "n" else Int64)(i[f"p{k}_{n}"]) for k in parts for n in names), *map(Int32, ends[1:]),
+        Pointer("y"), *(Pointer(f"x{k}") for k in parts), *((Int64 if n in longs else Int32)(v[n]) for v in values for n in fields), *map(Int32, ends[1:]),
     )  # fmt: skip
     return [Kernel(source, "copies", (ends[-1], 1, 1), 256, args, pdl=overlapped(request))]
 
@@ -177,31 +211,50 @@ extern "C" __global__ void __launch_bounds__(256) range({C_TYPES[dtype]}* y, i64
     return [Kernel(source, "range", _grid(count, request), 256, args, pdl=overlapped(request))]
 
 
-def _gather(request: Request, name: str) -> list[Kernel]:
+def gather(request: Request) -> list[Kernel]:
     i = parameters(request)
-    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    elem, inner = static(i["elem"], "element size"), i["inner"]
+    word, index = WORDS[elem], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    width = next(w for w in (16, 4, elem) if w >= elem and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned)))
+    pers = [reciprocal(d) for d in (inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, 16 // elem), i["count"])]
     source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) {name}_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count, u32* fault) {{
-  after_previous();
-  {name}<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
+extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
+    u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {{
+  next_may_start();
+  gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per, per_word, per_wide, per_count, fault);
+  wait_for_previous();
 }}
 """
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
-    return [Kernel(source, f"{name}_kernel", _grid(D.product([i["outer"], i["count"], i["inner"]]), request), 256, args, pdl=overlapped(request))]
-
-
-def gather(request: Request) -> list[Kernel]:
-    return _gather(request, "gather")
+    sizes = [i[k] for k in ("outer", "n", "inner", "count")]
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
+    grid = _spread(D.floordiv(D.product([i["outer"], i["count"], inner]), width // elem), request, 8)
+    return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
 
 
 def gather_elements(request: Request) -> list[Kernel]:
-    return _gather(request, "gather_elements")
+    i = parameters(request)
+    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    source = f"""{_head()}
+extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
+    int outer, int n, int inner, int count, u32* fault) {{
+  next_may_start();
+  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
+  wait_for_previous();
+}}
+"""
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
+    return [Kernel(source, "gather_elements_kernel", _grid(D.product([i["outer"], i["count"], i["inner"]]), request), 256, args, pdl=overlapped(request))]
 
 
 def _change_layout(request: Request, to_nhwc: bool) -> list[Kernel]:
     i, side = parameters(request), "y" if to_nhwc else "x"
     word, flag = WORDS[request.dtype.size], "true" if to_nhwc else "false"
     channels, plane = known(i["C"]), D.mul(i["H"], i["W"])
+    if (channels is None or channels > _NARROW) and known(_is_small(D.product([i["N"], i["C"], plane]))) == 1:
+        planar = {"N": D.mul(i["C"], plane), "C": plane, "H": i["W"], "W": 1}
+        packed = {"N": i[f"{side}_ns"], "C": 1, "H": i[f"{side}_rs"], "W": i[f"{side}_cs"]}
+        order, (source_, target) = ("NHWC", (planar, packed)) if to_nhwc else ("NCHW", (packed, planar))
+        return strided_copy(request, request.dtype.size, [i[d] for d in order], [source_[d] for d in order], [target[d] for d in order])
     if channels is not None and channels <= _NARROW:
         body, grid = f"change_narrow<{flag}, {channels}>(x, y, Image{{C, H, W, cs, rs, ns}}, N);", _grid(D.mul(i["N"], plane), request)
         if channels == 0:
@@ -211,8 +264,9 @@ def _change_layout(request: Request, to_nhwc: bool) -> list[Kernel]:
         grid = (D.product([i["N"], D.ceildiv(plane, 64), D.ceildiv(i["C"], 64)]), 1, 1)
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) layout(const {word}* x, {word}* y, int N, int C, int H, int W, int cs, i64 rs, i64 ns) {{
-  after_previous();
+  next_may_start();
   {body}
+  wait_for_previous();
 }}
 """
     args: tuple[Argument, ...] = (

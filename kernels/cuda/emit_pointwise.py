@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude, program_source
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.context import merge_dims
@@ -18,6 +18,9 @@ from tracea_onnx.ops import DType
 _NARROW = (DType.F16, DType.BF16)
 #: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a block may have.
 _TILE_SIDE, _TILE_BYTES = 16, 40_000
+#: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE single ones; where rows are shorter than _SHORT, up to twice
+#: as many.
+_SMALL, _SHORT, _SINGLE = 1 << 18, 64, 4
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,53 @@ class _Space:
         if self.out.inner != 1:
             return total
         pieces = D.add(D.ceildiv(total if self.run else self.n[-1], self.v), 1)
-        return D.mul(pieces if self.run else D.mul(D.product(self.n[:-1]), pieces), D.minimum(total, 1))
+        wide = pieces if self.run else D.mul(D.product(self.n[:-1]), pieces)
+        return D.mul(wide, D.minimum(total, 1))
+
+    def small(self) -> DimLike:
+        """Whether there is less to do than whole vectors are worth where they take more than one access."""
+        return D.less(D.product(self.n), D.select(D.less(self.n[-1], _SHORT), 2 * _SMALL, _SMALL) + 1)
 
     def runs(self) -> str:
         """Text of functions that take the space a run of the result at a time."""
         rank, last, out = len(self.n), len(self.n) - 1, self.out
         at = ", ".join(f"at_{o.name} = 0" for o in self.operands)
-        steps = "".join(f"      at_{o.name} += i64(c) * o.s_{o.name}[d];\n" for o in self.operands)
-        fetch = "".join(
-            f"    const Vec<{C_TYPES[o.dtype]}, V> v_{o.name} = fetch<V, {o.inner}>(o.{o.name} + at_{o.name}, o.s_{o.name}[{last}]);\n" for o in self.inputs
-        )
+        steps = "".join(f"        at_{o.name}[k] += i64(c) * o.s_{o.name}[d];\n" for o in self.operands)
+        fetch = "".join(f"      got_{o.name}[k] = fetch<V, {o.inner}>(o.{o.name} + at_{o.name}[k], o.s_{o.name}[{last}]);\n" for o in self.inputs)
+        got = "".join(f"    Vec<{C_TYPES[o.dtype]}, V> got_{o.name}[U];\n" for o in self.inputs)
+        those = "".join(f"      const Vec<{C_TYPES[o.dtype]}, V>& v_{o.name} = got_{o.name}[k];\n" for o in self.inputs)
         compute = f"""    Vec<{C_TYPES[out.dtype]}, V> result;
 #pragma unroll
     for (int j = 0; j < V; j++) {{ {self.compute} }}
 """
-        text = f"""// V elements of the result at a time, where every operand has them side by side at such a multiple.
-template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
-  for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += I(gridDim.x) * blockDim.x) {{
-    I rest = u;
-    i64 {at};
+        text = f"""// V elements of the result at a time, where every operand has them side by side at such a multiple; U times as many of a thread are under
+// way together.
+template <int V, int U, class I> DEV void each(const Operands& o, I first, I end) {{
+  const I step = I(gridDim.x) * blockDim.x;
+  for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += U * step) {{
+    i64 {", ".join(f"at_{o.name}[U]" for o in self.operands)};
 #pragma unroll
-    for (int d = {last}; d >= 0; d--) {{
-      const I n = d == {last} ? I(o.n[d]) / V : I(o.n[d]), q = d ? rest / n : 0, c = (rest - q * n) * (d == {last} ? V : 1);
-      rest = q;
-{steps}    }}
-{fetch}{compute}    store<V>(o.{out.name} + at_{out.name}, result);
+    for (int k = 0; k < U; k++) {{
+      if (k && u + k * step >= end) continue;
+      I rest = u + k * step;
+      {" = ".join(f"at_{o.name}[k]" for o in self.operands)} = 0;
+#pragma unroll
+      for (int d = {last}; d >= 0; d--) {{
+        const bool wide = d == {last} && V > 1;
+        const I n = wide ? I(o.n[d]) / V : I(o.n[d]), q = d ? quotient(rest, n, wide ? o.per_wide : o.per[d]) : 0, c = (rest - q * n) * (wide ? V : 1);
+        rest = q;
+{steps}      }}
+    }}
+    wait_for_previous();
+{got}#pragma unroll
+    for (int k = 0; k < U; k++) {{
+      if (k && u + k * step >= end) continue;
+{fetch}    }}
+#pragma unroll
+    for (int k = 0; k < U; k++) {{
+      if (k && u + k * step >= end) continue;
+{those}{compute}      store<V>(o.{out.name} + at_{out.name}[k], result);
+    }}
   }}
 }}
 """
@@ -98,7 +123,8 @@ template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
         singles = "".join(f"        v_{o.name}.v[j] = o.{o.name}[at_{o.name}];\n" for o in self.inputs)
         along = "".join(f"        at_{o.name} += o.s_{o.name}[{last}];\n" for o in self.inputs)
         carry = "".join(f" at_{o.name} += o.s_{o.name}[d - 1] - o.n[d] * o.s_{o.name}[d];" for o in self.inputs)
-        whole = f"""{runs}    if (lo <= 0 && hi >= V && c[{last}] + V <= o.n[{last}]) {{
+        whole = f"""    wait_for_previous();
+{runs}    if (lo <= 0 && hi >= V && c[{last}] + V <= o.n[{last}]) {{
 {reads}{gets}    }} else {{
 #pragma unroll
       for (int j = 0; j < V; j++) {{
@@ -121,7 +147,7 @@ template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
     int c[{rank}];
 #pragma unroll
     for (int d = {last}; d >= 0; d--) {{
-      const u32 q = d ? rest / o.n[d] : 0;
+      const u32 q = d ? quotient(rest, o.n[d], o.per[d]) : 0;
       c[d] = int(rest - q * o.n[d]);
       rest = q;
 {starts}    }}
@@ -137,7 +163,7 @@ template <int V, class I> DEV void each(const Operands& o, I first, I end) {{
     int c[{rank}];
 #pragma unroll
     for (int d = {last - 1}; d >= 0; d--) {{
-      const u32 q = d ? rest / o.n[d] : 0;
+      const u32 q = d ? quotient(rest, o.n[d], o.per[d]) : 0;
       c[d] = int(rest - q * o.n[d]);
       rest = q;
 {starts}    }}
@@ -170,19 +196,22 @@ template <int V> DEV void each_ragged(const Operands& o, u32 total) {{
 
     def call(self) -> str:
         rank, v = len(self.n), self.v
-        total = f"  const u64 total = {' * '.join(f'u64(o.n[{d}])' for d in range(rank))};\n  if (total >> 31) {{\n    each<1, u64>(o, 0, total);\n  }} else "
+        small = f"total <= (o.n[{rank - 1}] < {_SHORT} ? {2 * _SMALL} : {_SMALL})"
+        total = f"  const u64 total = {' * '.join(f'u64(o.n[{d}])' for d in range(rank))};\n  if (total >> 31) {{\n    each<1, 1, u64>(o, 0, total);\n  }} else "
+        few, single = known(self.small()), f"each<1, {_SINGLE}, u32>(o, 0, u32(total))"
+        ragged = {0: f"each_ragged<{v}>(o, u32(total))", 1: single, None: f"if ({small}) {single};\n    else each_ragged<{v}>(o, u32(total))"}[few]
         if self.out.inner != 1 or v == 1:
-            return total + "{\n    each<1, u32>(o, 0, u32(total));\n  }"
+            return total + f"{{\n    each<1, {1 if few == 0 else _SINGLE}, u32>(o, 0, u32(total));\n  }}"
         if self.whole is False:
-            return total + f"{{\n    each_ragged<{v}>(o, u32(total));\n  }}"
+            return total + f"{{\n    {ragged};\n  }}"
         beside = [o for o in self.operands if o.inner == 1]
         whole = [f"aligned(o.{o.name}, {v * o.dtype.size})" for o in beside]
         whole += [f"o.s_{o.name}[{d}] % {v} == 0" for o in beside for d in range(rank - 1)]
         whole += [f"o.n[{rank - 1}] % {v} == 0"] if rank > 1 else []
-        tail = f"\n    if (u32(total) % {v}) each<1, u32>(o, u32(total) / {v} * {v}, u32(total));" if rank == 1 else ""
-        other = "each<1, u32>(o, 0, u32(total))" if self.whole else f"each_ragged<{v}>(o, u32(total))"
+        tail = f"\n    if (u32(total) % {v}) each<1, 1, u32>(o, u32(total) / {v} * {v}, u32(total));" if rank == 1 else ""
+        other = "each<1, 1, u32>(o, 0, u32(total))" if self.whole else ragged
         return total + f"""if ({" && ".join(whole)}) {{
-    each<{v}, u32>(o, 0, u32(total) / {v});{tail}
+    each<{v}, 1, u32>(o, 0, u32(total) / {v});{tail}
   }} else {{
     {other};
   }}"""
@@ -203,8 +232,9 @@ template <int V> DEV void each_ragged(const Operands& o, u32 total) {{
         for o in self.operands:
             text += f"  i64 at_{o.name} = r0 * o.s_{o.name}[{dim}] + c0 * o.s_{o.name}[{last}];\n"
         for d in outer:
-            text += "  {\n" + f"    const u32 q = rest / o.n[{d}], c = rest - q * o.n[{d}];\n    rest = q;\n"
+            text += "  {\n" + f"    const u32 q = quotient(rest, o.n[{d}], o.per[{d}]), c = rest - q * o.n[{d}];\n    rest = q;\n"
             text += "".join(f"    at_{o.name} += c * o.s_{o.name}[{d}];\n" for o in self.operands) + "  }\n"
+        text += "  wait_for_previous();\n"
         for o in self.inputs:
             ctype = C_TYPES[o.dtype]
             text += f"  {ctype} t_{o.name}[8][2];\n"
@@ -263,31 +293,46 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     space = _Space(n, inputs, out, v, _write(out.dtype, integer, "result.v[j]", f"program({values})"), request.unaligned)
     turned = _turned_dim(space)
     if turned is None:
-        text, call, grid = space.runs(), space.call(), (blocks(space.units(), 256, request.sms * 32), 1, 1)
+        text, call, grid = space.runs(), space.call(), (_grid(space, request), 1, 1)
     else:
         text, call, grid = space.tiles(*turned), "  each_tile(o);", (space.tile_count(turned[0]), 1, 1)
     fields = "".join(f"  {'' if o is out else 'const '}{C_TYPES[o.dtype]}* {o.name}; i64 s_{o.name}[{rank}];\n" for o in operands)
     signature = [f"{'' if o is out else 'const '}{C_TYPES[o.dtype]}* {o.name}" for o in operands]
     signature += [f"int n{d}" for d in range(rank)] + [f"i64 s_{o.name}{d}" for o in operands for d in range(rank)]
+    pers = [*map(reciprocal, n[1:]), reciprocal(D.floordiv(n[-1], v))] if rank > 1 else []
+    signature += [f"u32 per{k}" for k in range(len(pers))]
+    quotients = f"{{{', '.join(['0', *(f'per{k}' for k in range(rank - 1))])}}}, {f'per{rank - 1}' if pers else '0'}"
     filled = ", ".join(f"{o.name}, {{{', '.join(f's_{o.name}{d}' for d in range(rank))}}}" for o in operands)
     source = f"""{prelude(DType.F32, fast=out.dtype in _NARROW)}{template("base", "runs", "pointwise")}{program_source(program)}
 struct Operands {{
 {fields}  int n[{rank}];
+  u32 per[{rank}], per_wide;  // what `quotient` takes beside n, and beside the last one in vectors
 }};
 {text}extern "C" __global__ void __launch_bounds__(256) pointwise({", ".join(signature)}) {{
-  after_previous();
-  const Operands o{{{filled}, {{{", ".join(f"n{d}" for d in range(rank))}}}}};
+  next_may_start();
+  const Operands o{{{filled}, {{{", ".join(f"n{d}" for d in range(rank))}}}, {quotients}}};
 {call}
+  wait_for_previous();
 }}
 """
-    args: tuple[Argument, ...] = (*(Pointer(o.name) for o in operands), *map(Int32, n), *(Int64(s) for o in operands for s in o.strides))
+    args: tuple[Argument, ...] = (*(Pointer(o.name) for o in operands), *map(Int32, n), *(Int64(s) for o in operands for s in o.strides), *map(Int32, pers))
     return [Kernel(source, "pointwise", grid, 256, args, pdl=overlapped(request))]
+
+
+def _grid(space: _Space, request: Request) -> DimLike:
+    """Blocks of a grid-stride loop: not so few that some threads of the last turn have much to do that others have not; where elements are single, as many
+    as leave half of the device to the next kernel's."""
+    units, total = space.units(), D.product(space.n)
+    many = blocks(units, 256, D.maximum(request.sms * 32, D.ceildiv(units, 1024)))
+    return many if space.whole and space.v > 1 and space.out.inner == 1 else D.select(space.small(), blocks(total, 256, request.sms * 4), many)
 
 
 def _turned_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
     """The dim along which operands are contiguous that jump along the last one, when both are long enough for tiles, and those operands: as many as there is
     shared memory for."""
     last = len(space.n) - 1
+    if known(space.small()) == 1:
+        return None
     for d in range(last):
         turned = [o for o in space.inputs if o.inner == 2 and known(o.strides[d]) == 1]
         if turned and space.out.inner == 1 and all((size := known(space.n[k])) is None or size >= _TILE_SIDE for k in (d, last)):

@@ -1,12 +1,15 @@
 // Strided copies, fills, gathers, and transposition through shared memory. Follows runs.cuh.
 //
-// The generator defines LONG: from how many elements on a row is long.
+// The generator defines LONG, from how many elements on a row is long, and SMALL, up to how many a copy is worth no 16-byte pieces, and SINGLE, how many of these a
+// thread takes.
+// Kernels call `next_may_start` first and `wait_for_previous` last: copies, gathers and changes of layout wait once places are found.
 
 // Word u of the iteration space: y[sum i_d * ys_d] = x[sum i_d * xs_d], the last dim fastest.
 template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   I total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= I(n[d]);
+  wait_for_previous();
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += I(gridDim.x) * blockDim.x) {
     I rest = u;
     i64 from = 0, to = 0;
@@ -20,8 +23,44 @@ template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y
   }
 }
 
+// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of words. U of a thread are under way together.
+template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R], u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
+  constexpr int count = W / sizeof(E);
+  typedef Vec<E, count> Word;
+  const u32 step = gridDim.x * blockDim.x;
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < all; u += U * step) {
+    i64 from[U], to[U];
+    Word v[U];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      if (k && u + k * step >= all) continue;
+      u32 rest = u + k * step;
+      from[k] = to[k] = 0;
+#pragma unroll
+      for (int d = R - 1; d >= 0; d--) {
+        const bool last = d == R - 1;
+        const u32 size = last ? inner : u32(n[d]), q = d ? quotient(rest, size, last ? per : pers[d]) : 0, c = (rest - q * size) * (last ? count : 1);
+        from[k] += i64(c) * xs[d], to[k] += i64(c) * ys[d];
+        rest = q;
+      }
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < all) v[k] = load<count>(x + from[k]);
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < all) store<count>(y + to[k], v[k]);
+  }
+  if (R == 1 && count > 1) {  // what is left of a plain run
+    const int done = int(all) * count, k = done + threadIdx.x;
+    wait_for_previous();
+    if (blockIdx.x == 0 && k < n[0]) y[k] = x[k];
+  }
+}
+
 // y is one run: a thread makes 16 aligned bytes of it at a time, whatever they come from.
-template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const i64 (&xs)[R]) {
+template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R]) {
   constexpr int V = 16 / sizeof(E);
   const int before = past<V>(y);
   const i64 step = xs[R - 1];
@@ -32,11 +71,12 @@ template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const 
     int c[R];
 #pragma unroll
     for (int d = R - 1; d >= 0; d--) {
-      const u32 q = d ? rest / n[d] : 0;
+      const u32 q = d ? quotient(rest, n[d], pers[d]) : 0;
       c[d] = int(rest - q * n[d]);
       from += c[d] * xs[d];
       rest = q;
     }
+    wait_for_previous();
     Vec<E, V> v;
     if (step == 1 && hi - lo == V && c[R - 1] + V <= n[R - 1]) {
       v = load_run<V>(x + from);
@@ -77,7 +117,7 @@ template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k)
 template <class E> DEV u32 pieces_of(int n, bool even) { return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even; }
 
 // Rows of y that are runs.
-template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   u64 low = u64(y);
 #pragma unroll
   for (int d = 0; d < R - 1; d++) low |= u64(ys[d]) * sizeof(E);
@@ -88,17 +128,18 @@ template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const 
     i64 from = 0, to = 0;
 #pragma unroll
     for (int d = R - 2; d >= 0; d--) {
-      const u32 q = d ? rest / n[d] : 0, c = rest - q * n[d];
+      const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
       from += c * xs[d], to += c * ys[d];
       rest = q;
     }
+    wait_for_previous();
     copy_piece(x + from, xs[R - 1], y + to, n[R - 1], k);
   }
 }
 
 // Long rows of which only y may be a run: a warp takes 32 * LANE_WORDS elements, neighbouring lanes neighbouring ones, so that few lines are asked for at a time.
 constexpr int LANE_WORDS = 4;
-template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   const u32 parts = (n[R - 1] + 32 * LANE_WORDS - 1) / (32 * LANE_WORDS), all = total / n[R - 1] * parts;
   for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < all; u += gridDim.x * blockDim.x / 32) {
     u32 rest = u / parts;
@@ -106,10 +147,11 @@ template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const
     i64 from = 0, to = 0;
 #pragma unroll
     for (int d = R - 2; d >= 0; d--) {
-      const u32 q = d ? rest / n[d] : 0, c = rest - q * n[d];
+      const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
       from += c * xs[d], to += c * ys[d];
       rest = q;
     }
+    wait_for_previous();
     E v[LANE_WORDS];
 #pragma unroll
     for (int j = 0; j < LANE_WORDS; j++) v[j] = x[from + min(first + 32 * j, n[R - 1] - 1) * xs[R - 1]];
@@ -119,18 +161,28 @@ template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const
   }
 }
 
-template <class E, int R> DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
-  u64 total = 1;
+// pers, per_wide, per_word: what `quotient` takes beside n, the last dim in 16 bytes and in 4. FEW: whether there are at most SMALL elements, -1: unknown.
+template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R], const u32 (&pers)[R], u32 per_wide, u32 per_word) {
+  constexpr int size = sizeof(E), V = 16 / size, F = size < 4 ? 4 / size : 1;
+  u64 low = u64(x) | u64(y), total = 1;
   bool run = true;
 #pragma unroll
   for (int d = R - 1; d >= 0; d--) {
     run &= ys[d] == i64(total);
     total *= u64(n[d]);
+    if (d < R - 1) low |= u64(xs[d] | ys[d]) * size;
   }
+  const int last = n[R - 1];
+  if (R > 1) low |= u64(last) * size;
+  if (xs[R - 1] != 1 || ys[R - 1] != 1) low = 1;
+  const u32 all = u32(total);
   if (total >> 31) copy_words<E, R, u64>(x, y, n, xs, ys);
-  else if (n[R - 1] >= LONG && (ys[R - 1] != 1 || u64(xs[R - 1]) > 1)) copy_lanes<E, R>(x, y, u32(total), n, xs, ys);
-  else if (run) copy_flat<E, R>(x, y, u32(total), n, xs);
-  else if (ys[R - 1] == 1) copy_rows<E, R>(x, y, u32(total), n, xs, ys);
+  else if ((low & 15) == 0) copy_wide<R == 1 ? 4 : 2, 16>(x, y, all / V, n, last / V, pers, per_wide, xs, ys);
+  else if (FEW && F > 1 && (low & 3) == 0 && all <= SMALL) copy_wide<SINGLE, (size < 4 ? 4 : size)>(x, y, all / F, n, last / F, pers, per_word, xs, ys);
+  else if (FEW == 1 || (FEW && all <= SMALL)) copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
+  else if (last >= LONG && (ys[R - 1] != 1 || u64(xs[R - 1]) > 1)) copy_lanes<E, R>(x, y, all, n, pers, xs, ys);
+  else if (run) copy_flat<E, R>(x, y, all, n, pers, xs);
+  else if (ys[R - 1] == 1) copy_rows<E, R>(x, y, all, n, pers, xs, ys);
   else copy_words<E, R, u32>(x, y, n, xs, ys);
 }
 
@@ -141,6 +193,7 @@ template <class E, class From, class To> DEV void turn_tile(int rows, int column
   __shared__ E tile[64 * pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   E v[8][2];
+  wait_for_previous();
 #pragma unroll
   for (int k = 0; k < 8; k++)
     if (k * 8 < rows) {
@@ -195,38 +248,76 @@ template <class E, class Down, class Across, class Outer> DEV void copy_turned(c
   turn_tile<E>(int(min(height - r0, 64u)), int(min(width - c0, 64u)), [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
 }
 
-// One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block` counts the blocks of this copy.
-template <class E> DEV void copy_part(const E* x, E* y, u32 block, int n0, int n1, int n2, i64 x0, i64 x1, i64 x2, i64 y0, i64 y1) {
-  const u32 pieces = pieces_of<E>(n2, false);
-  const u64 unit = u64(block) * blockDim.x + threadIdx.x;
-  const u64 row = unit >> 32 ? unit / pieces : u32(unit) / pieces;
-  if (row >= u64(n0) * n1) return;
-  const u32 outer = u32(row >> 32 ? row / n1 : u32(row) / u32(n1)), c = u32(row - u64(outer) * n1);
-  copy_piece(x + outer * x0 + c * x1, x2, y + outer * y0 + c * y1, n2, int(unit - row * pieces));
+// One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block` counts the blocks of this copy; single: a thread takes
+// SINGLE elements, else 16 bytes. `units` (of which `per` is) are those of a row.
+template <class E> struct Part { const E* x; E* y; u32 block; int n0, n1, n2, single; u32 units, per_n1, per; i64 x0, x1, x2, y0, y1; };
+template <class E> DEV void copy_part(const Part<E>& p) {
+  if (p.single) {
+    const u32 all = u32(p.n0) * p.n1 * p.n2, first = p.block * SINGLE * blockDim.x + threadIdx.x;
+    i64 from[SINGLE], to[SINGLE];
+    E v[SINGLE];
+#pragma unroll
+    for (int k = 0; k < SINGLE; k++) {
+      const u32 u = first + k * blockDim.x, row = quotient(u, p.units, p.per), o = quotient(row, p.n1, p.per_n1), j = u - row * p.units, c = row - o * p.n1;
+      from[k] = o * p.x0 + c * p.x1 + j * p.x2, to[k] = o * p.y0 + c * p.y1 + j;
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int k = 0; k < SINGLE; k++)
+      if (first + k * blockDim.x < all) v[k] = p.x[from[k]];
+#pragma unroll
+    for (int k = 0; k < SINGLE; k++)
+      if (first + k * blockDim.x < all) p.y[to[k]] = v[k];
+    return;
+  }
+  const u64 unit = u64(p.block) * blockDim.x + threadIdx.x;
+  const u64 row = unit >> 31 ? unit / p.units : quotient(u32(unit), p.units, p.per);
+  if (row >= u64(p.n0) * p.n1) return;
+  const u32 outer = u32(row >> 31 ? row / p.n1 : quotient(u32(row), p.n1, p.per_n1)), c = u32(row - u64(outer) * p.n1);
+  const E* const x = p.x + outer * p.x0 + c * p.x1;
+  E* const y = p.y + outer * p.y0 + c * p.y1;
+  wait_for_previous();
+  copy_piece(x, p.x2, y, p.n2, int(unit - row * p.units));
 }
 
-// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault.
-template <class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, int outer, int n, int words, int count, u32* fault) {
-  const u64 total = u64(outer) * count * words;
-  auto run = [&](auto zero) {
-    typedef decltype(zero) I;
-    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
-      const I r = u / I(words), k = u - r * I(words), o = r / I(count), j = r - o * I(count);
-      i64 at = idx[j];
-      if (at < 0) at += n;
-      const bool inside = at >= 0 && at < n;
-      if (!inside) *fault = 1;
-      y[u] = inside ? x[(i64(o) * n + at) * words + k] : Word{};
+// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U words of a thread are under way together.
+template <int U, class I, class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per, int count, u32 per_count, u32* fault) {
+  const I step = I(gridDim.x) * blockDim.x;
+  for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
+    I o[U], j[U], c[U];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      if (k && u + k * step >= total) continue;
+      const I r = quotient(u + k * step, I(words), per);
+      c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count), j[k] = r - o[k] * I(count);
     }
-  };
-  if (total >> 31) run(u64(0));
-  else run(u32(0));
+    wait_for_previous();
+    i64 at[U];
+    Word v[U];
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < total) at[k] = idx[j[k]];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      if (k && u + k * step >= total) continue;
+      if (at[k] < 0) at[k] += n;
+      const bool inside = at[k] >= 0 && at[k] < n;
+      if (!inside) *fault = 1;
+      v[k] = inside ? x[(i64(o[k]) * n + at[k]) * words + c[k]] : Word{};
+    }
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
+  }
 }
-template <class E, class Index> DEV void gather(const void* x, const Index* idx, void* y, int outer, int n, int inner, int count, u32* fault) {
-  const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E);
-  if ((low & 15) == 0) gather_rows((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, outer, n, inner / int(16 / sizeof(E)), count, fault);
-  else if (sizeof(E) < 4 && (low & 3) == 0) gather_rows((const u32*)x, idx, (u32*)y, outer, n, inner / int(4 / sizeof(E)), count, fault);
-  else gather_rows((const E*)x, idx, (E*)y, outer, n, inner, count, fault);
+// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
+template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
+  constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
+  const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E), rows = u64(outer) * count;
+  if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
+  else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
+  else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
 
 // y[o, j, k] = x[o, idx[o, j, k], k]
@@ -236,6 +327,7 @@ template <class E, class Index> DEV void gather_elements(const E* x, const Index
     typedef decltype(zero) I;
     for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
       const I r = u / I(inner), k = u - r * I(inner), o = r / I(count);
+      wait_for_previous();
       i64 at = idx[u];
       if (at < 0) at += n;
       const bool inside = at >= 0 && at < n;
@@ -287,11 +379,12 @@ template <bool TO_NHWC, int C, class E> DEV void change_narrow(const E* x, E* y,
   const int plane = g.H * g.W;
   const E* const nhwc = TO_NHWC ? y : x;
   const bool wide = aligned(nhwc, 16) && ((g.cs | g.rs | g.ns) & (V - 1)) == 0;
-  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < i64(images) * plane; u += i64(gridDim.x) * blockDim.x) {
-    const i64 image = u / plane;
+  auto turn = [&](auto u) {
+    const i64 image = u / decltype(u)(plane);
     const int p = int(u - image * plane);
     const i64 packed = image * g.ns + pixel(g, p), planar = image * C * plane + p;
     Vec<E, V> v[padded / V]{};
+    wait_for_previous();
     if (TO_NHWC) {
 #pragma unroll
       for (int c = 0; c < C; c++) v[c / V].v[c % V] = x[planar + i64(c) * plane];
@@ -313,7 +406,11 @@ template <bool TO_NHWC, int C, class E> DEV void change_narrow(const E* x, E* y,
 #pragma unroll
       for (int c = 0; c < C; c++) y[planar + i64(c) * plane] = v[c / V].v[c % V];
     }
-  }
+  };
+  const u64 all = u64(images) * plane, step = u64(gridDim.x) * blockDim.x;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < all; u += step)
+    if (all >> 31) turn(u);
+    else turn(u32(u));
 }
 
 // Zeroes [-PT, H+PB) x [-PL, W+PR) of every image outside its H x W pixels; `cs` elements a pixel.

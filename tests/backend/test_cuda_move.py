@@ -47,7 +47,7 @@ def _image(family: str, dtype: DType, c: int, arch: int) -> Request:
 def cases() -> Iterator[tuple[str, Request]]:
     for elem, arch in ((1, 80), (2, 89), (4, 90), (8, 80)):
         yield f"run {elem}", _copy(elem, [1009], [1], [1], arch)
-        yield f"transpose {elem}", _copy(elem, [3, 100, 70], [7000, 1, 100], [7000, 70, 1], arch)
+        yield f"transpose {elem}", _copy(elem, [300, 100, 70], [7000, 1, 100], [7000, 70, 1], arch)
         yield f"six dims {elem}", _copy(elem, [2, 3, 4, 5, 6, 7], [1, 2, 6, 24, 120, 720], [2520, 840, 210, 42, 7, 1], arch)
         yield f"slice {elem}", _copy(elem, [20, 33], [101, 1], [33, 1], arch)
         yield f"copies {elem}", _copies(elem, _beside(21, 17, symbol("n"), 53), arch)
@@ -73,51 +73,71 @@ def test_compiles(r: Request) -> None:
 
 
 def test_a_transposition_goes_through_tiles() -> None:
-    (k,) = cuda.emit(_copy(2, [4, 100, 70], [7000, 1, 100], [7000, 70, 1]))
-    assert "copy_turned<u16>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 4 * 2 * 2
+    (k,) = cuda.emit(_copy(2, [400, 100, 70], [7000, 1, 100], [7000, 70, 1]))
+    assert "copy_turned<u16>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 400 * 2 * 2
     n, m = symbol("n"), symbol("m")
     (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
     assert "copy_turned<u16>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
 
 
-@pytest.mark.parametrize("shape", [(100, 3), (3, 100)])
-def test_narrow_transpositions_do_not(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (500, 500)])
+def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
     assert "copy_turned" not in k.source.split('extern "C"')[1]
 
 
 def test_short_dims_that_follow_each_other_make_a_tile() -> None:
-    xs = [17 * 13 * 11 * 7, 13 * 11 * 7, 11 * 7, 7, 1]  # of 19 x 17 x 13 x 11 x 7
+    xs = [17 * 13 * 11 * 28, 13 * 11 * 28, 11 * 28, 28, 1]  # of 19 x 17 x 13 x 11 x 28
     order = [4, 3, 0, 1, 2]
-    n = [(19, 17, 13, 11, 7)[k] for k in order]
+    n = [(19, 17, 13, 11, 28)[k] for k in order]
     (k,) = cuda.emit(_copy(2, n, [xs[j] for j in order], [11 * 19 * 17 * 13, 19 * 17 * 13, 17 * 13, 13, 1]))
     assert "copy_turned<u16>(x, y, Side<1>" in k.source and "Side<2>{{n0, n1}" in k.source
 
 
+def test_a_small_change_of_layout_is_a_copy() -> None:
+    sizes: dict[str, DimLike] = {"N": symbol("n"), "C": 131, "H": 29, "W": 31, "y_cs": 132, "y_rs": 132 * 31, "y_ns": 132 * 31 * 29}
+    for n, name in ((1, "copy"), (5, "layout"), (symbol("n"), "layout")):
+        (k,) = cuda.emit(request("nchw_to_nhwc", DType.F32, sizes | {"N": n}, operands="xy"))
+        assert k.symbol == name
+
+
 @pytest.mark.parametrize(
-    ("elem", "xs", "ys", "threads"),
+    ("elem", "xs", "ys", "pieces"),
     [
-        (2, [70, 1], [61, 1], 9 * 61 // 8 + 2),  # one run of 16-byte pieces
-        (2, [70, 1], [70, 1], 9 * 9),  # runs of 9 pieces
-        (8, [1, 0], [122, 2], 9 * 61),  # elements
+        (2, [70, 1], [61, 1], 9000 * 61 // 8 + 2),  # one run of 16-byte pieces
+        (2, [70, 1], [70, 1], 9000 * 9),  # runs of 9 pieces
+        (8, [1, 0], [122, 2], 9000 * 61),  # elements
     ],
 )
-def test_a_thread_makes_16_bytes_of_a_run(elem: int, xs: list[DimLike], ys: list[DimLike], threads: int) -> None:
+def test_a_thread_makes_16_bytes_of_a_run_or_a_few_elements(elem: int, xs: list[DimLike], ys: list[DimLike], pieces: int) -> None:
     n = symbol("n")
     (k,) = cuda.emit(_copy(elem, [n, 61], xs, ys))
-    assert [evaluate(k.grid[0], {"n": m}) for m in (0, 1, 9)] == [0, 1, -(-threads // 256)]
+    assert [evaluate(k.grid[0], {"n": m}) for m in (0, 1, 9, 8000, 9000)] == [0, 1, 3, 132 * 4, -(-pieces // 256)]
+
+
+def test_whole_vectors_of_a_row() -> None:
+    n = symbol("n")
+    (k,) = cuda.emit(_copy(2, [n, 64], [192, 1], [64, 1]))
+    assert [evaluate(k.grid[0], {"n": m}) for m in (0, 1, 1000, 1 << 18)] == [0, 1, 32, (1 << 18) * 8 // 512]
 
 
 def test_a_warp_keeps_to_a_long_row_of_steps() -> None:
-    (k,) = cuda.emit(_copy(4, [9, 500], [1000, 2], [500, 1]))
-    assert k.grid[0] == 9 * 4 * 32 // 256 + 1
+    (k,) = cuda.emit(_copy(4, [2000, 500], [1001, 2], [500, 1]))
+    assert k.grid[0] == 2000 * 4 * 32 // 256
+
+
+def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
+    for inner, words in ((768, 96), (770, 385), (771, 771)):
+        (k,) = cuda.emit(request("gather", DType.F32, {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": 64, "idx_dtype": 7}, operands=("x", "idx", "y")))
+        assert k.grid[0] == -(-64 * words // 256)
 
 
 def test_several_copies_share_a_launch() -> None:
     n = symbol("n")
     (k,) = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
-    assert k.source.count("copy_part<u16>") == 3 and evaluate(k.grid[0], {"n": 0}) == 0
-    assert evaluate(k.grid[0], {"n": 1021}) == sum(-(-1021 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
+    assert all(f"x{j}, y + p{j}_at" in k.source for j in range(3)) and evaluate(k.grid[0], {"n": 0}) == 0
+    assert evaluate(k.grid[0], {"n": 1021}) == sum(-(-1021 * w // 1024) for w in (17, 31, 53))
+    assert evaluate(k.grid[0], {"n": 100_000}) == sum(-(-100_000 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
 
 
 def test_nothing_to_do_launches_nothing() -> None:

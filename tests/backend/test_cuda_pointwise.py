@@ -76,7 +76,7 @@ def test_every_opcode_compiles(kind: str) -> None:
 
 def _width(r: Request) -> int:
     (k,) = cuda.emit(r)
-    found = re.search(r"each<(\d+), u32>\(o, 0, u32\(total\) / ", k.source)
+    found = re.search(r"each<(\d+), 1, u32>\(o, 0, u32\(total\) / ", k.source)
     assert found
     return int(found.group(1))
 
@@ -85,6 +85,15 @@ def test_vectors_are_16_bytes_of_the_widest_type() -> None:
     assert _width(_plain([64], [(DType.F16, [1])] * 2, DType.F16)) == 8
     assert _width(_plain([64], [(DType.F16, [1]), (DType.F32, [1])], DType.F16)) == 4
     assert _width(_plain([64], [(DType.I64, [1])] * 2, DType.BOOL)) == 2
+
+
+def test_few_elements_anywhere_are_single() -> None:
+    d = DType.F16
+    for shape, grid in (((85, 1001), -(-85 * 1001 // 256)), ((500, 500), 132 * 4), ((520, 521), -(-(520 * 521 // 8 + 2) // 256)), ((100_003, 3), 132 * 4)):
+        (k,) = cuda.emit(_plain(shape, [(d, [shape[1], 1]), (d, [1, 0])], d))
+        assert k.grid[0] == grid and ("each_ragged<8>(o, u32(total))" in k.source) == (shape[1] == 521)
+    (k,) = cuda.emit(_plain([500, 504], [(d, [504, 1]), (d, [0, 1])], d))
+    assert k.grid[0] == -(-(500 * 504 // 8 + 1) // 256)
 
 
 def test_pad_channels_make_an_image_one_run() -> None:
