@@ -52,6 +52,18 @@ SHAPES = (
     Shape(2, 2, 2, 257, 300, 64, 64, mask=1, broadcast="b1k"), Shape(1, 2, 2, 300, 260, 128, 128, mask=2, broadcast="qk", clean=True),
     Shape(1, 2, 2, 385, 385, 64, 64, causal=True),
     Shape(1, 1, 1, 256, 512, 128, 128, causal=True, past=256), Shape(1, 3, 3, 150, 352, 128, 128), Shape(9, 16, 8, 129, 65, 64, 64),
+    # few rows: one head's, a group's, divided keys, keys that no row sees
+    Shape(2, 7, 7, 1, 1031, 64, 64), Shape(2, 8, 2, 1, 700, 128, 128), Shape(1, 6, 2, 2, 333, 61, 61, mask=1, broadcast="bk"), Shape(1, 1, 1, 3, 0, 64, 64),
+    Shape(3, 4, 4, 5, 1500, 80, 80, causal=True, past=1495), Shape(1, 3, 3, 7, 900, 200, 256, causal=True, past=-3),
+    Shape(1, 4, 1, 2, 270, 33, 47, mask=2, odd=True), Shape(40, 16, 4, 1, 150, 64, 64, mask=1, broadcast="bk"),
+    # heads and pitches that tensor copies cannot read, long heads
+    Shape(1, 7, 7, 131, 131, 61, 61), Shape(1, 2, 1, 140, 200, 47, 33, mask=1), Shape(2, 3, 3, 70, 90, 100, 120, causal=True, past=20),
+    Shape(30, 8, 8, 131, 140, 61, 61),
+    Shape(1, 2, 2, 129, 150, 191, 191), Shape(1, 2, 2, 70, 260, 160, 256, causal=True, past=190), Shape(4, 12, 12, 300, 333, 96, 91),
+    Shape(20, 9, 9, 150, 170, 256, 200),
+    # rows of which there are too few for the device, of many keys
+    Shape(1, 1, 1, 37, 2500, 64, 64), Shape(1, 2, 1, 20, 3000, 128, 128, causal=True, past=2980), Shape(1, 1, 1, 40, 1500, 256, 256, mask=2),
+    Shape(1, 2, 2, 130, 2000, 64, 64, mask=1, broadcast="bk", causal=True, past=-60), Shape(1, 1, 1, 100, 2100, 61, 61, mask=1),
 )  # fmt: skip
 
 

@@ -121,11 +121,11 @@ def _ours(request: Request, sets: list[dict[str, Any]]) -> Callable[[int], Any]:
     return lambda i: launches[i](R.current_stream())
 
 
-def attention_request(b: int, h: int, s: int, d: int, causal: bool, unaligned: str = "") -> Request:
-    """On [B, S, H, D] operands; an operand that is not aligned leads to the kernel of older architectures."""
+def attention_request(b: int, h: int, s: int, d: int, causal: bool) -> Request:
+    """On [B, S, H, D] operands."""
     strides = {f"{o}_{a}": v for o in "qkvy" for a, v in (("b", s * h * d), ("s", h * d), ("h", d))}
     ints = {"B": b, "H": h, "KVH": h, "S": s, "T": s, "D": d, "DV": d, "causal": int(causal), "past": 0, **strides}
-    request: Request = R.request("attention", DType.F16, ints, {"scale": d**-0.5, "fill": 0.0}, None, "qkvy", unaligned=unaligned)
+    request: Request = R.request("attention", DType.F16, ints, {"scale": d**-0.5, "fill": 0.0}, None, "qkvy")
     return request
 
 
@@ -151,7 +151,8 @@ def attention_variants(b: int, h: int, s: int, d: int, causal: bool) -> tuple[Va
     kinds = attention.SDPBackend
     variants: Variants = {"ours": _ours(attention_request(b, h, s, d, causal), data)}
     if s <= 1024:
-        variants["ours (mma.sync)"] = _ours(attention_request(b, h, s, d, causal, "q"), data)
+        older = registry.module("kernels", "cuda").part("emit_attention").MmaTile(4)
+        variants["ours (mma.sync)"] = _ours(R.force(attention_request(b, h, s, d, causal), older), data)
     variants |= {"cuDNN": torch_with(kinds.CUDNN_ATTENTION), "FA2": torch_with(kinds.FLASH_ATTENTION)}
     return variants, len(data), 4.0 * b * h * s * s * d * (0.5 if causal else 1.0)
 

@@ -73,6 +73,10 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         ((1, 64, 2), f16, shape(2, 2, 2, 131, 197, 128, 128, mask=1, broadcast="bk")), ((1, 208, 1, "ALONE"), f16, shape(1, 2, 2, 197, 197, 64, 64)),
         ((1, 128, 1, "ALONE"), bf16, shape(2, 2, 1, 67, 300, 64, 64, mask=1, broadcast="bk")), ((1, 128, 1, "ALONE"), f16, shape(1, 2, 2, 131, 131, 128, 72)),
         ((2, 128, 1, "SPLIT"), f16, shape(1, 3, 3, 257, 513, 64, 64, causal=True, past=256)), ((2, 64, 1, "SPLIT"), f16, shape(2, 2, 2, 67, 131, 64, 40, mask=1)),
+        ((4, 64), f16, shape(1, 2, 1, 257, 131, 61, 61)), ((1, 64, 4), bf16, shape(2, 3, 3, 131, 129, 47, 33, mask=1, broadcast="bk")),
+        ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
+        ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
+        ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)
@@ -82,7 +86,8 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     plain = (
         (f16, shape(1, 2, 2, 30, 47, 64, 64, odd=True, mask=1)), (bf16, shape(1, 2, 2, 67, 131, 256, 256, causal=True, past=64)), (f16, shape(1, 2, 1, 19, 23, 17, 13)),
         (f16, shape(1, 3, 3, 1, 131, 61, 61, mask=2, broadcast="bk")), (f32, shape(2, 2, 1, 40, 77, 64, 64, mask=2, broadcast="bk")),
-        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)),
+        (f32, shape(1, 2, 2, 67, 41, 130, 20, causal=True)), (f32, shape(1, 1, 1, 5, 3, 1, 1)), (f16, shape(2, 6, 2, 1, 700, 61, 61, mask=1, broadcast="bk")),
+        (bf16, shape(1, 4, 1, 2, 300, 256, 256, causal=True, past=250)), (f32, shape(1, 2, 2, 3, 300, 72, 72)), (f32, shape(1, 2, 1, 37, 131, 61, 61, mask=2)),
     )  # fmt: skip
     for dtype, p in plain:
         yield A.attention_case(rng, p, dtype)

@@ -91,11 +91,15 @@ def convolution(dtype: DType, v: Conv) -> Trial:
     return Trial(v.name(dtype), dtype, [V.conv_request(v, dtype)], inputs, eager, ours, rounded, True, [V.pack_request(v, dtype)])
 
 
-def attention(dtype: DType, b: int, h: int, s: int, t: int, d: int, *, causal: bool = False, masked: bool = False, packed: bool = False) -> Trial:
-    """[B, S, H, D] operands, as projections leave them. packed: q, k and v in one [B, S, 3, H, D]; masked: True where a key is seen."""
-    row = 3 * h * d if packed else h * d
-    ints = {f"{o}_{a}": v for o, n in (("q", s), ("k", t), ("v", t)) for a, v in (("b", n * row), ("s", row), ("h", d))}
-    ints |= {"y_b": s * h * d, "y_s": h * d, "y_h": d, "B": b, "H": h, "KVH": h, "S": s, "T": t, "D": d, "DV": d, "causal": int(causal)}
+def attention(
+    dtype: DType, b: int, h: int, s: int, t: int, d: int, *, kv: int = 0, causal: bool = False, masked: bool = False, packed: bool = False,
+) -> Trial:  # fmt: skip
+    """[B, S, H, D] operands, as projections leave them. kv: heads of keys and values, where they are fewer; packed: q, k and v in one [B, S, 3, H, D];
+    masked: True where a key is seen."""
+    kv = kv or h
+    rows = {o: 3 * h * d if packed else n * d for o, n in (("q", h), ("k", kv), ("v", kv))}
+    ints = {f"{o}_{a}": v for o, n in (("q", s), ("k", t), ("v", t)) for a, v in (("b", n * rows[o]), ("s", rows[o]), ("h", d))}
+    ints |= {"y_b": s * h * d, "y_s": h * d, "y_h": d, "B": b, "H": h, "KVH": kv, "S": s, "T": t, "D": d, "DV": d, "causal": int(causal)}
     ints |= {"m_k": 1, "m_q": t, "mask_kind": 2} if masked else {}
     operands = ("q", "k", "v", "y", *(["mask"] if masked else []))
     r = R.request("attention", dtype, ints, {"scale": d**-0.5, "fill": float("-inf")}, None, operands)
@@ -104,7 +108,7 @@ def attention(dtype: DType, b: int, h: int, s: int, t: int, d: int, *, causal: b
         if packed:
             whole = random(b, s, 3, h, d, dtype=dtype)
             return {n: whole[:, :, j].transpose(1, 2) for j, n in enumerate("qkv")}
-        out = {n: random(b, rows, h, d, dtype=dtype).transpose(1, 2) for n, rows in (("q", s), ("k", t), ("v", t))}
+        out = {n: random(b, rows, heads, d, dtype=dtype).transpose(1, 2) for n, rows, heads in (("q", s, h), ("k", t, kv), ("v", t, kv))}
         if masked:
             out["mask"] = R.torch().rand(s, t, device="cuda") < 0.7
             out["mask"][:, 0] = True
@@ -115,9 +119,9 @@ def attention(dtype: DType, b: int, h: int, s: int, t: int, d: int, *, causal: b
         return [{**x, "y": y}], y.transpose(1, 2)
 
     def eager(x: Tensors) -> Any:
-        return R.torch().nn.functional.scaled_dot_product_attention(x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal)
+        return R.torch().nn.functional.scaled_dot_product_attention(x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h)
 
-    name = f"attention {dtype.name} {b}x{h}x{s}x{t}x{d}{' causal' * causal}{' mask' * masked}{' packed' * packed}"
+    name = f"attention {dtype.name} {b}x{h}{f'/{kv}' if kv != h else ''}x{s}x{t}x{d}{' causal' * causal}{' mask' * masked}{' packed' * packed}"
     return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if dtype == F32 else 2.0)
 
 
@@ -157,3 +161,9 @@ def trials() -> Iterator[Trial]:
     yield attention(BF16, 1, 3, 521, 523, 128)
     yield attention(F32, 1, 5, 131, 131, 64)
     yield attention(BF16, 5, 3, 1, 17, 128)
+    yield attention(BF16, 2, 15, 3, 2039, 128, kv=5)
+    yield attention(F16, 3, 11, 127, 509, 47, causal=True)
+    yield attention(F16, 1, 3, 521, 1021, 191)
+    yield attention(F16, 1, 5, 61, 4093, 128)
+    yield attention(F32, 1, 3, 1, 4093, 72)
+    yield attention(F32, 2, 5, 509, 521, 61)

@@ -13,25 +13,12 @@ template <int N> DEV void results_ready(float (&d)[N]) {
 template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 DEV void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-// A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies have read what they copy.
-DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
-               : "memory");
-}
-DEV void stores_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
 // dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole.
 DEV u32 place(u32 address, u32 panel) { return address >> 4 | panel >> 4 << 16; }
 DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 constexpr float kSlack = 8.f;
-
-// The rows of results at `from`, in the output from row m on, leave; done when their memory can be used again.
-DEV void take_away(const TensorMap& map, u32 from, const Tile& tile, int m) {
-#pragma unroll
-  for (int p = 0; p < kPanelsV; p++) store4(&map, from + p * BM * 128, p * 64, m, tile.h, tile.b);
-  stores_read();
-}
 
 // What the warpgroups of a block have of the same rows becomes one, the first's; whether this is it. parts: room for what the others have.
 DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2]) {
@@ -79,7 +66,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   Tile* const tiles = (Tile*)(memory + (tiles_at - start));
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
-    prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_y);
+    prefetch(map_q), prefetch(map_k), prefetch(map_v);
+    if (COPIED_OUT) prefetch(map_y);
     for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
@@ -106,9 +94,9 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
     if (warp != GROUPS * 4 || !elected()) return;
     after_previous();
-    for (int n = 0; n * gridDim.x < order.count; tile = order.nth(g, ++n)) {
+    for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
       if (tile.steps >= 0) {
-        const int kv = tile.h / (g.H / g.KVH);
+        const int kv = tile.h / (g.H / g.KVH), from = first_step(g, tile);
         wait(q_empty + 8 * q.slot, q.phase ^ 1);
         tiles[q.slot] = tile;
         if (tile.steps == 0) arrive(q_full + 8 * q.slot);
@@ -119,11 +107,11 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
           }
           wait(k_empty + 8 * k.slot, k.phase ^ 1);
           expect_bytes(k_full + 8 * k.slot, kKeys);
-          for (int p = 0; p < kPanels; p++) copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64, step * BN, kv, tile.b);
+          for (int p = 0; p < kPanels; p++) copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64, (from + step) * BN, kv, tile.b);
           k.next();
           wait(v_empty + 8 * v.slot, v.phase ^ 1);
           expect_bytes(v_full + 8 * v.slot, kValues);
-          for (int p = 0; p < kPanelsV; p++) copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64, step * BN, kv, tile.b);
+          for (int p = 0; p < kPanelsV; p++) copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64, (from + step) * BN, kv, tile.b);
           v.next();
         }
         q.next();
@@ -152,6 +140,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     if (tile.steps < 0) break;
     const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
     const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
+    const int from = first_step(g, tile);
     float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
 #pragma unroll
@@ -178,7 +167,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           MaskPair mask[BN / 8];
-          mask_row(g, mask_at[e], step * BN + column, mask_pairs, mask);
+          mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
           if (!all_seen(mask))
 #pragma unroll
             for (int j = 0; j < BN / 8; j++)
@@ -200,8 +189,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     };
     float shift[2];
     auto weigh = [&](int step) {  // shift: of the exponents; shrink: what earlier sums and outputs must be multiplied by
-      if ((step + 1) * BN > least) {
-        const int limit[2] = {see[0] - step * BN - column, see[1] - step * BN - column};
+      if ((from + step + 1) * BN > least) {
+        const int start = (from + step) * BN + column, limit[2] = {see[0] - start, see[1] - start};
 #pragma unroll
         for (int j = 0; j < BN / 2; j++)
           if (j / 4 * 8 + (j & 1) >= limit[j >> 1 & 1]) s[j] = -INF;
@@ -276,7 +265,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
-    const int mine = tile.m + rows >= g.S ? 0 : CAUSAL ? key_tiles(g, tile.m + rows + 64) : tile.steps;
+    const int mine = tile.m + rows >= g.S ? 0 : CAUSAL && PARTS == 1 ? key_tiles(g, tile.m + rows + 64) : tile.steps;
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(k_full + 8 * k.slot, k.phase);
       wait(v_full + 8 * v.slot, v.phase);
@@ -375,8 +364,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-      sum[e] = inverse_of(sum[e]);
     }
+    if (PARTS > 1) {
+      store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);
+      continue;
+    }
+    sum[0] = inverse_of(sum[0]), sum[1] = inverse_of(sum[1]);
 
     const u32 output = queries + q.slot * kSlot;
     const int r = rows + (warp & 3) * 16 + (lane & 15);
@@ -388,12 +381,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const int chunk = j + (lane >> 4);
       store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
     }
-    visible_to_copies();
-    if (kStores) {
-      const int m = rows + (warp & 3) * 16;
+    const int m = rows + (warp & 3) * 16;
+    if (!COPIED_OUT) {
+      store_rows(g, memory + (output - start), tile, m);
+    } else {
+      visible_to_copies();
       __syncwarp();
-      if (lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
+      if (kStores && lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
     }
     arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }
 }
+// Where no tensor copy can write the result.
+DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v) { attend(g, map_q, map_k, map_v, map_v); }

@@ -44,14 +44,15 @@ DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* m
   const float unit = RAW ? 1.f / g.scale : kLog2e;
   Ring<STAGES> k;
   after_previous();
-  for (int n = 0; n * gridDim.x < order.count; tile = order.nth(g, ++n))
+  for (int n = 0; order.has(n); tile = order.nth(g, ++n))
     for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
       const MaskElement* p = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h;
+      const int first = (first_step(g, tile) + step) * BN;
       float m[(BN + 31) / 32];
       bool any = false;
 #pragma unroll
       for (int j = 0; j < (BN + 31) / 32; j++) {
-        const int key = step * BN + j * 32 + lane;
+        const int key = first + j * 32 + lane;
         const float x = number(p[min(key, g.Tk - 1) * g.m_k]);
         m[j] = key >= g.Tk ? 0.f : MASK == 1 ? in_units(x, unit) : (x != 0.f) != (MASK == 2);
         any |= m[j] != 0.f;

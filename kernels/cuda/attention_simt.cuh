@@ -1,47 +1,60 @@
-// softmax(scale q k^T + mask) v in plain f32: 256 threads as 16 x 16, each R x R scores (rows ty + 16 i, keys tx + 16 j) and R rows of the output.
-// Keys and values share one buffer, a tile of 16 R keys at a time.
-constexpr int kTile = 16 * R, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V + 63) / 64 * 64, kGroups = kDV / 64;
-constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kRow = kPitch > kPitchV ? kPitch : kPitchV, kPitchP = kTile + 4;
+// softmax(scale q k^T + mask) v in plain f32: 256 threads as 16 x 16, each R x J scores (rows ty + 16 i, keys tx + 16 j) and R rows of the output. Keys come
+// in tiles; those of one are fetched while the values of the one before are multiplied, its values beside its scores. With PARTS blocks in a cluster each
+// has every PARTS-th tile.
+constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V + 63) / 64 * 64, kGroups = kDV / 64;
+constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kPitchP = BN + 4;
 struct alignas(16) Four { float v[4]; };
 
-template <int SIZE, int PADDED> DEV void load_rows(float* to, int pitch, const T* from, i64 stride, int first, int rows) {
-  for (int u = threadIdx.x; u < kTile * PADDED; u += 256) {
-    const int r = u / PADDED, c = u % PADDED;
-    to[r * pitch + c] = first + r < rows && c < SIZE ? to_float(from[(first + r) * stride + c]) : 0.f;
+template <int BYTES> DEV void fetch(u32 to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(real ? BYTES : 0) : "memory");
+}
+// `count` rows from `first` on, WIDTH elements at a time; zeros from row `rows` on and up to column PADDED.
+template <int SIZE, int PADDED, int PITCH, int WIDTH> DEV void fetch_rows(float* to, const float* from, i64 stride, int first, int count, int rows) {
+  constexpr int pieces = PADDED / WIDTH;
+#pragma unroll 4
+  for (int u = threadIdx.x; u < count * pieces; u += THREADS) {
+    const int r = u / pieces, c = u % pieces * WIDTH;
+    const bool real = first + r < rows && c < SIZE;
+    fetch<4 * WIDTH>(shared_address(to + r * PITCH + c), real ? from + (first + r) * stride + c : from, real);
   }
+  copy_commit();
 }
 
 DEV void attend(const Attention& g) {
   after_previous();
-  extern __shared__ float shared_floats[];
-  float *queries = shared_floats, *tile = queries + kTile * kPitch, *weights = tile + kTile * kRow;
+  extern __shared__ char memory[];
+  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch, *weights = values + BN * kPitchV;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int tiles = (g.S + kTile - 1) / kTile, head_index = blockIdx.x / tiles, at = blockIdx.x % tiles;
-  const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * kTile;
+  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles, at = item % tiles;
+  const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
-  load_rows<HEAD, kD>(queries, kPitch, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, g.S);
-  const int keys = visible_keys(g, min(m0 + kTile, g.S) - 1);
+  const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
+  auto fetch_keys = [&](int t0) { fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk); };
+  fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
+  if (rank * BN < seen) fetch_keys(rank * BN);
   const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
   float out[R][kGroups * 4] = {}, top[R], sum[R];
 #pragma unroll
   for (int i = 0; i < R; i++) top[i] = -INF, sum[i] = 0.f;
 
-  for (int t0 = 0; t0 < keys; t0 += kTile) {
-    __syncthreads();
-    load_rows<HEAD, kD>(tile, kPitch, k, g.k_s, t0, g.Tk);
-    __syncthreads();
-    float s[R][R] = {};
+  for (int t0 = rank * BN; t0 < seen; t0 += PARTS * BN) {
+    copy_wait<0>();
+    __syncthreads();  // the keys are there, and every warp is done with the values before
+    fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
+    float s[R][J] = {};
 #pragma unroll 4
     for (int d = 0; d < kD; d += 4) {
-      Four a[R], c[R];
+      Four a[R], c[J];
 #pragma unroll
-      for (int i = 0; i < R; i++) a[i] = *(const Four*)(queries + (ty + 16 * i) * kPitch + d), c[i] = *(const Four*)(tile + (tx + 16 * i) * kPitch + d);
+      for (int i = 0; i < R; i++) a[i] = *(const Four*)(queries + (ty + 16 * i) * kPitch + d);
 #pragma unroll
-      for (int i = 0; i < R; i++)
+      for (int j = 0; j < J; j++) c[j] = *(const Four*)(keys + (tx + 16 * j) * kPitch + d);
 #pragma unroll
-        for (int j = 0; j < R; j++)
+      for (int e = 0; e < 4; e++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) s[i][j] = fmaf(a[i].v[e], c[j].v[e], s[i][j]);
+        for (int i = 0; i < R; i++)
+#pragma unroll
+          for (int j = 0; j < J; j++) s[i][j] = fmaf(a[i].v[e], c[j].v[e], s[i][j]);
     }
 #pragma unroll
     for (int i = 0; i < R; i++) {
@@ -49,7 +62,7 @@ DEV void attend(const Attention& g) {
       const i64 mask_row = b * g.m_b + h * g.m_h + min(row, g.S - 1) * g.m_q;
       float best = top[i];
 #pragma unroll
-      for (int j = 0; j < R; j++) {
+      for (int j = 0; j < J; j++) {
         const int t = t0 + tx + 16 * j;
         float x = s[i][j] * log_scale;
         if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row + t * g.m_k, log_fill);
@@ -62,7 +75,7 @@ DEV void attend(const Attention& g) {
       top[i] = best;
       sum[i] *= shrink;
 #pragma unroll
-      for (int j = 0; j < R; j++) {
+      for (int j = 0; j < J; j++) {
         const float p = exp2f(s[i][j] - shift);
         sum[i] += p;
         weights[(ty + 16 * i) * kPitchP + tx + 16 * j] = p;
@@ -70,11 +83,11 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int c = 0; c < kGroups * 4; c++) out[i][c] *= shrink;
     }
-    __syncthreads();
-    load_rows<HEAD_V, kDV>(tile, kPitchV, v, g.v_s, t0, g.Tk);
-    __syncthreads();
+    copy_wait<0>();
+    __syncthreads();  // the values are there, and every warp is done with the keys
+    if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
 #pragma unroll 2
-    for (int t = 0; t < kTile; t += 4) {
+    for (int t = 0; t < BN; t += 4) {
       Four p[R];
 #pragma unroll
       for (int i = 0; i < R; i++) p[i] = *(const Four*)(weights + (ty + 16 * i) * kPitchP + t);
@@ -82,7 +95,7 @@ DEV void attend(const Attention& g) {
       for (int e = 0; e < 4; e++)
 #pragma unroll
         for (int c = 0; c < kGroups; c++) {
-          const Four x = *(const Four*)(tile + (t + e) * kPitchV + c * 64 + tx * 4);
+          const Four x = *(const Four*)(values + (t + e) * kPitchV + c * 64 + tx * 4);
 #pragma unroll
           for (int i = 0; i < R; i++)
 #pragma unroll
@@ -90,18 +103,38 @@ DEV void attend(const Attention& g) {
         }
     }
   }
+  copy_wait<0>();
 #pragma unroll
-  for (int i = 0; i < R; i++) {
+  for (int i = 0; i < R; i++)
 #pragma unroll
     for (int o = 8; o; o >>= 1) sum[i] += __shfl_xor_sync(FULL_WARP, sum[i], o);
-    const int row = m0 + ty + 16 * i;
-    if (row >= g.S) continue;
-    const float inverse = inverse_of(sum[i]);
-    T* y = g.y + b * g.y_b + h * g.y_h + row * g.y_s;
+
+  T* y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
+  if (PARTS == 1) {
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+      const int row = ty + 16 * i;
+      if (m0 + row >= g.S) continue;
+      const float inverse = inverse_of(sum[i]);
+#pragma unroll
+      for (int c = 0; c < kGroups * 4; c++) {
+        const int column = c / 4 * 64 + tx * 4 + c % 4;
+        if (column < HEAD_V) y[row * g.y_s + column] = out[i][c] * inverse;
+      }
+    }
+    return;
+  }
+  __syncthreads();
+  Part<BM>& part = *(Part<BM>*)memory;
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    const int row = ty + 16 * i;
+    if (tx == 0) part.top[row] = top[i], part.sum[row] = sum[i];
 #pragma unroll
     for (int c = 0; c < kGroups * 4; c++) {
       const int column = c / 4 * 64 + tx * 4 + c % 4;
-      if (column < HEAD_V) from_float(y[column], out[i][c] * inverse);
+      if (column < HEAD_V) part.out[row * HEAD_V + column] = out[i][c];
     }
   }
+  join_parts(part, min(BM, g.S - m0), [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
 }

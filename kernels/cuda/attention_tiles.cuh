@@ -4,16 +4,20 @@
 // beside the softmax of this one (OVERLAP); its own, the exponentials of some keys being computed beside the products with the values of earlier ones, of two
 // warpgroups that take turns with their scores (TURNS), of one that is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
 constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
-constexpr bool kStores = PLAN >= ALONE;  // warps store their rows themselves: soonest, where nothing else waits for them
+constexpr bool kStores = PLAN >= ALONE || !COPIED_OUT;  // warps store their rows themselves: soonest, where nothing else waits for them
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kSplit ? 64 : GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
 constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
 constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
-// An output tile: its first row, batch and head, and how many tiles of keys it sees (-1: there is no such tile).
+// An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).
 struct alignas(16) Tile { int m, b, h, steps; };
 DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
+// The first of the block's tiles of keys.
+DEV int first_step(const Attention& g, const Tile& tile) {
+  return PARTS == 1 ? 0 : int(blockIdx.x) % PARTS * ((key_tiles(g, tile.m + BM) + PARTS - 1) / PARTS);
+}
 // Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
 // it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
 struct Order {
@@ -34,11 +38,15 @@ struct Order {
       m = rest / width, head = band * together + rest % width;
       if ((bands - band) & 1) m = rows - 1 - m;
     }
-    return {m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
+    const int steps = key_tiles(g, m * BM + BM), share = (steps + PARTS - 1) / PARTS, from = int(blockIdx.x) % PARTS * share;
+    return {m * BM, head / g.H, head % g.H, max(0, min(share, steps - from))};
   }
+  // Whether any block, or cluster, whose blocks divide the keys, has an n-th.
+  __device__ __forceinline__ bool has(int n) const { return n * (gridDim.x / PARTS) < count; }
   // The block's n-th: there and back again, so that long and short tiles even out.
   __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
-    return tile(g, n * gridDim.x + (CAUSAL && n % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x));
+    const int block = blockIdx.x / PARTS, blocks = gridDim.x / PARTS;
+    return tile(g, n * blocks + (CAUSAL && n % 2 ? blocks - 1 - block : block));
   }
 };
 

@@ -39,6 +39,12 @@ def cases() -> Iterator[tuple[str, Request]]:
         for mask in (1, 2, 3):
             yield f"mask {mask} sm_{arch}", attention(dtype, 64, mask=mask, clean=mask % 2, causal=int(mask == 3), arch=arch)
     yield "odd heads", attention(DType.F16, 17, dv=13)
+    yield "long odd heads", attention(DType.BF16, 191, dv=133, mask=1)
+    for dtype, arch in ((DType.F16, 90), (DType.BF16, 80), (DType.F32, 90)):
+        yield f"few rows sm_{arch}", attention(dtype, 61, s=1, t=5000, mask=2, arch=arch)
+        yield f"few rows of long heads sm_{arch}", attention(dtype, 256, s=3, t=5000, causal=1, arch=arch)
+    for dtype, d in ((DType.F16, 64), (DType.BF16, 200), (DType.F32, 72)):
+        yield f"divided keys of {d}", attention(dtype, d, s=20, t=5000, b=1, mask=1, causal=1)
     yield "odd pitches", attention(DType.BF16, 64, pad=1)
     yield "negative scale", attention(DType.BF16, 128, scale=-0.1)
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
@@ -55,18 +61,40 @@ def _kernel(r: Request) -> Kernel:
     return k
 
 
-def _hopper(r: Request) -> bool:
-    return any(isinstance(a, TensorMap) for a in _kernel(r).args)
+def _maps(r: Request) -> list[list[str]]:
+    """Where tensor copies of each launch read and write."""
+    return [[a.pointer.operand for a in k.args if isinstance(a, TensorMap)] for k in cuda.emit(r)]
 
 
-def test_hopper_needs_tensor_copies() -> None:
-    assert _hopper(attention(DType.F16, 64)) and _hopper(attention(DType.BF16, 128))
-    assert not _hopper(attention(DType.F16, 64, arch=80))
-    assert not _hopper(attention(DType.F32, 64))
-    assert not _hopper(attention(DType.F16, 64, pad=1))
-    assert not _hopper(attention(DType.F16, 64, unaligned=("k",)))
-    assert not _hopper(attention(DType.F16, 256))
-    assert not _hopper(attention(DType.F16, 36))
+def test_hopper_uses_tensor_copies() -> None:
+    for d in (64, 72, 128, 256):
+        assert _maps(attention(DType.F16, d)) == [["q", "k", "v", "y"]]
+    assert _maps(attention(DType.F16, 64, arch=80)) == _maps(attention(DType.F32, 64)) == [[]]
+
+
+def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
+    assert _maps(attention(DType.F16, 64, unaligned=("k",))) == [[], ["q", "scratch0", "v", "y"]]
+    assert _maps(attention(DType.BF16, 61)) == _maps(attention(DType.F16, 64, pad=1)) == [[], ["scratch0", "scratch1", "scratch2"]]
+    copy, main = cuda.emit(attention(DType.F16, 61, dv=33))
+    assert copy.scratch == main.scratch == tuple(2 * 2 * heads * rows * row for heads, rows, row in ((4, 200, 64), (2, 300, 64), (2, 300, 40)))
+    assert copy.grid[1] == 3 and [a.strides[0] for a in main.args if isinstance(a, TensorMap)] == [128, 128, 80]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 4000, 1, 8)]
+)
+def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
+    k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
+    assert k.cluster == parts and k.grid[0] == b * 2 * -(-2 * s // min(4, 2 * s)) * parts and k.smem == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "s", "t", "parts"),
+    [(DType.F16, 64, 20, 4000, 8), (DType.F16, 64, 64, 200, 1), (DType.F16, 128, 1000, 4000, 2), (DType.F32, 64, 131, 131, 4), (DType.F32, 64, 131, 60, 1)],
+)
+def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int, parts: int) -> None:
+    k = _kernel(attention(dtype, d, s=s, t=t, b=1))
+    assert k.cluster == parts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,234 @@
+"""Attention of 16-bit operands on Hopper: tiles of the warp-specialised kernel, and which of them suits a problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap, multiple_of
+from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike, evaluate
+from tracea_onnx.ops import DType
+
+_attention = registry.module("kernels", "cuda").part("_attention")
+
+_MOST_STAGES = 6
+
+
+def copied(request: Request, operand: str) -> bool:
+    """Whether tensor copies can read or write an operand: 16-byte units in every direction."""
+    strides = (parameters(request)[f"{operand}_{a}"] for a in "bsh")
+    return operand not in request.unaligned and all(multiple_of(s) % 8 == 0 for s in strides)
+
+@dataclass(frozen=True)
+class HopperTile:
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; plan: what runs beside what
+    (attention_tiles.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight; parts: blocks of a cluster that divide the keys (ALONE)."""
+
+    groups: int
+    keys: int
+    blocks: int
+    plan: str
+    stages: int
+    slots: int
+    smem: int
+    parts: int = 1
+
+    def __str__(self) -> str:
+        plan, parts = "" if self.plan == "FREE" else f" {self.plan.lower()}", f"/{self.parts}" if self.parts > 1 else ""
+        return f"{self.groups}x{self.keys}{f'*{self.blocks}' if self.blocks > 1 else ''}{plan}{parts}"
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block."""
+        return _rows(self.groups, self.plan)
+
+    def constants(self) -> str:
+        launched = 65536 // (128 * (self.groups + 1) * self.blocks) // 8 * 8  # registers of a thread before they are given from the producer to the others
+        left = 40 if launched > 128 else 32
+        registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
+        return (
+            f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, STAGES = {self.stages}, SLOTS = {self.slots};\n"
+            f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
+            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT }};\nconstexpr Plan PLAN = {self.plan};\n"
+        )
+
+
+def _rows(groups: int, plan: str) -> int:
+    return 64 * (1 if plan == "SPLIT" else groups)
+
+
+def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1) -> HopperTile | None:
+    """With as many stages as shared memory holds, or None when it has no room for two."""
+    panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
+    slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + (4 * (keys + 4) if p.mask else 0)
+    other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
+    room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
+    for slots in (2, 1):
+        stages = min(_MOST_STAGES, (room - slots * slot) // stage)
+        if stages >= 2:
+            return HopperTile(groups, keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts)
+    return None
+
+
+@dataclass(frozen=True)
+class Form:
+    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where rows have masks of their own, which
+    need registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
+    16 of its keys. delay: the same clocks on the way through one warpgroup, which the others of a multiprocessor hide; without `work`,
+    the form is for multiprocessors that have a single tile."""
+
+    groups: int
+    blocks: int
+    plan: str
+    usual: int
+    widest: int
+    masked: int
+    work: tuple[int, int, int] | None
+    delay: tuple[int, int, int]
+    parts: int = 1  # blocks of a cluster that divide the keys
+
+
+#: Into how many parts keys are divided, and into how many where sizes are not known.
+_PARTS, _USUAL_PARTS = (2, 4, 8), 4
+#: For heads of up to 64 elements, of up to 128, whose warpgroups need more registers, and for longer ones (whose figures are guessed from those of 128).
+_SHORT = (
+    Form(4, 1, "FREE", 96, 96, 64, (900, 160, 85), (4000, 64, 96)), Form(1, 4, "FREE", 64, 64, 0, (900, 200, 85), (4000, 64, 96)),
+    Form(1, 3, "FREE", 64, 80, 80, (900, 200, 85), (4000, 64, 96)), Form(1, 2, "FREE", 128, 128, 128, (900, 110, 120), (4000, 64, 96)),
+    Form(1, 1, "ALONE", 128, 208, 128, None, (4000, 64, 60)), Form(2, 1, "SPLIT", 128, 128, 128, None, (4500, 64, 60)),
+    *(Form(1, 1, "ALONE", 128, 208, 128, None, (6500, 64, 60), n) for n in _PARTS),
+)  # fmt: skip
+_LONG = (
+    Form(2, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)), Form(1, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)),
+    Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (4000, 100, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3800, 100, 176)),
+    Form(1, 1, "ALONE", 128, 128, 128, None, (3800, 64, 130)), *(Form(1, 1, "ALONE", 128, 128, 128, None, (7500, 64, 130), n) for n in _PARTS),
+)  # fmt: skip
+_WIDE = (
+    Form(2, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
+    Form(1, 1, "ALONE", 64, 96, 64, None, (3800, 64, 260)), *(Form(1, 1, "ALONE", 64, 96, 64, None, (9500, 64, 260), n) for n in _PARTS),
+)  # fmt: skip
+#: Clocks more of 64 causal rows in a block that has other rows, too, which see more or fewer keys.
+_UNEVEN = 250
+#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
+_NEVER = 1 << 40
+
+
+def _clocks(of: tuple[int, int, int], keys: DimLike, width: int) -> DimLike:
+    """Of 64 rows with so many keys in tiles of `width`."""
+    return D.add(of[0], D.mul(D.ceildiv(keys, width), of[1] + width // 16 * of[2]))
+
+
+def _delay(form: Form, keys: DimLike, width: int) -> DimLike:
+    return _clocks(form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), width)
+
+
+def _cost(request: Request, p: Any, form: Form, width: int) -> DimLike:
+    """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
+    keys, rows = parameters(request)["T"], _rows(form.groups, form.plan)
+    room = request.sms * 10 // 11 if form.parts > 2 else request.sms  # the device's parts hold no number of larger clusters exactly
+    count, delay = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), room), _delay(form, keys, width)
+    if form.work is None:
+        return D.select(D.less(1, count), _NEVER, delay)
+    work = _clocks(form.work, D.ceildiv(D.add(keys, width), 2) if p.causal else keys, width)
+    if p.causal and rows > 64:
+        work = D.add(work, _UNEVEN)
+
+    def together(tiles: DimLike) -> DimLike:
+        return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
+
+    rest = D.mod(count, form.blocks)
+    return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, together(rest), 0))
+
+
+def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
+    """The tile of a form with the keys that cost least."""
+    i = parameters(request)
+    t, widest = known(i["T"]), form.masked if p.mask and known(i["m_q"]) != 0 else form.widest
+    widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
+    made = [m for m in (hopper_tile(p, form.groups, n, form.blocks, form.plan, form.parts) for n in widths) if m is not None]
+
+    def price(tile: HopperTile) -> int:
+        return evaluate(_clocks(form.work, t or 0, tile.keys) if form.work else _delay(form, t or 0, tile.keys), {})
+
+    return min(made, key=price, default=None)
+
+
+def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
+    """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+    forms = _SHORT if p.widest <= 64 else _LONG if p.widest <= 128 else _WIDE
+    fixed = all(known(parameters(request)[n]) is not None for n in "BHST")
+    fitted = ((form, _fitted(request, p, form)) for form in forms if fixed or form.parts in (1, _USUAL_PARTS))
+    found = [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
+    chosen: list[tuple[HopperTile, DimLike]] = []
+    for n, (tile, cost) in enumerate(found):
+        better = [D.less(cost, c) if k < n else D.sub(1, D.less(c, cost)) for k, (_, c) in enumerate(found) if k != n]
+        chosen.append((tile, D.product(better)))
+    return [(tile, use) for tile, use in chosen if use != 0]
+
+
+def _raw(request: Request, p: Any) -> bool:
+    """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the scale, must leave room for the scores' digits."""
+    fill = request.floats.get("fill", 0.0)
+    small = p.mask == 0 or (request.dtype == DType.F16 if p.mask == 1 else fill == -math.inf or abs(fill) <= 65504)
+    return small and 1e-3 < request.floats["scale"] < 0.69
+
+
+def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]) -> Kernel:
+    """places: where an operand lies that was copied to where tensor copies can read it."""
+    i = parameters(request)
+    block = 128 * (tile.groups + 1)
+    flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
+    stored = 16 if tile.plan in ("ALONE", "SPLIT") else tile.rows  # at once: a warp's rows or the block's
+    operands = [("q", i["S"], i["H"], tile.rows), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
+    if flags["COPIED_OUT"]:
+        operands.append(("y", i["S"], i["H"], stored))
+    maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box) for o, rows, heads, box in operands]
+    templates = ("attention", "attention_tiles", "attention_masks", "attention_parts", "attention_out", "attention_hopper")
+    source = "".join([
+        prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
+        template("base", "hopper"), _products(request.dtype, tile.keys, -(-p.head_v // 16) * 16), template(*templates),
+        _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
+    ])  # fmt: skip
+    count = _attention.blocks(request, tile.rows)
+    grid = (D.product([count if tile.parts > 1 else D.minimum(count, request.sms * tile.blocks), tile.parts, use]), 1, 1)
+    arguments = (*maps, *_attention.arguments(request, places))
+    return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
+
+
+def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike, heads: DimLike, box: int) -> TensorMap:
+    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements."""
+    strides = tuple(D.mul(parameters(request)[f"{operand}_{a}"], 2) for a in "shb")
+    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1))
+
+
+def _products(dtype: DType, keys: int, width: int) -> str:
+    """`start_scores(s, a, b)`, `add_scores`: s[64 x keys] = a b^T, += a b^T from shared memory; `multiply_values(out, p, b)`: out[64 x width] += p b,
+    p in registers."""
+    kind = "f16" if dtype == DType.F16 else "bf16"
+
+    def outputs(count: int) -> tuple[str, str]:
+        return ", ".join(f"%{k}" for k in range(count)), ", ".join(f'"+f"(d[{k}])' for k in range(count))
+
+    n = keys // 2
+    registers, out = outputs(n)
+    scores = "".join(
+        f'DEV void {name}(float (&d)[{n}], u64 a, u64 b) {{ asm volatile("{{.reg .pred p; setp.ne.b32 p, {add}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{keys}k16.f32.{kind}.{kind} {{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" '
+        f': {out if add else out.replace("+f", "=f")} : "l"(a), "l"(b)); }}\n'
+        for add, name in enumerate(("start_scores", "add_scores"))
+    )
+    n = width // 2
+    registers, out = outputs(n)
+    given = ", ".join(f"%{n + k}" for k in range(4))
+    values = (
+        f'DEV void multiply_values(float (&d)[{n}], const u32* a, u64 b) {{ asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} '
+        f'{{{registers}}}, {{{given}}}, %{n + 4}, 1, 1, 1, 1;" : {out} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); }}\n'
+    )
+    return scores + values
+
+
