@@ -56,6 +56,8 @@ SHAPES = (
     Shape(2, 7, 7, 1, 1031, 64, 64), Shape(2, 8, 2, 1, 700, 128, 128), Shape(1, 6, 2, 2, 333, 61, 61, mask=1, broadcast="bk"), Shape(1, 1, 1, 3, 0, 64, 64),
     Shape(3, 4, 4, 5, 1500, 80, 80, causal=True, past=1495), Shape(1, 3, 3, 7, 900, 200, 256, causal=True, past=-3),
     Shape(1, 4, 1, 2, 270, 33, 47, mask=2, odd=True), Shape(40, 16, 4, 1, 150, 64, 64, mask=1, broadcast="bk"),
+    # of more keys than a cluster should read
+    Shape(1, 2, 1, 1, 3300, 128, 128), Shape(2, 3, 3, 5, 6200, 64, 61, mask=1, broadcast="bk"), Shape(1, 2, 1, 2, 4000, 200, 256, causal=True, past=3990),
     # heads and pitches that tensor copies cannot read, long heads
     Shape(1, 7, 7, 131, 131, 61, 61), Shape(1, 2, 1, 140, 200, 47, 33, mask=1), Shape(2, 3, 3, 70, 90, 100, 120, causal=True, past=20),
     Shape(30, 8, 8, 131, 140, 61, 61),

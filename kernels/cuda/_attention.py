@@ -58,14 +58,16 @@ def arguments(request: Request, places: Mapping[str, str]) -> tuple[Argument, ..
     )  # fmt: skip
 
 
-def entry(block: int, maps: str = "", blocks: int = 1) -> str:
-    """The kernel `attention`, which gathers its parameters and calls `attend`. maps: names of tensor-map parameters, in front of the others."""
+def entry(block: int, maps: str = "", blocks: int = 1, last: str = "") -> str:
+    """The kernel `attention`, which gathers its parameters and calls `attend`. maps: names of tensor-map parameters, in front of the others; last: name of an
+    int behind them."""
     sizes, strides = ", ".join(f"int {s}_" for s in _SIZES), ", ".join(f"i64 {s}" for s in STRIDES)
+    others = "".join(f", {o}" for o in (*(f"map_{m}" for m in maps), *([last] if last else [])))
     given = "".join(f"const __grid_constant__ TensorMap map_{m}, " for m in maps)
     return f"""
 extern "C" __global__ void __launch_bounds__({block}, {blocks}) attention({given}const T* q, const T* k, const T* v, const void* mask, T* y, {sizes},
-    {strides}, int past, float scale, float fill) {{
-  attend(Attention{{q, k, v, mask, y, {", ".join(f"{s}_" for s in _SIZES)}, {", ".join(STRIDES)}, past, scale, fill}}{"".join(f", map_{m}" for m in maps)});
+    {strides}, int past, float scale, float fill{f", int {last}" if last else ""}) {{
+  attend(Attention{{q, k, v, mask, y, {", ".join(f"{s}_" for s in _SIZES)}, {", ".join(STRIDES)}, past, scale, fill}}{others});
 }}
 """
 
@@ -85,10 +87,15 @@ def access(request: Request, p: Problem, operand: str) -> int:
     return min(widest, multiple_of(p.size(operand)), *strides)
 
 
+def room(request: Request, parts: int) -> int:
+    """Multiprocessors that clusters of so many blocks can fill: the device's parts hold no number of larger ones exactly."""
+    return request.sms * 10 // 11 if parts > 2 else request.sms
+
+
 def divided(request: Request, count: DimLike, keys: DimLike, least: int, most: tuple[int, ...]) -> list[tuple[int, DimLike]]:
     """Into how many parts, each for a block of a cluster, the keys of `count` tiles are divided so that the device is filled and a part has `least` keys;
     with each number whether it is the one for the sizes of a run. most: the numbers to choose from, from one up."""
     fits: list[DimLike] = [1]
     for n in most[1:]:
-        fits.append(D.mul(D.less(D.mul(count, n), 2 * request.sms + 1), D.less(n * least - 1, keys)))
+        fits.append(D.mul(D.less(D.mul(count, n), 2 * room(request, n) + 1), D.less(n * least - 1, keys)))
     return [(n, D.mul(fit, D.sub(1, further))) for n, fit, further in zip(most, fits, [*fits[1:], 0], strict=True)]

@@ -1,13 +1,14 @@
-"""Attention of few query rows (decoding): threads read the keys once, divided among the warps of a block and the blocks of a cluster."""
+"""Attention of few query rows (decoding): threads read the keys once, divided among the warps of a block and the blocks of a cluster, or of the device."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request
+from tracea_onnx.cuda import Int32, Kernel, Request
 from tracea_onnx.cuda_source import known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
@@ -16,23 +17,23 @@ _attention = registry.module("kernels", "cuda").part("_attention")
 
 #: The most rows that read the same keys.
 _MOST = 8
-_WARPS = 8
+_WARPS, _STAGES, _IN_FLIGHT = 8, 3, 4
+#: Keys are spread over more blocks than a cluster holds, at most so many, where each of a cluster's would read more bytes than these.
+_MOST_PARTS, _SPREAD_BYTES = 64, 192 << 10
+_JOINING = 512
 
 
 @dataclass(frozen=True)
 class FewTile:
-    """rows: of a block, which read the same keys; parts: blocks of a cluster that divide them."""
+    """rows: of a block, which read the same keys; parts: blocks of a cluster that divide them; spread: as many blocks do as fill the device, and a second kernel
+    joins what they have."""
 
     rows: int
     parts: int
-
-    @property
-    def at_once(self) -> int:
-        """Keys that a thread has in flight: as many as there are registers for."""
-        return 4 if self.rows <= 2 else 2
+    spread: bool = False
 
     def __str__(self) -> str:
-        return f"few {self.rows}{f'/{self.parts}' if self.parts > 1 else ''}"
+        return f"few {self.rows}{f'/{self.parts}' if self.parts > 1 else ''}{' spread' if self.spread else ''}"
 
 
 def _rows(request: Request) -> DimLike:
@@ -53,25 +54,62 @@ def _lanes(request: Request, widest: int) -> tuple[int, int]:
     return lanes, -(-pieces // lanes)
 
 
-def tiles(request: Request, widest: int) -> list[tuple[FewTile, DimLike]]:
+def _least(request: Request, widest: int) -> int:
+    """Keys that a block has at once."""
+    return _IN_FLIGHT * _WARPS * 32 // _lanes(request, widest)[0]
+
+
+def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     """The tiles worth having, each with whether it is for the sizes of a run; none is where rows are many."""
-    rows = _rows(request)
+    rows, keys = _rows(request), parameters(request)["T"]
     exact = known(rows)
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
-    least = 4 * _WARPS * 32 // _lanes(request, widest)[0]
+    count = _count(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
     few = D.less(rows, _MOST + 1)
-    found = [(FewTile(some, n), D.mul(few, use)) for n, use in _attention.divided(request, _count(request, some), parameters(request)["T"], least, most)]
+    together = D.minimum(most[-1], D.maximum(D.floordiv(2 * _attention.room(request, most[-1]), D.maximum(count, 1)), 1))
+    long = D.mul(together, _SPREAD_BYTES // ((p.head + p.head_v) * request.dtype.size))
+    spread = D.mul(D.less(count, request.sms + 1), D.less(long, keys))
+    divided = _attention.divided(request, count, keys, _least(request, p.widest), most)
+    found = [(FewTile(some, n), D.product([few, use, D.sub(1, spread)])) for n, use in divided]
+    found.append((FewTile(some, 1, True), D.mul(few, spread)))
     return [(tile, use) for tile, use in found if use != 0]
 
 
-def kernel(request: Request, p: Any, tile: FewTile, use: DimLike) -> Kernel:
+def _parts(request: Request, p: Any, tile: FewTile) -> DimLike:
+    """Blocks that have the same rows."""
+    if not tile.spread:
+        return tile.parts
+    fill = D.floordiv(2 * request.sms, D.maximum(_count(request, tile.rows), 1))
+    return D.minimum(_MOST_PARTS, D.minimum(fill, D.maximum(D.ceildiv(parameters(request)["T"], _least(request, p.widest)), 1)))
+
+
+def scratch(request: Request, p: Any, tile: FewTile, use: DimLike) -> DimLike:
+    """Bytes of what blocks have that another kernel joins."""
+    part = -(-tile.rows * (p.head_v + 2) * 4 // 16) * 16
+    return D.product([_count(request, tile.rows), _parts(request, p, tile), part, use])
+
+
+def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -> list[Kernel]:
+    """place: where what blocks have lies until another kernel joins it."""
     lanes, chunks = _lanes(request, p.widest)
     widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"}
-    sizes = {"ROWS": tile.rows, "PARTS": tile.parts, "THREADS": 32 * _WARPS, "WARPS": _WARPS, "AT_ONCE": tile.at_once}
+    at_once, parts, block = _IN_FLIGHT // chunks, _parts(request, p, tile), 32 * _WARPS
+    sizes = {"ROWS": tile.rows, "PARTS": tile.parts, "SPREAD": int(tile.spread), "THREADS": block, "WARPS": _WARPS, "AT_ONCE": at_once, "STAGES": _STAGES}
     sizes |= {"LANES": lanes, "CHUNKS": chunks, "V": 16 // request.dtype.size, **widths}
-    constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
-    templates = template("base", "attention", "attention_parts", "attention_few")
-    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(32 * _WARPS, blocks=2)}"
-    grid = (D.product([_count(request, tile.rows), tile.parts, use]), 1, 1)
-    return Kernel(source, "attention", grid, 32 * _WARPS, _attention.arguments(request, {}), cluster=tile.parts, pdl=overlapped(request))
+
+    def source(sizes: Mapping[str, int], entry: str, *templates: str) -> str:
+        constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
+        return f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template(*templates)}{entry}"
+
+    text = source(sizes, _attention.entry(block, blocks=2), "base", "mma", "attention", "attention_parts", "attention_fetch", "attention_few")
+    grid = (D.product([_count(request, tile.rows), tile.parts, use]), parts if tile.spread else 1, 1)
+    smem = _STAGES * at_once * 2 * chunks * 16 * block  # what the warps have fits in it, too
+    places, pdl = {"y": place} if tile.spread else {}, overlapped(request)
+    few = Kernel(text, "attention", grid, block, _attention.arguments(request, places), smem=smem, cluster=tile.parts, pdl=pdl)
+    if not tile.spread:
+        return [few]
+    sizes = {"ROWS": tile.rows, "PARTS": 1, "THREADS": _JOINING, "MOST_PARTS": _MOST_PARTS}
+    text = source(sizes, _attention.entry(_JOINING, last="parts"), "base", "attention", "attention_parts", "attention_join")
+    grid = (D.mul(_count(request, tile.rows), use), tile.rows, 1)
+    return [few, Kernel(text, "attention", grid, _JOINING, (*_attention.arguments(request, {"q": place}), Int32(parts)), pdl=pdl)]

@@ -130,8 +130,8 @@ def _delay(form: Form, keys: DimLike, width: int) -> DimLike:
 def _cost(request: Request, p: Any, form: Form, width: int) -> DimLike:
     """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
     keys, rows = parameters(request)["T"], _rows(form.groups, form.plan)
-    room = request.sms * 10 // 11 if form.parts > 2 else request.sms  # the device's parts hold no number of larger clusters exactly
-    count, delay = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), room), _delay(form, keys, width)
+    count = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), _attention.room(request, form.parts))
+    delay = _delay(form, keys, width)
     if form.work is None:
         return D.select(D.less(1, count), _NEVER, delay)
     work = _clocks(form.work, D.ceildiv(D.add(keys, width), 2) if p.causal else keys, width)

@@ -1,98 +1,154 @@
 // softmax(scale q k^T + mask) v for few query rows: a block has up to ROWS rows that read the same keys, of one head or of the heads of a group, and a share of
-// the keys when PARTS blocks of a cluster divide them. LANES threads have a key at a time, V of its elements each (CHUNKS times). Every such unit has its own
-// largest scores, sums and weighted sums; at the end those of a warp, of a block and of a cluster are joined.
-constexpr int kUnits = THREADS / LANES, kElements = CHUNKS * V;
+// the keys when PARTS blocks of a cluster divide them, or (SPREAD) the blocks of a grid's column, whose parts another kernel joins. LANES threads, a unit, have a
+// key at a time, V of its elements each (CHUNKS times); they fetch these into shared memory for themselves, AT_ONCE keys a stage. Every unit has its own largest
+// scores, sums and weighted sums; at the end those of a warp, of a block and of a cluster are joined.
+constexpr int kUnits = THREADS / LANES, kElements = CHUNKS * V, kScores = ROWS * AT_ONCE, kHeld = kScores > LANES ? kScores / LANES : 1;
 typedef Vec<T, V> Piece;
 
-// Of the row at `row` the elements from `column` on, zero where there are none; WIDTH at a time.
-template <int SIZE, int WIDTH> DEV void read(Piece (&to)[CHUNKS], const T* row, int column, bool real) {
+// Of the row at `row` the elements from `column` on, zero where there are none; WIDTH at a time. The pieces of a thread lie THREADS apart.
+template <int SIZE, int WIDTH> DEV void bring(Piece* to, const T* row, int column, bool real) {
 #pragma unroll
-  for (int c = 0; c < CHUNKS; c++) {
+  for (int c = 0; c < CHUNKS; c++)
 #pragma unroll
     for (int e = 0; e < V; e += WIDTH) {
       const int at = column + c * LANES * V + e;
-      Vec<T, WIDTH> part{};
-      if (real && at < SIZE) part = load<WIDTH>(row + at);
-#pragma unroll
-      for (int j = 0; j < WIDTH; j++) to[c].v[e + j] = part.v[j];
+      const bool there = real && at < SIZE;
+      if constexpr (WIDTH * sizeof(T) >= 4) fetch<WIDTH * sizeof(T)>(shared_address(to + c * THREADS) + e * sizeof(T), there ? row + at : row, there);
+      else to[c * THREADS].v[e] = there ? row[at] : rounded<T>(0.f);
     }
+}
+// The sums over a unit's LANES threads of COUNT values: each thread keeps its share, from the value `lane % LANES * COUNT / LANES` on.
+template <int COUNT, int APART> DEV void share_sums(float (&x)[kScores]) {
+  if constexpr (APART > 0) {
+    constexpr int kept = COUNT > 1 ? COUNT / 2 : 1;
+    const bool upper = threadIdx.x & APART;
+#pragma unroll
+    for (int j = 0; j < kept; j++) {
+      const float mine = COUNT > 1 && upper ? x[j + COUNT / 2] : x[j], other = COUNT > 1 && !upper ? x[j + COUNT / 2] : x[j];
+      x[j] = mine + __shfl_xor_sync(FULL_WARP, other, APART);
+    }
+    share_sums<kept, APART / 2>(x);
   }
 }
 
 DEV void attend(const Attention& g) {
   after_previous();
-  __shared__ Part<ROWS> parts[WARPS], whole;
+  extern __shared__ __align__(16) char memory[];
+  __shared__ Part<ROWS> whole;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = threadIdx.x / LANES, column = lane % LANES * V;
   const int group = g.H / g.KVH, rows = group * g.S, tiles = (rows + ROWS - 1) / ROWS, item = blockIdx.x / PARTS, head = item / tiles;
   const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS, count = min(ROWS, rows - first);
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const float log_fill = to_log2(g.fill);
   float q[ROWS][kElements], out[ROWS][kElements], top[ROWS], sum[ROWS];
-  i64 mask_row[ROWS];
-  int see[ROWS], keys = 0;
+  int keys = 0;
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     const int row = first + min(i, count - 1), h = kv * group + row / g.S, s = row % g.S;
-    Piece p[CHUNKS];
-    read<HEAD, READ_Q>(p, g.q + b * g.q_b + h * g.q_h + s * g.q_s, column, true);
+    const T* from = g.q + b * g.q_b + h * g.q_h + s * g.q_s;
 #pragma unroll
-    for (int e = 0; e < kElements; e++) q[i][e] = to_float(p[e / V].v[e % V]) * (g.scale * kLog2e), out[i][e] = 0.f;
-    top[i] = -INF, sum[i] = 0.f, see[i] = visible_keys(g, s), mask_row[i] = b * g.m_b + h * g.m_h + s * g.m_q;
-    keys = max(keys, see[i]);
+    for (int e = 0; e < kElements; e += READ_Q) {
+      const int at = column + e / V * LANES * V + e % V;
+      Vec<T, READ_Q> part{};
+      if (at < HEAD) part = load<READ_Q>(from + at);
+#pragma unroll
+      for (int j = 0; j < READ_Q; j++) q[i][e + j] = to_float(part.v[j]) * (g.scale * kLog2e), out[i][e + j] = 0.f;
+    }
+    top[i] = -INF, sum[i] = 0.f, keys = max(keys, visible_keys(g, s));
   }
-  const int share = (keys + PARTS - 1) / PARTS, from = int(blockIdx.x) % PARTS * share, to = min(keys, from + share);
+  // Of the scores whose sums the thread has: the keys of their rows, and where the masks of these are.
+  int see[kHeld];
+  i64 mask_row[kHeld];
+  const int held = lane % LANES * kScores / LANES;
+#pragma unroll
+  for (int j = 0; j < kHeld; j++) {
+    const int row = first + min((held + j) / AT_ONCE, count - 1), h = kv * group + row / g.S, s = row % g.S;
+    see[j] = visible_keys(g, s), mask_row[j] = b * g.m_b + h * g.m_h + s * g.m_q;
+  }
+  const int parts = SPREAD ? gridDim.y : PARTS, part = SPREAD ? blockIdx.y : blockIdx.x % PARTS;
+  const int each = (keys + parts - 1) / parts, from = part * each, to = min(keys, from + each);
 
-  for (int t0 = from; t0 < to; t0 += AT_ONCE * kUnits) {
-    Piece ks[AT_ONCE][CHUNKS], vs[AT_ONCE][CHUNKS];
+  Piece* const pieces = (Piece*)memory + threadIdx.x;
+  auto piece = [&](int stage, int n, int which) { return pieces + ((stage * AT_ONCE + n) * 2 + which) * CHUNKS * THREADS; };
+  auto bring_stage = [&](int stage, int t0) {
+    if (t0 < to)
+#pragma unroll
+      for (int n = 0; n < AT_ONCE; n++) {
+        const int t = t0 + n * kUnits + unit;
+        bring<HEAD, READ_K>(piece(stage, n, 0), k + t * g.k_s, column, t < to);
+        bring<HEAD_V, READ_V>(piece(stage, n, 1), v + t * g.v_s, column, t < to);
+      }
+    copy_commit();
+  };
+  constexpr int step = AT_ONCE * kUnits;
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; stage++) bring_stage(stage, from + stage * step);
+  for (int t0 = from, stage = 0; t0 < to; t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
+    bring_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
+    copy_wait<STAGES - 1>();
+    float x[kScores];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++) {
-      const int t = t0 + n * kUnits + unit;
-      read<HEAD, READ_K>(ks[n], k + t * g.k_s, column, t < to);
-      read<HEAD_V, READ_V>(vs[n], v + t * g.v_s, column, t < to);
-    }
-    float x[ROWS][AT_ONCE];
 #pragma unroll
-    for (int n = 0; n < AT_ONCE; n++) {
-      const int t = t0 + n * kUnits + unit;
+      for (int i = 0; i < ROWS; i++) x[i * AT_ONCE + n] = 0.f;
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) x[i][n] = 0.f;
+      for (int c = 0; c < CHUNKS; c++) {
+        const Piece p = piece(stage, n, 0)[c * THREADS];
 #pragma unroll
-      for (int e = 0; e < kElements; e++) {
-        const float key = to_float(ks[n][e / V].v[e % V]);
+        for (int e = 0; e < V; e++) {
+          const float key = to_float(p.v[e]);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) x[i][n] = fmaf(q[i][e], key, x[i][n]);
-      }
-#pragma unroll
-      for (int i = 0; i < ROWS; i++) {
-#pragma unroll
-        for (int o = LANES / 2; o; o >>= 1) x[i][n] += __shfl_xor_sync(FULL_WARP, x[i][n], o);
-        if (MASK && t < to) x[i][n] = masked(x[i][n], g.mask, mask_row[i] + t * g.m_k, log_fill);
-        if (t >= min(to, see[i])) x[i][n] = -INF;
+          for (int i = 0; i < ROWS; i++) x[i * AT_ONCE + n] = fmaf(q[i][c * V + e], key, x[i * AT_ONCE + n]);
+        }
       }
     }
+    share_sums<kScores, LANES / 2>(x);
+    float mine[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; j++) {
+      const int t = t0 + (held + j) % AT_ONCE * kUnits + unit;
+      mine[j] = x[j];
+      if (MASK && t < to) mine[j] = masked(mine[j], g.mask, mask_row[j] + t * g.m_k, log_fill);
+      if (t >= min(to, see[j])) mine[j] = -INF;
+    }
+#pragma unroll
+    for (int m = 0; m < kScores; m++) x[m] = __shfl_sync(FULL_WARP, mine[m % kHeld], m * LANES / kScores, LANES);
+    float shrink[ROWS];
+    bool shrinks = false;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
       float best = top[i];
 #pragma unroll
-      for (int n = 0; n < AT_ONCE; n++) best = fmaxf(best, x[i][n]);
-      const float shift = best == -INF ? 0.f : best, shrink = exp2f(top[i] - shift);
-      top[i] = best, sum[i] *= shrink;
+      for (int n = 0; n < AT_ONCE; n++) best = fmaxf(best, x[i * AT_ONCE + n]);
+      const float shift = best == -INF ? 0.f : best;
+      shrink[i] = exp2_approximate(top[i] - shift), shrinks |= best != top[i];
+      top[i] = best, sum[i] *= shrink[i];
 #pragma unroll
-      for (int e = 0; e < kElements; e++) out[i][e] *= shrink;
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; n++) x[i][n] = exp2f(x[i][n] - shift), sum[i] += x[i][n];
+      for (int n = 0; n < AT_ONCE; n++) sum[i] += x[i * AT_ONCE + n] = exp2_approximate(x[i * AT_ONCE + n] - shift);
     }
+    if (__any_sync(FULL_WARP, shrinks))
+#pragma unroll
+      for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int e = 0; e < kElements; e++) out[i][e] *= shrink[i];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++)
 #pragma unroll
-      for (int e = 0; e < kElements; e++) {
-        const float value = to_float(vs[n][e / V].v[e % V]);
+      for (int c = 0; c < CHUNKS; c++) {
+        const Piece p = piece(stage, n, 1)[c * THREADS];
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) out[i][e] = fmaf(x[i][n], value, out[i][e]);
+        for (int e = 0; e < V; e++) {
+          const float value = to_float(p.v[e]);
+#pragma unroll
+          for (int i = 0; i < ROWS; i++) out[i][c * V + e] = fmaf(x[i * AT_ONCE + n], value, out[i][c * V + e]);
+        }
       }
   }
 
-  Part<ROWS>& mine = parts[warp];
+  copy_wait<0>();
+  __syncthreads();  // all are done with what they fetched, in whose place is now what the warps have
+  Part<ROWS>* const parts_of = (Part<ROWS>*)memory;
+  Part<ROWS>& mine = parts_of[warp];
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
 #pragma unroll
@@ -119,18 +175,19 @@ DEV void attend(const Attention& g) {
     const int row = u / HEAD_V;
     float best = -INF, total = 0.f, value = 0.f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) best = fmaxf(best, parts[w].top[row]);
+    for (int w = 0; w < WARPS; w++) best = fmaxf(best, parts_of[w].top[row]);
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      const float weight = weight_of(parts[w].top[row], best);
-      total += parts[w].sum[row] * weight, value += parts[w].out[u] * weight;
+      const float weight = weight_of(parts_of[w].top[row], best);
+      total += parts_of[w].sum[row] * weight, value += parts_of[w].out[u] * weight;
     }
-    if (PARTS == 1) {
+    if (PARTS == 1 && !SPREAD) {
       put(row, u % HEAD_V, value * inverse_of(total));
       continue;
     }
-    whole.out[u] = value;
-    if (u % HEAD_V == 0) whole.top[row] = best, whole.sum[row] = total;
+    Part<ROWS>& to = SPREAD ? ((Part<ROWS>*)g.y)[item * parts + part] : whole;
+    to.out[u] = value;
+    if (u % HEAD_V == 0) to.top[row] = best, to.sum[row] = total;
   }
   if (PARTS > 1) join_parts(whole, count, put);
 }

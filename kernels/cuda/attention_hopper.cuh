@@ -15,8 +15,9 @@ template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync
 DEV void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
-// dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole.
-DEV u32 place(u32 address, u32 panel) { return address >> 4 | panel >> 4 << 16; }
+// dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster has the
+// block's number above what it is in the block, where descriptors have the panels.
+DEV u32 place(u32 address, u32 panel) { return (PARTS == 1 ? address : address & 0xffffffu) >> 4 | panel >> 4 << 16; }
 DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 constexpr float kSlack = 8.f;
 
@@ -190,7 +191,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     float shift[2];
     auto weigh = [&](int step) {  // shift: of the exponents; shrink: what earlier sums and outputs must be multiplied by
       if ((from + step + 1) * BN > least) {
-        const int start = (from + step) * BN + column, limit[2] = {see[0] - start, see[1] - start};
+        const int first = (from + step) * BN, limit[2] = {see[0] - first - column, see[1] - first - column};
 #pragma unroll
         for (int j = 0; j < BN / 2; j++)
           if (j / 4 * 8 + (j & 1) >= limit[j >> 1 & 1]) s[j] = -INF;
@@ -364,12 +365,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
+      if (PARTS == 1) sum[e] = inverse_of(sum[e]);
     }
     if (PARTS > 1) {
       store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);
       continue;
     }
-    sum[0] = inverse_of(sum[0]), sum[1] = inverse_of(sum[1]);
 
     const u32 output = queries + q.slot * kSlot;
     const int r = rows + (warp & 3) * 16 + (lane & 15);
@@ -381,13 +382,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const int chunk = j + (lane >> 4);
       store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
     }
-    const int m = rows + (warp & 3) * 16;
-    if (!COPIED_OUT) {
-      store_rows(g, memory + (output - start), tile, m);
-    } else {
-      visible_to_copies();
+    if (COPIED_OUT) visible_to_copies();
+    if (kStores) {
+      const int m = rows + (warp & 3) * 16;
       __syncwarp();
-      if (kStores && lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
+      if (!COPIED_OUT) store_rows(g, memory + (output - start), tile, m);
+      else if (lane == 0) take_away(map_y, output + m * 128, tile, tile.m + m);
     }
     arrive_warp((kStores ? q_empty : y_full) + 8 * q.slot);
   }

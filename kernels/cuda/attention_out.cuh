@@ -16,7 +16,6 @@ DEV void take_away(const TensorMap& map, u32 from, const Tile& tile, int m) {
 
 // The same by a warp: rows m to m + 15 of the tile, whose results begin at `from`.
 DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int m) {
-  __syncwarp();
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + (tile.m + m) * g.y_s;
   const int lane = threadIdx.x & 31, count = min(16, g.S - tile.m - m);
   for (int r = 0; r < count; r++, y += g.y_s) {
@@ -27,7 +26,6 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
       if (at < HEAD_V) y[at] = *(const T*)(row + at / 64 * BM * 128 + ((at / 8 & 7) ^ (m + r & 7)) * 16 + at % 8 * 2);
     }
   }
-  __syncwarp();
 }
 // The blocks of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some of the results. part: room for what this block has, in the
 // memory of its keys and values; q_empty: what the warps arrive at when they are done with the queries.

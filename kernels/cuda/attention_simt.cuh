@@ -5,9 +5,6 @@ constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V +
 constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kPitchP = BN + 4;
 struct alignas(16) Four { float v[4]; };
 
-template <int BYTES> DEV void fetch(u32 to, const void* from, bool real) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(real ? BYTES : 0) : "memory");
-}
 // `count` rows from `first` on, WIDTH elements at a time; zeros from row `rows` on and up to column PADDED.
 template <int SIZE, int PADDED, int PITCH, int WIDTH> DEV void fetch_rows(float* to, const float* from, i64 stride, int first, int count, int rows) {
   constexpr int pieces = PADDED / WIDTH;

@@ -38,8 +38,12 @@ struct Order {
       m = rest / width, head = band * together + rest % width;
       if ((bands - band) & 1) m = rows - 1 - m;
     }
-    const int steps = key_tiles(g, m * BM + BM), share = (steps + PARTS - 1) / PARTS, from = int(blockIdx.x) % PARTS * share;
-    return {m * BM, head / g.H, head % g.H, max(0, min(share, steps - from))};
+    Tile tile{m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
+    if (PARTS > 1) {
+      const int share = (tile.steps + PARTS - 1) / PARTS;
+      tile.steps = max(0, min(share, tile.steps - int(blockIdx.x) % PARTS * share));
+    }
+    return tile;
   }
   // Whether any block, or cluster, whose blocks divide the keys, has an n-th.
   __device__ __forceinline__ bool has(int n) const { return n * (gridDim.x / PARTS) < count; }

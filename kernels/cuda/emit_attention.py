@@ -52,7 +52,7 @@ def _mma(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
 
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run."""
-    few = _few.tiles(request, p.widest)
+    few = _few.tiles(request, p)
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
@@ -95,19 +95,22 @@ def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Reque
 def attention(request: Request) -> list[Kernel]:
     p = _attention.problem(request)
     chosen = tiles(request, p)
-    kernels = [_few.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _few.FewTile)]
+    by_copies = [(tile, use) for tile, use in chosen if isinstance(tile, _hopper.HopperTile)]
+    anywhere: DimLike = 0
+    for _, use in by_copies:
+        anywhere = D.add(anywhere, use)
+    copies, copied, places = _padded(request, p, anywhere) if by_copies else ([], request, {})
+    scratch = list(copies[0].scratch) if copies else []
+    kernels: list[Kernel] = []
+    for tile, use in chosen:
+        if isinstance(tile, _few.FewTile):
+            kernels += _few.kernels(request, p, tile, use, f"scratch{len(scratch)}")
+            if tile.spread:
+                scratch.append(_few.scratch(request, p, tile, use))
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]
-    by_copies = [(tile, use) for tile, use in chosen if isinstance(tile, _hopper.HopperTile)]
-    if by_copies:
-        anywhere: DimLike = 0
-        for _, use in by_copies:
-            anywhere = D.add(anywhere, use)
-        copies, request, places = _padded(request, p, anywhere)
-        scratch = copies[0].scratch if copies else ()
-        kernels += copies
-        kernels += [replace(_hopper.kernel(request, p, tile, use, places), scratch=scratch) for tile, use in by_copies]
-    return kernels
+    kernels += [*copies, *(_hopper.kernel(copied, p, tile, use, places) for tile, use in by_copies)]
+    return [replace(k, scratch=tuple(scratch)) for k in kernels]
 
 
 problem, hopper_tile = _attention.problem, _hopper.hopper_tile

@@ -81,11 +81,25 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 4000, 1, 8)]
+    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 3000, 1, 8)]
 )
 def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
     k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
-    assert k.cluster == parts and k.grid[0] == b * 2 * -(-2 * s // min(4, 2 * s)) * parts and k.smem == 0
+    assert k.cluster == parts and k.grid[0] == b * 2 * -(-2 * s // min(4, 2 * s)) * parts
+
+
+def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
+    read, join = cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=1))
+    assert read.cluster == 1 and read.grid == (2, 64, 1) and join.grid == (2, 2, 1)
+    assert read.scratch == join.scratch == (2 * 64 * 2 * (128 + 2) * 4,)
+    assert _kernel(attention(DType.F16, 128, s=1, t=9000, b=80)).cluster == 1  # whose blocks fill the device
+    for dtype in (DType.BF16, DType.F32):
+        kernels = cuda.emit(attention(dtype, 61, s=symbol("S"), t=symbol("T"), b=symbol("B")))
+        assert len({k.scratch for k in kernels}) == 1
+        for env in ({"S": s, "T": t, "B": b} for s in (1, 4, 5, 9) for t in (0, 100, 20000) for b in (0, 1, 40)):
+            used = [k for k in kernels if min(evaluate(g, env) for g in k.grid) > 0]
+            assert bool(used) == (env["B"] > 0)
+            assert [k.grid[0] for k in used if k.block == 512] == [] or env["T"] == 20000
 
 
 @pytest.mark.parametrize(
