@@ -25,6 +25,7 @@ def copied(request: Request, operand: str) -> bool:
     strides = (parameters(request)[f"{operand}_{a}"] for a in "bsh")
     return operand not in request.unaligned and all(multiple_of(s) % 8 == 0 for s in strides)
 
+
 @dataclass(frozen=True)
 class HopperTile:
     """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; plan: what runs beside what
@@ -230,5 +231,3 @@ def _products(dtype: DType, keys: int, width: int) -> str:
         f'{{{registers}}}, {{{given}}}, %{n + 4}, 1, 1, 1, 1;" : {out} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); }}\n'
     )
     return scores + values
-
-
