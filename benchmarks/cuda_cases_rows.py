@@ -198,7 +198,7 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
 def reduce(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for kind in range(10):
-            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40)):
+            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33)):
                 if kind == 4 and n > 300:
                     continue
                 x, v = _pair(rng, (outer, n, inner), dtype)
@@ -250,7 +250,10 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def cumsum(rng: np.random.Generator) -> Iterator[Case]:
-    shapes = ((3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1))
+    shapes = (
+        (3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1),
+        (1, 140003, 1), (2, 9001, 1),
+    )  # fmt: skip
     for dtype in (*FLOATS, DType.I64, DType.I32):
         for k, (outer, n, inner) in enumerate(shapes):
             for exclusive, reverse in ((k & 1, k >> 1 & 1), (~k & 1, k & 1)):

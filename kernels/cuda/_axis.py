@@ -42,10 +42,10 @@ def direct(dtype: DType, n: DimLike, aligned: bool) -> int:
     return v if aligned and known(n) and v * dtype.size >= 8 else 0
 
 
-def in_slabs(dtype: DType, n: DimLike, inner: DimLike, aligned: bool) -> DimLike:
-    """Whether [n, inner] is so small that blocks bring several to shared memory."""
+def in_slabs(dtype: DType, n: DimLike, inner: DimLike, aligned: bool, longest: int = SLAB_ROW) -> DimLike:
+    """Whether [n, inner] is so small (contiguous rows: up to `longest`) that blocks bring several to shared memory."""
     if known(inner) == 1:
-        return 0 if direct(dtype, n, aligned) else up_to(n, SLAB_ROW)
+        return 0 if direct(dtype, n, aligned) else up_to(n, longest)
     return up_to(D.mul(n, inner), SLAB // dtype.size)
 
 

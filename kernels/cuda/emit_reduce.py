@@ -22,6 +22,8 @@ _WARP_ROW = 4096
 _BLOCK, _RESIDENT, _PART, _MOST = 256, 4, 24576, 512
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
+#: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
+_CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class _Reduction:
             found += self._columns(_axis.negated(small))
         return [k for k in found if k.grid[0] != 0]
 
-    def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None) -> list[Kernel]:
+    def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None, cluster: int = 1) -> list[Kernel]:
         """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a row left."""
         e, held = C_TYPES[self.element], "Policy::Held* held, " if scratch is not None else ""
-        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template("base", "span", "reduce")
+        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template("base", "span", "cluster", "reduce")
         signature = f"const {e}* x, {self.result}* y, {held}int outer, int n, int inner, int parts"
         source = f"""{head}
 typedef {self.policy} Policy;
@@ -78,7 +80,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 }}
 """
         source += "" if scratch is None else joining
-        first = Kernel(source, self.symbol, (D.mul(grid, self.live), 1, 1), block, args, pdl=pdl, scratch=buffers)
+        first = Kernel(source, self.symbol, (D.mul(grid, self.live), 1, 1), block, args, cluster=cluster, pdl=pdl, scratch=buffers)
         if scratch is None:
             return [first]
         results = D.product([D.ceildiv(D.mul(outer, inner), 8), D.less(1, parts), D.less(0, first.grid[0])])
@@ -117,12 +119,33 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         length = known(n)
         down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
         tiles = D.mul(outer, D.ceildiv(inner, across * w))
+        blocks, few = self._column_clusters(tiles, down)
+        rest = D.mul(_axis.negated(few), use)
         share = D.minimum(D.floordiv(self.request.sms * _COLUMN_RESIDENT, D.maximum(tiles, 1)), D.floordiv(n, down * _COLUMN_PART))
         parts = D.maximum(D.minimum(share, _COLUMN_MOST), 1)
         places = "nullptr, n, inner, 1" if parts == 1 else "held, n, inner, parts"
-        body = f"reduce_columns<Policy, {w}, {across}, {across * down}>(x, y, {places});"
-        scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, use])
-        return self._kernel(across * down, body, D.product([tiles, parts, use]), parts, scratch)
+        head = f"reduce_columns<Policy, {w}, {across}, {across * down}"
+        found = []
+        if few != 0:
+            body = f"{head}, {blocks}>(x, y, nullptr, n, inner, {blocks});"
+            found += self._kernel(across * down, body, D.product([tiles, blocks, few, use]), blocks, cluster=blocks)
+        scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, rest])
+        return found + self._kernel(across * down, f"{head}, 1>(x, y, {places});", D.product([tiles, parts, rest]), parts, scratch)
+
+    def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
+        """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so few, and so long but no longer, that one launch is best."""
+        n, sms = self.sizes[1], self.request.sms * _CLUSTER_RESIDENT
+        if self.request.arch < 90:
+            return 1, 0
+        share, count, length = _CLUSTER, known(tiles), known(n)
+        if count is not None:
+            share = min(1 << max(sms // max(count, 1), 1).bit_length() - 1, share)
+        while share > 1 and length is not None and length < share * down * _COLUMN_PART:
+            share //= 2
+        if share == 1:
+            return 1, 0
+        fits = D.mul(D.less(share * down * _COLUMN_PART - 1, n), _axis.up_to(n, share * down * _CLUSTER_MOST))
+        return share, D.mul(fits, _axis.up_to(tiles, sms // share))
 
 
 def _element(request: Request) -> DType:

@@ -13,15 +13,17 @@ _axis = registry.module("kernels", "cuda").part("_axis")
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the row; half of it in other blocks.
 _PER_THREAD = 32
-#: So many warps have a row of as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
-_WARPS, _FEW_ROWS = 4, 8
+#: So many warps have a row of at least as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
+_WARPS, _FEW_ROWS = (8, 4), 8
+#: Bytes of the longest contiguous row that is read through shared memory.
+_SLAB_ROW = 96
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
 
 def softmax(request: Request) -> list[Kernel]:
     _, n, inner = _sizes(request)
-    small = _axis.in_slabs(request.dtype, n, inner, _aligned(request))
+    small = _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW // request.dtype.size)
     rest = _axis.negated(small)
     found = [_slabs(request, small), *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest))]
     return [k for k in found if k.grid[0] != 0]
@@ -85,10 +87,11 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
     else:
         k, threads = 0, 1024
     alone = D.mul(_axis.negated(few), use)
-    wide = _axis.up_to(outer, request.sms * _FEW_ROWS) if threads == 32 and k >= _WARPS else 0
+    warps = next((w for w in _WARPS if k >= w), 1)
+    wide = _axis.up_to(outer, request.sms * _FEW_ROWS) if threads == 32 and warps > 1 else 0
     kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(wide), alone), edges=not v))
     if wide != 0:
-        kernels.append(_row_kernel(request, v or widest, -(-k // _WARPS), 32 * _WARPS, 1, D.mul(wide, alone), edges=not v))
+        kernels.append(_row_kernel(request, v or widest, -(-k // warps), 32 * warps, 1, D.mul(wide, alone), edges=not v))
     if few != 0:
         for threads in (512, 1024):
             k = -(-vectors // (threads * share))

@@ -119,15 +119,15 @@ DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typena
   else held[unit] = rest;
 }
 
-// W columns a thread, ACROSS threads next to each other, the block's others below.
-template <class R, int W, int ACROSS, int THREADS>
+// W columns a thread, ACROSS threads next to each other, the block's others below, and those of the other BLOCKS of a cluster: parts counts these then.
+template <class R, int W, int ACROSS, int THREADS, int BLOCKS>
 DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int n, int inner, int parts) {
   typedef typename R::Held H;
   constexpr int DOWN = THREADS / ACROSS, DEPTH = 8;
   __shared__ H shared[W][THREADS / 2];
   const int tiles = (inner + ACROSS * W - 1) / (ACROSS * W), side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-  const int column = (int(blockIdx.x % tiles) * ACROSS + side) * W;
-  const i64 unit = blockIdx.x / tiles, o = unit / parts;
+  const int tile = BLOCKS > 1 ? blockIdx.x / BLOCKS % tiles : blockIdx.x % tiles, column = (tile * ACROSS + side) * W;
+  const i64 o = blockIdx.x / tiles / parts, unit = o * parts + (BLOCKS > 1 ? blockIdx.x % BLOCKS : blockIdx.x / tiles % parts);
   const bool real = column < inner;  // W divides inner
   const auto* top = x + o * n * inner + (real ? column : 0);
   const Part part(n, int(unit % parts), parts, 1);
@@ -157,10 +157,28 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
       for (int w = 0; w < W; w++) h[w] = R::join(h[w], shared[w][threadIdx.x]);
     __syncthreads();
   }
-  if (down || !real) return;
+  if constexpr (BLOCKS > 1) {
+    if (down == 0)
+#pragma unroll
+      for (int w = 0; w < W; w++) shared[w][side] = h[w];
+    cluster_arrive();
+    cluster_wait();
+    if (down == 0 && blockIdx.x % BLOCKS == 0)
+#pragma unroll
+      for (int w = 0; w < W; w++) {
+        H other[BLOCKS];
+#pragma unroll
+        for (int b = 1; b < BLOCKS; b++) other[b] = of_block(&shared[w][side], b);
+#pragma unroll
+        for (int b = 1; b < BLOCKS; b++) h[w] = R::join(h[w], other[b]);
+      }
+    cluster_arrive_relaxed();
+    cluster_wait();  // nobody reads this block's shared memory any more
+  }
+  if (down || !real || (BLOCKS > 1 && blockIdx.x % BLOCKS)) return;
 #pragma unroll
   for (int w = 0; w < W; w++) {
-    if (parts == 1) y[o * inner + column + w] = R::finish(h[w], n, top + w);
+    if (BLOCKS > 1 || parts == 1) y[o * inner + column + w] = R::finish(h[w], n, top + w);
     else held[unit * inner + column + w] = h[w];
   }
 }

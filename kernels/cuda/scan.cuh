@@ -1,5 +1,6 @@
 // Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself (EXCLUSIVE) or from the end (REVERSE). Where columns are
-// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
+// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`;
+// or the blocks of a cluster do.
 template <class E> DEV float summand(E v) { return to_float(v); }
 DEV u32 summand(i32 v) { return u32(v); }
 DEV u64 summand(i64 v) { return u64(v); }
@@ -18,37 +19,63 @@ template <int LANES, class A> DEV A scan_lanes(A v) {
   return v;
 }
 
-// Contiguous rows: a warp, or all THREADS, go along one, K times 32 elements a turn of a warp.
-template <int K, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
+// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a time. BLOCKS: a cluster has a row, all of it at once.
+// Where parts > 1 otherwise, the kernel before this one is the one that left `held`, and it lets this one start when x can be read.
+template <int V, int K, int LANES, int THREADS, int BLOCKS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) {
   typedef decltype(summand(E())) A;
-  constexpr int WARPS = LANES / 32, TILE = 32 * K;
-  __shared__ A shared[32];
+  constexpr int WARPS = LANES / 32, TILE = 32 * K * V;
+  __shared__ A shared[33];
   const i64 unit = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
   if (unit >= i64(rows) * parts) return;  // whole rows leave together
   const int lane = threadIdx.x & 31, warp = threadIdx.x % LANES / 32, mine = int(unit % parts);
   const Part part(n, mine, parts, 16 / sizeof(E));
-  const int length = part.to - part.from;
   const i64 row = unit / parts;
   x += row * n, y += row * n;
+  // Places count from the multiple of a vector's size next to the part's first element: the part has those of [low, high).
+  const bool whole = together<V>(x, y);
+  const int low = REVERSE ? int(-(u64(x + part.to) / sizeof(E)) & (V - 1)) : int(u64(x + part.from) / sizeof(E) & (V - 1)), high = low + part.to - part.from;
+  auto place = [&](int first, int k) { return first + warp * TILE + (k * 32 + lane) * V; };
+  auto index = [&](int at) { return REVERSE ? part.to + low - at - V : part.from - low + at; };  // of the vector's first in memory
+  auto real = [&](int at) { return at >= low && at < high; };
+  Vec<E, V> raw[K];
+  auto bring = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+      const int at = place(first, k);
+      const E* p = x + index(at);
+      if (at >= low && at + V <= high) raw[k] = load<V>(p);
+      else
+#pragma unroll
+        for (int j = 0; j < V; j++)
+          if (real(REVERSE ? at + V - 1 - j : at + j)) raw[k].v[j] = p[j];
+    }
+  };
+  bring(0);
   A before = A(0);
-  if (WARPS > 1 && parts > 1) {
+  if (WARPS > 1 && BLOCKS == 1 && parts > 1) {
+    wait_for_previous();
     for (int p = threadIdx.x; p < parts; p += THREADS)
       if (REVERSE ? p > mine : p < mine) before += summand(held[row * parts + p]);
     before = join_threads<Sum, LANES>(before, shared);
   }
-  for (int first = 0; first < length; first += WARPS * TILE) {
-    const int at = first + warp * TILE + lane;
-    A v[K], total = A(0);
-    auto place = [&](int k) { return REVERSE ? part.to - 1 - (at + k * 32) : part.from + at + k * 32; };
-#pragma unroll
-    for (int k = 0; k < K; k++) v[k] = at + k * 32 < length ? summand(x[place(k)]) : A(0);
+  for (int first = 0; BLOCKS > 1 ? first == 0 : first < high; first += WARPS * TILE) {
+    A v[K][V], total = A(0);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-      const A sum = scan_lanes<32>(v[k]), lower = __shfl_up_sync(FULL_WARP, sum, 1);
-      v[k] = total + (!EXCLUSIVE ? sum : lane ? lower : A(0));
+      A run = A(0);
+#pragma unroll
+      for (int j = 0; j < V; j++) {
+        const A next = run + (real(place(first, k) + j) ? summand(raw[k].v[REVERSE ? V - 1 - j : j]) : A(0));
+        v[k][j] = EXCLUSIVE ? run : next;
+        run = next;
+      }
+      const A sum = scan_lanes<32>(run), lower = __shfl_up_sync(FULL_WARP, sum, 1), start = total + (lane ? lower : A(0));
+#pragma unroll
+      for (int j = 0; j < V; j++) v[k][j] += start;
       total += __shfl_sync(FULL_WARP, sum, 31);
     }
+    if (BLOCKS == 1 && first + WARPS * TILE < high) bring(first + WARPS * TILE);
     A start = before;
     if (WARPS > 1) {
       __syncthreads();  // readers of the turn before are done
@@ -58,11 +85,30 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       if (warp) start += lower;
       total = __shfl_sync(FULL_WARP, sum, 31);
     }
+    if (BLOCKS > 1) {
+      if (threadIdx.x == 0) shared[32] = total;
+      cluster_arrive();
+      cluster_wait();
+      const bool earlier = REVERSE ? lane > mine && lane < BLOCKS : lane < mine;
+      start += join_threads<Sum, 32>(earlier ? of_block(shared + 32, lane) : A(0), shared);
+      cluster_arrive_relaxed();
+    }
 #pragma unroll
-    for (int k = 0; k < K; k++)
-      if (at + k * 32 < length) settle(y[place(k)], start + v[k]);
+    for (int k = 0; k < K; k++) {
+      const int at = place(first, k);
+      E* p = y + index(at);
+      Vec<E, V> out;
+#pragma unroll
+      for (int j = 0; j < V; j++) settle(out.v[REVERSE ? V - 1 - j : j], start + v[k][j]);
+      if (whole && at >= low && at + V <= high) store_whole<V>(p, out);
+      else
+#pragma unroll
+        for (int j = 0; j < V; j++)
+          if (real(REVERSE ? at + V - 1 - j : at + j)) p[j] = out.v[j];
+    }
     before += total;
   }
+  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
 // Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a column.

@@ -118,10 +118,20 @@ def _axis(family: str, outer: DimLike, n: DimLike, inner: DimLike, dtype: DType 
 
 @pytest.mark.parametrize("family", ["reduce", "argmax"])
 def test_blocks_share_few_long_rows(family: str) -> None:
-    assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 1021, 1031))] == [2, 2, 2]
+    assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 9001, 1031))] == [2, 2, 2]
     assert [len(_axis(family, *s)) for s in ((5000, 3001, 1), (1, 8191, 1), (500, 127, 64), (100003, 5, 1), (70, 8, 8))] == [1] * 5
     first, joining = _axis(family, 1, 1000003, 1)
     assert (first.grid[0], joining.grid[0], joining.symbol) == (81, 1, f"{family}_parts") and first.scratch == joining.scratch
+
+
+@pytest.mark.parametrize(("outer", "n", "inner", "cluster"), [(1, 1021, 1031, 8), (3, 509, 1031, 2), (7, 509, 33, 4), (31, 127, 37, 1), (500, 1021, 31, 1)])
+def test_clusters_reduce_few_columns_of_middle_length(outer: int, n: int, inner: int, cluster: int) -> None:
+    for family in ("reduce", "argmax"):
+        (k,) = _axis(family, outer, n, inner)
+        assert k.cluster == cluster
+    kernels = _axis("reduce", 1, symbol("n"), 1031)
+    for length, grids in ((511, [0, 0, 231, 129]), (512, [0, 264, 0, 0]), (4096, [0, 264, 0, 0]), (4097, [0, 0, 528, 129])):
+        assert [evaluate(k.grid[0], {"n": length}) for k in kernels] == grids
 
 
 def test_a_row_of_any_length_has_one_kernel() -> None:
@@ -152,18 +162,30 @@ def test_few_rows_of_a_warp_get_more() -> None:
     (few,) = _axis("softmax", 1021, 1031, 1)
     (many,) = _axis("softmax", 24576, 1031, 1)
     assert "softmax_rows<8, 1, 128," in few.source and "softmax_rows<8, 4, 32," in many.source
+    (wide,) = _axis("softmax", 769, 1021, 1, DType.F32)
+    assert "softmax_rows<4, 1, 256," in wide.source
     kernels = _axis("softmax", symbol("rows"), 1031, 1)
     for rows, grids in ((1056, [0, 1056]), (1057, [265, 0])):
         assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
 
 
 def test_running_sums_of_long_rows_know_the_parts_before() -> None:
-    for outer, n, inner, blocks in ((1, 100003, 1, 24), (7, 100003, 1, 168), (2, 50021, 6, 390)):
+    for outer, n, inner, blocks in ((1, 1000003, 1, 493), (20, 100003, 1, 520), (2, 50021, 6, 390)):
         parts, scan = _axis("cumsum", outer, n, inner)
         assert (parts.symbol, scan.symbol, parts.grid, scan.grid[0], parts.scratch) == ("cumsum_parts", "cumsum", scan.grid, blocks, scan.scratch)
     assert [len(_axis("cumsum", *s)) for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))] == [1] * 4
+    for outer, n, cluster in ((1, 100003, 16), (7, 100003, 16), (12, 50021, 8), (3, 5001, 2), (500, 4001, 1)):
+        assert _axis("cumsum", outer, n, 1)[-1].cluster == cluster
     kernels = _axis("cumsum", symbol("rows"), symbol("n"), 1)
-    for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 0, 3]), (3, 99999, [0, 0, 72, 72]), (0, 99999, [0] * 4)):
+    for rows, n, grids in (
+        (1000, 48, [500, 0, 0, 0, 0]),
+        (1000, 49, [0, 250, 0, 0, 0]),
+        (3, 2049, [0, 0, 0, 6, 6]),
+        (3, 99999, [0, 0, 48, 0, 0]),
+        (3, 200000, [0, 0, 0, 297, 297]),
+        (20, 99999, [0, 0, 0, 520, 520]),
+        (0, 99999, [0] * 5),
+    ):
         assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
 
 
