@@ -58,6 +58,8 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         yield _copy(rng, size, (40, 3, 50), (1, 40, 120), contiguous((40, 3, 50)), "outer to inner")
         yield from _odd(rng, size)
     yield from _large(rng, 2)
+    for size, n, m in ((1, 1021, 521), (2, 373, 367), (4, 373, 367), (8, 401, 331)):
+        yield _copy(rng, size, (n, m), (1, n), (m, 1), "tiles")
     x = _bits(rng, 24 * 40, 2)
     n_, m_ = symbol("n"), symbol("m")
     ints: dict[str, DimLike] = {"elem": 2}
@@ -144,6 +146,11 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
                 each = rng.integers(-n, n, (outer, count, inner)).astype(idx.dtype)
                 out = plain(_BY_SIZE[size], np.take_along_axis(x, each % n, 1), None)
                 yield Case(f"gather_elements {outer}x{n}x{inner} by {count} {size}B", "gather_elements", DType.F32, ints, {"x": x, "idx": each}, {"y": out})
+    for size, count in ((1, 4003), (2, 4003), (4, 4001), (8, 4001)):  # pieces of 16 bytes, of which some rows are out of range
+        x, idx = _bits(rng, 2 * 9 * 67, size).reshape(2, 9, 67), rng.integers(-10, 10, count)
+        ints = {"elem": size, "outer": 2, "n": 9, "inner": 67, "count": count, "idx_dtype": 7}
+        want = np.where((abs(idx + 0.5) < 9.5)[:, None], x[:, idx % 9], np.zeros((), x.dtype))
+        yield Case(f"gather pieces {size}B", "gather", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(_BY_SIZE[size], want, None)})
     x = _bits(rng, 40, 2).reshape(1, 5, 8)
     want = np.zeros((1, 3, 8), np.uint16)
     want[0, 1] = x[0, 4]
@@ -166,7 +173,7 @@ def small(rng: np.random.Generator) -> Iterator[Case]:
 
 def layout(rng: np.random.Generator) -> Iterator[Case]:
     for dtype, size in ((DType.F32, 4), (DType.F16, 2)):
-        for n, c, h, w in ((2, 3, 5, 7), (1, 64, 9, 8), (3, 100, 3, 1), (2, 65, 8, 8), (1, 16, 33, 2), (1, 17, 1, 1), (0, 8, 2, 2), (2, 1, 4, 4), (2, 67, 65, 63)):
+        for n, c, h, w in ((2, 3, 5, 7), (1, 64, 9, 8), (3, 100, 3, 1), (2, 65, 8, 8), (1, 16, 33, 2), (1, 17, 1, 1), (0, 8, 2, 2), (2, 1, 4, 4), (2, 67, 65, 63), (1, 67, 61, 59)):
             cs = -(-c // 8) * 8
             planar = _bits(rng, n * c * h * w, size).reshape(n, c, h, w)
             packed = _bits(rng, n * h * w * cs, size).reshape(n, h, w, cs)

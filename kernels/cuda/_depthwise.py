@@ -18,7 +18,8 @@ _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 _BLOCK = 128
-#: Threads a multiprocessor should have before a thread of `depthwise.cuh` computes more than one output, and multiply-adds before strips pay.
+#: Threads a multiprocessor should have before a thread of `depthwise.cuh` computes more than one output, and multiply-adds before strips pay
+#: (half of them where a thread of `depthwise.cuh` would read twice as many bytes, for each row of a larger window after the last).
 _FILL, _STRIPS_FROM = 192, 65536
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
 _BATCHES = (4, 8, 16, 32)
@@ -33,7 +34,8 @@ def convolution(r: Request) -> list[Kernel]:
         many = D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
-        many = D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * _STRIPS_FROM))
+        least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
+        many = D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * least))
         kernels = [strips(r, tile, _lines(r, tile), many)] if many != 0 else []
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
@@ -17,16 +18,21 @@ from tracea_onnx.ops import DType
 _NARROW = 16
 #: Shorter sides than this are not worth a 64 x 64 tile, and shorter ones than that are made longer where dims follow each other.
 _TILE_SIDE, _TILE_FILL = 16, 32
+#: What part of the tiles elements should fill.
+_FILLED = 0.6
 #: Where a row has as many elements, a warp keeps to it if they do not follow each other, and takes _LANES of them at a time (`LANE_WORDS` of strided.cuh).
 _LONG, _LANES = 64, 128
 #: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each other: a thread has up to _SINGLE single elements, and
 #: half of the device room for the next kernel's blocks.
 _SMALL, _SINGLE = 1 << 19, 4
+#: The same where rows of _SCATTERED_ROW elements or more of the target are not rows of the source, so that what a block reads together lies far apart; also
+#: of one of several copies where rows are shorter, and four times as many as where they are not.
+_SCATTERED, _SCATTERED_ROW = 1 << 17, 128
 
 
 def _head() -> str:
     limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE};\nconstexpr u32 SMALL = {_SMALL};\n"
-    return prelude(DType.F32) + template("base", "runs") + limits + template("strided")
+    return prelude(DType.F32) + template("base", "runs", "turned") + limits + template("strided")
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
@@ -64,8 +70,9 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
     rows = merge_dims(shape, [xs, ys]) or [(1, [1, 1])]
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     rank, word, wide = len(rows), WORDS[elem], 16 // elem
-    few = known(_is_small(D.product(n)))
-    turned = None if few else _turned_dims(n, xs, ys)
+    few, turned = known(_is_small(D.product(n))), _turned_dims(n, xs, ys)
+    if few and (known(D.less(D.product(n), _SCATTERED + 1)) or known(D.less(n[-1], _SCATTERED_ROW))):
+        turned = None
     pers: list[DimLike] = []
     if turned is None:
         arrays = "".join(f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n" for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys")))
@@ -82,8 +89,9 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
         down, across = turned
         outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
         sides = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
-        body = f"  copy_turned<{word}>(x, y, {sides});"
-        tiles = (D.ceildiv(D.product([n[k] for k in side]), 64) for side in turned)
+        tile, guarded = _tile(elem, few == 1, [D.product([n[k] for k in side]) for side in turned])
+        body = f"  copy_turned<{word}, {tile}, {'true' if guarded else 'false'}>(x, y, {sides});"
+        tiles = (D.ceildiv(D.product([n[k] for k in side]), tile) for side in turned)
         grid = (D.product([*tiles, *(n[k] for k in outer)]), 1, 1)
     signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)] + [f"u32 per{k}" for k in range(len(pers))])
     source = f"""{_head()}
@@ -121,6 +129,15 @@ def _turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLi
     return sides
 
 
+def _tile(elem: int, few: bool, sides: Sequence[DimLike]) -> tuple[int, bool]:
+    """A tile's side, and whether it is guarded (`turn_tile` of turned.cuh): smaller ones for little work that fills few of the larger ones, or
+    in much shared memory."""
+    filled = math.prod(s / (-(-s // 64) * 64) if isinstance(s, int) and s else 1 for s in sides)
+    if few and (elem == 8 or filled < _FILLED):
+        return 32, False
+    return 64, elem == 1 or (elem == 2 and (few or filled < 1 / 2))
+
+
 def copy(request: Request) -> list[Kernel]:
     i = parameters(request)
     shape, xs, ys = ([i[f"{p}{k}"] for k in range(6)] for p in "nxy")
@@ -138,7 +155,7 @@ def copies(request: Request) -> list[Kernel]:
     for k in parts:
         v = {n: i[f"p{k}_{n}"] for n in fields if n[0] in "nxya"}
         total, even = D.product([v["n0"], v["n1"], v["n2"]]), known(v["x2"]) == 1 and all(factor(v[n]) % wide == 0 for n in ("n2", "y0", "y1", "at"))
-        v["single"] = 0 if even else _is_small(total)
+        v["single"] = 0 if even else D.less(total, D.select(D.less(v["n2"], _SCATTERED_ROW), _SCATTERED, _SCATTERED // 4) + 1)
         v["units"] = D.select(v["single"], v["n2"], _pieces(v["n2"], elem))
         v["per"], v["per_n1"] = reciprocal(v["units"]), reciprocal(v["n1"])
         values.append(v)
@@ -227,7 +244,10 @@ extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x,
 """
     sizes = [i[k] for k in ("outer", "n", "inner", "count")]
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
-    grid = _spread(D.floordiv(D.product([i["outer"], i["count"], inner]), width // elem), request, 8)
+    total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
+    grid = _spread(D.floordiv(total, width // elem), request, 2 if width == 16 else 4)
+    if width == elem:  # pieces of 16 bytes where rows are as long and there are many of them
+        grid = (D.select(D.select(D.less(inner, wide), 1, _is_small(total)), grid[0], _grid(_pieces(total, elem), request)[0]), 1, 1)
     return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
 
 

@@ -1,4 +1,4 @@
-// Strided copies, fills, gathers, and transposition through shared memory. Follows runs.cuh.
+// Strided copies, fills, gathers, and changes of layout. Follows runs.cuh and turned.cuh.
 //
 // The generator defines LONG, from how many elements on a row is long, and SMALL, up to how many a copy is worth no 16-byte pieces, and SINGLE, how many of these a
 // thread takes.
@@ -186,68 +186,6 @@ template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const
   else copy_words<E, R, u32>(x, y, n, xs, ys);
 }
 
-// A tile of at most 64 x 64 elements turned: element (r, c) is read at from(r)[c] and written at to(c)[r]. 256 threads. All of a thread's loads are under
-// way together: those outside the tile read a neighbour again.
-template <class E, class From, class To> DEV void turn_tile(int rows, int columns, From from, To to) {
-  constexpr int pitch = 64 + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
-  __shared__ E tile[64 * pitch];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  E v[8][2];
-  wait_for_previous();
-#pragma unroll
-  for (int k = 0; k < 8; k++)
-    if (k * 8 < rows) {
-      const E* p = from(min(k * 8 + warp, rows - 1));
-      v[k][0] = p[min(lane, columns - 1)], v[k][1] = p[min(lane + 32, columns - 1)];
-    }
-#pragma unroll
-  for (int k = 0; k < 8; k++)
-    if (k * 8 < rows) tile[(k * 8 + warp) * pitch + lane] = v[k][0], tile[(k * 8 + warp) * pitch + lane + 32] = v[k][1];
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < 8; k++)
-    if (k * 8 < columns) v[k][0] = tile[lane * pitch + k * 8 + warp], v[k][1] = tile[(lane + 32) * pitch + k * 8 + warp];
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
-    const int c = k * 8 + warp;
-    if (c < columns) {
-      E* p = to(c);
-      if (lane < rows) p[lane] = v[k][0];
-      if (lane + 32 < rows) p[lane + 32] = v[k][1];
-    }
-  }
-}
-
-// Dims, innermost first, and their strides.
-template <int G> struct Side {
-  int n[G];
-  i64 s[G];
-  METHOD u32 size() const {
-    u32 r = 1;
-#pragma unroll
-    for (int d = 0; d < G; d++) r *= n[d];
-    return r;
-  }
-  METHOD i64 at(u32 k) const {
-    i64 r = 0;
-#pragma unroll
-    for (int d = 0; d < G; d++) {
-      const u32 q = d + 1 < G ? k / n[d] : 0;
-      r += i64(k - q * n[d]) * s[d];
-      k = q;
-    }
-    return r;
-  }
-};
-// A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose source is one along those of `across` (with strides in y).
-// A block per tile.
-template <class E, class Down, class Across, class Outer> DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
-  const u32 height = down.size(), width = across.size(), tiles = (height + 63) / 64, bands = (width + 63) / 64;
-  const u32 r0 = blockIdx.x % tiles * 64, c0 = blockIdx.x / tiles % bands * 64, rest = blockIdx.x / tiles / bands;
-  x += outer_x.at(rest) + c0, y += outer_y.at(rest) + r0;
-  turn_tile<E>(int(min(height - r0, 64u)), int(min(width - c0, 64u)), [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
-}
-
 // One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block` counts the blocks of this copy; single: a thread takes
 // SINGLE elements, else 16 bytes. `units` (of which `per` is) are those of a row.
 template <class E> struct Part { const E* x; E* y; u32 block; int n0, n1, n2, single; u32 units, per_n1, per; i64 x0, x1, x2, y0, y1; };
@@ -310,6 +248,36 @@ template <int U, class I, class Word, class Index> DEV void gather_rows(const Wo
       if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
   }
 }
+// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which come from one row or two.
+template <class E, class Index> DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per, int count, u32 per_count, u32* fault) {
+  constexpr int V = 16 / sizeof(E);
+  const int before = past<V>(y);
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {
+    const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
+    const u32 start = u * V + lo - before, first = quotient(start, inner, per);
+    const int c = int(start - first * inner) - lo;  // of element 0, before the row where lo > 0
+    wait_for_previous();
+    const E* from[2];
+    bool inside[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const bool needed = k == 0 || c + hi > inner;
+      const u32 row = first + (needed ? k : 0), o = quotient(row, count, per_count);
+      i64 at = idx[row - o * count];
+      if (at < 0) at += n;
+      inside[k] = at >= 0 && at < n;
+      if (!inside[k]) *fault = 1;
+      from[k] = x + (inside[k] ? (i64(o) * n + at) * inner : 0) + c - (needed ? k * inner : 0);
+    }
+    Vec<E, V> v;
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      const bool next = c + j >= inner, some = j >= lo && j < hi && (next ? inside[1] : inside[0]);
+      v.v[j] = some ? (next ? from[1] : from[0])[j] : E{};
+    }
+    store_part<V>(y + i64(u) * V - before, v, lo, hi);
+  }
+}
 // per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
 template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
   constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
@@ -317,6 +285,7 @@ template <class E, class Index> DEV void gather(const E* x, const Index* idx, E*
   if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
   else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
   else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
+  else if (inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
   else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
 
@@ -366,10 +335,10 @@ template <bool TO_NHWC, class E> DEV void change_layout(const E* x, E* y, Image 
   const int pixels = min(int(plane) - p0, 64), channels = min(g.C - c0, 64);
   if (TO_NHWC) {
     x += (image * g.C + c0) * plane + p0, y += image * g.ns + c0;
-    turn_tile<E>(channels, pixels, [&](int r) { return x + i64(r) * plane; }, [&](int c) { return y + pixel(g, p0 + c); });
+    turn_tile<E, 64, false>(channels, pixels, [&](int r) { return x + i64(r) * plane; }, [&](int c) { return y + pixel(g, p0 + c); });
   } else {
     x += image * g.ns + c0, y += (image * g.C + c0) * plane + p0;
-    turn_tile<E>(pixels, channels, [&](int r) { return x + pixel(g, p0 + r); }, [&](int c) { return y + i64(c) * plane; });
+    turn_tile<E, 64, false>(pixels, channels, [&](int r) { return x + pixel(g, p0 + r); }, [&](int c) { return y + i64(c) * plane; });
   }
 }
 

@@ -74,16 +74,22 @@ def test_compiles(r: Request) -> None:
 
 def test_a_transposition_goes_through_tiles() -> None:
     (k,) = cuda.emit(_copy(2, [400, 100, 70], [7000, 1, 100], [7000, 70, 1]))
-    assert "copy_turned<u16>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 400 * 2 * 2
+    assert "copy_turned<u16, 64, true>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 400 * 2 * 2
     n, m = symbol("n"), symbol("m")
     (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
-    assert "copy_turned<u16>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
+    assert "copy_turned<u16, 64, false>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
 
 
-@pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (500, 500)])
+@pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (300, 300)])
 def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
     assert "copy_turned" not in k.source.split('extern "C"')[1]
+
+
+@pytest.mark.parametrize(("elem", "side", "form"), [(1, 1021, "64, true"), (2, 719, "64, true"), (2, 1021, "64, false"), (4, 719, "64, false"), (8, 509, "32, false")])
+def test_tiles_suit_the_work(elem: int, side: int, form: str) -> None:
+    (k,) = cuda.emit(_copy(elem, [side, side], [1, side], [side, 1]))
+    assert f"copy_turned<u{8 * elem}, {form}>" in k.source and k.grid[0] == (-(-side // int(form[:2]))) ** 2
 
 
 def test_short_dims_that_follow_each_other_make_a_tile() -> None:
@@ -91,7 +97,7 @@ def test_short_dims_that_follow_each_other_make_a_tile() -> None:
     order = [4, 3, 0, 1, 2]
     n = [(19, 17, 13, 11, 28)[k] for k in order]
     (k,) = cuda.emit(_copy(2, n, [xs[j] for j in order], [11 * 19 * 17 * 13, 19 * 17 * 13, 17 * 13, 13, 1]))
-    assert "copy_turned<u16>(x, y, Side<1>" in k.source and "Side<2>{{n0, n1}" in k.source
+    assert "copy_turned<u16, 64, false>(x, y, Side<1>" in k.source and "Side<2>{{n0, n1}" in k.source
 
 
 def test_a_small_change_of_layout_is_a_copy() -> None:
@@ -130,6 +136,12 @@ def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
     for inner, words in ((768, 96), (770, 385), (771, 771)):
         (k,) = cuda.emit(request("gather", DType.F32, {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": 64, "idx_dtype": 7}, operands=("x", "idx", "y")))
         assert k.grid[0] == -(-64 * words // 256)
+
+
+def test_many_odd_rows_are_gathered_in_pieces() -> None:
+    ints = {"elem": 2, "outer": 1, "n": 9, "inner": 67, "count": 100_003, "idx_dtype": 7}
+    (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
+    assert k.grid[0] == -(-(-(-100_003 * 67 // 8) + 1) // 256)
 
 
 def test_several_copies_share_a_launch() -> None:
