@@ -302,11 +302,12 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     """Kernels for few rows, few terms and rows that begin anywhere."""
     thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _product.Tile
     for dtype in (F16, F32):
-        for deep, split, share in ((1, 1, 1), (2, 2, 1), (4, 1, 1), (1, 1, 8), (1, 4, 8)):
+        for deep, split, share in ((1, 1, 1), (2, 2, 1), (4, 1, 1), (1, 1, 8), (1, 4, 8), (1, 16, 8)):
             yield _with(gemm(rng, dtype, 67, 1, 1031, "relu"), thin(True, 1, deep, split, share))
             yield _with(gemm(rng, dtype, 5, 35, 1031, "silu", res_mode=1), thin(False, 5, deep, split, share))
         yield _with(matmul(rng, dtype, 1, 2, 3, 517, 67), thin(False, 3, 0, 1, 1))
         yield _with(matmul(rng, dtype, 1, 2, 259, 1, 131, a_turned=True), thin(True, 1, 0, 2, 1))
+        yield _with(matmul(rng, dtype, 1, 3, 2, 3, 67), thin(False, 2, 0, 1, 1))
         yield _with(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
         yield _with(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
         yield _with(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))

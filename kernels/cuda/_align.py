@@ -15,7 +15,7 @@ from tracea_onnx.dims import DimLike
 _backend = registry.module("kernels", "cuda")
 _product = _backend.part("_product")
 #: Clocks of a kernel before another that is ready to begin, bytes a clock that it reads and writes.
-_START, _BYTES = 1750.0, 1250.0
+_START, _BYTES = 1150.0, 2500.0
 
 
 @dataclass(frozen=True)

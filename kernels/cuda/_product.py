@@ -44,9 +44,9 @@ _TILES = (
     Tile(128, 128, 2, 2, 3), Tile(64, 128, 2, 2, 3), Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 4), Tile(32, 64, 1, 4, 4), Tile(16, 64, 1, 4, 6),
     Tile(16, 32, 1, 2, 8),
 )  # fmt: skip
-#: A thread has 8 rows and columns where it can; small tiles get their warps along k.
+#: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
-    Tile(128, 128, 4, 2, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
+    Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
     Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
@@ -79,22 +79,27 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies of two bytes go through registers."""
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
-    here = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // (sms if t.split < 4 else sms * 10 // 11))  # larger clusters leave multiprocessors idle
+    blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, sms if t.split < 4 else sms * 10 // 11  # larger clusters leave multiprocessors idle
     registers = 72 + 2 * t.bm * t.bn * t.warps_k // t.threads if f32 else 200 if t.bm * t.bn > 8192 else 110
-    waves = -(-here // max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * registers))))
+    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * min(registers, 255))))
+    # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
+    here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
+    waves = -(-here // resident)
     memory = batch * (m * k + n * k + m * n) * (4 if f32 else 2)
-    results = here * t.bm * (0.5 * min(t.bn, n) + (0 if odd.y or f32 else 12))
+    results = here * t.bm * min(t.bn, n)
     copies = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b)
     if f32:
         down, across = t.bm // (4 * t.warps_m), t.bn // (8 * t.warps_n)  # of a thread
-        read = t.bm * t.bn * (1 / down + 1 / across)
-        step = here * (0.234 * t.bm * t.bn + 0.168 * read) + waves * (440.0 / (t.stages - 1) + 51.0 * -(-copies // t.threads))
-        return 1300.0 + 1450.0 * waves + steps * step + (3600.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + results
+        latency = 577.0 / (t.stages - 1) + 16.0 * -(-copies // t.threads) + (400.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
+        step = here * (t.bm * t.bn * (0.242 + 0.336 / down + 0.336 / across) + 0.058 * copies) + waves * latency
+        ends = waves * (140.0 + 34.0 * t.bm * t.bn / t.threads) + 0.39 * results + (0.0 if odd.y else 10.4 * here * t.bm)
+        return 2250.0 + steps * step + (4500.0 if t.split > 1 else 0.0) + 2.5e-4 * memory + ends
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
+    wide = sum(rows for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
-    wait = 900.0 * turns if slow else 4700.0 / (t.stages - 1)
-    step = here * (t.bm * t.bn / 13.3 + 0.31 * t.threads * sum(slow)) + waves * wait
-    return 2450.0 + steps * step + (3900.0 if t.split > 1 else 0.0) + 1.9e-4 * memory + results
+    latency = 500.0 * turns * (1.5 if t.threads < 128 else 1.0) if slow else 1300.0 / (t.stages - 1)  # two warps hide less of it
+    step = here * (0.025 * t.bm * t.bn + 2.0 * wide + 0.64 * t.threads * sum(slow)) + waves * latency
+    return 3000.0 + steps * step + (600.0 if t.split > 1 else 0.0) + 5.3e-4 * memory + 0.35 * results + waves * 44.0 * t.bm * t.bn / t.threads
 
 
 Prices = Mapping[Any, float]
@@ -214,8 +219,8 @@ def known(d: DimLike, typical: int) -> int:
 
 
 def odd(r: Request, a: Access, b: Access, y: bool) -> Odd | None:
-    """What makes this product odd, None for one of two-byte elements that are copied several at a time. y: whether its rows begin at multiples of 16 bytes."""
-    return Odd(a.bytes, b.bytes, y) if r.dtype == DType.F32 or a.slow or b.slow else None
+    """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a time. y: whether its rows begin at multiples of 16 bytes."""
+    return Odd(a.bytes, b.bytes, y) if r.dtype == DType.F32 or min(a.bytes, b.bytes) < 16 else None
 
 
 def product(

@@ -71,7 +71,8 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
         steps = -(-k // (t.split * 8))
         return start + 1000.0 + here * 8 * chunk * (steps * (t.few + 1) * _FMA / 4 + 3 * t.few * _SHARED)
     reads = -(-k // (t.split * t.share * 32 * chunk))  # of a lane for one row
-    return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + (10 if t.share > 1 else 0))
+    filled = 10 + 0.04 * t.few * k / t.split if t.share > 1 else 0.0
+    return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + filled)
 
 
 def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int) -> float:
@@ -81,7 +82,7 @@ def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int) ->
     apart = min(32, 1 + n * size) if t.wide_a else 4  # lines of 32 bytes that a warp writes at once
     reads = 4 * t.depth * max(1.0, min(32.0, t.depth * size / 4)) * 2
     work = min(t.others, others) * (1.2 * t.depth + 12 + 4 * apart)
-    return _START + (1 + -(-here // 12)) * _WAVE + here * (reads + work) + _MEMORY * batch * size * (m * n + (m + n) * t.depth)
+    return _START + -(-here // 12) * _WAVE + here * (reads + work) + _MEMORY * batch * size * (m * n + (m + n) * t.depth)
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike], terms: DimLike) -> dict[ThinTile | ShortTile, float]:
@@ -97,7 +98,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
         if few > _MOST or (k_step != 1 and row_step != 1):
             continue
         for deep, share in ((1, 1), (2, 1), (4, 1), (1, 8)) if k_step == 1 else ((0, 1),):
-            for split in (1, 2, 4, 8) if r.arch >= 90 else (1,):
+            for split in (1, 2, 4, 8, *((16,) if share > 1 and r.arch < 120 else ())) if r.arch >= 90 else (1,):
                 if split == 1 or k >= 512 * split // r.dtype.size:
                     tile = ThinTile(wide_a, max(few, 1), deep, split, share)
                     out[tile] = tile_cost(tile, rows, k, batch, r.sms, r.dtype.size)

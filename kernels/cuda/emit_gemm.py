@@ -19,9 +19,10 @@ _wgmma = registry.module("kernels", "cuda").part("_wgmma")
 _split = registry.module("kernels", "cuda").part("_split")
 _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
-#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of a weight, and for one of a multiprocessor's
-#: results that lie anywhere, of SplitTile and HopperTile.
-_COLD, _WEIGHT, _ANYWHERE = 2000.0, 6.6e-4, (1.0, 1.5)
+#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
+#: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
+_COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
+_FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
@@ -33,20 +34,23 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     steps, copied = -(-k // 64), _align.Rows("x", m, k, ldx)
     maps = steps if k and _wgmma.able(r, (ldx,), ("x",)) else 0
     stored = not r.ints.get("res_mode", 0) or _wgmma.able(r, (ldy, ldr), ("y", "res"))
-    if (_norms.normed(r) or _norms.measured(r)) and not (maps and stored):
+    norms = _norms.normed(r) or _norms.measured(r)
+    if norms and not (maps and stored):
         raise Unfit("norms folded into a product of operands that are not aligned")
     aligned = replace(r, unaligned=r.unaligned - {"x"})
     mappable = k and _wgmma.able(aligned, (ldw,), ("x",))
     y = _epilogue.vector(r, "y", (ldy,))
     odd = _product.odd(r, _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1), y)
 
+    few = isinstance(m, int) and m * n <= _FEW and not norms
+
     def price(rows: int) -> Any:
         costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)
-        if maps:
+        if maps and not few:
             return costs
         costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
-        if mappable:
-            copy, late = _align.cost(rows * k) + _COLD + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
+        if mappable and not maps:
+            copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
             costs |= {_align.Aligned(t): copy + c + _ANYWHERE[isinstance(t, _wgmma.HopperTile)] * late for t, c in mapped.items()}
         return costs

@@ -10,6 +10,7 @@
 constexpr int ROWS = 8 / SHARE * DEEP, LANES = 32 * SHARE, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
 // Element k of a few row lies in plane k % CHUNK at k / CHUNK: lanes that read neighbouring chunks at the same offset meet no bank twice.
 constexpr int PLANE = (PIECE / CHUNK + 31) / 32 * 32 + 32 / CHUNK, FEW_ROW = PLANE * CHUNK;
+constexpr int FILLED = SHARE > 1 ? 8 : 4;  // reads of the few rows that are under way at a time
 constexpr int VALUES = DEEP * FEW, SLOTS = VALUES > 16 ? 32 : VALUES > 8 ? 16 : VALUES > 4 ? 8 : VALUES > 2 ? 4 : VALUES;
 static_assert(VALUES <= 32 && PIECE % (32 * CHUNK) == 0, "a lane finishes one value at most");
 
@@ -78,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
     }
 #pragma unroll
     for (int c = 0; c < FEW; c++)
+#pragma unroll FILLED
       for (int k = threadIdx.x; k < min(PIECE, end - piece); k += 256)
         few[c * FEW_ROW + place_of(k)] = c < fews ? to_float(narrow[c * narrow_step + (piece + k) * narrow_k]) : 0.f;
     __syncthreads();

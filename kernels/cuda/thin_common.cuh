@@ -21,6 +21,3 @@ DEV void wait_for_producers() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-DEV u32 bits_of(float v) { return __float_as_uint(v); }
-DEV u32 bits_of(half_t v) { return v.bits; }
-DEV u32 bits_of(bfloat_t v) { return v.bits; }

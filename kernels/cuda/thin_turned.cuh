@@ -5,7 +5,7 @@
 //
 // The generator defines: T, BATCHED, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the epilogue (struct Epilogue, finish).
 
-constexpr int ROWS = 31 * CHUNK, AHEAD = FEW > 2 ? 8 : 16;
+constexpr int ROWS = 31 * CHUNK, AHEAD = 8;
 
 extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float few[FEW * PIECE];
@@ -27,31 +27,24 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
   const int share = ((K + SPLIT - 1) / SPLIT + 7) / 8 * 8, begin = min(part * share, K), end = min(begin + share, K);
-  const T* const after = wide + (K - 1) * wide_k + rows;  // the last element
   float sum[FEW][CHUNK] = {};
   // A lane's chunk of this warp's first k, and the row of its first element.
   const T* const start = wide + first + (i64)(begin + warp) * wide_k;
   const int skip = (int)((u64)start % 16 / sizeof(T)), row = first - skip + lane * CHUNK;
   const bool active = row < min(rows, first + ROWS) && row + CHUNK > first;
+  // Its chunks at k from `low` on, up to `high`, lie within the matrix; the others hold elements before its first or after its last one.
+  const int pitch = (int)min(wide_k, (i64)CHUNK), before = -row, behind = row + CHUNK - rows;
+  const int low = before > 0 ? pitch ? min((before + pitch - 1) / pitch, K) : K : 0, high = behind > 0 ? pitch ? max(K - (behind + pitch - 1) / pitch, low) : low : K;
   if (lane == 0) skipped[warp] = skip;
   wait_for_producers();
   for (int piece = begin; piece < end; piece += PIECE) {
-    const int count = min(PIECE, end - piece);
+    const int count = min(PIECE, end - piece), from = active ? low - piece : count, to = min(count, high - piece);
     uint4 read[AHEAD];
     auto fetch = [&](int k) {
 #pragma unroll
       for (int s = 0; s < AHEAD; s++) {
-        if (!active || k + 8 * s >= count) continue;
-        const T* const from = wide + row + (i64)(piece + k + 8 * s) * wide_k;
-        if (from >= wide && from + CHUNK <= after) {
-          read[s] = *(const uint4*)from;
-        } else {  // at an end of the matrix
-          u32 words[4] = {};
-#pragma unroll
-          for (int e = 0; e < CHUNK; e++)
-            if (row + e >= 0 && row + e < rows) words[e * (int)sizeof(T) / 4] |= bits_of(from[e]) << e * (int)sizeof(T) % 4 * 8;
-          read[s] = make_uint4(words[0], words[1], words[2], words[3]);
-        }
+        const int at = k + 8 * s;
+        if (at >= from && at < to) read[s] = *(const uint4*)(wide + row + (i64)(piece + at) * wide_k);
       }
     };
     fetch(warp);
@@ -63,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
     for (int k = warp; k < count; k += 8 * AHEAD) {
 #pragma unroll
       for (int s = 0; s < AHEAD; s++) {
-        if (active && k + 8 * s < count) {
+        if (k + 8 * s >= from && k + 8 * s < to) {
           float v[CHUNK];
           unpack(read[s], v);
 #pragma unroll
@@ -75,6 +68,19 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
         }
       }
       fetch(k + 8 * AHEAD);
+    }
+  }
+  if (active && (low > 0 || high < K)) {
+    for (int k = begin + warp;; k += 8) {
+      if (k >= low && k < high) k += (high - k + 7) / 8 * 8;
+      if (k >= end) break;
+#pragma unroll
+      for (int c = 0; c < FEW; c++) {
+        const float other = c < fews ? to_float(narrow[c * narrow_step + k * narrow_k]) : 0.f;
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+          if (row + e >= 0 && row + e < rows) sum[c][e] = fmaf(to_float(wide[row + e + k * wide_k]), other, sum[c][e]);
+      }
     }
   }
 #pragma unroll

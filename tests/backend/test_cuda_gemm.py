@@ -166,6 +166,9 @@ def test_few_rows_stream_the_other_operand() -> None:
                 assert [k.symbol for k in kernels] == ["product_thin"], (d, m, n, r.ints)
                 compile_kernels(kernels, 90)
     assert "SHARE = 8," in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source  # one row for all warps
+    for d, k in ((DType.F16, 65536), (DType.F32, 100003)):  # a few results of many terms
+        (kernel,) = kernels_of(gemm(d, 1, 1, k))
+        assert (kernel.symbol, kernel.cluster) == ("product_thin", 16)
     assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "product_thin"
     assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
 
