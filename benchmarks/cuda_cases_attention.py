@@ -58,6 +58,10 @@ SHAPES = (
     Shape(1, 4, 1, 2, 270, 33, 47, mask=2, odd=True), Shape(40, 16, 4, 1, 150, 64, 64, mask=1, broadcast="bk"),
     # of more keys than a cluster should read
     Shape(1, 2, 1, 1, 3300, 128, 128), Shape(2, 3, 3, 5, 6200, 64, 61, mask=1, broadcast="bk"), Shape(1, 2, 1, 2, 4000, 200, 256, causal=True, past=3990),
+    # of more heads than a block has rows
+    Shape(1, 16, 1, 1, 3000, 128, 128), Shape(3, 12, 1, 2, 333, 72, 61, causal=True, past=330, mask=1, broadcast="bk"),
+    # whose f32 tiles are large
+    Shape(1, 12, 6, 390, 515, 61, 61, causal=True, past=125), Shape(1, 8, 8, 515, 390, 128, 72, mask=1, broadcast="bk"), Shape(2, 3, 3, 450, 600, 200, 256),
     # heads and pitches that tensor copies cannot read, long heads
     Shape(1, 7, 7, 131, 131, 61, 61), Shape(1, 2, 1, 140, 200, 47, 33, mask=1), Shape(2, 3, 3, 70, 90, 100, 120, causal=True, past=20),
     Shape(30, 8, 8, 131, 140, 61, 61),

@@ -15,8 +15,8 @@ from tracea_onnx.dims import DimLike
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 
-#: The most rows that read the same keys.
-_MOST = 8
+#: The most rows that read the same keys; more where a head has no more than so many of them, since tiles of one head would be almost empty.
+_MOST, _MOST_OF_HEAD = 8, 2
 _WARPS, _STAGES, _IN_FLIGHT = 8, 3, 4
 #: Keys are spread over more blocks than a cluster holds, at most so many, where each of a cluster's would read more bytes than these.
 _MOST_PARTS, _SPREAD_BYTES = 64, 192 << 10
@@ -66,7 +66,7 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
     count = _count(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
-    few = D.less(rows, _MOST + 1)
+    few = D.maximum(D.less(rows, _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
     together = D.minimum(most[-1], D.maximum(D.floordiv(2 * _attention.room(request, most[-1]), D.maximum(count, 1)), 1))
     long = D.mul(together, _SPREAD_BYTES // ((p.head + p.head_v) * request.dtype.size))
     spread = D.mul(D.less(count, request.sms + 1), D.less(long, keys))

@@ -14,8 +14,12 @@ from tracea_onnx.dims import DimLike
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 
-#: Bytes of shared memory that a block may have: of the architectures with the least, and of others.
-_LEAST_SHARED, _SHARED = 99 * 1024, 163 * 1024
+#: Bytes of shared memory that a block may have: of the architectures with the least, of Hopper's and of others.
+_LEAST_SHARED, _MOST_SHARED, _SHARED = 99 * 1024, 227 * 1024, 163 * 1024
+#: Cycles that blocks beside each other take to begin and end, and to join what those of a cluster have.
+_STARTING, _JOINING = 3000, 4000
+#: By how much a larger tile must be better: the cycles are guesses.
+_WORTH = 0.9
 
 
 @dataclass(frozen=True)
@@ -38,27 +42,66 @@ class PlainTile:
         return 4 * max(rows * pitch + keys * (pitch + dv + 4) + rows * (keys + 4), part)
 
 
+def _limit(request: Request) -> int:
+    return _LEAST_SHARED if request.arch in (86, 89) or request.arch >= 120 else _MOST_SHARED if request.arch in (90, 100) else _SHARED
+
+
+def _cycles(request: Request, p: Any, tile: PlainTile, sizes: dict[str, int]) -> float:
+    """About how many a launch takes. Shared memory hands a warp 16 bytes per thread in four, also where threads read the same; a multiprocessor multiplies four
+    warps' numbers in one."""
+    rows, keys, head, groups = tile.rows, tile.keys, int(p.head), -(-int(p.head_v) // 64)
+    scores = -(-head // 4) * max(4 * (rows + keys), rows * keys)
+    values = 4 * keys * max(4 * (rows + 4 * groups), 4 * rows * groups)
+    blocks = sizes["B"] * sizes["H"] * -(-sizes["S"] // (16 * rows)) * tile.parts
+    each: int = -(-blocks // _attention.room(request, tile.parts))  # of a multiprocessor
+    beside = 1 if rows * (keys + 4 * groups) > 32 or 2 * tile.smem(p) > _MOST_SHARED else 2  # as far as registers and shared memory go
+    steps = -(-sizes["T"] // (16 * keys * tile.parts))
+    waiting = 1.15 if min(beside, each) == 1 else 1.0  # nobody multiplies while weights are found
+    return 8 * each * steps * (scores + values) * waiting + -(-each // beside) * (_STARTING + (_JOINING if tile.parts > 1 else 0))
+
+
+def _large(request: Request, p: Any, keys: tuple[int, ...], parts: tuple[int, ...]) -> list[PlainTile]:
+    """Tiles whose threads multiply more of what they read, as far as registers and shared memory go."""
+    most = 8 if p.widest <= 128 else 4
+    tiles = [PlainTile(rows, n, split) for rows in (8, 4) if rows <= most for n in keys for split in parts]
+    return [tile for tile in tiles if tile.smem(p) <= _limit(request)]
+
+
 def tiles(request: Request, p: Any) -> list[tuple[PlainTile, DimLike]]:
     """The tiles worth having, each with whether it is for the sizes of a run: the most rows of which there are tiles for every multiprocessor, else few,
-    with the keys divided."""
+    with the keys divided; where sizes are known, larger ones when they take fewer cycles."""
     i = parameters(request)
-    fixed = all(known(i[n]) is not None for n in "BHST")
-    sizes = (4, 2, 1) if p.widest <= 128 else (2, 1)
+    sizes = {n: known(i[n]) for n in "BHST"}
+    exact = {n: v for n, v in sizes.items() if v is not None}
+    fixed = len(exact) == len(sizes)
+    most_rows = (4, 2, 1) if p.widest <= 128 else (2, 1)
     found: list[tuple[PlainTile, DimLike]] = []
     left: DimLike = 1  # whether no larger tile is chosen
-    for rows in sizes if fixed else (sizes[0], 1):
-        keys, limit = 4 if p.widest <= 128 else 2, _LEAST_SHARED if request.arch in (86, 89) or request.arch >= 120 else _SHARED
-        while PlainTile(rows, keys, 1).smem(p) > limit:
-            keys //= 2
+    keys = 4 if p.widest <= 128 else 2
+    if not fixed:
+        for tile in _large(request, p, (keys,), (1,))[:1]:
+            many = D.less(2 * request.sms - 1, _attention.blocks(request, 16 * tile.rows))
+            found.append((tile, many))
+            left = D.sub(1, many)
+    for rows in most_rows if fixed else (most_rows[0], 1):
+        fitting = keys
+        while PlainTile(rows, fitting, 1).smem(p) > _limit(request):
+            fitting //= 2
         count = _attention.blocks(request, 16 * rows)
         if rows > 1:
             enough = D.less(request.sms - 1, count)
-            found.append((PlainTile(rows, keys, 1), D.mul(left, enough)))
+            found.append((PlainTile(rows, fitting, 1), D.mul(left, enough)))
             left = D.mul(left, D.sub(1, enough))
             continue
         most = (1,) if request.arch < 90 else (1, 2, 4, 8) if fixed else (1, 4)
-        found += [(PlainTile(rows, keys, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * keys, most)]
-    return [(tile, use) for tile, use in found if use != 0]
+        found += [(PlainTile(rows, fitting, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * fitting, most)]
+    found = [(tile, use) for tile, use in found if use != 0]
+    if fixed:
+        large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
+        cost = {tile: _cycles(request, p, tile, exact) for tile in (*large, found[0][0])}
+        best = min(large, key=cost.__getitem__, default=found[0][0])
+        return [(best, 1)] if cost[best] < _WORTH * cost[found[0][0]] else found
+    return found
 
 
 def kernel(request: Request, p: Any, tile: PlainTile, use: DimLike) -> Kernel:

@@ -40,31 +40,9 @@ DEV void attend(const Attention& g) {
   const int b = head / g.KVH, kv = head % g.KVH, first = item % tiles * ROWS, count = min(ROWS, rows - first);
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const float log_fill = to_log2(g.fill);
-  float q[ROWS][kElements], out[ROWS][kElements], top[ROWS], sum[ROWS];
   int keys = 0;
 #pragma unroll
-  for (int i = 0; i < ROWS; i++) {
-    const int row = first + min(i, count - 1), h = kv * group + row / g.S, s = row % g.S;
-    const T* from = g.q + b * g.q_b + h * g.q_h + s * g.q_s;
-#pragma unroll
-    for (int e = 0; e < kElements; e += READ_Q) {
-      const int at = column + e / V * LANES * V + e % V;
-      Vec<T, READ_Q> part{};
-      if (at < HEAD) part = load<READ_Q>(from + at);
-#pragma unroll
-      for (int j = 0; j < READ_Q; j++) q[i][e + j] = to_float(part.v[j]) * (g.scale * kLog2e), out[i][e + j] = 0.f;
-    }
-    top[i] = -INF, sum[i] = 0.f, keys = max(keys, visible_keys(g, s));
-  }
-  // Of the scores whose sums the thread has: the keys of their rows, and where the masks of these are.
-  int see[kHeld];
-  i64 mask_row[kHeld];
-  const int held = lane % LANES * kScores / LANES;
-#pragma unroll
-  for (int j = 0; j < kHeld; j++) {
-    const int row = first + min((held + j) / AT_ONCE, count - 1), h = kv * group + row / g.S, s = row % g.S;
-    see[j] = visible_keys(g, s), mask_row[j] = b * g.m_b + h * g.m_h + s * g.m_q;
-  }
+  for (int i = 0; i < ROWS; i++) keys = max(keys, visible_keys(g, (first + min(i, count - 1)) % g.S));
   const int parts = SPREAD ? gridDim.y : PARTS, part = SPREAD ? blockIdx.y : blockIdx.x % PARTS;
   const int each = (keys + parts - 1) / parts, from = part * each, to = min(keys, from + each);
 
@@ -81,8 +59,34 @@ DEV void attend(const Attention& g) {
     copy_commit();
   };
   constexpr int step = AT_ONCE * kUnits;
+  // The first keys are on their way before anything waits for queries.
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; stage++) bring_stage(stage, from + stage * step);
+
+  float q[ROWS][kElements], out[ROWS][kElements], top[ROWS], sum[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    const int row = first + min(i, count - 1), h = kv * group + row / g.S, s = row % g.S;
+    const T* from = g.q + b * g.q_b + h * g.q_h + s * g.q_s;
+#pragma unroll
+    for (int e = 0; e < kElements; e += READ_Q) {
+      const int at = column + e / V * LANES * V + e % V;
+      Vec<T, READ_Q> part{};
+      if (at < HEAD) part = load<READ_Q>(from + at);
+#pragma unroll
+      for (int j = 0; j < READ_Q; j++) q[i][e + j] = to_float(part.v[j]) * (g.scale * kLog2e), out[i][e + j] = 0.f;
+    }
+    top[i] = -INF, sum[i] = 0.f;
+  }
+  // Of the scores whose sums the thread has: the keys of their rows, and where the masks of these are.
+  int see[kHeld];
+  i64 mask_row[kHeld];
+  const int held = lane % LANES * kScores / LANES;
+#pragma unroll
+  for (int j = 0; j < kHeld; j++) {
+    const int row = first + min((held + j) / AT_ONCE, count - 1), h = kv * group + row / g.S, s = row % g.S;
+    see[j] = visible_keys(g, s), mask_row[j] = b * g.m_b + h * g.m_h + s * g.m_q;
+  }
   for (int t0 = from, stage = 0; t0 < to; t0 += step, stage = stage == STAGES - 1 ? 0 : stage + 1) {
     bring_stage(stage == 0 ? STAGES - 1 : stage - 1, t0 + (STAGES - 1) * step);
     copy_wait<STAGES - 1>();

@@ -22,7 +22,8 @@ DEV void attend(const Attention& g) {
   extern __shared__ char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch, *weights = values + BN * kPitchV;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles, at = item % tiles;
+  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
+  const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
   const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
   const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
   const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);

@@ -17,11 +17,11 @@ cuda = registry.module("kernels", "cuda")
 
 def attention(
     dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2, mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
-    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4,
+    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4, kv: int = 0,
 ) -> Request:  # fmt: skip
-    dv = dv or d
-    ints: dict[str, DimLike] = {"B": b, "H": heads, "KVH": heads // 2, "S": s, "T": t, "D": d, "DV": dv, "causal": causal, "past": 0, "nan_to_zero": clean}
-    for o, n, width in (("q", heads, d), ("k", heads // 2, d), ("v", heads // 2, dv), ("y", heads, dv)):
+    dv, kv = dv or d, kv or heads // 2
+    ints: dict[str, DimLike] = {"B": b, "H": heads, "KVH": kv, "S": s, "T": t, "D": d, "DV": dv, "causal": causal, "past": 0, "nan_to_zero": clean}
+    for o, n, width in (("q", heads, d), ("k", kv, d), ("v", kv, dv), ("y", heads, dv)):
         ints |= {f"{o}_h": width + pad, f"{o}_s": n * (width + pad), f"{o}_b": n * (width + pad) * 512}
     if mask:
         ints |= {"mask_kind": mask, "m_k": 1, "m_b": 300}
@@ -45,6 +45,10 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"few rows of long heads sm_{arch}", attention(dtype, 256, s=3, t=5000, causal=1, arch=arch)
     for dtype, d in ((DType.F16, 64), (DType.BF16, 200), (DType.F32, 72)):
         yield f"divided keys of {d}", attention(dtype, d, s=20, t=5000, b=1, mask=1, causal=1)
+    for d, s in ((61, 515), (128, 1021), (256, 700)):
+        yield f"large tiles of {d}", attention(DType.F32, d, s=s, t=700, mask=1, causal=1)
+        yield f"large tiles of {d} sm_80", attention(DType.F32, d, s=s, t=700, arch=80)
+    yield "symbolic large tiles", attention(DType.F32, 64, s=symbol("S"), t=symbol("T"), b=symbol("B"))
     yield "odd pitches", attention(DType.BF16, 64, pad=1)
     yield "negative scale", attention(DType.BF16, 128, scale=-0.1)
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
@@ -86,6 +90,20 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
     k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
     assert k.cluster == parts and k.grid[0] == b * 2 * -(-2 * s // min(4, 2 * s)) * parts
+
+
+def test_heads_of_one_row_that_share_keys_are_few_rows() -> None:
+    read, join = cuda.emit(attention(DType.BF16, 128, s=1, t=16381, b=1, heads=48, kv=2))
+    assert read.grid[0] == join.grid[0] == 2 * 6
+    assert _maps(attention(DType.BF16, 128, s=3, t=16381, b=1, heads=48, kv=2)) == [["q", "k", "v", "y"]]
+
+
+@pytest.mark.parametrize(
+    ("d", "s", "t", "grid", "parts"), [(64, 1021, 1021, 384, 1), (64, 512, 512, 384, 2), (128, 1021, 1021, 384, 1), (64, 17, 17, 96, 1)]
+)
+def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, grid: int, parts: int) -> None:
+    k = _kernel(attention(DType.F32, d, s=s, t=t, b=4, heads=12))
+    assert (k.grid[0], k.cluster) == (grid, parts)
 
 
 def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
