@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,8 +122,18 @@ def attention(
     def eager(x: Tensors) -> Any:
         return R.torch().nn.functional.scaled_dot_product_attention(x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h)
 
+    def size(x: Tensors) -> Any:  # weights err as much relative to themselves as scores do absolutely, and these as their products' sizes
+        q, k, v = (x[o].repeat_interleave(h // kv if o != "q" else 1, 1) for o in "qkv")
+        scores = d**-0.5 * q @ k.transpose(2, 3)
+        if causal:
+            scores = scores.masked_fill(R.torch().ones(s, t, dtype=bool, device=scores.device).triu(1), -math.inf)
+        if masked:
+            scores = scores.masked_fill(~x["mask"], -math.inf)
+        errors = scores.softmax(3) * (d**-0.5 * q.abs() @ k.abs().transpose(2, 3))
+        return errors @ v.abs()
+
     name = f"attention {dtype.name} {b}x{h}{f'/{kv}' if kv != h else ''}x{s}x{t}x{d}{' causal' * causal}{' mask' * masked}{' packed' * packed}"
-    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if dtype == F32 else 2.0)
+    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if dtype == F32 else 2.0, size=size if dtype == F32 else None)
 
 
 def trials() -> Iterator[Trial]:
