@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from tracea_onnx import canonical, compiler
 from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.graph import subgraphs
 from tracea_onnx.lower.target import CUDA
 
 #: What a CUDA Plan is made for where no device is asked: an H200.
@@ -47,10 +48,15 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
     total, partitions, leaving = 0, 0, []
     for proto, outer in canonical.scopes(model.graph):
         graph = canonical.view(model, proto, outer, folder)
+        total = total + len(graph.nodes)
+        search = next((n.op_type for g in outer[-1:] for n in g.node if n.domain == "com.microsoft" and any(b is proto for b in subgraphs(n))), None)
+        if backend == "cuda" and search is not None:
+            leaving += [Leaving(n.name, n.op, f"{search} reads on the host what its body makes") for n in graph.nodes]
+            continue
         found = compiler.compile_graph(graph, target)
         taken = {id(n) for nodes, _, _ in found.entries for n in nodes}
         said = {id(n): reason for n, reason in found.refused}
-        total, partitions = total + len(graph.nodes), partitions + len(found.entries)
+        partitions += len(found.entries)
         for n in graph.nodes:
             if id(n) in taken:
                 continue

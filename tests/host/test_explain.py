@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tests.decoders import greedy_search
 from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
 from tracea_onnx import explain, page, registry
 from tracea_onnx.core import DOMAIN
@@ -244,6 +245,12 @@ def test_running_sums_of_positions_stay_on_the_gpu() -> None:
     )
     left = {b: [n.op for n in explain.explain(m, backend=b, provider=True).coverage.leaving] for b in ("cpu", "cuda")}  # type: ignore[union-attr]
     assert "CumSum" in left["cpu"] and left["cuda"] == []
+
+
+def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:
+    found = explain.explain(greedy_search(), backend="cuda", provider=True).coverage
+    assert found is not None and found.partitions == 0 and len(found.leaving) == found.total
+    assert {n.reason for n in found.leaving if not n.op.endswith("GreedySearch")} == {"GreedySearch reads on the host what its body makes"}
 
 
 def test_light_nodes_alone_stay_with_the_runtime() -> None:

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper as h
 
+from tests.decoders import greedy_search
 from tests.fake.plans import HandPlan
 from tests.session.cuda_session import (
     F32,
@@ -235,6 +236,17 @@ def case_partitions_between_cpu_nodes() -> None:
                 a, y = session.run(None, {"x": x})
                 np.testing.assert_allclose(a, 2 * x, rtol=1e-6)
                 np.testing.assert_allclose(y, np.exp(2 * x) * x + 2 * x, rtol=1e-5)
+
+
+def case_a_decoder_that_onnx_runtime_searches_is_left_to_it() -> None:
+    """GreedySearch reads logits on the host, wherever its body left them."""
+    answer(lambda graph: [])
+    search = greedy_search().SerializeToString()
+    session = provider.create_session(search, {"backend": "cuda"})
+    assert requests and "decoder" not in {r.graph.name for r in requests}
+    feeds = {"input_ids": np.array([[1, 2, 3], [4, 5, 6]], np.int32), "max_length": np.array([9], np.int32)}
+    (want,) = ort.InferenceSession(search, providers=["CPUExecutionProvider"]).run(None, feeds)
+    np.testing.assert_array_equal(session.run(None, feeds)[0], want)
 
 
 def constants_model(w: np.ndarray, c: np.ndarray) -> bytes:

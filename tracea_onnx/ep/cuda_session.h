@@ -28,6 +28,8 @@ class Session {
   std::vector<std::pair<std::string, std::string>> metadata() const;
   std::string description() const;
   int arch() const { return device_.about.arch; }
+  // Whether tensors between partitions and other nodes lie on the device.
+  bool device_memory() const { return copy_kernels_; }
 
   void run_start(const OrtRunOptions* options);
   void run_end(bool synchronize);

@@ -169,14 +169,19 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
 void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info) {
   const Graph graph(handle);
   if (graph.nodes.empty()) return;
-  const OrtNode* parent = nullptr;  // of the body of If, Loop or Scan
+  const OrtNode* parent = nullptr;  // of the body of If, Loop, Scan, BeamSearch ...
   check(ort.Graph_GetParentNode(handle, &parent));
   if (parent) {
     // ORT cannot place a claimed node in the body of the one operator that it will replace by a function (SequenceMap), nor in a body that came with an
     // inlined function: the provider's domain is missing there.
-    const char* op = nullptr;
+    const char *op = nullptr, *domain = nullptr;
     check(ort.Node_GetOperatorType(parent, &op));
+    check(ort.Node_GetDomain(parent, &domain));
     if (!strcmp(op, "SequenceMap")) return;
+    if (cuda_ && cuda_->device_memory() && !strcmp(domain, "com.microsoft")) {
+      log_(LogLevel::kInfo, "graph '" + graph.name + "' is left to ONNX Runtime: " + op + " reads on the host what its body makes");
+      return;  // where the body left it, which is no address of the host's (BeamSearch, GreedySearch, Sampling)
+    }
     size_t n = 0;
     check(ort.Node_GetNumInputs(parent, &n));
     std::vector<const OrtValueInfo*> inputs(n);
