@@ -33,7 +33,8 @@ def _decoder() -> GraphProto:
         helper.make_node("Tanh", ["e"], ["t"]),
         helper.make_node("MatMul", ["t", "out"], ["logits"]),
     ]
-    ids = [helper.make_tensor_value_info(n, TensorProto.INT32, ["batch", s]) for n, s in (("input_ids", "sequence"), ("position_ids", "sequence"), ("attention_mask", "whole"))]
+    lengths = {"input_ids": "sequence", "position_ids": "sequence", "attention_mask": "whole"}
+    ids = [helper.make_tensor_value_info(n, TensorProto.INT32, ["batch", length]) for n, length in lengths.items()]
     past = helper.make_tensor_value_info("past_0", TensorProto.FLOAT, [2, "batch", 1, "past", WIDTH])
     made = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", VOCABULARY]),

@@ -65,8 +65,8 @@ template <int COUNT> struct Ring {
   }
 };
 
-// A warp arrives at a barrier, its first thread for all. TOLD_BY_ALL: every thread for itself, for tools that do not know what __syncwarp orders.
-#ifdef TOLD_BY_ALL
+// A warp arrives at a barrier, its first thread for all. (Under racecheck, which does not know what __syncwarp orders, every thread for itself.)
+#ifdef RACECHECK
 constexpr int kWarp = 32;
 #else
 constexpr int kWarp = 1;

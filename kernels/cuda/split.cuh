@@ -22,8 +22,9 @@ constexpr bool SPARE = FINISH_BYTES <= (STAGES - 1) * STAGE_BYTES;  // all but t
 constexpr int REGISTERS = 65536 / (RESIDENT * (WORKERS + 128)), PASSES = (UNITS + 4) / 5;
 constexpr bool HELD = RESIDUAL && COLUMNS / 2 + 4 * UNITS + (NORMED ? 36 : 32) <= REGISTERS;
 constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
-// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if they share what it copies, and if racecheck is to run the kernel.
-#ifdef TOLD_BY_ALL
+// Whether the copying warp, too, waits for the blocks of the cluster before it begins: it must if they share what it copies. (Under racecheck no warp gets past
+// such a wait before all have come to it.)
+#ifdef RACECHECK
 constexpr bool MEETS = CLUSTER > 1;
 #else
 constexpr bool MEETS = SHARE > 1;
