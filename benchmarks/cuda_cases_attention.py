@@ -70,6 +70,10 @@ SHAPES = (
     # rows of which there are too few for the device, of many keys
     Shape(1, 1, 1, 37, 2500, 64, 64), Shape(1, 2, 1, 20, 3000, 128, 128, causal=True, past=2980), Shape(1, 1, 1, 40, 1500, 256, 256, mask=2),
     Shape(1, 2, 2, 130, 2000, 64, 64, mask=1, broadcast="bk", causal=True, past=-60), Shape(1, 1, 1, 100, 2100, 61, 61, mask=1),
+    # one row of each of many heads that share keys
+    Shape(2, 71, 1, 1, 2039, 64, 64), Shape(7, 40, 8, 1, 1531, 128, 128), Shape(3, 64, 4, 1, 3001, 128, 72, causal=True, past=3000),
+    Shape(1, 130, 2, 1, 1000, 64, 64, mask=1), Shape(3, 66, 2, 1, 1021, 64, 61), Shape(2, 36, 2, 1, 1500, 128, 128, mask=2, broadcast="bk", clean=True),
+    Shape(2, 44, 4, 1, 1300, 80, 80, mask=3, broadcast="hk", fill=-1e4),
 )  # fmt: skip
 
 

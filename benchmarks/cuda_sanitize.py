@@ -80,6 +80,7 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
         ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
         ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
+        ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)), ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)

@@ -173,6 +173,8 @@ def trials() -> Iterator[Trial]:
     yield attention(F32, 1, 5, 131, 131, 64)
     yield attention(BF16, 5, 3, 1, 17, 128)
     yield attention(BF16, 2, 15, 3, 2039, 128, kv=5)
+    yield attention(F16, 2, 71, 1, 2039, 64, kv=1)
+    yield attention(BF16, 7, 40, 1, 1531, 128, kv=8)
     yield attention(F16, 3, 11, 127, 509, 47, causal=True)
     yield attention(F16, 1, 3, 521, 1021, 191)
     yield attention(F16, 1, 5, 61, 4093, 128)

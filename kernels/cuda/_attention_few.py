@@ -42,7 +42,7 @@ def _rows(request: Request) -> DimLike:
     return D.mul(D.floordiv(i["H"], D.maximum(i["KVH"], 1)), i["S"])
 
 
-def _count(request: Request, rows: int) -> DimLike:
+def count_of(request: Request, rows: int) -> DimLike:
     i = parameters(request)
     return D.product([i["B"], i["KVH"], D.ceildiv(_rows(request), rows)])
 
@@ -64,7 +64,7 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     rows, keys = _rows(request), parameters(request)["T"]
     exact = known(rows)
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
-    count = _count(request, some)
+    count = count_of(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
     few = D.maximum(D.less(rows, _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
     together = D.minimum(most[-1], D.maximum(D.floordiv(2 * _attention.room(request, most[-1]), D.maximum(count, 1)), 1))
@@ -76,25 +76,25 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     return [(tile, use) for tile, use in found if use != 0]
 
 
-def _parts(request: Request, p: Any, tile: FewTile) -> DimLike:
+def parts_of(request: Request, p: Any, tile: FewTile) -> DimLike:
     """Blocks that have the same rows."""
     if not tile.spread:
         return tile.parts
-    fill = D.floordiv(2 * request.sms, D.maximum(_count(request, tile.rows), 1))
+    fill = D.floordiv(2 * request.sms, D.maximum(count_of(request, tile.rows), 1))
     return D.minimum(_MOST_PARTS, D.minimum(fill, D.maximum(D.ceildiv(parameters(request)["T"], _least(request, p.widest)), 1)))
 
 
 def scratch(request: Request, p: Any, tile: FewTile, use: DimLike) -> DimLike:
     """Bytes of what blocks have that another kernel joins."""
     part = -(-tile.rows * (p.head_v + 2) * 4 // 16) * 16
-    return D.product([_count(request, tile.rows), _parts(request, p, tile), part, use])
+    return D.product([count_of(request, tile.rows), parts_of(request, p, tile), part, use])
 
 
 def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -> list[Kernel]:
     """place: where what blocks have lies until another kernel joins it."""
     lanes, chunks = _lanes(request, p.widest)
     widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"}
-    at_once, parts, block = _IN_FLIGHT // chunks, _parts(request, p, tile), 32 * _WARPS
+    at_once, parts, block = _IN_FLIGHT // chunks, parts_of(request, p, tile), 32 * _WARPS
     sizes = {"ROWS": tile.rows, "PARTS": tile.parts, "SPREAD": int(tile.spread), "THREADS": block, "WARPS": _WARPS, "AT_ONCE": at_once, "STAGES": _STAGES}
     sizes |= {"LANES": lanes, "CHUNKS": chunks, "V": 16 // request.dtype.size, **widths}
 
@@ -103,7 +103,7 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
         return f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template(*templates)}{entry}"
 
     text = source(sizes, _attention.entry(block, blocks=2), "base", "mma", "attention", "attention_parts", "attention_fetch", "attention_few")
-    grid = (D.product([_count(request, tile.rows), tile.parts, use]), parts if tile.spread else 1, 1)
+    grid = (D.product([count_of(request, tile.rows), tile.parts, use]), parts if tile.spread else 1, 1)
     smem = _STAGES * at_once * 2 * chunks * 16 * block  # what the warps have fits in it, too
     places, pdl = {"y": place} if tile.spread else {}, overlapped(request)
     few = Kernel(text, "attention", grid, block, _attention.arguments(request, places), smem=smem, cluster=tile.parts, pdl=pdl)
@@ -111,5 +111,5 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
         return [few]
     sizes = {"ROWS": tile.rows, "PARTS": 1, "THREADS": _JOINING, "MOST_PARTS": _MOST_PARTS}
     text = source(sizes, _attention.entry(_JOINING, last="parts"), "base", "attention", "attention_parts", "attention_join")
-    grid = (D.mul(_count(request, tile.rows), use), tile.rows, 1)
+    grid = (D.mul(count_of(request, tile.rows), use), tile.rows, 1)
     return [few, Kernel(text, "attention", grid, _JOINING, (*_attention.arguments(request, {"q": place}), Int32(parts)), pdl=pdl)]

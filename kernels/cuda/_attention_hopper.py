@@ -159,12 +159,17 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     return min(made, key=price, default=None)
 
 
-def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
-    """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
+    """A tile of each form, with the clocks that it takes."""
     forms = _SHORT if p.widest <= 64 else _LONG if p.widest <= 128 else _WIDE
     fixed = all(known(parameters(request)[n]) is not None for n in "BHST")
     fitted = ((form, _fitted(request, p, form)) for form in forms if fixed or form.parts in (1, _USUAL_PARTS))
-    found = [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
+    return [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
+
+
+def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
+    """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+    found = priced(request, p)
     chosen: list[tuple[HopperTile, DimLike]] = []
     for n, (tile, cost) in enumerate(found):
         better = [D.less(cost, c) if k < n else D.sub(1, D.less(c, cost)) for k, (_, c) in enumerate(found) if k != n]

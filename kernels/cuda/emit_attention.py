@@ -16,6 +16,7 @@ from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
+_grouped = registry.module("kernels", "cuda").part("_attention_grouped")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 _plain = registry.module("kernels", "cuda").part("_attention_plain")
 
@@ -53,6 +54,8 @@ def _mma(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run."""
     few = _few.tiles(request, p)
+    if request.dtype != DType.F32 and (found := _grouped.tiles(request, p, few)):
+        return list(found)
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
@@ -95,11 +98,12 @@ def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Reque
 def attention(request: Request) -> list[Kernel]:
     p = _attention.problem(request)
     chosen = tiles(request, p)
+    rows = _grouped.as_rows(request)  # for tiles of many rows
     by_copies = [(tile, use) for tile, use in chosen if isinstance(tile, _hopper.HopperTile)]
     anywhere: DimLike = 0
     for _, use in by_copies:
         anywhere = D.add(anywhere, use)
-    copies, copied, places = _padded(request, p, anywhere) if by_copies else ([], request, {})
+    copies, copied, places = _padded(rows, p, anywhere) if by_copies else ([], rows, {})
     scratch = list(copies[0].scratch) if copies else []
     kernels: list[Kernel] = []
     for tile, use in chosen:
@@ -109,7 +113,7 @@ def attention(request: Request) -> list[Kernel]:
                 scratch.append(_few.scratch(request, p, tile, use))
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]
-    kernels += [*copies, *(_hopper.kernel(copied, p, tile, use, places) for tile, use in by_copies)]
+    kernels += [*copies, *(_hopper.kernel(copied, _attention.problem(rows), tile, use, places) for tile, use in by_copies)]
     return [replace(k, scratch=tuple(scratch)) for k in kernels]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,42 @@ def test_heads_of_one_row_that_share_keys_are_few_rows() -> None:
     read, join = cuda.emit(attention(DType.BF16, 128, s=1, t=16381, b=1, heads=48, kv=2))
     assert read.grid[0] == join.grid[0] == 2 * 6
     assert _maps(attention(DType.BF16, 128, s=3, t=16381, b=1, heads=48, kv=2)) == [["q", "k", "v", "y"]]
+
+
+def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int, last: str) -> int:
+    strides = [ints.get(f"{operand}_{a}", 0) for a in ("b", "h", last)]
+    return sum(n * int(str(s)) for n, s in zip((b, h, row), strides, strict=True))
+
+
+def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
+    """The heads of a group are rows of one head, whose operands lie where they did."""
+    grouped = registry.module("kernels", "cuda").part("_attention_grouped")
+    one = attention(DType.F16, 128, s=1, t=1531, b=7, heads=40, kv=8, mask=1)
+    one = replace(one, ints={**one.ints, "m_h": 1531, "m_b": 40 * 1531, "causal": 1, "past": 1530})
+    rows = grouped.as_rows(one)
+    assert [rows.ints[n] for n in ("H", "S", "KVH", "causal")] == [8, 5, 8, 0]
+    for b, h in ((0, 0), (6, 39), (3, 17)):
+        for operand, last in (("q", "s"), ("y", "s"), ("m", "q")):
+            assert _address(one.ints, operand, b, h, 0, last) == _address(rows.ints, operand, b, h // 5, h % 5, last)
+    k = _kernel(one)
+    q, keys, *_ = (a for a in k.args if isinstance(a, TensorMap))
+    assert (q.dims, q.strides) == ((128, 5, 8, 7), (256, 5 * 256, 40 * 128 * 2 * 512)) and keys.dims == (128, 1531, 8, 7)
+    assert (k.grid[0], k.cluster) == (56 * 2, 2)
+    compile_kernels([k], 90)
+    for ints in ({"past": 1529}, {"past": symbol("P")}, {"KVH": 40}, {"S": 2}):
+        other = replace(one, ints={**one.ints, **ints})
+        assert grouped.as_rows(other) is other and not any(_maps(other))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "t", "d", "b", "tiles"),
+    [(71, 1, 2039, 64, 2, True), (64, 4, 3001, 128, 3, True), (16, 1, 16381, 128, 1, False), (64, 8, 16, 128, 1, False), (71, 1, 2039, 61, 2, False)],
+)
+def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int, t: int, d: int, b: int, tiles: bool) -> None:
+    kernels = cuda.emit(attention(DType.BF16, d, s=1, t=t, b=b, heads=heads, kv=kv))
+    assert any(isinstance(a, TensorMap) for k in kernels for a in k.args) == tiles
+    for k in cuda.emit(attention(DType.BF16, d, s=1, t=t, b=symbol("B"), heads=heads, kv=kv)):
+        assert not any(isinstance(a, TensorMap) for a in k.args) or evaluate(k.grid[0], {"B": b}) == 0
 
 
 @pytest.mark.parametrize(
