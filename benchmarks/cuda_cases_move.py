@@ -58,7 +58,7 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         yield _copy(rng, size, (40, 3, 50), (1, 40, 120), contiguous((40, 3, 50)), "outer to inner")
         yield from _odd(rng, size)
     yield from _large(rng, 2)
-    for size, rows, columns in ((1, 1021, 521), (2, 373, 367), (4, 373, 367), (8, 401, 331)):
+    for size, rows, columns in ((1, 1021, 521), (1, 1021, 1187), (2, 373, 367), (2, 1021, 1187), (4, 373, 367), (8, 401, 331)):
         yield _copy(rng, size, (rows, columns), (1, rows), (columns, 1), "tiles")
     x = _bits(rng, 24 * 40, 2)
     n_, m_ = symbol("n"), symbol("m")
@@ -146,6 +146,10 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
                 each = rng.integers(-n, n, (outer, count, inner)).astype(idx.dtype)
                 out = plain(_BY_SIZE[size], np.take_along_axis(x, each % n, 1), None)
                 yield Case(f"gather_elements {outer}x{n}x{inner} by {count} {size}B", "gather_elements", DType.F32, ints, {"x": x, "idx": each}, {"y": out})
+    for inner, count in ((64, 20_011), (70, 17_011)):  # more words than a wave of threads
+        x, idx = _bits(rng, 2 * 9 * inner, 2).reshape(2, 9, inner), rng.integers(-9, 9, count)
+        ints = {"elem": 2, "outer": 2, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
+        yield Case(f"gather words {inner}", "gather", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(DType.U16, x[:, idx], None)})
     for size, count in ((1, 4003), (2, 4003), (4, 4001), (8, 4001)):  # pieces of 16 bytes, of which some rows are out of range
         x, idx = _bits(rng, 2 * 9 * 67, size).reshape(2, 9, 67), rng.integers(-10, 10, count)
         ints = {"elem": size, "outer": 2, "n": 9, "inner": 67, "count": count, "idx_dtype": 7}

@@ -89,10 +89,11 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
         down, across = turned
         outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
         sides = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
-        tile, guarded = _tile(elem, few == 1, [D.product([n[k] for k in side]) for side in turned])
+        lengths, count = [D.product([n[k] for k in side]) for side in turned], D.product([n[k] for k in outer])
+        wave = known(D.less(D.product([*(D.ceildiv(s, 32) for s in lengths), count]), request.sms * 8 + 1)) == 1
+        tile, guarded = _tile(elem, few == 1, wave, lengths)
         body = f"  copy_turned<{word}, {tile}, {'true' if guarded else 'false'}>(x, y, {sides});"
-        tiles = (D.ceildiv(D.product([n[k] for k in side]), tile) for side in turned)
-        grid = (D.product([*tiles, *(n[k] for k in outer)]), 1, 1)
+        grid = (D.product([*(D.ceildiv(s, tile) for s in lengths), count]), 1, 1)
     signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)] + [f"u32 per{k}" for k in range(len(pers))])
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
@@ -129,12 +130,12 @@ def _turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLi
     return sides
 
 
-def _tile(elem: int, few: bool, sides: Sequence[DimLike]) -> tuple[int, bool]:
-    """A tile's side, and whether it is guarded (`turn_tile` of turned.cuh): smaller ones for little work that fills few of the larger ones, or
-    in much shared memory."""
+def _tile(elem: int, few: bool, wave: bool, sides: Sequence[DimLike]) -> tuple[int, bool]:
+    """A tile's side, and whether it is guarded (`turn_tile` of turned.cuh): smaller ones where these are a wave of blocks at most, or for little work
+    that fills few of the larger ones or is in much shared memory."""
     filled = math.prod(s / (-(-s // 64) * 64) if isinstance(s, int) and s else 1 for s in sides)
-    if few and (elem == 8 or filled < _FILLED):
-        return 32, False
+    if wave or (few and (elem == 8 or filled < _FILLED)):
+        return 32, elem != 8
     return 64, elem == 1 or (elem == 2 and (few or filled < 1 / 2))
 
 
@@ -233,21 +234,28 @@ def gather(request: Request) -> list[Kernel]:
     elem, inner = static(i["elem"], "element size"), i["inner"]
     word, index = WORDS[elem], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
     width = next(w for w in (16, 4, elem) if w >= elem and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned)))
-    pers = [reciprocal(d) for d in (inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, 16 // elem), i["count"])]
+    total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
+    if width > elem:  # a wave of threads, which take a word after the other where there are more than a few 4-byte ones for each
+        units = D.floordiv(total, width // elem)
+        at_once = 4 if width == 4 and known(D.less(units, request.sms * 8 * 256 * 4 + 1)) else 1
+        body, pers = f"gather_words<{width}, {at_once}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
+        grid = (blocks(units, 256, request.sms * 8), 1, 1)
+    else:  # pieces of 16 bytes where rows are as long and there are many of them
+        body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
+        pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
+        few = D.select(D.less(inner, wide), 1, _is_small(total))
+        grid = (D.select(few, _spread(total, request, 4)[0], _grid(_pieces(total, elem), request)[0]), 1, 1)
+    pers = [reciprocal(d) for d in (*pers, i["count"])]
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
-    u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {{
+    {", ".join(f"u32 per{k}" for k in range(len(pers)))}, u32* fault) {{
   next_may_start();
-  gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per, per_word, per_wide, per_count, fault);
+  {body}
   wait_for_previous();
 }}
 """
     sizes = [i[k] for k in ("outer", "n", "inner", "count")]
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
-    total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
-    grid = _spread(D.floordiv(total, width // elem), request, 2 if width == 16 else 4)
-    if width == elem:  # pieces of 16 bytes where rows are as long and there are many of them
-        grid = (D.select(D.select(D.less(inner, wide), 1, _is_small(total)), grid[0], _grid(_pieces(total, elem), request)[0]), 1, 1)
     return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
 
 

@@ -278,6 +278,15 @@ template <class E, class Index> DEV void gather_flat(const E* x, const Index* id
     store_part<V>(y + i64(u) * V - before, v, lo, hi);
   }
 }
+// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than elements: fewer registers than with a choice, and so a whole
+// wave of blocks at once. U words of a thread are under way together.
+template <int W, int U, class E, class Index> DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+  typedef Vec<u32, W / 4> Word;
+  const u64 rows = u64(outer) * count;
+  const int words = inner / int(W / sizeof(E));
+  if (rows * inner >> 31 || (u64(x) | u64(y) | u64(inner) * sizeof(E)) & (W - 1)) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else gather_rows<U>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count, per_count, fault);
+}
 // per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
 template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
   constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;

@@ -86,7 +86,13 @@ def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     assert "copy_turned" not in k.source.split('extern "C"')[1]
 
 
-@pytest.mark.parametrize(("elem", "side", "form"), [(1, 1021, "64, true"), (2, 719, "64, true"), (2, 1021, "64, false"), (4, 719, "64, false"), (8, 509, "32, false")])
+@pytest.mark.parametrize(
+    ("elem", "side", "form"),
+    [
+        (1, 1021, "32, true"), (2, 719, "32, true"), (4, 1021, "32, true"), (8, 509, "32, false"),
+        (1, 2011, "64, true"), (2, 2011, "64, false"), (4, 2011, "64, false"),
+    ],
+)  # fmt: skip
 def test_tiles_suit_the_work(elem: int, side: int, form: str) -> None:
     (k,) = cuda.emit(_copy(elem, [side, side], [1, side], [side, 1]))
     assert f"copy_turned<u{8 * elem}, {form}>" in k.source and k.grid[0] == (-(-side // int(form[:2]))) ** 2
@@ -136,6 +142,10 @@ def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
     for inner, words in ((768, 96), (770, 385), (771, 771)):
         (k,) = cuda.emit(request("gather", DType.F32, {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": 64, "idx_dtype": 7}, operands=("x", "idx", "y")))
         assert k.grid[0] == -(-64 * words // 256)
+    for inner, count, form in ((768, 8192, "16, 1"), (770, 1013, "4, 4"), (770, 4093, "4, 1"), (770, symbol("n"), "4, 1")):
+        ints: dict[str, DimLike] = {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
+        (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
+        assert f"gather_words<{form}, u16>" in k.source and evaluate(k.grid[0], {"n": 8000}) == 132 * 8
 
 
 def test_many_odd_rows_are_gathered_in_pieces() -> None:
