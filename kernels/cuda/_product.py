@@ -80,7 +80,7 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, sms if t.split < 4 else sms * 10 // 11  # larger clusters leave multiprocessors idle
-    registers = 72 + 2 * t.bm * t.bn * t.warps_k // t.threads if f32 else 200 if t.bm * t.bn > 8192 else 110
+    registers = 48 + 2 * t.bm if f32 else 200 if t.bm * t.bn > 8192 else 110
     resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * min(registers, 255))))
     # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
     here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
@@ -90,16 +90,17 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     copies = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b)
     if f32:
         down, across = t.bm // (4 * t.warps_m), t.bn // (8 * t.warps_n)  # of a thread
-        latency = 577.0 / (t.stages - 1) + 16.0 * -(-copies // t.threads) + (400.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
-        step = here * (t.bm * t.bn * (0.242 + 0.336 / down + 0.336 / across) + 0.058 * copies) + waves * latency
-        ends = waves * (140.0 + 34.0 * t.bm * t.bn / t.threads) + 0.39 * results + (0.0 if odd.y else 10.4 * here * t.bm)
-        return 2250.0 + steps * step + (4500.0 if t.split > 1 else 0.0) + 2.5e-4 * memory + ends
+        latency = 1370.0 / (t.stages - 1) + 12.0 * -(-copies // t.threads) + (345.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
+        step = here * (t.bm * t.bn * (0.163 + 0.764 / down + 0.244 / across) + 0.041 * copies) + waves * latency
+        ends = waves * (130.0 + 97.0 * t.bm * t.bn / t.threads) + 0.23 * results + (0.0 if odd.y else 5.0 * here * t.bm)
+        return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
     wide = sum(rows for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
-    latency = 500.0 * turns * (1.5 if t.threads < 128 else 1.0) if slow else 1300.0 / (t.stages - 1)  # two warps hide less of it
-    step = here * (0.025 * t.bm * t.bn + 2.0 * wide + 0.64 * t.threads * sum(slow)) + waves * latency
-    return 3000.0 + steps * step + (600.0 if t.split > 1 else 0.0) + 5.3e-4 * memory + 0.35 * results + waves * 44.0 * t.bm * t.bn / t.threads
+    latency = 640.0 * turns * (2.0 if t.threads < 128 else 1.0) if slow else 4000.0 / (t.stages - 1)  # two warps hide less of it
+    step = here * (0.0084 * t.bm * t.bn + 0.23 * wide + 1.41 * t.threads * sum(slow)) + waves * latency
+    ends = 490.0 * here + waves * 72.0 * t.bm * t.bn / t.threads + 0.33 * results
+    return 1470.0 + steps * step + (1600.0 if t.split > 1 else 0.0) + 1.0e-4 * memory + ends
 
 
 Prices = Mapping[Any, float]
