@@ -10,8 +10,9 @@ VOCABULARY, WIDTH = 11, 4
 
 def greedy_search() -> ModelProto:
     """Tokens from (input_ids int32 [batch, sequence], max_length int32 [1]); one layer that keeps its tokens' embeddings as keys and values."""
-    attributes = {"eos_token_id": 10, "pad_token_id": 10, "model_type": 0, "decoder": _decoder()}
-    node = helper.make_node("GreedySearch", ["input_ids", "max_length"], ["sequences"], domain="com.microsoft", **attributes)
+    node = helper.make_node(
+        "GreedySearch", ["input_ids", "max_length"], ["sequences"], domain="com.microsoft", eos_token_id=10, pad_token_id=10, model_type=0, decoder=_decoder()
+    )
     inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT32, ["batch", "sequence"]), helper.make_tensor_value_info("max_length", TensorProto.INT32, [1])]
     outputs = [helper.make_tensor_value_info("sequences", TensorProto.INT32, ["batch", "length"])]
     graph = helper.make_graph([node], "search", inputs, outputs)
@@ -21,7 +22,7 @@ def greedy_search() -> ModelProto:
 
 def _decoder() -> GraphProto:
     rng = np.random.default_rng(0)
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "table": rng.standard_normal((VOCABULARY, WIDTH)).astype(np.float32), "out": rng.standard_normal((WIDTH, VOCABULARY)).astype(np.float32),
         "ones": np.array([0, 2], np.int64), "twice": np.array([2, 1, 1, 1, 1], np.int64),
     }  # fmt: skip
