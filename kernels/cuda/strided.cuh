@@ -116,6 +116,17 @@ template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k)
 // How many of them a row has at most; `even`: every row starts at one.
 template <class E> DEV u32 pieces_of(int n, bool even) { return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even; }
 
+// Where row `rest` of all but the last of R dims begins, in x and in y.
+template <int R> DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R], i64& from, i64& to) {
+  from = to = 0;
+#pragma unroll
+  for (int d = R - 2; d >= 0; d--) {
+    const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
+    from += c * xs[d], to += c * ys[d];
+    rest = q;
+  }
+}
+
 // Rows of y that are runs.
 template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   u64 low = u64(y);
@@ -123,15 +134,10 @@ template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const 
   for (int d = 0; d < R - 1; d++) low |= u64(ys[d]) * sizeof(E);
   const u32 pieces = pieces_of<E>(n[R - 1], (low & 15) == 0), all = total / n[R - 1] * pieces;
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < all; u += gridDim.x * blockDim.x) {
-    u32 rest = u / pieces;
+    const u32 rest = u / pieces;
     const int k = int(u - rest * pieces);
-    i64 from = 0, to = 0;
-#pragma unroll
-    for (int d = R - 2; d >= 0; d--) {
-      const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
-      from += c * xs[d], to += c * ys[d];
-      rest = q;
-    }
+    i64 from, to;
+    place_of_row(rest, n, pers, xs, ys, from, to);
     wait_for_previous();
     copy_piece(x + from, xs[R - 1], y + to, n[R - 1], k);
   }
@@ -142,15 +148,10 @@ constexpr int LANE_WORDS = 4;
 template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   const u32 parts = (n[R - 1] + 32 * LANE_WORDS - 1) / (32 * LANE_WORDS), all = total / n[R - 1] * parts;
   for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < all; u += gridDim.x * blockDim.x / 32) {
-    u32 rest = u / parts;
+    const u32 rest = u / parts;
     const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31);
-    i64 from = 0, to = 0;
-#pragma unroll
-    for (int d = R - 2; d >= 0; d--) {
-      const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
-      from += c * xs[d], to += c * ys[d];
-      rest = q;
-    }
+    i64 from, to;
+    place_of_row(rest, n, pers, xs, ys, from, to);
     wait_for_previous();
     E v[LANE_WORDS];
 #pragma unroll
