@@ -54,6 +54,11 @@ def blocks(units: DimLike, per_block: int, most: DimLike) -> DimLike:
     return D.minimum(D.ceildiv(units, per_block), most)
 
 
+def clustered(sms: int, size: int) -> int:
+    """Multiprocessors that clusters of so many blocks can fill: a part of the device holds no whole number of larger ones."""
+    return sms * 10 // 11 if size > 2 else sms
+
+
 def reciprocal(d: DimLike) -> DimLike:
     """What `quotient` of `kernels/cuda/runs.cuh` takes beside a divisor."""
     return D.floordiv(2**31 - 1, D.maximum(d, 1))

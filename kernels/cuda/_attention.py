@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import parameters, static
+from tracea_onnx.cuda_source import clustered, parameters, static
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -87,15 +87,10 @@ def access(request: Request, p: Problem, operand: str) -> int:
     return min(widest, multiple_of(p.size(operand)), *strides)
 
 
-def room(request: Request, parts: int) -> int:
-    """Multiprocessors that clusters of so many blocks can fill: the device's parts hold no number of larger ones exactly."""
-    return request.sms * 10 // 11 if parts > 2 else request.sms
-
-
 def divided(request: Request, count: DimLike, keys: DimLike, least: int, most: tuple[int, ...]) -> list[tuple[int, DimLike]]:
     """Into how many parts, each for a block of a cluster, the keys of `count` tiles are divided so that the device is filled and a part has `least` keys;
     with each number whether it is the one for the sizes of a run. most: the numbers to choose from, from one up."""
     fits: list[DimLike] = [1]
     for n in most[1:]:
-        fits.append(D.mul(D.less(D.mul(count, n), 2 * room(request, n) + 1), D.less(n * least - 1, keys)))
+        fits.append(D.mul(D.less(D.mul(count, n), 2 * clustered(request.sms, n) + 1), D.less(n * least - 1, keys)))
     return [(n, D.mul(fit, D.sub(1, further))) for n, fit, further in zip(most, fits, [*fits[1:], 0], strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Int32, Kernel, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -67,7 +67,7 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     count = count_of(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
     few = D.maximum(D.less(rows, _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
-    together = D.minimum(most[-1], D.maximum(D.floordiv(2 * _attention.room(request, most[-1]), D.maximum(count, 1)), 1))
+    together = D.minimum(most[-1], D.maximum(D.floordiv(2 * clustered(request.sms, most[-1]), D.maximum(count, 1)), 1))
     long = D.mul(together, _SPREAD_BYTES // ((p.head + p.head_v) * request.dtype.size))
     spread = D.mul(D.less(count, request.sms + 1), D.less(long, keys))
     divided = _attention.divided(request, count, keys, _least(request, p.widest), most)

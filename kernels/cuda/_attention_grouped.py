@@ -9,7 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import known, parameters
+from tracea_onnx.cuda_source import clustered, known, parameters
 from tracea_onnx.dims import DimLike, evaluate
 
 _attention = registry.module("kernels", "cuda").part("_attention")
@@ -51,7 +51,7 @@ def _of_few(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
 
 def _of_tile(request: Request, tile: Any, clocks: int, keys: int, row: int) -> float:
     blocks = evaluate(_attention.blocks(request, tile.rows), {}) * tile.parts
-    each = -(-blocks // _attention.room(request, tile.parts))
+    each = -(-blocks // clustered(request.sms, tile.parts))
     reading = (_READING_PARTS if tile.parts > 1 else _READING) + each * -(-keys // tile.parts) * row / _BYTES
     return float(max(_BEGINNING + clocks, reading))
 

@@ -10,7 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap, multiple_of
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.ops import DType
@@ -131,7 +131,7 @@ def _delay(form: Form, keys: DimLike, width: int) -> DimLike:
 def _cost(request: Request, p: Any, form: Form, width: int) -> DimLike:
     """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
     keys, rows = parameters(request)["T"], _rows(form.groups, form.plan)
-    count = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), _attention.room(request, form.parts))
+    count = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), clustered(request.sms, form.parts))
     delay = _delay(form, keys, width)
     if form.work is None:
         return D.select(D.less(1, count), _NEVER, delay)

@@ -8,7 +8,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -53,7 +53,7 @@ def _cycles(request: Request, p: Any, tile: PlainTile, sizes: dict[str, int]) ->
     scores = -(-head // 4) * max(4 * (rows + keys), rows * keys)
     values = 4 * keys * max(4 * (rows + 4 * groups), 4 * rows * groups)
     blocks = sizes["B"] * sizes["H"] * -(-sizes["S"] // (16 * rows)) * tile.parts
-    each: int = -(-blocks // _attention.room(request, tile.parts))  # of a multiprocessor
+    each: int = -(-blocks // clustered(request.sms, tile.parts))  # of a multiprocessor
     beside = 1 if rows * (keys + 4 * groups) > 32 or 2 * tile.smem(p) > _MOST_SHARED else 2  # as far as registers and shared memory go
     steps = -(-sizes["T"] // (16 * keys * tile.parts))
     waiting = 1.15 if min(beside, each) == 1 else 1.0  # nobody multiplies while weights are found

@@ -10,6 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
+from tracea_onnx.cuda_source import clustered
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -79,7 +80,7 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies of two bytes go through registers."""
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
-    blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, sms if t.split < 4 else sms * 10 // 11  # larger clusters leave multiprocessors idle
+    blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
     registers = 48 + 2 * t.bm if f32 else 200 if t.bm * t.bn > 8192 else 110
     resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * min(registers, 255))))
     # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
@@ -217,6 +218,12 @@ def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others:
 
 def known(d: DimLike, typical: int) -> int:
     return d if isinstance(d, int) else typical
+
+
+def to_batch(batched: bool) -> str:
+    """Defines TO_BATCH, the statement by which a kernel goes to its matrices of a batched product."""
+    moves = ", ".join(f"{o} += blockIdx.z * {o}_0 + blockIdx.y * {o}_1" for o in "aby")
+    return f"#define TO_BATCH {f'{moves}; if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1' if batched else ''}"
 
 
 def odd(r: Request, a: Access, b: Access, y: bool) -> Odd | None:

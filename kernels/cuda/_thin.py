@@ -121,7 +121,7 @@ def product(
         grid_x, split, threads = D.mul(D.ceildiv(wide, tile.rows(r.dtype.size)), tile.split), tile.split, 256
     early = ("x" if tile.wide_a else "w") in r.constant and not batched
     text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", f"#define BATCHED {int(batched)}", f"#define SPLIT {split}",
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", _product.to_batch(batched), f"#define SPLIT {split}",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};", f"constexpr int {sizes};", epi.source, _backend.template("thin_common"),
         _backend.template(tile.template),

@@ -78,7 +78,7 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
         return [_thin.product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
-        y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, defines=("#define BATCHED 0",), active=active,
+        y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, defines=(_product.to_batch(False),), active=active,
     ))  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"])),
         b=_product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"])), pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
-        rows=m, columns=n, grid_y=b1, grid_z=b0, defines=("#define BATCHED 1",), active=active,
+        rows=m, columns=n, grid_y=b1, grid_z=b0, defines=(_product.to_batch(True),), active=active,
     ))  # fmt: skip
 
 

@@ -1,26 +1,19 @@
 // Products of few terms: y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]), bound by how fast y is written. A thread has one row of the wide operand in
 // registers and multiplies it with OTHERS rows of the other one, which lie in shared memory; both operands may have any strides.
 //
-// The generator defines: T, BATCHED, WIDE_A (A is the wide operand, else B), DEPTH (terms), OTHERS, and the epilogue (struct Epilogue, finish).
+// The generator defines: T, TO_BATCH, WIDE_A (A is the wide operand, else B), DEPTH (terms), OTHERS, and the epilogue (struct Epilogue, finish).
 
 constexpr int FOURS = (DEPTH + 3) / 4;
 
 extern "C" __global__ void __launch_bounds__(128) product_short(PARAMETERS) {
   __shared__ float4 other[OTHERS * FOURS];
-#if BATCHED
-  a += blockIdx.z * a_0 + blockIdx.y * a_1;
-  b += blockIdx.z * b_0 + blockIdx.y * b_1;
-  y += blockIdx.z * y_0 + blockIdx.y * y_1;
-  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
-#endif
+  TO_BATCH;
   const T* const wide = WIDE_A ? a : b;
   const T* const narrow = WIDE_A ? b : a;
   const i64 wide_step = WIDE_A ? a_m : b_n, wide_k = WIDE_A ? a_k : b_k, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
   const int rows = WIDE_A ? M : N, others = WIDE_A ? N : M, tiles = (others + OTHERS - 1) / OTHERS;
   const int row = blockIdx.x / tiles * 128 + threadIdx.x, first = blockIdx.x % tiles * OTHERS, count = min(OTHERS, others - first);
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  next_may_start();
   wait_for_producers();
   float v[4 * FOURS];
 #pragma unroll

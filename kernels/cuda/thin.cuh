@@ -4,7 +4,7 @@
 // A block has ROWS rows of the wide operand, and of these each of its 8 warps has DEEP that are 8 apart: they begin at the same place between multiples of 16 bytes,
 // so that one value of the few rows, at any offset, serves all of them. Or all warps SHARE one row. SPLIT blocks of a cluster divide k.
 //
-// The generator defines: T, BATCHED, WIDE_A (A is the wide operand, else B), EARLY (the wide operand is constant), FEW (most rows of the other one), DEEP, SHARE (1, or 8 with DEEP 1), SPLIT, PIECE
+// The generator defines: T, TO_BATCH, WIDE_A (A is the wide operand, else B), EARLY (the wide operand is constant), FEW (most rows of the other one), DEEP, SHARE (1, or 8 with DEEP 1), SPLIT, PIECE
 // (elements of k that shared memory has at a time), and the epilogue (struct Epilogue, finish).
 
 constexpr int ROWS = 8 / SHARE * DEEP, LANES = 32 * SHARE, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
@@ -33,15 +33,8 @@ template <int O> DEV void keep_half(float (&sum)[SLOTS], int lane) {
 extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float few[FEW * FEW_ROW];
   __shared__ float sums[8 * SLOTS];
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-#if BATCHED
-  a += blockIdx.z * a_0 + blockIdx.y * a_1;
-  b += blockIdx.z * b_0 + blockIdx.y * b_1;
-  y += blockIdx.z * y_0 + blockIdx.y * y_1;
-  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
-#endif
+  next_may_start();
+  TO_BATCH;
   const T* const wide = WIDE_A ? a : b;
   const T* const narrow = WIDE_A ? b : a;
   const i64 wide_step = WIDE_A ? a_m : b_n, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;

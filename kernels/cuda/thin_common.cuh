@@ -1,4 +1,4 @@
-// What the kernels for products with few rows share (thin.cuh, thin_turned.cuh).
+// What the kernels for products of few rows or few terms share (thin.cuh, thin_turned.cuh, short.cuh).
 constexpr int CHUNK = 16 / sizeof(T);  // elements of 16 bytes
 
 #if SPLIT > 1
@@ -14,6 +14,11 @@ DEV void unpack(uint4 w, float (&v)[CHUNK]) {
   v[0] = __uint_as_float(w.x), v[1] = __uint_as_float(w.y), v[2] = __uint_as_float(w.z), v[3] = __uint_as_float(w.w);
 #else
   unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
+#endif
+}
+DEV void next_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 DEV void wait_for_producers() {

@@ -3,7 +3,7 @@
 // A block has ROWS rows of the wide operand. Each of its 8 warps has every eighth k: these begin at the same place between multiples of 16 bytes, so that a lane
 // has the same rows at each of them. SPLIT blocks of a cluster divide k.
 //
-// The generator defines: T, BATCHED, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the epilogue (struct Epilogue, finish).
+// The generator defines: T, TO_BATCH, WIDE_A, EARLY, FEW, SPLIT, PIECE as for thin.cuh, and the epilogue (struct Epilogue, finish).
 
 constexpr int ROWS = 31 * CHUNK, AHEAD = 8;
 
@@ -12,15 +12,8 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float sums[8 * 32 * CHUNK];  // of each warp
   __shared__ float total[FEW * ROWS];
   __shared__ int skipped[8];  // elements of a warp's first chunk before the block's first row
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-#if BATCHED
-  a += blockIdx.z * a_0 + blockIdx.y * a_1;
-  b += blockIdx.z * b_0 + blockIdx.y * b_1;
-  y += blockIdx.z * y_0 + blockIdx.y * y_1;
-  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
-#endif
+  next_may_start();
+  TO_BATCH;
   const T* const wide = WIDE_A ? a : b;
   const T* const narrow = WIDE_A ? b : a;
   const i64 wide_k = WIDE_A ? a_k : b_k, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;

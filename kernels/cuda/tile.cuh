@@ -2,7 +2,7 @@
 // convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; 16-bit types use the tensor cores (mma.sync), f32 uses FFMA.
 //
 // The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
-// Y_VECTOR, Y_FLAT, and the epilogue (struct Epilogue, finish).
+// Y_VECTOR, Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -236,12 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
   const i64 weight_row = (i64)KH * KW * pitch;
   const T* weight = b + (i64)(group * N + n0) * weight_row;
 #else
-#if BATCHED
-  a += blockIdx.z * a_0 + blockIdx.y * a_1;
-  b += blockIdx.z * b_0 + blockIdx.y * b_1;
-  y += blockIdx.z * y_0 + blockIdx.y * y_1;
-  if (res) res += blockIdx.z * r_0 + blockIdx.y * r_1;
-#endif
+  TO_BATCH;
   const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
   const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
 #endif
