@@ -19,15 +19,14 @@ from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, summed
+from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, slots, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
 from tracea_onnx.lower.movement import RESHAPES
-from tracea_onnx.lower.op import Op, makers, of_match, of_node
+from tracea_onnx.lower.op import Op, of_match, of_node
 from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
-from tracea_onnx.patterns_ops import POINTWISE
 from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
 from tracea_onnx.price import price
 
@@ -295,15 +294,13 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
         if op.kind in ("Conv", ":conv", "com.microsoft.FusedConv"):
             need = needed_border(op, graph)
             if need is not None and ctx.target.border:
-                _widen(ctx, *need)
+                slots.widen(ctx, *need)
     if ctx.target.border:
         ctx.block_concats = {op.outputs[0] for op in ops if op.kind == "Concat" and op.outputs[0] not in outputs and _one_block_reader(op, ops, graph)}
     for op in ops:
         if op.kind in RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
-    for op in ops:
-        if op.kind == "Concat" and op.outputs[0] not in outputs:
-            _place_concat(ctx, op, ops, known)
+    slots.place(ctx, ops, known, outputs)
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
     if ctx.target.few_launches:
@@ -317,47 +314,3 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:
     readers = [op for op in ops if concat.outputs[0] in op.inputs]
     return len(readers) == 1 and readers[0].kind in ("Conv", ":conv") and reads_blocks(readers[0], concat.outputs[0], graph)
-
-
-def _widen(ctx: Lowering, name: str, border: tuple[int, int, int, int]) -> None:
-    a = ctx.borders.get(name, (0, 0, 0, 0))
-    ctx.borders[name] = (max(a[0], border[0]), max(a[1], border[1]), max(a[2], border[2]), max(a[3], border[3]))
-
-
-_WRITES_IMAGES = frozenset({"Conv", "com.microsoft.FusedConv", ":conv", "ConvTranspose", ":conv_transpose", "MaxPool", "AveragePool", "Resize"})
-#: Those that do so when they read one: worth a look where a launch costs more than a pitch.
-_KEEPS_IMAGES = frozenset({":groupnorm", "GroupNormalization", "InstanceNormalization", ":squeeze_excite", ":pointwise", *POINTWISE})
-
-
-def _split_whole(op: Op, names: Sequence[str]) -> bool:
-    """Whether these are all parts of a Split along channels, in order."""
-    return op.kind == "Split" and int(op.attr("axis", 0)) == 1 and tuple(names[: len(op.outputs)]) == tuple(op.outputs)
-
-
-def _place_concat(ctx: Lowering, op: Op, ops: Sequence[Op], known: dict[str, Value]) -> None:
-    """Let image kernels write straight into their channel slice of a concatenation when slices start at vector boundaries."""
-    maker = makers(ops)
-    parts = [known[n] for n in op.inputs]
-    if int(op.attr("axis")) != 1 or any(p.rank not in (3, 4) or p.dtype not in ctx.target.types or not isinstance(p.shape[1], int) for p in parts):
-        return
-    names, channels = list(op.inputs), [int(p.shape[1]) for p in parts if isinstance(p.shape[1], int)]
-    for k in range(len(names)) if ctx.target.few_launches else ():  # what was split and is joined again lies here whole
-        split = maker.get(names[k]) if k < len(names) else None
-        if split is not None and _split_whole(split, names[k:]):
-            count = len(split.outputs)
-            names[k : k + count], channels[k : k + count] = [split.input(0)], [sum(channels[k : k + count])]
-    if any(c % 16 for c in channels[:-1]):
-        return  # a kernel writes whole vectors and would spill into the next slice
-    writers = _WRITES_IMAGES | _KEEPS_IMAGES if ctx.target.few_launches else _WRITES_IMAGES
-    direct = [n in maker and maker[n].kind in writers and n not in ctx.slots and names.count(n) == 1 for n in names]
-    if sum(direct) * 2 < len(names):
-        return
-    whole = op.outputs[0]
-    ctx.concat_channels[whole] = sum(channels)
-    at = 0
-    for n, c, d in zip(names, channels, direct, strict=True):
-        if d:
-            ctx.slots[n] = (whole, at)
-            if n in ctx.borders:
-                _widen(ctx, whole, ctx.borders[n])
-        at += c

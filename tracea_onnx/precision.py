@@ -37,10 +37,12 @@ _MOVEMENT = frozenset(
     {"Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Expand", "Flatten", "Pad", "Tile",
      "Identity", "DepthToSpace", "SpaceToDepth", "Where", "Resize", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
 )  # fmt: skip
-_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "Softmax", "LogSoftmax", "RotaryEmbedding"})
+_NORMS = frozenset(
+    {"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization", "Softmax", "LogSoftmax", "RotaryEmbedding"}
+)
 _FOLLOWERS = frozenset(
     {*_MOVEMENT, *_NORMS, *(op for op in POINTWISE if "." not in op and op not in _STEEP), ":pointwise", ":layernorm", ":groupnorm", ":softmax", ":rope",
-     ":squeeze_excite"}
+     ":squeeze_excite", ":batchnorm"}
 )  # fmt: skip
 _COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "Cast"})
 #: Fused ops whose body is narrow node by node (in fp16); of any other the body is fp32 between casts, as its kernel is inside.
@@ -50,6 +52,8 @@ _BF16_PLAIN = frozenset({"Reshape", "Transpose", "Concat", "Split", "Slice", "Ga
 #: Operators that read any type and make none of it.
 _INDIFFERENT = frozenset({"Shape", "Size"})
 _MASKS = frozenset({"mask", "mask1"})
+#: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has more digits than what it is added to.
+_STATISTICS = frozenset({"bn_scale", "bn_bias", "bn_mean", "bn_var"})
 
 
 class Form(Enum):
@@ -148,15 +152,26 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
         return f"operator set {g.opset()} has no {kind.name}: re-export with opset 13 or later"
     if kind is BF16 and not op.startswith(":") and op not in _BF16_PLAIN:
         return f"ONNX Runtime's CPU provider has no {n.op} for {kind.name}"
+    if op == "BatchNormalization" and (g.opset() < 15 or n.attr("training_mode", 0)):
+        return f"operator set {g.opset()} wants its statistics in {kind.name}, too"
     if not op.startswith(":") and not all(_allowed(g, n, k, kind, output) for output in (False, True) for k in range(_arity(n, output))):
         return f"operator set {g.opset()} does not define {n.op} for {kind.name}"
-    beyond = next((i for i in n.inputs if i and not seed and _beyond(g, i, kind)), None)
+    wide = _wide_operands(n)
+    beyond = next((i for k, i in enumerate(n.inputs) if i and not seed and k not in wide and _beyond(g, i, kind)), None)
     steep = next((op for op in _ends(g, n) if op in _STEEP), "")
     if steep:
         return f"the result of {steep} may leave the range of {kind.name} or lose its digits there"
     if beyond is not None or (op == ":pointwise" and _literals_beyond(g, n, kind)):
         return f"constants beyond the range of {kind.name} take part in it"
     return ""
+
+
+def _wide_operands(n: Node) -> frozenset[int]:
+    """Operands that stay fp32 where the node is narrow."""
+    spec = rewrite.read_spec(n.proto)
+    if spec is None:
+        return frozenset(range(1, 5)) if n.op == "BatchNormalization" else frozenset()
+    return frozenset(k for k, role in enumerate(spec.roles) if role in _STATISTICS and spec.op == "batchnorm")
 
 
 def _ends(g: Graph, n: Node) -> list[str]:
@@ -240,7 +255,7 @@ class _Writer:
     def _operand(self, n: Node, k: int, name: str, form: Form, call: _Body | None) -> str:
         if form is Form.INDIFFERENT:
             return self._wide.get(name) or self._narrow.get(name) or name
-        to_narrow = form is Form.NARROW and (k in call.narrow if call is not None else takes(self.g, n, k, self.kind))
+        to_narrow = form is Form.NARROW and (k in call.narrow if call is not None else k not in _wide_operands(n) and takes(self.g, n, k, self.kind))
         clip = call is not None and k in call.masks
         return self.narrow(name, clip=clip) if to_narrow else self.wide(name)
 
@@ -315,7 +330,7 @@ class _Bodies:
         return found
 
     def _make(self, g: Graph, n: Node) -> _Body:
-        f, kind, op = self._functions[n.proto.op_type], self._kind, _kind_of(n)
+        f, kind, op, spec = self._functions[n.proto.op_type], self._kind, _kind_of(n), rewrite.read_spec(n.proto)
         inside = self._view(g, n, f)
         floats = {formal for formal, actual in zip(f.input, n.inputs, strict=False) if actual and g.dtype(actual) == TensorProto.FLOAT}
         given = dict.fromkeys(floats, True)
@@ -325,6 +340,7 @@ class _Bodies:
             given = {v: any(forms[c.index] is Form.NARROW for c in inside.consumers(v)) for v in floats}
         else:
             forms = {m.index: Form.INDIFFERENT if m.op in _INDIFFERENT else Form.WIDE for m in inside.nodes}
+            given |= {formal: False for k, formal in enumerate(f.input) if k in _wide_operands(n)}
         writer = _Writer(inside, kind, Weights(inside, kind, self._done.clamped), self, f.output, inside=True)
         for v, is_narrow in given.items():
             if is_narrow:
@@ -340,9 +356,8 @@ class _Bodies:
         _drop_unread(twin)
         twin = rewrite.named(twin, f.name.rsplit("_", 1)[0])
         self.made[twin.name] = twin
-        roles = rewrite.read_spec(n.proto)
         at = [k for k, formal in enumerate(f.input) if given.get(formal)]
-        masks = [k for k in at if roles is not None and k < len(roles.roles) and roles.roles[k] in _MASKS]
+        masks = [k for k in at if spec is not None and k < len(spec.roles) and spec.roles[k] in _MASKS]
         return _Body(twin.name, frozenset(at), frozenset(masks))
 
     def _view(self, g: Graph, n: Node, f: FunctionProto) -> Graph:

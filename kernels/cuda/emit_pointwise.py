@@ -11,7 +11,7 @@ from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, recip
 from tracea_onnx.cuda_text import C_TYPES, prelude, program_source
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.context import merge_dims
-from tracea_onnx.lower.epilogue_kinds import CHANNEL, FULL
+from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
 from tracea_onnx.lower.value import contiguous
 from tracea_onnx.ops import DType
 
@@ -365,8 +365,8 @@ def pointwise_nhwc(request: Request) -> list[Kernel]:
             pitches[x] = (i[f"{x}_ns"], i[f"{x}_rs"], i[f"{x}_cs"])
             strides: tuple[DimLike, ...] = (*pitches[x], 1)
         else:
-            strides = (i[f"{x}_ns"], 0, 0, 1) if kind == CHANNEL else (0, 0, 0, 0)
-        inputs.append(_Operand(x, request.dtype, strides))
+            strides = (i[f"{x}_ns"], 0, 0, 1) if kind in (CHANNEL, CHANNEL_F32) else (0, 0, 0, 0)
+        inputs.append(_Operand(x, DType.F32 if kind == CHANNEL_F32 else request.dtype, strides))
     channels, wide = i["C"], 16 // request.dtype.size
     if isinstance(channels, int) and all(isinstance(p, int) and p % wide == 0 for s in pitches.values() for p in s) and len(pitches) == count + 1:
         channels = -(-channels // wide) * wide  # pad channels may hold anything

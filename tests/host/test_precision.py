@@ -138,3 +138,22 @@ def test_longest_is_a_beginning_or_an_end_that_passes() -> None:
     assert bisect.longest(list(range(10)), lambda kept: 2 in kept) == [3, 4, 5, 6, 7, 8, 9]
     assert bisect.longest(list(range(10)), lambda kept: 8 in kept) == list(range(8))
     assert bisect.longest(list(range(10)), lambda kept: len(kept) > 0) == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
+@pytest.mark.parametrize("tail", ["Relu", ""])
+def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_cast.Kind, tail: str) -> None:
+    """Before a convolution: variances beyond the narrow range must not be clamped, and the image is read and written narrow."""
+    after = f"n = BatchNormalization(a, scale, bias, mean, var) r = {tail}(n)" if tail else "r = BatchNormalization(a, scale, bias, mean, var)"
+    model = parse(
+        f"agraph (float[n,4,5,5] x) => (float[n,4,5,5] y) {{ c = Conv(x, w) a = Concat<axis = 1>(c, c) {after} y = Conv(r, v) }}",
+        w=normal(4, 4, 1, 1), v=normal(4, 8, 1, 1), scale=normal(8), bias=normal(8), mean=300 * normal(8), var=np.linspace(1e5, 1e6, 8, dtype=np.float32),
+    )  # fmt: skip
+    result = narrowed(model, kind)
+    kept = {t.name: t.data_type for t in result.model.graph.initializer}
+    assert all(kept[n] == TensorProto.FLOAT for n in ("scale", "bias", "mean", "var") if n in kept)
+    casts = [n for n in result.model.graph.node if n.op_type == "Cast" and n.input[0] != "x" and n.output[0] != "y"]
+    assert not casts or (kind is narrow_cast.BF16 and not tail)
+    feeds = {"x": normal(2, 4, 5, 5)}
+    expected, got = run(model, feeds)[0], run(result.model, feeds)[0]
+    assert float(np.abs(got - expected).max() / np.abs(expected).max()) < 8 * kind.eps

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracea_onnx import dims as D
+from tracea_onnx.cuda import factor
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.families import COPIES, packed_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CPU, Target
 from tracea_onnx.lower.value import Deferred, Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
+from tracea_onnx.lower.views import image_in
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import PlanBuilder, Ref
 
@@ -231,21 +233,20 @@ class Lowering:
             ints |= {f"n{k}": n, f"x{k}": s[0], f"y{k}": s[1]}
         self.plan.launch("copy", {"x": src.ref}, {"y": dst.ref}, ints, whole=whole)
 
-    def copy_all(self, out: Value, parts: Sequence[tuple[View, DimLike, Dims]]) -> None:
-        """Strided copies (from, first element of `out`, shape) that do not overlap: in one launch those of few dims, where the target can."""
-        ref, strides, dtype = self.new_plain(out), contiguous(out.shape), out.dtype
+    def copy_all(self, to: View, dtype: DType, parts: Sequence[tuple[View, DimLike, Dims]]) -> None:
+        """Strided copies (from, first element of `to`, shape) that do not overlap: in one launch those of few dims, where the target can."""
         few: list[tuple[Ref, dict[str, DimLike]]] = []
         for k, (src, at, shape) in enumerate(parts):
-            rows = merge_dims(shape, [src.strides, strides]) or [(1, [1, 1])]
+            rows = merge_dims(shape, [src.strides, to.strides]) or [(1, [1, 1])]
             if not self.target.copies or len(rows) > 3 or rows[-1][1][1] != 1 or _is_turned(rows) or (k == len(parts) - 1 and not few):
-                self.copy(src, View(ref.at(D.mul(at, dtype.size)), strides), shape, dtype, whole=False)
+                self.copy(src, View(to.ref.at(D.mul(at, dtype.size)), to.strides), shape, dtype, whole=False)
                 continue
             (n0, (x0, y0)), (n1, (x1, y1)), (n2, (x2, _)) = pad_rows(rows, 3, 2)
             few.append((src.ref, {"n0": n0, "n1": n1, "n2": n2, "x0": x0, "x1": x1, "x2": x2, "y0": y0, "y1": y1, "at": at}))
         for first in range(0, len(few), COPIES):
             group = few[first : first + COPIES]
             ints = {"elem": dtype.size, **{f"p{k}_{name}": d for k, (_, dims) in enumerate(group) for name, d in dims.items()}}
-            self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": ref}, ints, whole=False)
+            self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": to.ref}, ints, whole=False)
 
     def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
         """`v` channels-last with at least this zero border. `stem` allows the unpadded pitch of up to 4 channels."""
@@ -259,10 +260,14 @@ class Lowering:
             ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
             v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
             return v.nhwc
+        lying = image_in(v) if v.nhwc is None and self.target.few_launches else None
+        if lying is not None and not any(border) and all(factor(s) % self.target.vector == 0 for s in (c, lying.cs, lying.rs, lying.ns)):
+            v.nhwc = lying
+            return lying
         wanted = self.borders.get(v.name, (0, 0, 0, 0))
         both = (max(border[0], wanted[0]), max(border[1], wanted[1]), max(border[2], wanted[2]), max(border[3], wanted[3]))
         pitch = c if stem and c <= 4 and self.target.border else D.round_up(c, 16) if c <= 4 and self.target.border else self.target.channel_pitch(c)
-        old = v.nhwc
+        old = v.nhwc or lying
         new = self._nhwc_storage(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
         shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}
         if old is not None:

@@ -62,7 +62,7 @@ def _join(ctx: Lowering, out: Value, parts: list[Value], k: int) -> None:
         if p.elements != 0:
             moves.append((ctx.strided(p), D.mul(at, step), p.shape))
         at = at + p.shape[k]
-    ctx.copy_all(out, moves)
+    ctx.copy_all(ctx.fresh(out), out.dtype, moves)
 
 
 def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> None:
@@ -72,12 +72,21 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
     else:
         dst = ctx.new_nhwc(out)
     at = 0
+    moves: list[tuple[View, DimLike, Dims]] = []
     for p in parts:
         c = p.shape[1]
         assert isinstance(c, int)
         there = replace(dst, ref=dst.ref.at(out.dtype.size * at))
         if p.nhwc is None or (ctx.slots.get(p.name) != (out.name, at) and replace(p.nhwc, border=there.border) != there):
+            if ctx.target.copies and p.view is not None and p.rank == 4 and p.view.strides[1] == 1:
+                moves.append((View(p.view.ref, (*(p.view.strides[a] for a in (0, 2, 3)), 1)), at, (n, h, w, c)))
+                at += c
+                continue
             src = ctx.nhwc(p)
+            if ctx.target.copies:
+                moves.append((View(src.ref, (src.ns, src.rs, src.cs, 1)), at, (n, h, w, c)))
+                at += c
+                continue
             ctx.plan.launch(
                 "copy_nhwc",
                 {"x": src.ref},
@@ -87,6 +96,7 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
                 dtype=out.dtype,
             )
         at += c
+    ctx.copy_all(View(dst.ref, (dst.ns, dst.rs, dst.cs, 1)), out.dtype, moves)
 
 
 def tile(ctx: Lowering, op: Op) -> None:
@@ -246,7 +256,7 @@ def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: 
                 for v, at, shape in moves
                 for count, start, direction, begin in _segments(x.shape[axis], pads[axis], pads[axis + x.rank], reflect=reflect)
             ]  # fmt: skip
-        ctx.copy_all(out, moves)
+        ctx.copy_all(ctx.fresh(out), out.dtype, moves)
         x = out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tracea_onnx.lower.value import Dims, Value
 
 FULL, CHANNEL, ROW, SCALAR = range(4)
+#: CHANNEL of f32 beside narrower operands, in `pointwise_nhwc` where the target has such.
+CHANNEL_F32 = 4
 
 
 def operand_kind(v: Value, out: Dims, channel_axis: int) -> int | None:

@@ -14,6 +14,7 @@ from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.views import regrouped, reshape_view
 from tracea_onnx.ops import DType
 
 #: Channels that an image kernel takes at a time.
@@ -72,7 +73,7 @@ def identity(ctx: Lowering, op: Op) -> None:
 def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     """Same elements in the same order under another shape."""
     out = ctx.define(op.outputs[0], x.dtype, new)
-    out.counting = _reshape_view(x.counting, x.shape, new) if x.counting is not None else None
+    out.counting = reshape_view(x.counting, x.shape, new) if x.counting is not None else None
     if out.counting is not None and x.deferred is not None and x.view is None:
 
         def make() -> None:
@@ -91,39 +92,26 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
             out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
         return
     view = ctx.as_view(x) if x.view is not None or (x.nhwc is not None and ctx.target.few_launches) else None
-    out.view = _reshape_view(view, x.shape, new) if view is not None else None
+    out.view = reshape_view(view, x.shape, new) if view is not None else None
+    if out.view is None and view is not None and _to_image(ctx, out, view, x.shape):
+        return
     if out.view is None:
         out.view = View(ctx.plain(x), contiguous(new))
 
 
-def _reshape_view(view: View, old: Dims, new: Dims) -> View | None:
-    """The same elements under `new` without a copy, when only dims of 1 differ or the storage is contiguous."""
-    strides: list[DimLike] = []
-    k = 0
-    core = [(d, s) for d, s in zip(old, view.strides, strict=True) if d != 1]
-    for d in new:
-        if d == 1:
-            strides.append(0)
-            continue
-        if k >= len(core) or not (core[k][0] is d or core[k][0] == d):
-            return _split_view(view, old, new)
-        strides.append(core[k][1])
-        k += 1
-    return View(view.ref, tuple(strides)) if k == len(core) else _split_view(view, old, new)
-
-
-def _split_view(view: View, old: Dims, new: Dims) -> View | None:
-    """A strided view stays one when leading dims agree and the last one is split or dims that chain are merged."""
-    n = 0
-    while n < min(len(old), len(new)) and (old[n] is new[n] or old[n] == new[n]):
-        n += 1
-    rest_old, rest_new = old[n:], new[n:]
-    inner = contiguous(rest_old)
-    unit = view.strides[-1] if view.strides else 1
-    chained = [D.mul(s, unit) for s in inner]
-    if not rest_old or not all(d == 1 or s is t or s == t for d, s, t in zip(rest_old, view.strides[n:], chained, strict=True)):
-        return None
-    return View(view.ref, (*view.strides[:n], *(D.mul(s, unit) for s in contiguous(rest_new))))
+def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
+    """Where channels that lie side by side are reordered (shuffled between groups), the copy makes a channels-last image again."""
+    if not ctx.target.few_launches or out.rank != 4 or not isinstance(out.shape[1], int) or out.dtype not in ctx.target.types or out.name in ctx.alias:
+        return False
+    if len(old) < 5 or view.strides[-1] == 1 or 1 not in view.strides[1:-2]:
+        return False
+    if regrouped(View(view.ref, (1, 1, 1, 1)), out.shape, old) is None:
+        return False
+    to = ctx.new_nhwc(out)
+    turned = regrouped(View(to.ref, (to.ns, 1, to.rs, to.cs)), out.shape, old)
+    assert turned is not None  # dims are split, never joined
+    ctx.copy(view, turned, old, out.dtype, whole=False)
+    return True
 
 
 def reshape(ctx: Lowering, op: Op) -> None:
@@ -241,7 +229,7 @@ def slice_(ctx: Lowering, op: Op) -> None:
             start = start + D.mul(b, s)
         return View(view.ref.at(D.mul(start, size)), tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)))
 
-    _moved(ctx, op, x, tuple(shape_), move)
+    _moved(ctx, op, x, tuple(shape_), move, image=True)
 
 
 def _cut_image(ctx: Lowering, out: Value, x: Value, begin: Sequence[DimLike], steps: Sequence[int]) -> bool:
@@ -303,7 +291,7 @@ def split(ctx: Lowering, op: Op) -> None:
         if name:
             out = ctx.define(name, x.dtype, (*x.shape[:k], s, *x.shape[k + 1 :]))
             if x.view is not None or x.nhwc is None or not _cut_image(ctx, out, x, [start if a == k else 0 for a in range(x.rank)], [1] * x.rank):
-                view = ctx.strided(x)
+                view = ctx.as_view(x)
                 out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
         start = start + s
 

@@ -261,16 +261,17 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported("BatchNormalization in training mode")
     parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
-    if not all(p.is_constant and p.dtype == x.dtype for p in parts):
-        raise Unsupported("BatchNormalization whose statistics are not constants of the input's type")
+    kinds = {p.dtype for p in parts}
+    if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
+        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
     c = x.shape[1]
     if not isinstance(c, int):
         raise Unsupported("BatchNormalization over symbolic channels")
-    scale, shift = (ctx.define(op.outputs[0] + s, x.dtype, (c, *(1 for _ in x.shape[2:]))) for s in ("\0scale", "\0shift"))
+    scale, shift = (ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:]))) for s in ("\0scale", "\0shift"))
     outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
     names = ("gamma", "beta", "mean", "var")
     eps = float(op.attr("bn_eps", op.attr("epsilon", 1e-5)))
-    ctx.plan.launch("fold_bn", {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)}, outs, {"C": c}, {"eps": eps}, dtype=x.dtype)
+    ctx.plan.launch("fold_bn", {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)}, outs, {"C": c}, {"eps": eps}, dtype=kinds.pop())
     follow = expression(op.attr("expr")) or Expr(1, (), 0)
     extras = [ctx.value(n) for n in op.extras]
     # inputs of the whole: x, scale, shift, then the epilogue's own operands

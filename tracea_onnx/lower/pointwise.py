@@ -12,7 +12,7 @@ from tracea_onnx.expr import Expr
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
-from tracea_onnx.lower.epilogue_kinds import CHANNEL, FULL, SCALAR, operand_kind
+from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, contiguous
 from tracea_onnx.ops import I64_OPCODES, DType
@@ -111,11 +111,11 @@ def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: s
 
 def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims) -> bool:
     """Channels-last, when some operand already is and the rest can follow."""
-    if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types or any(v.dtype != dtype for v in inputs):
+    if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types:
         return False
     if not any(v.nhwc is not None and v.view is None for v in inputs):
         return False
-    kinds = [_image_kind(v, shape) for v in inputs]
+    kinds = [_image_kind(v, shape, dtype) for v in inputs]
     if any(k is None for k in kinds) or FULL not in kinds or not isinstance(shape[1], int):
         return False
     out = ctx.define(name, dtype, shape)
@@ -131,20 +131,22 @@ def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype:
             ints |= {f"x{k}_cs": src.cs, f"x{k}_rs": src.rs, f"x{k}_ns": src.ns}
         else:
             operands[f"x{k}"] = ctx.plain(v)
-            ints[f"x{k}_ns"] = c if kind == CHANNEL and v.rank == len(shape) and v.shape[0] != 1 else 0
+            ints[f"x{k}_ns"] = c if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
     dst = ctx.new_nhwc(out)
     ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
     ctx.plan.launch("pointwise_nhwc", operands, {"y": dst.ref}, ints, None, compile_program(expr, type="f32"), whole=False, dtype=dtype)
     return True
 
 
-def _image_kind(v: Value, shape: Dims) -> int | None:
-    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1])."""
+def _image_kind(v: Value, shape: Dims, dtype: DType) -> int | None:
+    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1]), which may be f32 whatever the rest is."""
     kind = operand_kind(v, shape, 1)
-    if kind in (FULL, SCALAR, CHANNEL):
-        return kind
-    gate = v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
-    return CHANNEL if gate else None
+    if kind not in (FULL, SCALAR, CHANNEL):
+        gate = v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
+        kind = CHANNEL if gate else None
+    if v.dtype != dtype:
+        return CHANNEL_F32 if kind == CHANNEL and v.dtype == DType.F32 else None
+    return kind
 
 
 def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:

@@ -28,6 +28,11 @@ class Target:
     folds_norms: bool = False
     copies: bool = False
 
+    @property
+    def vector(self) -> int:
+        """Channels of a pixel that a kernel may read at once."""
+        return self.pitch_multiple or 16
+
     def channel_pitch(self, channels: int) -> int:
         """Elements from one pixel to the next."""
         if self.pitch_multiple:
