@@ -40,7 +40,7 @@ def test_zoo(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         np.testing.assert_allclose(a, w, atol=1e-4 * scale)
     assert len(fewer) <= len(launches)
     if name in ("unet", "yolo_nano"):  # parts of images are read and written in place
-        assert fewer.count("copy_nhwc") < launches.count("copy_nhwc") and (name == "unet" or fewer.count("nhwc_to_nchw") == launches.count("nhwc_to_nchw") - 11)
+        assert fewer.count("copy_nhwc") < launches.count("copy_nhwc") and (name == "unet" or "nhwc_to_nchw" not in fewer)
     if name in ("bert_base", "minilm"):  # two layers, each with three products less
         assert fewer.count("gemm") == launches.count("gemm") - 4
     if name in ("bert_base", "minilm", "gpt2"):  # embeddings are looked up, added and normalised at once
