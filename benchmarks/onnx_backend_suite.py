@@ -3,7 +3,7 @@
 No test that ORT's CPU provider passes may fail on another leg; the last lines say how many tests the provider ran nodes of. It is told to claim
 every node it can run, not only those where it should be the faster.
 
-    python -m benchmarks.onnx_backend_suite [--filter REGEX] [--legs ort,optimized,provider,both,constants] [--jobs 2] [--json FILE]
+    python -m benchmarks.onnx_backend_suite [--filter REGEX] [--legs ort,optimized,provider,both,constants] [--backend cuda] [--jobs 2] [--json FILE]
 
 Cases come with the installed onnx package; nothing is downloaded. Exit status 1 when a test fails that ORT passes.
 """
@@ -129,7 +129,7 @@ def with_constants(model: onnx.ModelProto, inputs: list[Any]) -> onnx.ModelProto
     return out
 
 
-def _run_constants(case: Case) -> Outcome:
+def _run_constants(case: Case, backend: str) -> Outcome:
     """The `constants` leg: against the expected outputs where stock ORT gives them for the same model."""
     from onnx.backend.test.runner import Runner
 
@@ -146,14 +146,14 @@ def _run_constants(case: Case) -> Outcome:
             Runner.assert_similar_outputs(expected, session(changed).run(None, fed), case.rtol, case.atol)
         except Exception:  # ORT folds some of these models into something it then rejects
             continue
-        made = session(changed, provider=True, everything=True)
+        made = session(changed, provider=True, everything=True, backend=backend)
         ours, total = assigned(made)
         Runner.assert_similar_outputs(expected, made.run(None, fed), case.rtol, case.atol)
     return Outcome("pass", "", ours, total)
 
 
-def run_case(case: Case, leg: str) -> Outcome:
-    """One case on one leg; whatever goes wrong is a failed outcome with its first line as the reason."""
+def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
+    """One case on one leg, the provider's on `backend`; whatever goes wrong is a failed outcome with its first line as the reason."""
     from onnx.backend.test.runner import Runner
 
     from benchmarks.sessions import assigned, session
@@ -161,13 +161,13 @@ def run_case(case: Case, leg: str) -> Outcome:
     ours = total = 0
     try:
         if leg == "constants":
-            return _run_constants(case)
+            return _run_constants(case, backend)
         model, sets = load(case)
         if leg in ("optimized", "both"):
             import tracea_onnx
 
             model = tracea_onnx.optimize(model, verify=False).model
-        made = session(model, provider=leg in ("provider", "both"), everything=True)
+        made = session(model, provider=leg in ("provider", "both"), everything=True, backend=backend)
         if leg in ("provider", "both"):
             ours, total = assigned(made)
         for inputs, expected in sets:
@@ -180,13 +180,13 @@ def run_case(case: Case, leg: str) -> Outcome:
     return Outcome("pass", "", ours, total)
 
 
-def run_all(selected: Sequence[Case], legs: Sequence[str], *, jobs: int) -> dict[str, dict[str, Outcome]]:
+def run_all(selected: Sequence[Case], legs: Sequence[str], *, jobs: int, backend: str = "cpu") -> dict[str, dict[str, Outcome]]:
     """Outcomes by leg and case name. Cases that ORT fails are not tried on the other legs: nothing can be asked of them."""
     results: dict[str, dict[str, Outcome]] = {}
     for leg in legs:
         todo = [c for c in selected if leg == "ort" or "ort" not in results or results["ort"][c.name].status == "pass"]
         results[leg] = {}
-        for n, (case, result) in enumerate(run_each(todo, lambda c, leg=leg: run_case(c, leg), jobs=jobs)):  # type: ignore[misc]
+        for n, (case, result) in enumerate(run_each(todo, lambda c, leg=leg: run_case(c, leg, backend), jobs=jobs)):  # type: ignore[misc]
             results[leg][case.name] = Outcome("crash", result.reason) if isinstance(result, Lost) else result
             if sys.stderr.isatty():
                 print(f"\r{leg} {n + 1}/{len(todo)}", end="", file=sys.stderr)
@@ -223,6 +223,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the ONNX backend suite through ONNX Runtime, the optimizer and the provider.")
     parser.add_argument("--filter", default="", help="only tests whose name matches this regular expression")
     parser.add_argument("--legs", default=",".join(LEGS), help="of " + ", ".join(LEGS))
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"), help="of the provider")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every outcome here")
     args = parser.parse_args()
@@ -231,7 +232,7 @@ def main() -> int:
         parser.error(f"unknown legs {sorted(unknown)}; there are {', '.join(LEGS)}")
     began = time.perf_counter()
     selected = [c for c in cases() if re.search(args.filter, c.name)]
-    results = run_all(selected, legs, jobs=args.jobs)
+    results = run_all(selected, legs, jobs=args.jobs, backend=args.backend)
     text, regressions = report(results, selected)
     print(text)
     print(f"{len(selected)} tests in {time.perf_counter() - began:.0f} s")
