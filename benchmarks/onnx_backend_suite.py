@@ -33,7 +33,10 @@ from benchmarks.isolate import Lost, run_each
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 #: ort: stock ORT. optimized: `optimize`, then stock ORT. provider: the original on the provider. both: the optimized model on the provider.
 #: constants: the provider with every input but the first turned into an initializer, as weights are in real models.
-LEGS = ("ort", "optimized", "provider", "both", "constants")
+#: half: as constants, in fp16 (ORT's own converter), against what stock ORT makes of the same model; for backends that compute in it.
+LEGS = ("ort", "optimized", "provider", "both", "constants", "half")
+#: Of a result's largest value: how far fp16 results may lie apart.
+_HALF_BOUND = 2e-2
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,34 @@ def _run_constants(case: Case, backend: str) -> Outcome:
     return Outcome("pass", "", ours, total)
 
 
+def _halved(value: Any) -> Any:
+    return value.astype(np.float16) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+
+
+def _run_half(case: Case, backend: str) -> Outcome:
+    """The `half` leg, where every value is finite."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    from benchmarks.sessions import assigned, session
+
+    model, sets = load(case)
+    ours = total = 0
+    for inputs, _ in sets:
+        try:
+            narrow = convert_float_to_float16(with_constants(model, inputs) or model)
+            fed = {i.name: _halved(v) for i, v in zip(narrow.graph.input, inputs, strict=False)}
+            expected = session(narrow).run(None, fed)
+        except Exception:  # the converter or ORT does not take the model
+            continue
+        made = session(narrow, provider=True, everything=True, backend=backend)
+        ours, total = assigned(made)
+        for got, want in zip(made.run(None, fed), expected, strict=True):
+            if isinstance(want, np.ndarray) and want.dtype.kind == "f" and want.size and np.isfinite(want).all():
+                bound = _HALF_BOUND * float(np.abs(want.astype(np.float64)).max())
+                np.testing.assert_allclose(np.asarray(got, np.float64), want.astype(np.float64), rtol=0, atol=bound)
+    return Outcome("pass", "", ours, total)
+
+
 def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
     """One case on one leg, the provider's on `backend`; whatever goes wrong is a failed outcome with its first line as the reason."""
     from onnx.backend.test.runner import Runner
@@ -162,6 +193,8 @@ def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
     try:
         if leg == "constants":
             return _run_constants(case, backend)
+        if leg == "half":
+            return _run_half(case, backend)
         model, sets = load(case)
         if leg in ("optimized", "both"):
             import tracea_onnx
@@ -207,7 +240,7 @@ def report(results: dict[str, dict[str, Outcome]], selected: Sequence[Case]) -> 
         lines.append(f"| {leg} | {len(outcomes)} | {count['pass']} | {count['fail']} | {count['crash']} | {'-' if leg == 'ort' else len(worse)} |")
     lines += ["", *regressions]
     kinds = {c.name: c.kind for c in selected}
-    for leg in ("provider", "both", "constants"):
+    for leg in ("provider", "both", "constants", "half"):
         if leg in results:
             ran = [n for n, o in results[leg].items() if o.ours and o.status == "pass"]
             whole = sum(o.ours == o.nodes for n, o in results[leg].items() if n in set(ran))
@@ -222,7 +255,7 @@ def report(results: dict[str, dict[str, Outcome]], selected: Sequence[Case]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the ONNX backend suite through ONNX Runtime, the optimizer and the provider.")
     parser.add_argument("--filter", default="", help="only tests whose name matches this regular expression")
-    parser.add_argument("--legs", default=",".join(LEGS), help="of " + ", ".join(LEGS))
+    parser.add_argument("--legs", default=",".join(LEGS[:-1]), help="of " + ", ".join(LEGS))
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"), help="of the provider")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every outcome here")
