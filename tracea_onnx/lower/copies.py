@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
@@ -208,7 +208,7 @@ def pad(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads, value = [int(p) for p in op.attr("pads")], float(op.attr("value", 0.0))
-        fill = np.asarray(value, np.float32)
+        fill = np.asarray(value, helper.tensor_dtype_to_np_dtype(int(x.dtype)))
     else:
         amounts = ctx.int_list(op.input(1), "the pads")
         if any(not isinstance(p, int) for p in amounts):
