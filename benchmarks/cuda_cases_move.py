@@ -130,8 +130,9 @@ def copies(rng: np.random.Generator) -> Iterator[Case]:
         sides = [(5, 1, 2), (2, -1, 0), (2, -1, 7)], [(9, 1, 3), (3, -1, 0), (3, -1, 12)]
         parts3 = [((2, h, w), (45, 9 * a, b), 15 * i + j) for h, a, i in sides[0] for w, b, j in sides[1]]
         yield _copies(rng, size, 2 * 9 * 15, parts3, (135, 15, 1), "mirrored")
-    large = [((1009, w), (w, 1), at) for w, at in ((523, 0), (3, 523))]
-    yield _copies(rng, 2, 1009 * 526, large, (526, 1), "large beside small")
+    for rows in (1009, 2003):
+        large = [((rows, w), (w, 1), at) for w, at in ((523, 0), (3, 523))]
+        yield _copies(rng, 2, rows * 526, large, (526, 1), f"{rows} large beside small")
 
 
 def gather(rng: np.random.Generator) -> Iterator[Case]:
@@ -146,7 +147,7 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
                 each = rng.integers(-n, n, (outer, count, inner)).astype(idx.dtype)
                 out = plain(_BY_SIZE[size], np.take_along_axis(x, each % n, 1), None)
                 yield Case(f"gather_elements {outer}x{n}x{inner} by {count} {size}B", "gather_elements", DType.F32, ints, {"x": x, "idx": each}, {"y": out})
-    for inner, count in ((64, 20_011), (70, 17_011)):  # more words than a wave of threads
+    for inner, count in ((64, 20_011), (70, 17_011), (770, 1013), (768, 1301), (1400, 53)):  # more words than a wave of threads, several of a row for a thread
         x, idx = _bits(rng, 2 * 9 * inner, 2).reshape(2, 9, inner), rng.integers(-9, 9, count)
         ints = {"elem": 2, "outer": 2, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
         yield Case(f"gather words {inner}", "gather", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(DType.U16, x[:, idx], None)})

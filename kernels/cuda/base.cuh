@@ -68,3 +68,24 @@ DEV void after_previous() {
   next_may_start();
   wait_for_previous();
 }
+
+// What a kernel computes before it waits for the one before: the assembler moves behind a plain wait whatever can be there, so this wait asks for it.
+struct Places {
+  u32 key = 0;
+  METHOD void have(u32 v) { key ^= v; }
+  METHOD void have(int v) { key ^= u32(v); }
+  METHOD void have(i64 v) { key ^= u32(v) ^ u32(v >> 32); }
+  METHOD void have(u64 v) { key ^= u32(v) ^ u32(v >> 32); }
+  METHOD void have(const void* v) { have(u64(v)); }
+  METHOD void wait() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p griddepcontrol.wait; @!p griddepcontrol.wait;}" ::"r"(key) : "memory");
+#endif
+  }
+};
+// Waits once these are known.
+template <class... Args> DEV void wait_with(Args... known) {
+  Places places;
+  (places.have(known), ...);
+  places.wait();
+}

@@ -1,4 +1,4 @@
-"""CUDA kernels for data movement: strided copies and transpositions, fills, gathers, layout changes."""
+"""CUDA kernels for data movement: strided copies and transpositions, fills, layout changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, factor
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
 from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
@@ -25,9 +25,12 @@ _LONG, _LANES = 64, 128
 #: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each other: a thread has up to _SINGLE single elements, and
 #: half of the device room for the next kernel's blocks.
 _SMALL, _SINGLE = 1 << 19, 4
-#: The same where rows of _SCATTERED_ROW elements or more of the target are not rows of the source, so that what a block reads together lies far apart; also
-#: of one of several copies where rows are shorter, and four times as many as where they are not.
+#: The same where rows of _SCATTERED_ROW elements or more of the target are not rows of the source, so that what a block reads together lies far apart.
 _SCATTERED, _SCATTERED_ROW = 1 << 17, 128
+#: Up to as many elements of one of several copies a thread has a single one, where rows are as long or shorter.
+_LONG_ROWS, _SHORT_ROWS = 1 << 15, 1 << 19
+#: Up to as many elements parts that lie side by side in rows are no copy each, where they are no whole 16 bytes.
+_BESIDE = 1 << 20
 
 
 def _head() -> str:
@@ -156,12 +159,17 @@ def copies(request: Request) -> list[Kernel]:
     for k in parts:
         v = {n: i[f"p{k}_{n}"] for n in fields if n[0] in "nxya"}
         total, even = D.product([v["n0"], v["n1"], v["n2"]]), known(v["x2"]) == 1 and all(factor(v[n]) % wide == 0 for n in ("n2", "y0", "y1", "at"))
-        v["single"] = 0 if even else D.less(total, D.select(D.less(v["n2"], _SCATTERED_ROW), _SCATTERED, _SCATTERED // 4) + 1)
+        v["single"] = 0 if even else D.less(total, D.select(D.less(v["n2"], _SCATTERED_ROW), _SHORT_ROWS, _LONG_ROWS) + 1)
         v["units"] = D.select(v["single"], v["n2"], _pieces(v["n2"], elem))
         v["per"], v["per_n1"] = reciprocal(v["units"]), reciprocal(v["n1"])
         values.append(v)
         units = D.mul(D.product([v["n0"], v["n1"], v["units"]]), D.minimum(v["n2"], 1))
-        ends.append(D.add(ends[-1], D.select(v["single"], D.ceildiv(units, 256 * _SINGLE), D.ceildiv(units, 256))))
+        ends.append(D.add(ends[-1], D.ceildiv(units, 256)))
+    beside, use = _beside(request, values)
+    if use == 1:
+        return beside
+    others = beside if use != 0 else []
+    ends[-1] = D.mul(ends[-1], D.sub(1, use))
     choice, first = "", "0"
     for k in parts:
         arguments = ", ".join(f"p{k}_{n}" for n in fields[:-1])
@@ -182,7 +190,35 @@ extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {", ".join(s
     args: tuple[Argument, ...] = (
         Pointer("y"), *(Pointer(f"x{k}") for k in parts), *((Int64 if n in longs else Int32)(v[n]) for v in values for n in fields), *map(Int32, ends[1:]),
     )  # fmt: skip
-    return [Kernel(source, "copies", (ends[-1], 1, 1), 256, args, pdl=overlapped(request))]
+    return [*others, Kernel(source, "copies", (ends[-1], 1, 1), 256, args, pdl=overlapped(request))]
+
+
+def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[list[Kernel], DimLike]:
+    """One run of rows that hold a row of each part, if that is what they are, and whether (0 or 1) it is worth it."""
+    elem, rows, ends = static(parameters(request)["elem"], "element size"), values[0]["n1"], list[DimLike]()
+    for v in values:
+        if known(v["n0"]) != 1 or v["n1"] != rows or v["at"] != (ends[-1] if ends else 0) or known(v["x2"]) != 1:
+            return [], 0
+        ends.append(D.add(v["at"], v["n2"]))
+    width, wide = ends[-1], 16 // elem
+    if any(v["y1"] != width for v in values):
+        return [], 0
+    whole = not request.unaligned and all(factor(v[k]) % wide == 0 for v in values for k in ("n2", "x1"))
+    word, total, count = WORDS[elem], D.mul(rows, width), range(len(values))
+    use = D.less(total, (1 << 31 if whole else _BESIDE) + 1)
+    signature = ", ".join([f"const {word}* x{k}" for k in count] + [f"i64 pitch{k}" for k in count] + [f"int end{k}" for k in count])
+    filled = ", ".join(f"{{{', '.join(f'{name}{k}' for k in count)}}}" for name in ("x", "pitch", "end"))
+    source = f"""{_head()}
+extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {signature}, u32 total, u32 per) {{
+  next_may_start();
+  copy_beside<{"true" if whole else "false"}>(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);
+  wait_for_previous();
+}}
+"""
+    pointers = [Pointer(f"x{k}") for k in range(COPIES) if f"x{k}" in request.operands]
+    args: tuple[Argument, ...] = (Pointer("y"), *pointers, *(Int64(v["x1"]) for v in values), *map(Int32, ends), Int32(total), Int32(reciprocal(width)))
+    pieces = D.mul(_pieces(total, elem), D.minimum(total, 1))
+    return [Kernel(source, "copies", (D.mul(D.ceildiv(pieces, 256), use), 1, 1), 256, args, pdl=overlapped(request))], use
 
 
 def copy_nhwc(request: Request) -> list[Kernel]:
@@ -227,51 +263,6 @@ extern "C" __global__ void __launch_bounds__(256) range({C_TYPES[dtype]}* y, i64
 """
     args: tuple[Argument, ...] = (Pointer("y"), Int64(count), Int64(parameters(request)["start"]), Int64(parameters(request)["delta"]))
     return [Kernel(source, "range", _grid(count, request), 256, args, pdl=overlapped(request))]
-
-
-def gather(request: Request) -> list[Kernel]:
-    i = parameters(request)
-    elem, inner = static(i["elem"], "element size"), i["inner"]
-    word, index = WORDS[elem], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
-    width = next(w for w in (16, 4, elem) if w >= elem and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned)))
-    total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
-    if width > elem:  # a wave of threads, which take a word after the other where there are more than a few 4-byte ones for each
-        units = D.floordiv(total, width // elem)
-        at_once = 4 if width == 4 and known(D.less(units, request.sms * 8 * 256 * 4 + 1)) else 1
-        body, pers = f"gather_words<{width}, {at_once}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
-        grid = (blocks(units, 256, request.sms * 8), 1, 1)
-    else:  # pieces of 16 bytes where rows are as long and there are many of them
-        body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
-        pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
-        few = D.select(D.less(inner, wide), 1, _is_small(total))
-        grid = (D.select(few, _spread(total, request, 4)[0], _grid(_pieces(total, elem), request)[0]), 1, 1)
-    pers = [reciprocal(d) for d in (*pers, i["count"])]
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
-    {", ".join(f"u32 per{k}" for k in range(len(pers)))}, u32* fault) {{
-  next_may_start();
-  {body}
-  wait_for_previous();
-}}
-"""
-    sizes = [i[k] for k in ("outer", "n", "inner", "count")]
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
-    return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
-
-
-def gather_elements(request: Request) -> list[Kernel]:
-    i = parameters(request)
-    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
-    source = f"""{_head()}
-extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
-    int outer, int n, int inner, int count, u32* fault) {{
-  next_may_start();
-  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
-  wait_for_previous();
-}}
-"""
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
-    return [Kernel(source, "gather_elements_kernel", _grid(D.product([i["outer"], i["count"], i["inner"]]), request), 256, args, pdl=overlapped(request))]
 
 
 def _change_layout(request: Request, to_nhwc: bool) -> list[Kernel]:
@@ -326,7 +317,6 @@ extern "C" __global__ void __launch_bounds__(256) border({word}* y, {", ".join(f
 
 
 FAMILIES = {
-    "copy": copy, "copies": copies, "copy_nhwc": copy_nhwc, "fill": fill, "store_ints": store_ints, "range": range_, "gather": gather,
-    "gather_elements": gather_elements,
+    "copy": copy, "copies": copies, "copy_nhwc": copy_nhwc, "fill": fill, "store_ints": store_ints, "range": range_,
     "nchw_to_nhwc": nchw_to_nhwc, "nhwc_to_nchw": nhwc_to_nchw, "zero_border": zero_border,
 }  # fmt: skip

@@ -77,6 +77,7 @@ class _Space:
         rank, last, out = len(self.n), len(self.n) - 1, self.out
         at = ", ".join(f"at_{o.name} = 0" for o in self.operands)
         steps = "".join(f"        at_{o.name}[k] += i64(c) * o.s_{o.name}[d];\n" for o in self.operands)
+        have = " ".join(f"places.have(at_{o.name}[k]);" for o in self.operands)
         fetch = "".join(f"      got_{o.name}[k] = fetch<V, {o.inner}>(o.{o.name} + at_{o.name}[k], o.s_{o.name}[{last}]);\n" for o in self.inputs)
         got = "".join(f"    Vec<{C_TYPES[o.dtype]}, V> got_{o.name}[U];\n" for o in self.inputs)
         those = "".join(f"      const Vec<{C_TYPES[o.dtype]}, V>& v_{o.name} = got_{o.name}[k];\n" for o in self.inputs)
@@ -90,6 +91,7 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
   const I step = I(gridDim.x) * blockDim.x;
   for (I u = first + I(blockIdx.x) * blockDim.x + threadIdx.x; u < end; u += U * step) {{
     i64 {", ".join(f"at_{o.name}[U]" for o in self.operands)};
+    Places places;
 #pragma unroll
     for (int k = 0; k < U; k++) {{
       if (k && u + k * step >= end) continue;
@@ -101,8 +103,9 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
         const I n = wide ? I(o.n[d]) / V : I(o.n[d]), q = d ? quotient(rest, n, wide ? o.per_wide : o.per[d]) : 0, c = (rest - q * n) * (wide ? V : 1);
         rest = q;
 {steps}      }}
+      {have}
     }}
-    wait_for_previous();
+    places.wait();
 {got}#pragma unroll
     for (int k = 0; k < U; k++) {{
       if (k && u + k * step >= end) continue;
@@ -123,7 +126,7 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
         singles = "".join(f"        v_{o.name}.v[j] = o.{o.name}[at_{o.name}];\n" for o in self.inputs)
         along = "".join(f"        at_{o.name} += o.s_{o.name}[{last}];\n" for o in self.inputs)
         carry = "".join(f" at_{o.name} += o.s_{o.name}[d - 1] - o.n[d] * o.s_{o.name}[d];" for o in self.inputs)
-        whole = f"""    wait_for_previous();
+        whole = f"""    wait_with({", ".join(f"at_{o.name}" for o in self.inputs)}{", " if self.inputs else ""}c[{last}]);
 {runs}    if (lo <= 0 && hi >= V && c[{last}] + V <= o.n[{last}]) {{
 {reads}{gets}    }} else {{
 #pragma unroll
@@ -234,7 +237,7 @@ template <int V> DEV void each_ragged(const Operands& o, u32 total) {{
         for d in outer:
             text += "  {\n" + f"    const u32 q = quotient(rest, o.n[{d}], o.per[{d}]), c = rest - q * o.n[{d}];\n    rest = q;\n"
             text += "".join(f"    at_{o.name} += c * o.s_{o.name}[{d}];\n" for o in self.operands) + "  }\n"
-        text += "  wait_for_previous();\n"
+        text += f"  wait_with({', '.join(f'at_{o.name}' for o in self.operands)});\n"
         for o in self.inputs:
             ctype = C_TYPES[o.dtype]
             text += f"  {ctype} t_{o.name}[8][2];\n"

@@ -1,8 +1,8 @@
-// Strided copies, fills, gathers, and changes of layout. Follows runs.cuh and turned.cuh.
+// Strided copies, fills, and changes of layout. Follows runs.cuh and turned.cuh.
 //
 // The generator defines LONG, from how many elements on a row is long, and SMALL, up to how many a copy is worth no 16-byte pieces, and SINGLE, how many of these a
 // thread takes.
-// Kernels call `next_may_start` first and `wait_for_previous` last: copies, gathers and changes of layout wait once places are found.
+// Kernels call `next_may_start` first and `wait_for_previous` last: copies and changes of layout wait once places are found.
 
 // Word u of the iteration space: y[sum i_d * ys_d] = x[sum i_d * xs_d], the last dim fastest.
 template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
@@ -31,6 +31,7 @@ template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32
   for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u < all; u += U * step) {
     i64 from[U], to[U];
     Word v[U];
+    Places places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
       if (k && u + k * step >= all) continue;
@@ -43,8 +44,9 @@ template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32
         from[k] += i64(c) * xs[d], to[k] += i64(c) * ys[d];
         rest = q;
       }
+      places.have(from[k]), places.have(to[k]);
     }
-    wait_for_previous();
+    places.wait();
 #pragma unroll
     for (int k = 0; k < U; k++)
       if (k == 0 || u + k * step < all) v[k] = load<count>(x + from[k]);
@@ -69,6 +71,7 @@ template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const 
     u32 rest = u * V + lo - before;
     i64 from = 0;
     int c[R];
+    Places places;
 #pragma unroll
     for (int d = R - 1; d >= 0; d--) {
       const u32 q = d ? quotient(rest, n[d], pers[d]) : 0;
@@ -76,7 +79,8 @@ template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const 
       from += c[d] * xs[d];
       rest = q;
     }
-    wait_for_previous();
+    places.have(from);
+    places.wait();
     Vec<E, V> v;
     if (step == 1 && hi - lo == V && c[R - 1] + V <= n[R - 1]) {
       v = load_run<V>(x + from);
@@ -137,8 +141,10 @@ template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const 
     const u32 rest = u / pieces;
     const int k = int(u - rest * pieces);
     i64 from, to;
+    Places places;
     place_of_row(rest, n, pers, xs, ys, from, to);
-    wait_for_previous();
+    places.have(from), places.have(to);
+    places.wait();
     copy_piece(x + from, xs[R - 1], y + to, n[R - 1], k);
   }
 }
@@ -151,8 +157,10 @@ template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const
     const u32 rest = u / parts;
     const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31);
     i64 from, to;
+    Places places;
     place_of_row(rest, n, pers, xs, ys, from, to);
-    wait_for_previous();
+    places.have(from), places.have(to);
+    places.wait();
     E v[LANE_WORDS];
 #pragma unroll
     for (int j = 0; j < LANE_WORDS; j++) v[j] = x[from + min(first + 32 * j, n[R - 1] - 1) * xs[R - 1]];
@@ -188,134 +196,56 @@ template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const
 }
 
 // One of several copies in one launch: [n0, n1, n2] elements, the last dim a run of y. `block` counts the blocks of this copy; single: a thread takes
-// SINGLE elements, else 16 bytes. `units` (of which `per` is) are those of a row.
+// an element, else 16 bytes. `units` (of which `per` is) are those of a row.
 template <class E> struct Part { const E* x; E* y; u32 block; int n0, n1, n2, single; u32 units, per_n1, per; i64 x0, x1, x2, y0, y1; };
 template <class E> DEV void copy_part(const Part<E>& p) {
-  if (p.single) {
-    const u32 all = u32(p.n0) * p.n1 * p.n2, first = p.block * SINGLE * blockDim.x + threadIdx.x;
-    i64 from[SINGLE], to[SINGLE];
-    E v[SINGLE];
-#pragma unroll
-    for (int k = 0; k < SINGLE; k++) {
-      const u32 u = first + k * blockDim.x, row = quotient(u, p.units, p.per), o = quotient(row, p.n1, p.per_n1), j = u - row * p.units, c = row - o * p.n1;
-      from[k] = o * p.x0 + c * p.x1 + j * p.x2, to[k] = o * p.y0 + c * p.y1 + j;
-    }
-    wait_for_previous();
-#pragma unroll
-    for (int k = 0; k < SINGLE; k++)
-      if (first + k * blockDim.x < all) v[k] = p.x[from[k]];
-#pragma unroll
-    for (int k = 0; k < SINGLE; k++)
-      if (first + k * blockDim.x < all) p.y[to[k]] = v[k];
-    return;
-  }
   const u64 unit = u64(p.block) * blockDim.x + threadIdx.x;
   const u64 row = unit >> 31 ? unit / p.units : quotient(u32(unit), p.units, p.per);
   if (row >= u64(p.n0) * p.n1) return;
   const u32 outer = u32(row >> 31 ? row / p.n1 : quotient(u32(row), p.n1, p.per_n1)), c = u32(row - u64(outer) * p.n1);
-  const E* const x = p.x + outer * p.x0 + c * p.x1;
-  E* const y = p.y + outer * p.y0 + c * p.y1;
-  wait_for_previous();
-  copy_piece(x, p.x2, y, p.n2, int(unit - row * p.units));
+  const int k = int(unit - row * p.units);
+  const E* x = p.x + outer * p.x0 + c * p.x1;
+  E* y = p.y + outer * p.y0 + c * p.y1;
+  if (p.single) x += k * p.x2, y += k;
+  wait_with(x, y);
+  if (p.single) *y = *x;
+  else copy_piece(x, p.x2, y, p.n2, k);
 }
 
-// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U words of a thread are under way together.
-template <int U, class I, class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per, int count, u32 per_count, u32* fault) {
-  const I step = I(gridDim.x) * blockDim.x;
-  for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
-    I o[U], j[U], c[U];
-#pragma unroll
-    for (int k = 0; k < U; k++) {
-      if (k && u + k * step >= total) continue;
-      const I r = quotient(u + k * step, I(words), per);
-      c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count), j[k] = r - o[k] * I(count);
-    }
-    wait_for_previous();
-    i64 at[U];
-    Word v[U];
-#pragma unroll
-    for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < total) at[k] = idx[j[k]];
-#pragma unroll
-    for (int k = 0; k < U; k++) {
-      if (k && u + k * step >= total) continue;
-      if (at[k] < 0) at[k] += n;
-      const bool inside = at[k] >= 0 && at[k] < n;
-      if (!inside) *fault = 1;
-      v[k] = inside ? x[(i64(o[k]) * n + at[k]) * words + c[k]] : Word{};
-    }
-#pragma unroll
-    for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
-  }
-}
-// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which come from one row or two.
-template <class E, class Index> DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per, int count, u32 per_count, u32* fault) {
+// Rows of y that hold one row of each of P tensors side by side; y is one run.
+template <class E, int P> struct Beside { const E* x[P]; i64 pitch[P]; int end[P]; };  // where columns of a tensor end in y
+// A thread makes 16 aligned bytes of y, whatever they come from: WHOLE: from one place, aligned.
+template <bool WHOLE, class E, int P> DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
   constexpr int V = 16 / sizeof(E);
-  const int before = past<V>(y);
-  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {
-    const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
-    const u32 start = u * V + lo - before, first = quotient(start, inner, per);
-    const int c = int(start - first * inner) - lo;  // of element 0, before the row where lo > 0
-    wait_for_previous();
-    const E* from[2];
-    bool inside[2];
+  const int before = past<V>(y), width = p.end[P - 1];
+  const u32 u = blockIdx.x * blockDim.x + threadIdx.x;
+  if (u * V >= total + before) return;
+  const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
+  const u32 start = u * V + lo - before, row = quotient(start, width, per);
+  int c = int(start - row * width);
+  Places places;
+  const E* from[P];  // column 0 of y's row, were all of it of that tensor
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const bool needed = k == 0 || c + hi > inner;
-      const u32 row = first + (needed ? k : 0), o = quotient(row, count, per_count);
-      i64 at = idx[row - o * count];
-      if (at < 0) at += n;
-      inside[k] = at >= 0 && at < n;
-      if (!inside[k]) *fault = 1;
-      from[k] = x + (inside[k] ? (i64(o) * n + at) * inner : 0) + c - (needed ? k * inner : 0);
-    }
-    Vec<E, V> v;
+  for (int k = 0; k < P; k++) from[k] = p.x[k] + row * p.pitch[k] - (k ? p.end[k - 1] : 0), places.have(from[k]);
+  places.wait();
+  Vec<E, V> v;
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-      const bool next = c + j >= inner, some = j >= lo && j < hi && (next ? inside[1] : inside[0]);
-      v.v[j] = some ? (next ? from[1] : from[0])[j] : E{};
+  for (int j = 0; j < V; j++) {
+    const E* at = from[0] + c;
+#pragma unroll
+    for (int k = 1; k < P; k++)
+      if (c >= p.end[k - 1]) at = from[k] + c;
+    if (WHOLE) {
+      v = load<V>(at);
+      break;
     }
-    store_part<V>(y + i64(u) * V - before, v, lo, hi);
+    v.v[j] = *at;
+    if (j < lo || j + 1 >= hi || ++c < width) continue;  // what lies outside is read again
+    c = 0;
+#pragma unroll
+    for (int k = 0; k < P; k++) from[k] += p.pitch[k];
   }
-}
-// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than elements: fewer registers than with a choice, and so a whole
-// wave of blocks at once. U words of a thread are under way together.
-template <int W, int U, class E, class Index> DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
-  typedef Vec<u32, W / 4> Word;
-  const u64 rows = u64(outer) * count;
-  const int words = inner / int(W / sizeof(E));
-  if (rows * inner >> 31 || (u64(x) | u64(y) | u64(inner) * sizeof(E)) & (W - 1)) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
-  else gather_rows<U>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count, per_count, fault);
-}
-// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
-template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
-  constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
-  const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E), rows = u64(outer) * count;
-  if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
-  else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
-  else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
-  else if (inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
-  else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
-}
-
-// y[o, j, k] = x[o, idx[o, j, k], k]
-template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32* fault) {
-  const u64 total = u64(outer) * count * inner;
-  auto run = [&](auto zero) {
-    typedef decltype(zero) I;
-    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
-      const I r = u / I(inner), k = u - r * I(inner), o = r / I(count);
-      wait_for_previous();
-      i64 at = idx[u];
-      if (at < 0) at += n;
-      const bool inside = at >= 0 && at < n;
-      if (!inside) *fault = 1;
-      y[u] = inside ? x[(i64(o) * n + at) * inner + k] : E{};
-    }
-  };
-  if (total >> 31) run(u64(0));
-  else run(u32(0));
+  store_part<V>(y + i64(u) * V - before, v, lo, hi);
 }
 
 // `count` elements of E whose bits are the low bytes of `value`.
@@ -363,7 +293,7 @@ template <bool TO_NHWC, int C, class E> DEV void change_narrow(const E* x, E* y,
     const int p = int(u - image * plane);
     const i64 packed = image * g.ns + pixel(g, p), planar = image * C * plane + p;
     Vec<E, V> v[padded / V]{};
-    wait_for_previous();
+    wait_with(packed, planar);
     if (TO_NHWC) {
 #pragma unroll
       for (int c = 0; c < C; c++) v[c / V].v[c % V] = x[planar + i64(c) * plane];

@@ -8,17 +8,20 @@ template <class E, int S, bool GUARDED, class From, class To> DEV void turn_tile
   __shared__ E tile[S * pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   E v[lines][parts];
-  wait_for_previous();
+  const E* p[lines];
+  Places places;
+#pragma unroll
+  for (int k = 0; k < lines; k++) p[k] = from(min(k * 8 + warp, rows - 1)), places.have(p[k]);
+  places.wait();
 #pragma unroll
   for (int k = 0; k < lines; k++) {
     const int r = k * 8 + warp;
     if (GUARDED ? r >= rows : k * 8 >= rows) continue;
-    const E* p = from(GUARDED ? r : min(r, rows - 1));
 #pragma unroll
     for (int j = 0; j < parts; j++) {
       const int c = lane + 32 * j;
-      if (!GUARDED) v[k][j] = p[min(c, columns - 1)];
-      else if (c < columns) tile[r * pitch + c] = p[c];
+      if (!GUARDED) v[k][j] = p[k][min(c, columns - 1)];
+      else if (c < columns) tile[r * pitch + c] = p[k][c];
     }
   }
   if (!GUARDED)

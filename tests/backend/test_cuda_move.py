@@ -8,7 +8,7 @@ import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request
 from tracea_onnx import registry
-from tracea_onnx.cuda import Request
+from tracea_onnx.cuda import Kernel, Request
 from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
@@ -138,14 +138,27 @@ def test_a_warp_keeps_to_a_long_row_of_steps() -> None:
     assert k.grid[0] == 2000 * 4 * 32 // 256
 
 
+def _gather(inner: int, count: DimLike) -> Kernel:
+    ints: dict[str, DimLike] = {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
+    k: Kernel
+    (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
+    return k
+
+
 def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
-    for inner, words in ((768, 96), (770, 385), (771, 771)):
-        (k,) = cuda.emit(request("gather", DType.F32, {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": 64, "idx_dtype": 7}, operands=("x", "idx", "y")))
-        assert k.grid[0] == -(-64 * words // 256)
-    for inner, count, form in ((768, 8192, "16, 1"), (770, 1013, "4, 4"), (770, 4093, "4, 1"), (770, symbol("n"), "4, 1")):
-        ints: dict[str, DimLike] = {"elem": 2, "outer": 1, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
-        (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
-        assert f"gather_words<{form}, u16>" in k.source and evaluate(k.grid[0], {"n": 8000}) == 132 * 8
+    for inner, count, form in (
+        (768, 64, "16, 1, 32, 3"), (768, 8192, "16, 3, 32, 1"), (768, symbol("n"), "16, 3, 32, 1"), (48, 9, "16, 1, 8, 1"),
+        (770, 64, "4, 1, 32, 13"), (770, 4093, "4, 5, 32, 3"),
+    ):  # fmt: skip
+        k, (lanes, parts) = _gather(inner, count), map(int, form.split(", ")[2:])
+        assert f"gather_lanes<{form}, u16>" in k.source and evaluate(k.grid[0], {"n": 8192}) == -(-evaluate(count, {"n": 8192}) * lanes * parts // 256)
+    assert evaluate(_gather(771, 64).grid[0], {}) == -(-64 * 771 // 256)
+
+
+def test_short_gathered_rows_are_a_wave_of_words() -> None:
+    for count in (100_003, symbol("n")):
+        k = _gather(64, count)
+        assert "gather_words<16, u16>" in k.source and evaluate(k.grid[0], {"n": 100_003}) == 132 * 8
 
 
 def test_many_odd_rows_are_gathered_in_pieces() -> None:
@@ -156,10 +169,15 @@ def test_many_odd_rows_are_gathered_in_pieces() -> None:
 
 def test_several_copies_share_a_launch() -> None:
     n = symbol("n")
-    (k,) = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
-    assert all(f"x{j}, y + p{j}_at" in k.source for j in range(3)) and evaluate(k.grid[0], {"n": 0}) == 0
-    assert evaluate(k.grid[0], {"n": 1021}) == sum(-(-1021 * w // 1024) for w in (17, 31, 53))
-    assert evaluate(k.grid[0], {"n": 100_000}) == sum(-(-100_000 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
+    beside, apart = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
+    assert "copy_beside<false>" in beside.source and all(f"x{j}, y + p{j}_at" in apart.source for j in range(3))
+    for rows, pieces in ((0, 0), (1021, 1021 * 101 // 8 + 2), (100_000, 0)):
+        assert evaluate(beside.grid[0], {"n": rows}) == -(-pieces // 256)
+    for rows in (0, 1021):
+        assert evaluate(apart.grid[0], {"n": rows}) == 0
+    assert evaluate(apart.grid[0], {"n": 100_000}) == sum(-(-100_000 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
+    (whole,) = cuda.emit(_copies(2, _beside(100_000, 64, 128)))
+    assert "copy_beside<true>" in whole.source
 
 
 def test_nothing_to_do_launches_nothing() -> None:

@@ -1,0 +1,83 @@
+"""CUDA kernels for gathers of rows and of elements."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Argument, Fault, Int32, Kernel, Pointer, Request, factor
+from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.cuda_text import C_TYPES, prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+#: Up to as many elements 16-byte pieces of rows that lie anywhere are not worth it.
+_SMALL = 1 << 19
+#: Words of a row that a thread has at a time at most, and up to how many of a row threads of one wave take one after the other where there are more.
+_WORDS, _LEAST = 6, 32
+
+
+def _head() -> str:
+    return f"{prelude(DType.F32)}{template('base', 'runs')}constexpr u32 SMALL = {_SMALL};\n{template('gathers')}"
+
+
+def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
+    """(words of a thread at a time, neighbouring threads that have a row, how often) for rows of so many words."""
+    lanes = next((n for n in (1, 2, 4, 8, 16) if n >= words), 32)
+    count = known(total)
+    most = _WORDS if count is None else max(min(-(-count // (sms * 8 * 256)), _WORDS), 1)
+    parts = -(-words // (lanes * most))
+    return -(-words // (lanes * parts)), lanes, parts
+
+
+def gather(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    elem, inner = static(i["elem"], "element size"), i["inner"]
+    word, index = WORDS[elem], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    width = next(w for w in (16, 4, elem) if w >= elem and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned)))
+    total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
+    rows, words = D.mul(i["outer"], i["count"]), known(D.floordiv(inner, width // elem))
+    pers: list[DimLike]
+    wave = request.sms * 8 * 256
+    if width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
+        each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
+        body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
+        grid: tuple[DimLike, DimLike, DimLike] = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
+    elif width > elem:  # a wave of threads, which take a word after the other
+        body, pers = f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
+        grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)
+    else:  # pieces of 16 bytes where rows are as long and there are many of them
+        body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
+        pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
+        few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1))
+        spread = blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024)))
+        grid = (D.select(few, spread, blocks(D.add(D.ceildiv(total, wide), 1), 256, request.sms * 32)), 1, 1)
+    pers = [reciprocal(d) for d in (*pers, i["count"])]
+    source = f"""{_head()}
+extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
+    {", ".join(f"u32 per{k}" for k in range(len(pers)))}, u32* fault) {{
+  next_may_start();
+  {body}
+  wait_for_previous();
+}}
+"""
+    sizes = [i[k] for k in ("outer", "n", "inner", "count")]
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
+    return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
+
+
+def gather_elements(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    source = f"""{_head()}
+extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
+    int outer, int n, int inner, int count, u32* fault) {{
+  next_may_start();
+  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
+  wait_for_previous();
+}}
+"""
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
+    grid = (blocks(D.product([i["outer"], i["count"], i["inner"]]), 256, request.sms * 32), 1, 1)
+    return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
+
+
+FAMILIES = {"gather": gather, "gather_elements": gather_elements}

@@ -1,0 +1,132 @@
+// Gathers of rows and of elements. Follows runs.cuh.
+//
+// The generator defines SMALL, up to how many elements 16-byte pieces of them are not worth it.
+// Kernels call `next_may_start` first and `wait_for_previous` last.
+
+// Rows of `words` words: y[o, j] = x[o, idx[j]]; an index out of range gives zeros and a fault. U words of a thread are under way together.
+template <int U, class I, class Word, class Index> DEV void gather_rows(const Word* x, const Index* idx, Word* y, I total, int n, int words, u32 per, int count, u32 per_count, u32* fault) {
+  const I step = I(gridDim.x) * blockDim.x;
+  for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
+    I o[U], j[U], c[U];
+    Places places;
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      if (k && u + k * step >= total) continue;
+      const I r = quotient(u + k * step, I(words), per);
+      c[k] = u + k * step - r * I(words), o[k] = quotient(r, I(count), per_count), j[k] = r - o[k] * I(count);
+      places.have(c[k]), places.have(o[k]), places.have(j[k]);
+    }
+    places.wait();
+    i64 at[U];
+    Word v[U];
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < total) at[k] = idx[j[k]];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      if (k && u + k * step >= total) continue;
+      if (at[k] < 0) at[k] += n;
+      const bool inside = at[k] >= 0 && at[k] < n;
+      if (!inside) *fault = 1;
+      v[k] = inside ? x[(i64(o[k]) * n + at[k]) * words + c[k]] : Word{};
+    }
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
+  }
+}
+// Rows of at least as many elements as 16 bytes have: a thread makes 16 aligned bytes of y, which come from one row or two.
+template <class E, class Index> DEV void gather_flat(const E* x, const Index* idx, E* y, u32 total, int n, int inner, u32 per, int count, u32 per_count, u32* fault) {
+  constexpr int V = 16 / sizeof(E);
+  const int before = past<V>(y);
+  for (u32 u = blockIdx.x * blockDim.x + threadIdx.x; u * V < total + before; u += gridDim.x * blockDim.x) {
+    const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
+    const u32 start = u * V + lo - before, first = quotient(start, inner, per);
+    const int c = int(start - first * inner) - lo;  // of element 0, before the row where lo > 0
+    wait_with(first, c);
+    const E* from[2];
+    bool inside[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const bool needed = k == 0 || c + hi > inner;
+      const u32 row = first + (needed ? k : 0), o = quotient(row, count, per_count);
+      i64 at = idx[row - o * count];
+      if (at < 0) at += n;
+      inside[k] = at >= 0 && at < n;
+      if (!inside[k]) *fault = 1;
+      from[k] = x + (inside[k] ? (i64(o) * n + at) * inner : 0) + c - (needed ? k * inner : 0);
+    }
+    Vec<E, V> v;
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      const bool next = c + j >= inner, some = j >= lo && j < hi && (next ? inside[1] : inside[0]);
+      v.v[j] = some ? (next ? from[1] : from[0])[j] : E{};
+    }
+    store_part<V>(y + i64(u) * V - before, v, lo, hi);
+  }
+}
+// Rows known to be whole aligned words of W bytes (of which `per` is), where they are more than elements: fewer registers than with a choice, and so a whole
+// wave of blocks at once.
+template <int W, class E, class Index> DEV void gather_words(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+  typedef Vec<u32, W / 4> Word;
+  const u64 rows = u64(outer) * count;
+  const int words = inner / int(W / sizeof(E));
+  if (rows * inner >> 31 || (u64(x) | u64(y) | u64(inner) * sizeof(E)) & (W - 1)) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else gather_rows<1>((const Word*)x, idx, (Word*)y, u32(rows) * words, n, words, per, count, per_count, fault);
+}
+// Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each of a row at a time (PARTS times; 0: as often as it takes). An
+// index is asked for once for all of them, and those words are under way together.
+template <int W, int U, int LANES, int PARTS, class E, class Index> DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per_count, u32* fault) {
+  typedef Vec<u32, W / 4> Word;
+  constexpr int across = U * LANES;
+  const u32 words = inner / int(W / sizeof(E)), parts = PARTS ? PARTS : (words + across - 1) / across, lane = threadIdx.x % LANES;
+  const u32 unit = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, row = unit / parts, first = (unit - row * parts) * across + lane;
+  const u32 o = quotient(row, count, per_count);
+  const Index* index = idx + (row - o * count);
+  Places places;
+  places.have(index);
+  places.wait();
+  if (o >= u32(outer)) return;
+  i64 at = *index;
+  if (at < 0) at += n;
+  const bool inside = at >= 0 && at < n;
+  if (!inside) *fault = 1;
+  const Word* from = (const Word*)x + (i64(o) * n + at) * words;
+  Word* to = (Word*)y + i64(row) * words;
+  Word v[U]{};
+#pragma unroll
+  for (int k = 0; k < U; k++)
+    if (inside && first + k * LANES < words) v[k] = from[first + k * LANES];
+#pragma unroll
+  for (int k = 0; k < U; k++)
+    if (first + k * LANES < words) to[first + k * LANES] = v[k];
+}
+// per, per_word, per_wide, per_count: what `quotient` takes beside `inner`, the same in 4 bytes and in 16, and `count`.
+template <class E, class Index> DEV void gather(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_word, u32 per_wide, u32 per_count, u32* fault) {
+  constexpr int V = 16 / sizeof(E), F = sizeof(E) < 4 ? 4 / sizeof(E) : 1;
+  const u64 low = u64(x) | u64(y) | u64(inner) * sizeof(E), rows = u64(outer) * count;
+  if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
+  else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
+  else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
+  else if (inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
+  else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
+}
+
+// y[o, j, k] = x[o, idx[o, j, k], k]
+template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32* fault) {
+  const u64 total = u64(outer) * count * inner;
+  auto run = [&](auto zero) {
+    typedef decltype(zero) I;
+    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
+      const I r = u / I(inner), k = u - r * I(inner), o = r / I(count);
+      wait_for_previous();
+      i64 at = idx[u];
+      if (at < 0) at += n;
+      const bool inside = at >= 0 && at < n;
+      if (!inside) *fault = 1;
+      y[u] = inside ? x[(i64(o) * n + at) * inner + k] : E{};
+    }
+  };
+  if (total >> 31) run(u64(0));
+  else run(u32(0));
+}
