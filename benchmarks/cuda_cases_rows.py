@@ -21,7 +21,7 @@ def _pair(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, scale:
 
 def softmax(rng: np.random.Generator) -> Iterator[Case]:
     shapes = [(3, 1, 1), (5, 17, 1), (2, 128, 1), (7, 1000, 1), (3, 4096, 1), (2, 40000, 1), (3, 5, 7), (2, 64, 33), (0, 8, 1), (4, 1021, 1), (2, 20001, 3)]
-    shapes += [(900, 3, 1), (5, 40, 1), (11, 96, 1), (70, 5, 3), (1, 50021, 1)]
+    shapes += [(900, 3, 1), (5, 40, 1), (11, 96, 1), (70, 5, 3), (1, 50021, 1), (37, 63, 1)]
     for dtype in FLOATS:
         for log in (0, 1):
             for outer, n, inner in shapes:
@@ -198,7 +198,7 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
 def reduce(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for kind in range(10):
-            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33)):
+            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33), (1, 3, 17011)):
                 if kind == 4 and n > 300:
                     continue
                 x, v = _pair(rng, (outer, n, inner), dtype)
@@ -252,7 +252,7 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
 def cumsum(rng: np.random.Generator) -> Iterator[Case]:
     shapes = (
         (3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1),
-        (1, 140003, 1), (2, 9001, 1),
+        (1, 140003, 1), (2, 9001, 1), (2, 4093, 1), (3, 1024, 1), (530, 1100, 1),
     )  # fmt: skip
     for dtype in (*FLOATS, DType.I64, DType.I32):
         for k, (outer, n, inner) in enumerate(shapes):

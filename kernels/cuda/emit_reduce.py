@@ -22,6 +22,8 @@ _WARP_ROW = 4096
 _BLOCK, _RESIDENT, _PART, _MOST = 256, 4, 24576, 512
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
+#: Elements of columns so short that a thread has all of one, where there are more than so many blocks for each multiprocessor of 32 vectors of columns.
+_COLUMN_SHORT, _COLUMN_WAVE = 8, 4
 #: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -65,7 +67,7 @@ class _Reduction:
         source = f"""{head}
 typedef {self.policy} Policy;
 extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature}) {{
-  after_previous();
+  next_may_start();
   {body}
 }}
 """
@@ -75,7 +77,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         )  # fmt: skip
         pdl, buffers = overlapped(self.request), () if scratch is None else (scratch,)
         joining = f"""extern "C" __global__ void __launch_bounds__(256) {self.symbol}_parts({signature}) {{
-  after_previous();
+  next_may_start();
   join_parts<Policy, 256>(x, y, held, outer, n, inner, parts);
 }}
 """
@@ -118,6 +120,8 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         w, across = _axis.columns(self.element, inner, self.aligned)
         length = known(n)
         down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
+        if length is not None and length <= _COLUMN_SHORT and across == 32 and known(D.less(D.mul(outer, inner), _COLUMN_WAVE * self.request.sms * 32 * w)) != 1:
+            across, down = 256, 1
         tiles = D.mul(outer, D.ceildiv(inner, across * w))
         blocks, few = self._column_clusters(tiles, down)
         rest = D.mul(_axis.negated(few), use)

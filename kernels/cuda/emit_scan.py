@@ -13,14 +13,12 @@ from tracea_onnx.ops import DType
 _axis = registry.module("kernels", "cuda").part("_axis")
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
-#: Elements of the longest row that a warp goes along alone; those of a thread at a time.
-_WARP_ROW, _PER_THREAD = 1024, 8
-#: Threads of other blocks; how many blocks a multiprocessor holds; most blocks of a row or of columns.
-_BLOCK, _RESIDENT, _MOST = 256, 4, 512
-#: Elements of a part of a row: what a block has at a time, but for a vector before and one after.
-_PART = _BLOCK * _PER_THREAD - 16
-#: Threads of a cluster's block; elements that make another block of it worth it; the most that it can have; most blocks.
-_CLUSTER_BLOCK, _CLUSTER_PART, _CLUSTER_MOST, _CLUSTER = 1024, 4096, 1024 * _PER_THREAD - 16, 16
+#: Elements of the longest row that a warp goes along alone, and where rows are so few that there is a block for each; those of a thread at a time at least.
+_WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
+#: Threads of a block; those of one that has all of a row at once, and of how many elements at most.
+_BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
+#: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each thread has so many elements at a time.
+_RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
 
 
 def cumsum(request: Request) -> list[Kernel]:
@@ -33,44 +31,30 @@ def cumsum(request: Request) -> list[Kernel]:
     rest = _axis.negated(small)
     found = [*_slabs(request, dtype, small)]
     if known(inner) == 1:
-        short = _axis.up_to(n, _WARP_ROW)
-        long = D.mul(_axis.negated(short), rest)
-        length = known(n)
-        k, v = _PER_THREAD if length is None else min(-(-length // 32), _PER_THREAD), 16 // dtype.size
-        found += _scan(request, dtype, 128, f"scan_rows<1, {k}, 32, 128, 1, @>(x, y, held, outer, n, 1);", D.ceildiv(outer, 4), D.mul(short, rest))
-        share, few = _clusters(request)
-        vectors = f"{v}, {_PER_THREAD // v}"
-        if few != 0:
-            body = f"scan_rows<{vectors}, {_CLUSTER_BLOCK}, {_CLUSTER_BLOCK}, {share}, @>(x, y, held, outer, n, {share});"
-            found += _scan(request, dtype, _CLUSTER_BLOCK, body, D.mul(outer, share), D.mul(long, few), cluster=share)
+        length, v = known(n), 16 // dtype.size
+        few = _axis.up_to(outer, request.sms * _RESIDENT)
+        per = max(v, _PER_THREAD if few != 0 else 2 * _PER_THREAD)
+        short = _axis.up_to(n, D.select(few, _FEW_ROW, _WARP_ROW))
+        alone = D.mul(_axis.negated(short), D.mul(few, _axis.up_to(n, _ALONE)))
+        k = 2 * _PER_THREAD if length is None else min(-(-length // 32), 2 * _PER_THREAD)
+        found += _scan(request, dtype, 128, f"scan_rows<1, {k}, 32, 128, @>(x, y, held, outer, n, 1);", D.ceildiv(outer, 4), D.mul(short, rest))
+        threads = _LARGEST if length is None else _axis.power_of_two(-(-(length + v) // per), _BLOCK, _LARGEST)  # a vector more before the first whole one
+        body = f"scan_rows<{v}, {per // v}, {threads}, {threads}, @>(x, y, held, outer, n, 1);"
+        found += _scan(request, dtype, threads, body, outer, D.mul(alone, rest))
         found += _scan(
-            request, dtype, _BLOCK, f"scan_rows<{vectors}, {_BLOCK}, {_BLOCK}, 1, @>(x, y, held, outer, n, parts);", outer,
-            D.mul(_axis.negated(few), long), _parts(request, outer, D.ceildiv(n, _PART)),
+            request, dtype, _BLOCK, f"scan_rows<{v}, {per // v}, {_BLOCK}, {_BLOCK}, @>(x, y, held, outer, n, parts);", outer,
+            D.product([_axis.negated(short), _axis.negated(alone), rest]), _parts(request, outer, D.ceildiv(n, _BLOCK * per - 16)),
             f"reduce_rows<Policy, {v}, {_BLOCK}, {_BLOCK}>(x, (Policy::Result*)nullptr, held, outer, n, parts);",
         )  # fmt: skip
     else:
         across = _axis.columns(dtype, inner, aligned=False)[1]
         tiles = D.mul(outer, D.ceildiv(inner, across))
-        parts = _parts(request, tiles, D.floordiv(n, _BLOCK // across * _PER_THREAD))
+        parts = _parts(request, tiles, D.floordiv(n, _BLOCK // across * _COLUMN_PER_THREAD))
         found += _scan(
-            request, dtype, _BLOCK, f"scan_columns<{_PER_THREAD}, {across}, {_BLOCK}, @>(x, y, held, n, inner, parts);", tiles, rest,
+            request, dtype, _BLOCK, f"scan_columns<{_COLUMN_PER_THREAD}, {across}, {_BLOCK}, @>(x, y, held, n, inner, parts);", tiles, rest,
             parts, f"reduce_columns<Policy, 1, {across}, {_BLOCK}, 1>(x, (Policy::Result*)nullptr, held, n, inner, parts);",
         )  # fmt: skip
     return [k for k in found if k.grid[0] != 0]
-
-
-def _clusters(request: Request) -> tuple[int, DimLike]:
-    """Blocks of the clusters that have a row each, and whether (0 or 1) all have room at once and a row is long enough, but not too long."""
-    outer, n = parameters(request)["outer"], parameters(request)["n"]
-    if request.arch < 90:
-        return 1, 0
-    share, rows, length = _CLUSTER, known(outer), known(n)
-    if length is not None:
-        share = _axis.power_of_two(-(-length // _CLUSTER_PART), 2, _CLUSTER)
-        while share > 2 and rows is not None and rows * share > request.sms and length * 2 <= share * _CLUSTER_MOST:
-            share //= 2
-    fits = D.mul(D.less(_CLUSTER_PART, n), _axis.up_to(n, share * _CLUSTER_MOST))
-    return share, D.mul(fits, _axis.up_to(outer, request.sms // share))
 
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
@@ -86,7 +70,7 @@ def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     return _scan(request, dtype, _axis.SLAB_THREADS, body, grid, use, each)
 
 
-def _scan(request: Request, dtype: DType, block: int, body: str, grid: DimLike, use: DimLike, parts: DimLike = 1, before: str = "", cluster: int = 1) -> list[Kernel]:
+def _scan(request: Request, dtype: DType, block: int, body: str, grid: DimLike, use: DimLike, parts: DimLike = 1, before: str = "") -> list[Kernel]:
     """`body` with what it does for @; before it, where a row or column is divided into parts, `before` leaves the sum of each in scratch."""
     i = parameters(request)
     outer, n, inner = i["outer"], i["n"], i["inner"]
@@ -94,12 +78,11 @@ def _scan(request: Request, dtype: DType, block: int, body: str, grid: DimLike, 
     divided = bool(before) and parts != 1
     policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {C_TYPES[dtype]}>"
     held, pointer = ("Policy::Held* held, ", "held") if divided else ("", "(const Policy::Held*)nullptr")
-    start = "next_may_start();\n  if (parts == 1) wait_for_previous();" if divided and known(inner) == 1 else "after_previous();"
     signature = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {held}int outer, int n, int inner, int parts"
     source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("base", "span", "cluster", "reduce", "scan")}
 typedef {policy} Policy;
 extern "C" __global__ void __launch_bounds__({block}) cumsum({signature}) {{
-  {start}
+  next_may_start();
   {body.replace("@", flags).replace("held", pointer)}
 }}
 """
@@ -109,7 +92,7 @@ extern "C" __global__ void __launch_bounds__({block}) cumsum({signature}) {{
     pdl = overlapped(request)
     blocks = D.mul(grid, use)
     if not divided:
-        return [Kernel(source, "cumsum", (blocks, 1, 1), block, args, cluster=cluster, pdl=pdl)]
+        return [Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl)]
     source += f"""extern "C" __global__ void __launch_bounds__({block}) cumsum_parts({signature}) {{
   wait_for_previous();
   next_may_start();  // what x holds can be read

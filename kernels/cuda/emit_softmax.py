@@ -15,15 +15,16 @@ _axis = registry.module("kernels", "cuda").part("_axis")
 _PER_THREAD = 32
 #: So many warps have a row of at least as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
 _WARPS, _FEW_ROWS = (8, 4), 8
-#: Bytes of the longest contiguous row that is read through shared memory.
-_SLAB_ROW = 96
+#: Elements of the longest contiguous row, its length not known, that is read through shared memory; of the longest that is no whole vectors and of which lanes
+#: take single elements, up to _EACH of them, and more where a warp has it.
+_SLAB_ROW, _SINGLE_ROW, _EACH = 48, 64, 4
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
 
 def softmax(request: Request) -> list[Kernel]:
     _, n, inner = _sizes(request)
-    small = _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW // request.dtype.size)
+    small = 0 if known(inner) == 1 and known(n) is not None else _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
     rest = _axis.negated(small)
     found = [_slabs(request, small), *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest))]
     return [k for k in found if k.grid[0] != 0]
@@ -40,7 +41,7 @@ def _aligned(request: Request) -> bool:
 def _kernel(request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1) -> Kernel:
     source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "softmax")}
 extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int outer, int n, int inner, int each) {{
-  after_previous();
+  next_may_start();
   {body}
 }}
 """
@@ -75,13 +76,13 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
             _row_kernel(request, widest, _PER_THREAD // widest, 32, 1, D.mul(short, use)), _row_kernel(request, widest, 0, 512, 1, D.mul(long, _axis.negated(few))),
             _row_kernel(request, widest, 0, 512, share, D.mul(long, few)),
         ]  # fmt: skip
-    v = _axis.direct(request.dtype, n, _aligned(request))
+    v = _axis.direct(request.dtype, n, _aligned(request)) or int(length <= _SINGLE_ROW)
     kernels = []
     share, few = _axis.clusters(request, outer, n)
     vectors = length // (v or widest)
     for threads in (1, 2, 4, 8, 16, 32, 128, 256, 512, 1024):
         k = max(-(-vectors // threads), 1)
-        most = widest if threads < 32 else _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2
+        most = _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2 if threads > 32 else _EACH if v == 1 else widest
         if k * (v or widest) <= most and (v or threads >= 2 * widest - 2):
             break
     else:

@@ -103,6 +103,7 @@ DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typena
   const Part part(n, int(unit % parts), parts, V);
   const Span<V> s(x + part.from, part.to - part.from);
   const int edge = s.edge(lane), first = part.from + s.head;
+  wait_with(x + first + lane * V, s.vectors, edge);
   H h[V], rest = R::start(x);
 #pragma unroll
   for (int j = 0; j < V; j++) h[j] = rest;
@@ -131,6 +132,7 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
   const bool real = column < inner;  // W divides inner
   const auto* top = x + o * n * inner + (real ? column : 0);
   const Part part(n, int(unit % parts), parts, 1);
+  wait_with(top + i64(part.from + down) * inner, part.to);
   H h[W];
 #pragma unroll
   for (int w = 0; w < W; w++) h[w] = R::start(top + w);
@@ -211,6 +213,7 @@ template <class R, int THREADS> DEV void join_parts(const typename R::Element* x
   const int lane = threadIdx.x & 31;
   held += o * parts * inner + column;
   const auto* top = x + o * n * inner + column;
+  wait_with(top, held);
   typename R::Held h = R::start(top), some[8];
   for (int p = lane; p < parts; p += 256) {
 #pragma unroll

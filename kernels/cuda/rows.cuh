@@ -192,11 +192,12 @@ template <int V, int K, int THREADS, int BLOCKS, int N, bool EARLY, class Norm, 
       if ((k * THREADS + row.lane) * V < l.n) l.template weights<V>((k * THREADS + row.lane) * V, g[k], b[k]);
   };
   if (EARLY && K > 0 && even) weights();
-  after_previous();
+  next_may_start();
+  const i64 at = i64(row.index) * l.n;
+  wait_with(at, row.lane);
   if (row.index >= rows) return;
   if (!EARLY && K > 0 && even) weights();
   place(l, row.index);
-  const i64 at = i64(row.index) * l.n;
   l.y += at;
   if (l.skip) l.skip += at;
   bool whole = even && aligned(l.y, bytes) && aligned(l.skip, bytes);

@@ -1,6 +1,5 @@
 // Running sums over n of [outer, n, inner], in f32 or wrapping integers, without the element itself (EXCLUSIVE) or from the end (REVERSE). Where columns are
-// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`;
-// or the blocks of a cluster do.
+// few and long, `parts` blocks share one: reduce_rows or reduce_columns of reduce.cuh has left the sum of every part in `held`.
 template <class E> DEV float summand(E v) { return to_float(v); }
 DEV u32 summand(i32 v) { return u32(v); }
 DEV u64 summand(i64 v) { return u64(v); }
@@ -19,13 +18,13 @@ template <int LANES, class A> DEV A scan_lanes(A v) {
   return v;
 }
 
-// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a time. BLOCKS: a cluster has a row, all of it at once.
-// Where parts > 1 otherwise, the kernel before this one is the one that left `held`, and it lets this one start when x can be read.
-template <int V, int K, int LANES, int THREADS, int BLOCKS, bool EXCLUSIVE, bool REVERSE, class E, class H>
+// Contiguous rows: a warp, or all THREADS, go along one, K vectors of V elements for each lane at a time. Where parts > 1, the kernel before this one is the
+// one that left `held`, and it lets this one start when x can be read.
+template <int V, int K, int LANES, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
 DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) {
   typedef decltype(summand(E())) A;
   constexpr int WARPS = LANES / 32, TILE = 32 * K * V;
-  __shared__ A shared[33];
+  __shared__ A shared[32];
   const i64 unit = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
   if (unit >= i64(rows) * parts) return;  // whole rows leave together
   const int lane = threadIdx.x & 31, warp = threadIdx.x % LANES / 32, mine = int(unit % parts);
@@ -51,15 +50,16 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
           if (real(REVERSE ? at + V - 1 - j : at + j)) raw[k].v[j] = p[j];
     }
   };
+  if (parts == 1) wait_with(x + index(place(0, 0)), high);
   bring(0);
   A before = A(0);
-  if (WARPS > 1 && BLOCKS == 1 && parts > 1) {
+  if (WARPS > 1 && parts > 1) {
     wait_for_previous();
     for (int p = threadIdx.x; p < parts; p += THREADS)
       if (REVERSE ? p > mine : p < mine) before += summand(held[row * parts + p]);
     before = join_threads<Sum, LANES>(before, shared);
   }
-  for (int first = 0; BLOCKS > 1 ? first == 0 : first < high; first += WARPS * TILE) {
+  for (int first = 0; first < high; first += WARPS * TILE) {
     A v[K][V], total = A(0);
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -75,7 +75,7 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       for (int j = 0; j < V; j++) v[k][j] += start;
       total += __shfl_sync(FULL_WARP, sum, 31);
     }
-    if (BLOCKS == 1 && first + WARPS * TILE < high) bring(first + WARPS * TILE);
+    if (first + WARPS * TILE < high) bring(first + WARPS * TILE);
     A start = before;
     if (WARPS > 1) {
       __syncthreads();  // readers of the turn before are done
@@ -84,14 +84,6 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
       const A sum = scan_lanes<32>(lane < WARPS ? shared[lane] : A(0)), lower = __shfl_sync(FULL_WARP, sum, warp ? warp - 1 : 0);
       if (warp) start += lower;
       total = __shfl_sync(FULL_WARP, sum, 31);
-    }
-    if (BLOCKS > 1) {
-      if (threadIdx.x == 0) shared[32] = total;
-      cluster_arrive();
-      cluster_wait();
-      const bool earlier = REVERSE ? lane > mine && lane < BLOCKS : lane < mine;
-      start += join_threads<Sum, 32>(earlier ? of_block(shared + 32, lane) : A(0), shared);
-      cluster_arrive_relaxed();
     }
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -108,7 +100,6 @@ DEV void scan_rows(const E* x, E* y, const H* held, int rows, int n, int parts) 
     }
     before += total;
   }
-  if (BLOCKS > 1) cluster_wait();  // nobody reads this block's shared memory any more
 }
 
 // Into `shared`, for every thread: the sum of v over it and those above it, of the DOWN that have a column.
@@ -141,6 +132,7 @@ DEV void scan_columns(const E* x, E* y, const H* held, int n, int inner, int par
   const int length = part.to - part.from;
   x += o * n * inner + column, y += o * n * inner + column;
   const A* last = shared + (DOWN - 1) * ACROSS + side;
+  wait_with(x, length);
   A before = A(0);
   if (parts > 1) {
     for (int p = down; p < parts && real; p += DOWN)

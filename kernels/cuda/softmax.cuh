@@ -75,6 +75,7 @@ DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, Tally* 
   x += s.head, y += s.head;
   Vec<T, V> raw[K];
   float v[K * V + 1], top = -INF, sum = 0.f;
+  wait_with(x + lane * V, s.vectors, edge);
 #pragma unroll
   for (int k = 0; k < K; k++)
     if (k * STEP + lane < s.vectors) raw[k] = load<V>(x + (k * STEP + lane) * V);
@@ -118,6 +119,7 @@ template <int V, int LANES, int BLOCKS, bool LOG> DEV void softmax_again(const T
   const int edge = s.edge(lane);
   constexpr int STEP = LANES * BLOCKS;
   Tally t = nothing();
+  wait_with(x + s.head, s.vectors, edge);
   over_vectors<V, STEP, 4>(x + s.head, s.vectors, lane, [&](int, const Vec<T, V>& raw) {
     float v[V];
 #pragma unroll
@@ -201,6 +203,7 @@ template <int W, int ACROSS, int THREADS, int BLOCKS, bool LOG, bool KEPT> DEV v
   const int end = real ? n : 0;
   const i64 at = i64(unit / tiles) * n * inner + column;
   x += at, y += at;
+  wait_with(x + i64(from) * inner, end);
   Vec<T, W> raw[DEPTH];
   auto bring = [&](int j) {
 #pragma unroll

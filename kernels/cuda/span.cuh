@@ -58,6 +58,7 @@ template <int THREADS, class E> struct Slabs {
     const Span<V> s(x, n);
     slab = room + (V - s.head) % V;
     const int edge = s.edge(threadIdx.x);
+    wait_with(x + s.head, s.vectors, edge);
     if (edge >= 0) slab[edge] = x[edge];
     over_vectors<V, THREADS, 4>(x + s.head, s.vectors, threadIdx.x, [&](int i, const Vec<E, V>& raw) { store<V>(slab + s.head + i * V, raw); });
     __syncthreads();

@@ -174,19 +174,27 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
         parts, scan = _axis("cumsum", outer, n, inner)
         assert (parts.symbol, scan.symbol, parts.grid, scan.grid[0], parts.scratch) == ("cumsum_parts", "cumsum", scan.grid, blocks, scan.scratch)
     assert [len(_axis("cumsum", *s)) for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))] == [1] * 4
-    for outer, n, cluster in ((1, 100003, 16), (7, 100003, 16), (12, 50021, 8), (3, 5001, 2), (500, 4001, 1)):
-        assert _axis("cumsum", outer, n, 1)[-1].cluster == cluster
+    for outer, n, threads in ((1, 4096, 1024), (1, 1024, 512), (7, 1000, 256)):
+        (k,) = _axis("cumsum", outer, n, 1, DType.F32)
+        assert (k.grid[0], k.block) == (outer, threads)
     kernels = _axis("cumsum", symbol("rows"), symbol("n"), 1)
     for rows, n, grids in (
         (1000, 48, [500, 0, 0, 0, 0]),
         (1000, 49, [0, 250, 0, 0, 0]),
-        (3, 2049, [0, 0, 0, 6, 6]),
-        (3, 99999, [0, 0, 48, 0, 0]),
+        (3, 2049, [0, 0, 3, 0, 0]),
+        (3, 99999, [0, 0, 0, 150, 150]),
         (3, 200000, [0, 0, 0, 297, 297]),
         (20, 99999, [0, 0, 0, 520, 520]),
         (0, 99999, [0] * 5),
     ):
         assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
+
+
+def test_a_thread_has_short_columns_where_many_lie_side_by_side() -> None:
+    (k,) = _axis("reduce", 12, 1, 20011)
+    assert (k.grid[0], k.block) == (12 * 79, 256)
+    (k,) = _axis("reduce", 1, 3, 2000)
+    assert k.block == 64
 
 
 def test_absent_operands_are_no_parameters() -> None:
@@ -205,7 +213,7 @@ def test_empty_launches_have_empty_grids() -> None:
 def test_launches_overlap_on_hopper_only() -> None:
     for arch, overlaps in ((80, False), (90, True)):
         (k,) = cuda.emit(_norm(DType.F16, 768, arch))
-        assert k.pdl == overlaps and "after_previous();" in k.source
+        assert k.pdl == overlaps and "next_may_start();" in k.source
 
 
 def test_integer_means_have_no_kernel() -> None:
