@@ -59,7 +59,8 @@ SHAPES = (
     # of more keys than a cluster should read
     Shape(1, 2, 1, 1, 3300, 128, 128), Shape(2, 3, 3, 5, 6200, 64, 61, mask=1, broadcast="bk"), Shape(1, 2, 1, 2, 4000, 200, 256, causal=True, past=3990),
     # of more heads than a block has rows
-    Shape(1, 16, 1, 1, 3000, 128, 128), Shape(3, 12, 1, 2, 333, 72, 61, causal=True, past=330, mask=1, broadcast="bk"),
+    Shape(1, 16, 1, 1, 3000, 128, 128), Shape(2, 12, 1, 2, 4100, 128, 72, causal=True, past=4090), Shape(1, 20, 1, 1, 6000, 64, 40, mask=2, broadcast="bk", clean=True),
+    Shape(3, 12, 1, 2, 333, 72, 61, causal=True, past=330, mask=1, broadcast="bk"),
     # whose f32 tiles are large
     Shape(1, 12, 6, 390, 515, 61, 61, causal=True, past=125), Shape(1, 8, 8, 515, 390, 128, 72, mask=1, broadcast="bk"), Shape(2, 3, 3, 450, 600, 200, 256),
     # heads and pitches that tensor copies cannot read, long heads

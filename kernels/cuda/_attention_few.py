@@ -19,7 +19,7 @@ _attention = registry.module("kernels", "cuda").part("_attention")
 _MOST, _MOST_OF_HEAD = 8, 2
 _WARPS, _STAGES, _IN_FLIGHT = 8, 3, 4
 #: Keys are spread over more blocks than a cluster holds, at most so many, where each of a cluster's would read more bytes than these.
-_MOST_PARTS, _SPREAD_BYTES = 64, 192 << 10
+_MOST_PARTS, _SPREAD_BYTES = 64, 128 << 10
 _JOINING = 512
 
 
@@ -36,7 +36,7 @@ class FewTile:
         return f"few {self.rows}{f'/{self.parts}' if self.parts > 1 else ''}{' spread' if self.spread else ''}"
 
 
-def _rows(request: Request) -> DimLike:
+def rows_of(request: Request) -> DimLike:
     """Of the heads that share keys."""
     i = parameters(request)
     return D.mul(D.floordiv(i["H"], D.maximum(i["KVH"], 1)), i["S"])
@@ -44,7 +44,7 @@ def _rows(request: Request) -> DimLike:
 
 def count_of(request: Request, rows: int) -> DimLike:
     i = parameters(request)
-    return D.product([i["B"], i["KVH"], D.ceildiv(_rows(request), rows)])
+    return D.product([i["B"], i["KVH"], D.ceildiv(rows_of(request), rows)])
 
 
 def _lanes(request: Request, widest: int) -> tuple[int, int]:
@@ -61,13 +61,15 @@ def _least(request: Request, widest: int) -> int:
 
 def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     """The tiles worth having, each with whether it is for the sizes of a run; none is where rows are many."""
-    rows, keys = _rows(request), parameters(request)["T"]
+    rows, keys = rows_of(request), parameters(request)["T"]
     exact = known(rows)
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
     count = count_of(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
     few = D.maximum(D.less(rows, _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
     together = D.minimum(most[-1], D.maximum(D.floordiv(2 * clustered(request.sms, most[-1]), D.maximum(count, 1)), 1))
+    if (n := known(together)) is not None:
+        together = max(m for m in most if m <= n)
     long = D.mul(together, _SPREAD_BYTES // ((p.head + p.head_v) * request.dtype.size))
     spread = D.mul(D.less(count, request.sms + 1), D.less(long, keys))
     divided = _attention.divided(request, count, keys, _least(request, p.widest), most)
@@ -102,7 +104,7 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
         constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
         return f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template(*templates)}{entry}"
 
-    text = source(sizes, _attention.entry(block, blocks=2), "base", "mma", "attention", "attention_parts", "attention_fetch", "attention_few")
+    text = source(sizes, _attention.entry(block, blocks=2), "base", "mma", "attention", "attention_parts", "attention_warps", "attention_fetch", "attention_few")
     grid = (D.product([count_of(request, tile.rows), tile.parts, use]), parts if tile.spread else 1, 1)
     smem = _STAGES * at_once * 2 * chunks * 16 * block  # what the warps have fits in it, too
     places, pdl = {"y": place} if tile.spread else {}, overlapped(request)
@@ -113,3 +115,6 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
     text = source(sizes, _attention.entry(_JOINING, last="parts"), "base", "attention", "attention_parts", "attention_join")
     grid = (D.mul(count_of(request, tile.rows), use), tile.rows, 1)
     return [few, Kernel(text, "attention", grid, _JOINING, (*_attention.arguments(request, {"q": place}), Int32(parts)), pdl=pdl)]
+
+
+TILE = FewTile

@@ -175,23 +175,6 @@ DEV void attend(const Attention& g) {
     const int row = first + i, h = kv * group + row / g.S, s = row % g.S;
     from_float(g.y[b * g.y_b + h * g.y_h + s * g.y_s + c], value);
   };
-  for (int u = threadIdx.x; u < count * HEAD_V; u += THREADS) {
-    const int row = u / HEAD_V;
-    float best = -INF, total = 0.f, value = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) best = fmaxf(best, parts_of[w].top[row]);
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      const float weight = weight_of(parts_of[w].top[row], best);
-      total += parts_of[w].sum[row] * weight, value += parts_of[w].out[u] * weight;
-    }
-    if (PARTS == 1 && !SPREAD) {
-      put(row, u % HEAD_V, value * inverse_of(total));
-      continue;
-    }
-    Part<ROWS>& to = SPREAD ? ((Part<ROWS>*)g.y)[item * parts + part] : whole;
-    to.out[u] = value;
-    if (u % HEAD_V == 0) to.top[row] = best, to.sum[row] = total;
-  }
+  join_warps<ROWS, PARTS == 1 && !SPREAD>(parts_of, SPREAD ? ((Part<ROWS>*)g.y)[item * parts + part] : whole, count, put);
   if (PARTS > 1) join_parts(whole, count, put);
 }

@@ -16,6 +16,7 @@ from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
+_group = registry.module("kernels", "cuda").part("_attention_group")
 _grouped = registry.module("kernels", "cuda").part("_attention_grouped")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 _plain = registry.module("kernels", "cuda").part("_attention_plain")
@@ -59,6 +60,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
+    few = _group.instead(request, p, few)
     others = _plain.tiles(request, p) if request.dtype == DType.F32 else _hopper.tiles(request, p) if request.arch == 90 else [(MmaTile(_warps(request)), 1)]
     return [*few, *((tile, D.mul(use, left)) for tile, use in others if left != 0)]
 
@@ -107,10 +109,11 @@ def attention(request: Request) -> list[Kernel]:
     scratch = list(copies[0].scratch) if copies else []
     kernels: list[Kernel] = []
     for tile, use in chosen:
-        if isinstance(tile, _few.FewTile):
-            kernels += _few.kernels(request, p, tile, use, f"scratch{len(scratch)}")
-            if tile.spread:
-                scratch.append(_few.scratch(request, p, tile, use))
+        for kind in (_few, _group):
+            if isinstance(tile, kind.TILE):
+                kernels += kind.kernels(request, p, tile, use, f"scratch{len(scratch)}")
+                if tile.spread:
+                    scratch.append(kind.scratch(request, p, tile, use))
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]
     kernels += [*copies, *(_hopper.kernel(copied, _attention.problem(rows), tile, use, places) for tile, use in by_copies)]

@@ -86,7 +86,7 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 3000, 1, 8)]
+    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 2000, 1, 8)]
 )
 def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
     k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
@@ -94,9 +94,22 @@ def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: i
 
 
 def test_heads_of_one_row_that_share_keys_are_few_rows() -> None:
-    read, join = cuda.emit(attention(DType.BF16, 128, s=1, t=16381, b=1, heads=48, kv=2))
-    assert read.grid[0] == join.grid[0] == 2 * 6
+    for dtype, tiles in ((DType.BF16, 2), (DType.F32, 6)):
+        read, join = cuda.emit(attention(dtype, 128, s=1, t=16381, b=1, heads=48, kv=2))
+        assert read.grid[0] == join.grid[0] == 2 * tiles
     assert _maps(attention(DType.BF16, 128, s=3, t=16381, b=1, heads=48, kv=2)) == [["q", "k", "v", "y"]]
+
+
+def test_few_rows_of_heads_that_share_many_keys_are_one_tile() -> None:
+    def rows(heads: int) -> list[int]:
+        kernels = cuda.emit(attention(DType.F16, 128, s=1, t=16381, b=1, heads=heads, kv=1))
+        return [int(k.source.split("ROWS = ")[1].split(";")[0].split(",")[0]) for k in kernels if "ROWS = " in k.source]
+
+    assert rows(16) == [16, 16] and rows(4) == [4, 4]
+    read, join = (k for k in cuda.emit(attention(DType.F16, 128, s=1, t=symbol("T"), b=1, heads=7, kv=1)) if "ROWS = 16" in k.source)
+    assert read.scratch == join.scratch
+    for keys, grids in ((16381, [(1, 128), (1, 7)]), (100, [(0, 1), (0, 7)])):
+        assert [tuple(evaluate(n, {"T": keys}) for n in k.grid[:2]) for k in (read, join)] == grids
 
 
 def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int, last: str) -> int:
