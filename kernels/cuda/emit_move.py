@@ -28,7 +28,7 @@ _SMALL, _SINGLE = 1 << 19, 4
 #: The same where rows of _SCATTERED_ROW elements or more of the target are not rows of the source, so that what a block reads together lies far apart.
 _SCATTERED, _SCATTERED_ROW = 1 << 17, 128
 #: Up to as many elements of one of several copies a thread has a single one, where rows are as long or shorter.
-_LONG_ROWS, _SHORT_ROWS = 1 << 15, 1 << 19
+_LONG_ROWS, _SHORT_ROWS = 1 << 18, 1 << 19
 #: Up to as many elements parts that lie side by side in rows are no copy each, where they are no whole 16 bytes.
 _BESIDE = 1 << 20
 

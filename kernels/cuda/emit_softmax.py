@@ -16,8 +16,8 @@ _PER_THREAD = 32
 #: So many warps have a row of at least as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
 _WARPS, _FEW_ROWS = (8, 4), 8
 #: Elements of the longest contiguous row, its length not known, that is read through shared memory; of the longest that is no whole vectors and of which lanes
-#: take single elements, up to _EACH of them, and more where a warp has it.
-_SLAB_ROW, _SINGLE_ROW, _EACH = 48, 64, 4
+#: take single elements; how many of them each of these takes, if no warp has the row, where the device has room for all of them, and where not.
+_SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, 256, (4, 8), 1024
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
@@ -80,9 +80,10 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
     kernels = []
     share, few = _axis.clusters(request, outer, n)
     vectors = length // (v or widest)
+    each = _EACH[known(D.less(D.mul(outer, -(-length // _EACH[0])), request.sms * _LANES)) != 1]
     for threads in (1, 2, 4, 8, 16, 32, 128, 256, 512, 1024):
         k = max(-(-vectors // threads), 1)
-        most = _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2 if threads > 32 else _EACH if v == 1 else widest
+        most = _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2 if threads > 32 else each if v == 1 else widest
         if k * (v or widest) <= most and (v or threads >= 2 * widest - 2):
             break
     else:

@@ -169,6 +169,12 @@ def test_few_rows_of_a_warp_get_more() -> None:
         assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
 
 
+def test_odd_rows_of_softmax_are_read_by_elements() -> None:
+    for outer, n, per, lanes in ((4001, 21, 3, 8), (100003, 5, 5, 1), (100003, 33, 5, 8), (1536, 197, 7, 32)):
+        (k,) = _axis("softmax", outer, n, 1)
+        assert f"softmax_rows<1, {per}, {lanes}," in k.source
+
+
 def test_running_sums_of_long_rows_know_the_parts_before() -> None:
     for outer, n, inner, blocks in ((1, 1000003, 1, 493), (20, 100003, 1, 520), (2, 50021, 6, 390)):
         parts, scan = _axis("cumsum", outer, n, inner)
