@@ -52,6 +52,7 @@ def softmax(rng: np.random.Generator) -> Iterator[Case]:
 
 def layernorm(rng: np.random.Generator) -> Iterator[Case]:
     shapes = [(3, 1), (5, 17), (4, 768), (2, 1024), (3, 3072), (2, 5000), (1, 40000), (6, 127), (0, 64), (5, 256), (3, 1031), (1, 33000), (2, 50021)]
+    shapes += [(9, 32), (270, 96), (300, 5), (4200, 33), (7003, 4), (37, 200), (2500, 255), (300, 511), (40, 801)]  # some lanes for a row, slabs, a warp
     for dtype in FLOATS:
         for k, (rows, n) in enumerate(shapes):
             present = [("res", "gamma", "beta", "skip"), ("gamma", "beta"), ("xbias", "res", "gamma", "skip"), ()][k % 4]
@@ -95,8 +96,9 @@ def layernorm(rng: np.random.Generator) -> Iterator[Case]:
 
 def layernorm_sum(rng: np.random.Generator) -> Iterator[Case]:
     """Looked-up rows (one index from the end), rows broadcast over the outer axis, two tensors side by side along the inner one; symbolic sizes."""
+    shapes = ((2, 5, 768, 1, np.int64), (1, 7, 17, 3, np.int32), (3, 4, 5000, 2, np.int64), (0, 4, 64, 2, np.int32), (9, 5, 72, 2, np.int32))
     for dtype in FLOATS:
-        for outer, inner, n, cut, index in ((2, 5, 768, 1, np.int64), (1, 7, 17, 3, np.int32), (3, 4, 5000, 2, np.int64), (0, 4, 64, 2, np.int32)):
+        for outer, inner, n, cut, index in shapes:
             table, vt = _pair(rng, (11, n), dtype)
             shared, vs = _pair(rng, (inner, n), dtype)
             left, vl = _pair(rng, (outer, cut, n), dtype)

@@ -38,7 +38,7 @@ ARCH, FEW, MANY = 90, 6, 132
 #: Cases of the families that are neither a product nor attention, by family, name and type: each template in each of its forms.
 CHOSEN = "|".join((
     r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
-    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021) .*F16", "layernorm layernorm 5x256 .*F32",
+    r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16", "layernorm layernorm 5x256 .*F32",
     r"layernorm_sum layernorm_sum (2x5x768|1x7x17|3x4x5000) F16",
     r"groupnorm(_nhwc)? groupnorm(_nhwc)? (2x16/2x33x31|1x320/32x9x8|1x6/6x3x1|1x32/8x131x127|1x3/1x67x173) F16",
     "rope rope .*F16", r"reduce reduce (sum 2x5000x1|mean 3x17x1|max 3x40x35|sum 2x9x3|sum 4x256x1|l1 1x40009x1|min 1x700x40) F16", "reduce reduce sum I64",

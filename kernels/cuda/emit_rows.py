@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -13,11 +14,13 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _axis = registry.module("kernels", "cuda").part("_axis")
+_short = registry.module("kernels", "cuda").part("_norm_short")
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32
-#: A norm gives so many warps to a row of more than 96 vectors where there are at most this many rows for each multiprocessor: it is over sooner.
-_WARPS, _FEW_ROWS = 4, 2
+#: A norm gives so many warps to a row of more than 96 vectors and so many elements where there are at most this many rows for each multiprocessor:
+#: it is over sooner.
+_WARPS, _FEW_ROWS, _FEW_LONG = 4, 2, 256
 
 
 def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
@@ -34,9 +37,9 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
     return v, 0, 1024
 
 
-def _grid(rows: DimLike, threads: int) -> tuple[tuple[DimLike, DimLike, DimLike], int]:
-    """Grid and block: four rows a block when a warp has a row, else one."""
-    return ((D.ceildiv(rows, 4), 1, 1), 128) if threads == 32 else ((rows, 1, 1), threads)
+def _grid(rows: DimLike, threads: int) -> tuple[DimLike, int]:
+    """Blocks and their threads: four rows a block when a warp has a row, else one."""
+    return (D.ceildiv(rows, 4), 128) if threads == 32 else (rows, threads)
 
 
 def layernorm(request: Request) -> list[Kernel]:
@@ -66,16 +69,21 @@ def layernorm_sum(request: Request) -> list[Kernel]:
     return _norm(request, D.mul(i["outer"], i["inner"]), pointers, sizes, place, len(rows), some=any("table_row" in r or "nullptr" in r for r in rows))
 
 
+@dataclass(frozen=True)
+class _Body:
+    """What a kernel over rows does: the call, with `place` and whether weights may be read early left open."""
+
+    call: str
+    block: int
+    grid: DimLike
+    cluster: int = 1
+    each: DimLike = 1
+
+
 def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequence[str], place: str, terms: int, *, some: bool) -> list[Kernel]:
     """`place`: statements that set the rows l.x[0..terms) of `row`, from the operands `sources` and the parameters `sizes`."""
     i = parameters(request)
-    n, rms = i["N"], bool(i["rms"])
-    v, k, threads = row_shape(request, n)
-    few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 3 else 0
-    shapes = [(k, threads, 1, D.sub(1, few)), (-(-k // _WARPS), 32 * _WARPS, 1, few)]
-    if k == 0:
-        share, few = _axis.clusters(request, rows, n)
-        shapes = [(0, threads, 1, D.sub(1, few)), (0, 512, share, few)]
+    rms = bool(i["rms"])
     weights = [o for o in ("gamma", "beta") if o in request.operands and not (rms and o == "beta")]
     outputs = [o for o in ("y", "skip") if o in request.operands]
     places = {o: o if o in (*weights, *outputs) else "nullptr" for o in ("gamma", "beta", "y", "skip")}
@@ -87,24 +95,56 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
         + [f"{'i64' if _wide(s) else 'int'} {s}" for s in sizes]
     )
     kernels = []
+    assumed = f"__builtin_assume({' && '.join(present)});\n  " if (present := [o for o in places if o != "y" and places[o] == o]) else ""  # no tests for null
     plus, fault = "1.f" if i["gamma_add"] else "0.f", ", u32* fault" if "fault" in place else ""
-    args: tuple[Argument, ...] = (
-        *(Pointer(o) for o in (*sources, *weights, *outputs)), *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(n),
-        Float32(request.floats["eps"]), *([Fault()] if fault else []),
-    )  # fmt: skip
-    for parts, width, share, use in shapes:
-        if use == 0:
-            continue
-        grid, block = _grid(rows, width)
-        source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "rows")}
-extern "C" __global__ void __launch_bounds__({block}) layernorm({signature}, int rows, int n, float eps{fault}) {{
-  Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
-  norm_rows<{v}, {parts}, {width}, {share}, {known(n) or 0}, {early}>(l, rows, [&](auto& l, int row) {{
-{place}  }});
+    operands = tuple(Pointer(o) for o in (*sources, *weights, *outputs))
+    for body in _bodies(request, rows, _short_bodies(request, rows, sources, outputs)):
+        args: tuple[Argument, ...] = (
+            *operands, *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(i["N"]), Int32(body.each), Float32(request.floats["eps"]),
+            *([Fault()] if fault else []),
+        )  # fmt: skip
+        source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "rows", "norm_short")}
+extern "C" __global__ void __launch_bounds__({body.block}) layernorm({signature}, int rows, int n, int each, float eps{fault}) {{
+  {assumed}Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
+  const auto place = [&](auto& l, int row) {{
+{place}  }};
+  constexpr bool EARLY = {early};
+  {body.call};
 }}
 """
-        kernels.append(Kernel(source, "layernorm", (D.product([grid[0], share, use]), 1, 1), block, args, cluster=share, pdl=overlapped(request)))
+        kernels.append(Kernel(source, "layernorm", (body.grid, 1, 1), body.block, args, cluster=body.cluster, pdl=overlapped(request)))
     return kernels
+
+
+def _bodies(request: Request, rows: DimLike, short: Sequence[_Body]) -> list[_Body]:
+    """`short`, a warp, a block or a cluster for each row."""
+    n = parameters(request)["N"]
+    v, k, threads = row_shape(request, n)
+    few = D.sub(1, D.less(request.sms * _FEW_ROWS, rows)) if threads == 32 and k > 3 and (known(n) or 0) > _FEW_LONG else 0
+    shapes = [(k, threads, 1, D.sub(1, few))] if not short else []
+    shapes.append((-(-k // _WARPS), 32 * _WARPS, 1, few))
+    if k == 0:
+        share, few = _axis.clusters(request, rows, n)
+        shapes = [(0, threads, 1, D.sub(1, few)), (0, 512, share, few)]
+    found = [replace(b, grid=D.mul(b.grid, D.sub(1, few))) for b in short]
+    for parts, width, share, use in shapes:
+        grid, block = _grid(rows, width)
+        call = f"norm_rows<{v}, {parts}, {width}, {share}, {known(n) or 0}, EARLY>(l, rows, place)"
+        found.append(_Body(call, block, D.product([grid, share, use]), share))
+    return [b for b in found if b.grid != 0]
+
+
+def _short_bodies(request: Request, rows: DimLike, sources: Sequence[str], outputs: Sequence[str]) -> list[_Body]:
+    """Some lanes of a warp for each row, where all are short."""
+    n, found = known(parameters(request)["N"]), []
+    inputs = sum((o[0] == "x" and o != "xbias") or o == "res" for o in sources)
+    for s in _short.shapes(request, rows, inputs + len(outputs), len(outputs)):
+        if s.each == 0:
+            found.append(_Body(f"norm_short<{s.v}, {s.k}, {s.lanes}, {s.threads}, {n}, EARLY>(l, rows, place)", s.threads, s.grid))
+        else:
+            rooms = f"{inputs}, {max(inputs, len(outputs))}, {_axis.SLABS}"
+            found.append(_Body(f"place(l, 0); norm_slabs<{s.k}, {s.lanes}, {rooms}, {s.threads}, {n}, EARLY>(l, rows, each)", s.threads, s.grid, each=s.each))
+    return found
 
 
 def _wide(size: str) -> bool:

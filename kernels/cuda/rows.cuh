@@ -28,7 +28,7 @@ template <int TERMS, bool SOME> struct Norm {
     for (int k = 0; k < TERMS; k++)
       if (!SOME || x[k])
 #pragma unroll
-        for (int j = 0; j < V; j++) s[j] += to_float(v[k].v[j]);
+        for (int j = 0; j < V; j++) s[j] = SOME || k ? s[j] + to_float(v[k].v[j]) : to_float(v[k].v[j]);
   }
   template <int V, bool WHOLE = true> METHOD void weights(int i, Vec<T, V>& g, Vec<T, V>& b) const {
     if (gamma) g = get<V, WHOLE>(gamma + i);
@@ -45,7 +45,7 @@ template <int TERMS, bool SOME> struct Norm {
 #pragma unroll
     for (int j = 0; j < V; j++) {
       float v = (s[j] - mean) * scale;
-      if (gamma) v *= to_float(g.v[j]) + plus;
+      if (gamma) v *= plus ? to_float(g.v[j]) + plus : to_float(g.v[j]);
       if (beta) v += to_float(b.v[j]);
       from_float(out.v[j], v);
     }

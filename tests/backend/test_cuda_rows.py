@@ -46,9 +46,9 @@ def cases() -> Iterator[tuple[str, Request]]:
     for d, arch in PAIRS:
         for n, inner, log in _SOFTMAX:
             yield f"softmax {n}x{inner}", request("softmax", d, {"outer": 3, "n": n, "inner": inner, "log": log}, operands="xy", arch=arch)
-        for n, rms in ((768, 0), (1031, 1), (40000, 0)):
+        for n, rms in ((33, 1), (96, 0), (768, 0), (1031, 1), (40000, 0)):
             yield f"layernorm {n}", _norm(d, n, arch, rms=rms)
-        for n in (768, 1031, 40000):
+        for n in (17, 72, 768, 1031, 40000):
             yield f"layernorm_sum {n}", _sum(d, n, arch)
         for interleaved, full in ((0, 1), (1, 0)):
             ints = _ROPE | {"interleaved": interleaved, "full": full}
@@ -82,17 +82,36 @@ def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
 
 
-@pytest.mark.parametrize(("n", "threads"), [(1, 32), (768, 32), (1024, 32), (1031, 128), (3072, 256), (4096, 256), (30000, 1024), (100000, 1024)])
+@pytest.mark.parametrize(("n", "threads"), [(801, 32), (1031, 128), (3072, 256), (4096, 256), (30000, 1024), (100000, 1024)])
 def test_long_rows_get_more_threads(n: int, threads: int) -> None:
     (k,) = cuda.emit(_norm(DType.F16, n, 90, rows=1000))
     rows = k.block // threads
     assert k.block in (threads, 128) and k.grid[0] == -(-1000 // rows)
 
 
+def test_short_rows_get_some_lanes() -> None:
+    short = registry.module("kernels", "cuda").part("_norm_short")
+
+    def found(n: int, rows: DimLike, dtype: DType = DType.F16, tensors: int = 2, unaligned: tuple[str, ...] = ()) -> list[tuple[int, int, int, int, bool]]:
+        r = request("layernorm", dtype, {"rows": rows, "N": n}, {"eps": 1e-5}, operands=("x", "y"), unaligned=unaligned)
+        return [(s.v, s.k, s.lanes, s.threads, s.each != 0) for s in short.shapes(r, rows, tensors, tensors // 2)]
+
+    assert found(96, 1000) == [(8, 1, 16, 128, False)] and found(96, 25088) == [(8, 3, 4, 256, False)]  # many rows: fewer lanes
+    assert found(96, 25088, tensors=4) == [(8, 1, 16, 256, False)] and found(96, 25088, DType.F32) == [(4, 6, 4, 256, False)]
+    assert found(5, 100003) == [(1, 3, 2, 256, False)] and found(7, 100003, tensors=4) == [(1, 2, 4, 256, False)]
+    assert found(33, 131072) == [(1, 5, 8, 256, False)] and found(33, 131072, tensors=4) == [(1, 5, 8, 256, True)]
+    assert found(32, 1000, unaligned=("y",)) == [(1, 8, 4, 128, False)]
+    assert found(768, 1000) == [(8, 3, 32, 128, False)] and found(511, 1000) == [(1, 16, 32, 128, False)] and found(513, 1000) == []
+    kernels = cuda.emit(request("layernorm", DType.F16, {"rows": symbol("rows"), "N": 33}, {"eps": 1e-5}, operands=("x", "res", "y", "skip")))
+    for rows, grids in ((0, [0, 0, 0]), (8448, [528, 0, 0]), (8449, [0, 265, 0]), (32768, [0, 1024, 0]), (32769, [0, 0, 521])):
+        assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
+
+
 def test_a_few_long_rows_get_a_block_each() -> None:
-    few, many = sorted(cuda.emit(_norm(DType.F16, 1024, 90, rows=symbol("rows"))), key=lambda k: "norm_rows<8, 1, 128," not in k.source)
-    for rows, a, b in ((0, 0, 0), (1, 1, 0), (264, 264, 0), (265, 0, 67)):
-        assert (evaluate(few.grid[0], {"rows": rows}), evaluate(many.grid[0], {"rows": rows})) == (a, b)
+    kernels = cuda.emit(_norm(DType.F16, 1024, 90, rows=symbol("rows")))
+    assert [("norm_rows<8, 1, 128," in k.source, k.block) for k in kernels] == [(False, 128), (False, 256), (True, 128)]
+    for rows, grids in ((0, [0, 0, 0]), (1, [0, 0, 1]), (264, [0, 0, 264]), (265, [67, 0, 0]), (2113, [0, 265, 0])):
+        assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
 
 
 def test_clusters_share_large_groups_where_there_are_few() -> None:
