@@ -22,7 +22,7 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_product, _wgmma, _split, _thin, _align = (_backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align"))
+_product, _wgmma, _split, _thin, _align, _direct = (_backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct"))
 Rng = np.random.Generator
 
 
@@ -319,6 +319,24 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     yield _with(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
     yield _with(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
     yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
+    yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(_split.SplitTile(64, 64, False)))
+    direct = _direct.DirectTile
+    for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):
+        for t in (direct(2), direct(1, 1, 1, 4), direct(2, 2, 2, 1, 2), direct(2, 1, 1, 2, 2)):
+            yield _with(matmul(rng, dtype, 2, 2, 37, 41, 77, a_turned=a_turned, b_turned=b_turned), t)
+        yield _with(matmul(rng, dtype, 1, 2, 40, 72, 136, a_turned=a_turned, b_turned=b_turned), direct(2, 1, 1, 4))  # aligned rows
+        yield _with(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1))
+    yield _with(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
+    yield _with(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))
+
+
+def batches(rng: Rng) -> Iterator[Case]:
+    """Products of two run-time operands that tensor maps reach."""
+    split = _split.SplitTile
+    for a_turned, b_turned in itertools.product((False, True), (False, True)):
+        for dtype, t in ((F16, split(64, 64, False)), (F16, split(64, 64, True)), (BF16, split(128, 128, True, 2)), (F16, split(64, 128, False, 1, 1, 2))):
+            yield _with(matmul(rng, dtype, 2, 2, 136, 72, 264, a_turned=a_turned, b_turned=b_turned), t)
+    yield _with(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
 
 
 def convolutions(rng: Rng) -> Iterator[Case]:
@@ -357,4 +375,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     yield conv(rng, Conv(2, 64, 61, 50, 64, groups=64, dilation=(2, 2), kinds=(1, 3, 0)), F16)
 
 
-FAMILIES = {"products": products, "odd products": odd_products, "convolutions": convolutions, "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32))}
+FAMILIES = {
+    "products": products, "odd products": odd_products, "batches": batches, "convolutions": convolutions,
+    "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32)),
+}  # fmt: skip

@@ -129,8 +129,10 @@ def gemm_case(
     return f"gemm {dtype.name} {m}x{n}x{k} {act}{extra}{' nobias' if not bias else ''}{f' pad{pad}' if pad else ''}{f' shift{shift}' if shift else ''}", r, run
 
 
-def matmul_case(dtype: DType, b0: int, b1: int, m: int, n: int, k: int, layout: str, act: str = "none", *, broadcast: bool = False, res_mode: int = 0) -> Case:
-    """layout: two letters, which axis of a ([M,K]: m or k) and of b ([K,N]: k or n) is contiguous; `s` is neither."""
+def matmul_case(
+    dtype: DType, b0: int, b1: int, m: int, n: int, k: int, layout: str, act: str = "none", *, broadcast: bool = False, res_mode: int = 0, tile: Any = None
+) -> Case:  # fmt: skip
+    """layout: two letters, which axis of a ([M,K]: m or k) and of b ([K,N]: k or n) is contiguous; `s` is neither. tile: by which, whatever would be chosen."""
     steps = {"k": (k, 1), "m": (1, m), "s": (2 * k, 2), "n": (1, n)}
     a_m, a_k = steps[layout[0]]
     b_n, b_k = {"k": (k, 1), "n": (1, n), "s": (2 * k, 2)}[layout[1]]
@@ -142,6 +144,7 @@ def matmul_case(dtype: DType, b0: int, b1: int, m: int, n: int, k: int, layout: 
     }  # fmt: skip
     p0, p1 = K.PARAMETERS.get(act, (0.0, 0.0))
     r = R.request("matmul", dtype, ints, {"alpha": 0.3, "p0": p0, "p1": p1}, operands=["a", "b", "y", *(["res"] if res_mode else [])])
+    r = R.force(r, tile) if tile else r
 
     def run() -> tuple[float, float]:
         t = R.torch()

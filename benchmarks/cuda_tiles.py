@@ -68,6 +68,8 @@ def tile_name(t: Any) -> str:
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
+    if hasattr(t, "high"):
+        return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}"
     return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -70,27 +71,31 @@ class SplitTile:
 #: special functions, for a residual; bytes a clock from L2 for one block and for all, from memory for all.
 _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 523.0, 556.0, 704.0, 165.1, 1961.0
 _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
+#: Of batches: clocks to start a kernel, for each row of a warp that begins anywhere; bytes a clock.
+_START, _ROW, _BATCH_BYTES = 2100.0, 150.0, 2600.0
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 
 
-def candidates(m: int, n: int, steps: int, sms: int) -> Iterator[SplitTile]:
-    """Tiles worth a thought for m x n with `steps` stages of k."""
+def candidates(m: int, n: int, steps: int, sms: int, batch: int = 1, across: tuple[bool, bool] = (False, False)) -> Iterator[SplitTile]:
+    """Tiles worth a thought for `batch` products of m x n with `steps` stages of k. across: whether A and B are contiguous along their rows."""
     m = max(m, 1)
     for swap in (True, False) if m > 48 else (True,):
         left, right = (n, m) if swap else (m, n)
         least = -(-right // 256)
         widths = {(right + 8 * parts - 1) // (8 * parts) * 8 for parts in range(least, max(least + 5, -(-right // 64)))}
+        if across[0 if swap else 1]:
+            widths = {-(-width // 64) * 64 for width in widths}
         for rows in (64, 128, 192):
             if rows > 64 and left <= rows - 64:
                 continue
             for width in sorted(widths | ({64, 128} if right > 128 else set())):
-                tiles = -(-left // rows) * -(-right // width)
+                tiles = -(-left // rows) * -(-right // width) * batch
                 for split in (1, 2, 3, 4, 6, 8):
                     if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
                         break
-                    for share in (1, 2) if width % 16 == 0 and left > rows and split <= 4 else (1,):
+                    for share in (1, 2) if width % 16 == 0 and left > rows and split <= 4 and batch == 1 and not any(across) else (1,):
                         for resident in (1, 2, 3) if tiles * split > sms else (1,):
                             tile = SplitTile(rows, width, swap, split, share, resident)
                             if tile.fits:
@@ -102,10 +107,10 @@ def slots(cluster: int, resident: int, sms: int) -> int:
     return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
 
 
-def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
-    """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions."""
+def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, batch: int = 0) -> float:
+    """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions; batch: products of two run-time operands, 0: one by a weight."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster
+    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * max(batch, 1)
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
@@ -117,6 +122,8 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     if n * steps * 128 > _wgmma.CACHED:
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _wgmma.STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
+    if batch:
+        memory = 2 * batch * ((m + n) * steps * 64 + m * n) / _BATCH_BYTES
     size = t.rows * t.columns * together
     finish = _FINISH + residual * _RESIDUAL + (_RESULT + _SMOOTH * smooth) * size / t.split + _FLOAT * size * (t.split - 1) / t.split
     cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0) + (_SHARED_COPIES if t.share > 1 else 0.0)
@@ -126,6 +133,36 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
 def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[SplitTile, float]:
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide."""
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms) if not panels or t.bn % 64 == 0}
+
+
+@cache
+def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
+    """Clocks of the tiles for `batch` products of two run-time operands, comparable with `_product.tile_cost`. y: as for `_direct.prices`."""
+
+    def rows(t: SplitTile) -> float:
+        """Clocks to store rows that begin anywhere, a warp one after another."""
+        waves = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // slots(t.split, t.resident, sms))
+        return 0.0 if y else _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16)
+
+    tiles = (t for t in candidates(m, n, steps, sms, batch, across) if t.share == 1)
+    return {t: _START + tile_cost(t, m, n, steps, sms, batch=batch) + rows(t) for t in tiles}
+
+
+def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
+    """`matmul` of operands that tensor maps reach, with strides `i`."""
+    m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
+    maps: list[TensorMap] = []
+    params: list[tuple[str, str, Argument]] = [("int", "K", Int32(k)), *(("i64", s, Int64(i[s])) for s in ("y_0", "y_1"))]
+    for operand, rows, row, own in (("a", m, "m", tile.bm), ("b", n, "n", tile.bn)):
+        turned = across[operand == "b"]
+        pitch = i[f"{operand}_{'k' if turned else row}"]
+        strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
+        sizes = (rows, k) if turned else (k, rows)
+        maps.append(TensorMap(
+            Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, 64 if turned else own, 1, 1)
+        ))  # fmt: skip
+        params += [("int", f"{operand}_moves_{axis}", Int32(D.less(0, i[f"{operand}_{axis}"]))) for axis in (0, 1)]
+    return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across)
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -144,30 +181,33 @@ def convolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> 
 
 
 def _product(
-    r: Request, tile: SplitTile, source: int, x: TensorMap, w: TensorMap, m: DimLike, n: int, ldy: DimLike, ldr: DimLike,
-    params: Sequence[tuple[str, str, Argument]], active: DimLike,
+    r: Request, tile: SplitTile, source: int, x: TensorMap, w: TensorMap, m: DimLike, n: DimLike, ldy: DimLike, ldr: DimLike,
+    params: Sequence[tuple[str, str, Argument]], active: DimLike, across: tuple[bool, bool] = (False, False),
 ) -> Kernel:  # fmt: skip
-    if source:
+    if source == 1:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
     staged = r.program is None and _epilogue.residual(r)
-    epi = _epilogue.epilogue(r, (ldr,), staged=staged, touched=True)
+    epi = _epilogue.epilogue(r, (ldr,), staged=staged, touched=True, scaled=source == 2)
+    left, right = across[::-1] if tile.swap else across
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
     if staged:
         parameters.append(("const T* __restrict__", "res", Pointer("res")))
     mma = "f16" if r.dtype == DType.F16 else "bf16"
+    pitches = (ldy, *(r.ints.get(s, 0) for s in ("y_0", "y_1"))) if source == 2 else (ldy,)
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', (ldy,)))};",
-        f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(n % 8 == 0)};",
-        _wgmma.multiply(tile.columns, mma), _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source,
+        f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
+        f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
+        f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
+        _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source,
         _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
-    tiles = D.mul(D.ceildiv(m, tile.bm * share_m), -(-n // (tile.bn * share_n)))
-    grid = D.mul(D.mul(tiles, tile.cluster), active)
-    return Kernel(text, "product_split", (grid, 1, 1), tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
+    tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(n, tile.bn * share_n))
+    grid = D.mul(D.mul(tiles, tile.cluster), active), *((r.ints["B1"], r.ints["B0"]) if source == 2 else (1, 1))
+    return Kernel(text, "product_split", grid, tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)

@@ -203,13 +203,13 @@ def product(
     return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
 
 
-def multiply(n: int, mma: str) -> str:
-    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`."""
+def multiply(n: int, mma: str, across: tuple[bool, bool] = (False, False)) -> str:
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`. across: operands that are contiguous along their rows."""
     count = n // 2
     registers = ", ".join(f"%{k}" for k in range(count))
     outputs = ", ".join(f'"+f"(d[{k}])' for k in range(count))
     return (
         f'DEV void multiply(float (&d)[{count}], u64 a, u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;}}"\n'
+        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, {int(across[0])}, {int(across[1])};}}"\n'
         f'    : {outputs} : "l"(a), "l"(b), "r"(add));\n}}\n'
     )

@@ -11,6 +11,7 @@ from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
 
 _product = registry.module("kernels", "cuda").part("_product")
 _epilogue = registry.module("kernels", "cuda").part("_epilogue")
@@ -19,9 +20,13 @@ _wgmma = registry.module("kernels", "cuda").part("_wgmma")
 _split = registry.module("kernels", "cuda").part("_split")
 _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
+_direct = registry.module("kernels", "cuda").part("_direct")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
+#: More of SplitTile in batches behind copies. What `_product.tile_cost` is for batches: so many times its clocks, and clocks a byte.
+_COPIES, _TILED, _MOVED = 900.0, 1.07, 5.3e-4
+_THIN = 1.2  # what `_thin.tile_cost` is for 16-bit elements: so many times its clocks
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -40,7 +45,8 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     aligned = replace(r, unaligned=r.unaligned - {"x"})
     mappable = k and _wgmma.able(aligned, (ldw,), ("x",))
     y = _epilogue.vector(r, "y", (ldy,))
-    odd = _product.odd(r, _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1), y)
+    a, b = _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1)
+    odd = _product.odd(r, a, b, y)
 
     few = isinstance(m, int) and m * n <= _FEW and not norms
 
@@ -49,6 +55,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         if maps and not few:
             return costs
         costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
+        costs |= _direct.prices(r, rows, n, k, 1, a, b, y)
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
@@ -76,6 +83,11 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
     if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
         return [_thin.product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
+    if isinstance(tile, _direct.DirectTile):
+        return [_direct.product(
+            r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
+            y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active,
+        )]  # fmt: skip
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
         y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, defines=(_product.to_batch(False),), active=active,
@@ -101,6 +113,8 @@ def matmul(r: Request) -> list[Kernel]:
     batch = _product.known(D.mul(b0, b1), 16)
     y = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = _product.odd(r, a, b, y)
+    if not (odd or y) and r.arch >= 90:
+        odd = _product.Odd(a.bytes, b.bytes, y)
     # Operands that are copied to where rows are aligned, where that pays, and the request and strides of the product of these.
     copies = [
         _align.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
@@ -111,17 +125,31 @@ def matmul(r: Request) -> list[Kernel]:
         trans = (a if c.operand == "a" else b).trans
         moved |= {f"{c.operand}_{'k' if trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
     aligned = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
+    # Whether tensor maps reach the operands as they are, or once they have been copied.
+    maps = r.arch == 90 and r.dtype != DType.F32 and r.program is None and not _epilogue.residual(r) and not (a.gather or b.gather)
+    mapped, mappable = maps and a.bytes == b.bytes == 16, maps and all(how.slow or how.bytes == 16 for how in (a, b))
 
     def price(rows: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
         turned = (a.trans, b.trans)
         costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd, split=r.arch >= 90)
+        if mapped and not odd:
+            bytes_ = 2 * batch * (rows * depth + columns * depth + rows * columns)
+            costs = {t: _TILED * c + _MOVED * bytes_ for t, c in costs.items()}
         if isinstance(n, int):
-            costs |= _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
+            thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
+            costs |= {t: c * (_THIN if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
+        costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y)
+        if mapped:
+            costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
         if copies:
-            copy = _align.cost(sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch)
+            elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
+            copy = _align.cost(elements)
             wide = _product.Odd(*(how.bytes if how.gather else 16 for how in (a, b)), y)
             plain = _product.prices(rows, columns, depth, batch, aligned, transposed=turned, odd=wide)
+            if mappable:
+                late = _COPIES + _COPIED * elements
+                plain |= {t: late + c for t, c in _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y).items()}
             costs |= {_align.Aligned(t): copy + c for t, c in plain.items()}
         return costs
 
@@ -139,15 +167,23 @@ def matmul(r: Request) -> list[Kernel]:
 def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
     """The kernels of `matmul` with strides `i`."""
     m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
+    a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
+    b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
+    if isinstance(tile, _split.SplitTile):
+        return [_split.batched_product(r, tile, i, (a.trans, b.trans), active)]
     params = [(t, name, Pointer(name)) for t, name in _POINTERS]
     params += _product.int_params(r, ("M", "N", "K")) + [("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES]
     if not _epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
     if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
         return [_thin.product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
+    if isinstance(tile, _direct.DirectTile):
+        return [_direct.product(
+            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],),
+            y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
+        )]  # fmt: skip
     return list(_product.product(
-        r, tile, source=0, params=params, a=_product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"])),
-        b=_product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"])), pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
+        r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
         rows=m, columns=n, grid_y=b1, grid_z=b0, defines=(_product.to_batch(True),), active=active,
     ))  # fmt: skip
 

@@ -4,8 +4,9 @@
 // cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast).
 // Sums go through shared memory as f32: each block of the cluster gets those of its rows, adds them up, always in the same order, and finishes them.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
+// SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
 // (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
@@ -30,6 +31,16 @@ constexpr bool MEETS = CLUSTER > 1;
 constexpr bool MEETS = SHARE > 1;
 #endif
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
+#if SOURCE == 2
+static_assert(SHARE == 1 && (!RIGHT_ACROSS || COLUMNS % 64 == 0), "tile of a batch");
+// `rows` rows from `row` on at step s of k; the matrix of the batch is where its operand moves along (`move`).
+template <bool ACROSS> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int rows, int move_0, int move_1) {
+  if (ACROSS)
+    for (int r = 0; r < rows; r += 64) copy4(to + r * 128, map, b, row + r, s * 64, blockIdx.y * move_1, blockIdx.z * move_0);
+  else
+    copy4(to, map, b, s * 64, row, blockIdx.y * move_1, blockIdx.z * move_0);
+}
+#endif
 
 DEV u32 address_in(u32 address, u32 block) {
   u32 there;
@@ -119,6 +130,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
           copy3_all(to, &map_w, b, s.chunk * 64, s.kh * KW + s.kw, n0 + right, sharers);
         else
           copy3(to, &map_w, b, s.chunk * 64, s.kh * KW + s.kw, n0);
+#elif SOURCE == 2
+        copy_of_batch<SWAP ? LEFT_ACROSS : RIGHT_ACROSS>(to, &map_w, b, s.k, n0, TILE_N, b_moves_0, b_moves_1);
 #else
         if (!SWAP && SHARE > 1)
           copy2_all(to, &map_w, b, s.k * 64, n0 + right, sharers);
@@ -133,6 +146,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
           copy_im2col_all(to, &map_x, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH), sharers);
         else
           copy_im2col(to, &map_x, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+#elif SOURCE == 2
+        copy_of_batch<SWAP ? RIGHT_ACROSS : LEFT_ACROSS>(to, &map_x, b, s.k, m0, TILE_M, a_moves_0, a_moves_1);
 #else
         if (SWAP && SHARE > 1)
           copy2_all(to, &map_x, b, s.k * 64, m0 + right, sharers);
@@ -197,7 +212,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   if (CLUSTER > 1) cluster_wait();
   if (threadIdx.x < CHUNKS && n < N) touch_columns(epilogue, n);
   float sum[COLUMNS / 2];
+#if SOURCE == 2
+  constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+  const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES) + (RIGHT_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
+  y += blockIdx.z * y_0 + blockIdx.y * y_1;
+#else
+  constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
+#endif
   int slot = first, last = -1;
   u32 phase = 0;
   for (int k = 0; k < count; k++) {
@@ -205,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
     multiply_fence();
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) multiply(sum, a + kk * 2, b + kk * 2, (k | kk) != 0);
+    for (int kk = 0; kk < 4; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
     multiply_commit();
     if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
       multiply_wait<1>();

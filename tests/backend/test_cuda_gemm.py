@@ -153,9 +153,37 @@ def batched(dtype: DType, m: int, n: int, k: int, a: tuple[DimLike, DimLike], b:
 def test_batches_are_copied_once_each() -> None:
     r = batched(DType.F16, 1009, 1013, 1019, (1019, 1), (1013, 1))
     copy, main = kernels_of(r)
-    assert (copy.symbol, main.symbol) == ("align", "product_tile")
-    assert copy.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1016 * 2)  # b is the same for both along the first axis
+    assert (copy.symbol, main.symbol) == ("align", "product_split")
+    assert copy.scratch == main.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1016 * 2)  # b is the same for both along the first axis
     compile_kernels([copy, main], 90)
+
+
+def test_batches_that_tensor_maps_reach() -> None:
+    for a, b in (((512, 1), (64, 1)), ((512, 1), (1, 512)), ((1, 512), (64, 1)), ((1, 512), (1, 512))):
+        for d in (DType.F16, DType.BF16):
+            (kernel,) = kernels_of(batched(d, 512, 64, 512, a, b))
+            maps = [arg for arg in kernel.args if isinstance(arg, TensorMap)]
+            assert kernel.symbol == "product_split" and kernel.grid[1:] == (3, 2)
+            assert [m.dims for m in maps] == [(512, 512, 3, 2), (64, 512, 3, 2) if b[1] == 1 else (512, 64, 3, 2)]
+            compile_kernels([kernel], 90)
+    (kernel,) = kernels_of(batched(DType.F16, 512, 64, 512, (512, 1), (1, 512)))
+    (_, b_map) = (arg for arg in kernel.args if isinstance(arg, TensorMap))
+    assert b_map.strides == (1024, 65536, 16)  # b is the same along the first axis: no stride, but one that a map takes
+    for other in (batched(DType.F32, 512, 64, 512, (512, 1), (64, 1)), batched(DType.F16, 512, 64, 512, (1024, 2), (64, 1))):
+        assert {k.symbol for k in kernels_of(other)} == {"product_tile"}
+
+
+def test_small_products_are_read_into_registers() -> None:
+    direct = registry.module("kernels", "cuda").part("_direct")
+    for d in (DType.F16, DType.BF16):
+        for a, b in (((61, 1), (131, 1)), ((61, 1), (1, 61)), ((1, 127), (131, 1)), ((1, 127), (1, 61))):
+            r = batched(d, 127, 131, 61, a, b)
+            (kernel,) = kernels_of(r)
+            assert kernel.symbol == "product_direct"
+            compile_kernels([kernel], 90)
+    access = registry.module("kernels", "cuda").part("_product").Access
+    assert not direct.prices(batched(DType.F32, 9, 9, 9, (9, 1), (9, 1)), 9, 9, 9, 6, access(4), access(4), True)
+    assert not direct.prices(batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)), 9, 9, 9, 6, access(2, gather=True), access(2, trans=True), True)
 
 
 def test_few_rows_stream_the_other_operand() -> None:

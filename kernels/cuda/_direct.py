@@ -1,0 +1,94 @@
+"""Small products of two-byte elements, read straight into registers (`direct.cuh`): tiles and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Kernel, Request
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+
+
+@dataclass(frozen=True)
+class DirectTile:
+    """A warp has 16 `high` rows by 32 columns; warps along rows, columns and k; steps of 32 k that are read ahead."""
+
+    high: int
+    warps_m: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+    ahead: int = 1
+
+    @property
+    def bm(self) -> int:
+        return 16 * self.high * self.warps_m
+
+    @property
+    def bn(self) -> int:
+        return 32 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n * self.warps_k
+
+
+TILES = (
+    *(DirectTile(high, *warps, k) for high in (1, 2) for warps, ks in (((1, 1), (1, 2, 4, 8)), ((2, 2), (1, 2))) for k in ks),
+    DirectTile(1, 1, 1, 4, 2), DirectTile(1, 1, 1, 8, 2), DirectTile(2, 1, 1, 4, 2),
+)  # fmt: skip
+#: The cost model, fitted to measurements on an H200. Clocks to start, until a step's operands come and more for each that is read ahead, of a warp to read a
+#: piece and to finish 16 rows, of 16 rows whose places begin anywhere, to add up the sums of a warp; clocks a byte from memory.
+_START, _STEP, _AHEAD, _PIECE, _FINISH, _ANYWHERE, _SUM, _MEMORY = 2500.0, 590.0, 295.0, 5.8, 13.0, 650.0, 64.0, 5.0e-4
+_SHIFTED = 2.2  # pieces that a piece costs that begins anywhere
+
+
+def _whole(t: DirectTile, a: Any, b: Any) -> tuple[bool, bool]:
+    """Whether pieces of either operand lie at multiples of their size."""
+    of_a, of_b = (how.bytes == 16 if not how.trans else how.bytes >= size for how, size in ((a, 4 * t.high), (b, 8)))
+    return of_a, of_b
+
+
+def tile_cost(t: DirectTile, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool) -> float:
+    """Clocks, comparable with `_product.odd_cost`."""
+    warps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms) * t.threads // 32  # of one multiprocessor
+    waves, steps = -(-warps // (8 if t.ahead * t.high > 2 else 12)), -(-k // (32 * t.warps_k))
+    pieces = sum((8 if how.trans else rows) * (1.0 if whole else _SHIFTED) for how, rows, whole in zip((a, b), (2 * t.high, 4), _whole(t, a, b), strict=True))
+    step = waves * (_STEP * -(-steps // t.ahead) + (_AHEAD * steps if t.ahead > 1 else 0.0)) + warps * steps * pieces * _PIECE
+    sums = waves * max(t.warps_k, 2 * t.high) * _SUM if t.warps_k > 1 else 0.0
+    ends = sums + warps // t.warps_k * t.high * _FINISH + (0.0 if y else waves * t.high * _ANYWHERE)
+    return _START + step + ends + _MEMORY * 2 * batch * (m * k + n * k + m * n)
+
+
+def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[DirectTile, float]:
+    """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes."""
+    if r.dtype == DType.F32 or r.arch < 90 or a.gather or b.gather:
+        return {}
+    return {t: tile_cost(t, m, n, k, batch, r.sms, a, b, y) for t in TILES if t.warps_k * t.ahead == 1 or k > 16 * t.warps_k * t.ahead}
+
+
+def product(
+    r: Request, tile: DirectTile, *, params: Sequence[tuple[str, str, Argument]], a: Any, b: Any, pitches: tuple[DimLike, ...], y_vector: bool,
+    rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
+) -> Kernel:  # fmt: skip
+    """The kernel, with parameters as `_product.product` takes them."""
+    epi = _epilogue.epilogue(r, pitches, 0, scaled=r.family == "matmul")
+    parameters = [*params, *epi.parameters]
+    whole = _whole(tile, a, b)
+    text = "\n".join([
+        prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
+        *(f"#define LAST_{o.upper()} {f'(gridDim.z - 1) * {o}_0 + (gridDim.y - 1) * {o}_1' if batched else '0'}" for o in "ab"),
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"constexpr int MT = {tile.high}, WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, WARPS_K = {tile.warps_k}, AHEAD = {tile.ahead};",
+        f"constexpr bool A_ALONG = {int(not a.trans)}, B_ALONG = {int(not b.trans)}, A_WHOLE = {int(whole[0])}, B_WHOLE = {int(whole[1])};",
+        f"constexpr bool Y_VECTOR = {int(y_vector)};", epi.source, _backend.template("direct"),
+    ])  # fmt: skip
+    grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), active])
+    return Kernel(text, "product_direct", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), 0, 1, True)
