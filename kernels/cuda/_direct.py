@@ -41,12 +41,13 @@ class DirectTile:
 
 
 TILES = (
-    *(DirectTile(high, *warps, k) for high in (1, 2) for warps, ks in (((1, 1), (1, 2, 4, 8)), ((2, 2), (1, 2))) for k in ks),
-    DirectTile(1, 1, 1, 4, 2), DirectTile(1, 1, 1, 8, 2), DirectTile(2, 1, 1, 4, 2),
+    *(DirectTile(1, warps_k=k) for k in (1, 2, 4, 8)), DirectTile(2, warps_k=4), DirectTile(2, warps_k=8), DirectTile(2, warps_k=4, ahead=2),
+    DirectTile(2, 2, 2), DirectTile(2, 2, 2, 2),
 )  # fmt: skip
-#: The cost model, fitted to measurements on an H200. Clocks to start, until a step's operands come and more for each that is read ahead, of a warp to read a
-#: piece and to finish 16 rows, of 16 rows whose places begin anywhere, to add up the sums of a warp; clocks a byte from memory.
-_START, _STEP, _AHEAD, _PIECE, _FINISH, _ANYWHERE, _SUM, _MEMORY = 2500.0, 590.0, 295.0, 5.8, 13.0, 650.0, 64.0, 5.0e-4
+#: The cost model, fitted to measurements on an H200. Clocks to start, of a wave of warps, until a step's operands come and more for each that is read ahead or
+#: that has 32 rows, of a warp to read a piece, of an operand whose pieces lie anyhow, of rows whose places begin anywhere, to add up the sums of a warp; clocks
+#: a byte from memory.
+_START, _WAVE, _STEP, _AHEAD, _HIGH, _PIECE, _ENDS, _ANYWHERE, _SUM, _MEMORY = 1540.0, 780.0, 704.0, 298.0, 139.0, 6.27, 322.0, 640.0, 25.0, 6.0e-4
 _SHIFTED = 2.2  # pieces that a piece costs that begins anywhere
 
 
@@ -58,20 +59,21 @@ def _whole(t: DirectTile, a: Any, b: Any) -> tuple[bool, bool]:
 
 def tile_cost(t: DirectTile, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool) -> float:
     """Clocks, comparable with `_product.odd_cost`."""
-    warps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms) * t.threads // 32  # of one multiprocessor
-    waves, steps = -(-warps // (8 if t.ahead * t.high > 2 else 12)), -(-k // (32 * t.warps_k))
-    pieces = sum((8 if how.trans else rows) * (1.0 if whole else _SHIFTED) for how, rows, whole in zip((a, b), (2 * t.high, 4), _whole(t, a, b), strict=True))
-    step = waves * (_STEP * -(-steps // t.ahead) + (_AHEAD * steps if t.ahead > 1 else 0.0)) + warps * steps * pieces * _PIECE
-    sums = waves * max(t.warps_k, 2 * t.high) * _SUM if t.warps_k > 1 else 0.0
-    ends = sums + warps // t.warps_k * t.high * _FINISH + (0.0 if y else waves * t.high * _ANYWHERE)
-    return _START + step + ends + _MEMORY * 2 * batch * (m * k + n * k + m * n)
+    places = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms) * t.warps_m * t.warps_n  # of one multiprocessor, with as many warps as divide k
+    waves, all_steps = -(-places * t.warps_k // (8 if t.ahead * t.high > 2 else 12)), -(-k // 32)
+    steps, whole, finished = -(-all_steps // t.warps_k), _whole(t, a, b), max(1, 2 * t.high // t.warps_k)
+    pieces = sum((8 if how.trans else rows) * (1.0 if as_is else _SHIFTED) for how, rows, as_is in zip((a, b), (2 * t.high, 4), whole, strict=True))
+    latency = _STEP * -(-steps // t.ahead) + steps * ((_AHEAD if t.ahead > 1 else 0.0) + _HIGH * (t.high - 1))
+    ends = finished * ((_SUM * t.warps_k if t.warps_k > 1 else 0.0) + (0.0 if y else _ANYWHERE))
+    start = _START + _ENDS * (2 - sum(whole)) + _MEMORY * 2 * batch * (m * k + n * k + m * n)
+    return start + waves * (_WAVE + latency + ends) + places * all_steps * pieces * _PIECE
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[DirectTile, float]:
     """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes."""
     if r.dtype == DType.F32 or r.arch < 90 or a.gather or b.gather:
         return {}
-    return {t: tile_cost(t, m, n, k, batch, r.sms, a, b, y) for t in TILES if t.warps_k * t.ahead == 1 or k > 16 * t.warps_k * t.ahead}
+    return {t: tile_cost(t, m, n, k, batch, r.sms, a, b, y) for t in TILES if k > (0 if t.warps_k == 1 else 32 if t.warps_k * t.ahead <= 4 else 128)}
 
 
 def product(

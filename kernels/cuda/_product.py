@@ -96,12 +96,13 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
         ends = waves * (130.0 + 97.0 * t.bm * t.bn / t.threads) + 0.23 * results + (0.0 if odd.y else 5.0 * here * t.bm)
         return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
-    wide = sum(rows for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
+    wide = sum(rows * (1.8 + 8.5 / size) for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
-    latency = 640.0 * turns * (2.0 if t.threads < 128 else 1.0) if slow else 4000.0 / (t.stages - 1)  # two warps hide less of it
-    step = here * (0.0084 * t.bm * t.bn + 0.23 * wide + 1.41 * t.threads * sum(slow)) + waves * latency
-    ends = 490.0 * here + waves * 72.0 * t.bm * t.bn / t.threads + 0.33 * results
-    return 1470.0 + steps * step + (1600.0 if t.split > 1 else 0.0) + 1.0e-4 * memory + ends
+    latency = (640.0 * turns if slow else 1130.0 / (t.stages - 1)) * (2.0 if t.threads < 128 else 1.0)  # two warps hide less of it
+    step = here * (0.0084 * t.bm * t.bn + wide + 1.3 * t.threads * sum(slow)) + waves * latency
+    ends = 0.077 * results + waves * 3.8 * t.bm * t.bn / t.threads
+    anywhere = 0.0 if odd.y else 0.114 * results + waves * (434.0 + 15.6 * t.bm * t.bn / t.threads)
+    return 2450.0 + steps * step + (1610.0 if t.split > 1 else 0.0) + 4.7e-4 * memory + ends + anywhere
 
 
 Prices = Mapping[Any, float]

@@ -16,6 +16,7 @@ _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _MOST = 8  # rows that count as few
 _TERMS = 32  # most terms of a short product
+_FEW_TERMS = 20  # of two-byte elements: more want registers that there are not
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int) ->
     apart = min(32, 1 + n * size) if t.wide_a else 4  # lines of 32 bytes that a warp writes at once
     reads = 4 * t.depth * max(1.0, min(32.0, t.depth * size / 4)) * 2
     work = min(t.others, others) * (1.2 * t.depth + 12 + 4 * apart)
+    if size == 2:
+        apart *= 2 if t.wide_a and n > t.others else 1  # blocks share lines
+        return (1.4 if t.depth > _FEW_TERMS else 1.0) * (2410.0 + here * (0.58 * reads + min(t.others, others) * (4.5 * t.depth + 3.1 * apart)))
     return _START + -(-here // 12) * _WAVE + here * (reads + work) + _MEMORY * batch * size * (m * n + (m + n) * t.depth)
 
 

@@ -24,9 +24,9 @@ _direct = registry.module("kernels", "cuda").part("_direct")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
-#: More of SplitTile in batches behind copies. What `_product.tile_cost` is for batches: so many times its clocks, and clocks a byte.
-_COPIES, _TILED, _MOVED = 900.0, 1.07, 5.3e-4
-_THIN = 1.2  # what `_thin.tile_cost` is for 16-bit elements: so many times its clocks
+#: More of SplitTile in batches behind copies, and what Tile is there: so many times its clocks. More than `_product.tile_cost` of batches: clocks a byte.
+_COPIES, _BEHIND, _MOVED = 900.0, 1.1, 5.3e-4
+_THIN = (1.05, 1.2)  # what `_thin.tile_cost` is for 16-bit elements, turned and not: so many times its clocks
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -135,10 +135,10 @@ def matmul(r: Request) -> list[Kernel]:
         costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd, split=r.arch >= 90)
         if mapped and not odd:
             bytes_ = 2 * batch * (rows * depth + columns * depth + rows * columns)
-            costs = {t: _TILED * c + _MOVED * bytes_ for t, c in costs.items()}
+            costs = {t: c + _MOVED * bytes_ for t, c in costs.items()}
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
-            costs |= {t: c * (_THIN if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
+            costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
         costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
@@ -146,7 +146,7 @@ def matmul(r: Request) -> list[Kernel]:
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
             copy = _align.cost(elements)
             wide = _product.Odd(*(how.bytes if how.gather else 16 for how in (a, b)), y)
-            plain = _product.prices(rows, columns, depth, batch, aligned, transposed=turned, odd=wide)
+            plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, aligned, transposed=turned, odd=wide).items()}
             if mappable:
                 late = _COPIES + _COPIED * elements
                 plain |= {t: late + c for t, c in _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y).items()}
