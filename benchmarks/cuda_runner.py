@@ -31,6 +31,7 @@ from tracea_onnx.ops import DType
 C = ctypes
 _MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3}
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTION = {64: 1, 128: 2, 256: 3}
 
 
 def torch() -> Any:
@@ -135,14 +136,14 @@ def _tensor_map(t: TensorMap, address: int, env: dict[str, int]) -> Any:
     sizes = [max(evaluate(d, env), 1) for d in t.dims]
     dims, strides = (C.c_uint64 * rank)(*sizes), (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides])
     steps = (C.c_uint32 * rank)(*(t.steps or [1] * rank))
-    where, kind, swizzle = C.addressof(out), _MAP_TYPES[t.dtype], _SWIZZLE[t.swizzle]
+    where, kind, swizzle, promotion = C.addressof(out), _MAP_TYPES[t.dtype], _SWIZZLE[t.swizzle], _PROMOTION[t.together]
     if t.im2col is None:
         box = (C.c_uint32 * rank)(*t.box)
-        check(driver().cuTensorMapEncodeTiled(where, kind, rank, address, dims, strides, box, steps, 0, swizzle, 3, 0), f"tensor map {t} {sizes}")
+        check(driver().cuTensorMapEncodeTiled(where, kind, rank, address, dims, strides, box, steps, 0, swizzle, promotion, 0), f"tensor map {t} {sizes}")
     else:
         lower, upper = (C.c_int * (rank - 2))(*t.im2col[0]), (C.c_int * (rank - 2))(*t.im2col[1])
         encode = driver().cuTensorMapEncodeIm2col
-        check(encode(where, kind, rank, address, dims, strides, lower, upper, t.im2col[2], t.im2col[3], steps, 0, swizzle, 3, 0), f"im2col map {t} {sizes}")
+        check(encode(where, kind, rank, address, dims, strides, lower, upper, t.im2col[2], t.im2col[3], steps, 0, swizzle, promotion, 0), f"im2col map {t} {sizes}")
         total = t.dtype.size
         for s in sizes:
             total *= s

@@ -95,4 +95,5 @@ class CudaPlanBuilder(PlanBuilder):
         return ["t", {
             "buffer": place.buffer, "offset": self.expr(place.offset), "dtype": int(a.dtype), "dims": [self.expr(d) for d in a.dims],
             "strides": [self.expr(d) for d in a.strides], "box": list(a.box), "swizzle": a.swizzle, "im2col": im2col, "steps": list(a.steps),
+            "together": a.together,
         }]  # fmt: skip

@@ -212,14 +212,14 @@ API cuLaunchKernelEx(const Config* c, Function* f, void** arguments, void**) {
 }
 
 // The map's words: address, flags, type | rank << 8 | swizzle << 16 | im2col << 24, dims (5), strides (4), then box or corners.
-static int encode(uint64_t* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, int swizzle, bool im2col) {
+static int encode(uint64_t* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, int swizzle, int promotion, bool im2col) {
   NEED_CONTEXT;
   if (uint64_t(address) % 16 || rank < 1 || rank > 5) return kInvalidValue;
   memset(map, 0, 128);
   map[0] = uint64_t(address);
   map[1] = ~uint64_t(0);
   map[2] = uint64_t(type) | uint64_t(rank) << 8 | uint64_t(swizzle) << 16 | uint64_t(im2col) << 24;
-  std::string line = std::string("encode ") + (im2col ? "im2col" : "tiled") + " type=" + std::to_string(type) + " swizzle=" + std::to_string(swizzle) + " dims=";
+  std::string line = std::string("encode ") + (im2col ? "im2col" : "tiled") + " type=" + std::to_string(type) + " swizzle=" + std::to_string(swizzle) + " together=" + std::to_string(promotion) + " dims=";
   for (uint32_t k = 0; k < rank; k++) {
     if (!dims[k] || (k && (!strides[k - 1] || strides[k - 1] % 16))) return kInvalidValue;
     line += (k ? "," : "") + std::to_string(dims[k]);
@@ -229,8 +229,8 @@ static int encode(uint64_t* map, int type, uint32_t rank, void* address, const u
   say(line);
   return 0;
 }
-API cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int, int swizzle, int, int) {
-  const int r = encode(map, type, rank, address, dims, strides, swizzle, false);
+API cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int, int swizzle, int promotion, int) {
+  const int r = encode(map, type, rank, address, dims, strides, swizzle, promotion, false);
   if (r) return r;
   std::string line = "box=";
   for (uint32_t k = 0; k < rank; k++) line += (k ? "," : "") + std::to_string(box[k]) + "/" + std::to_string(steps[k]);
@@ -239,8 +239,8 @@ API cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* address
   return 0;
 }
 API cuTensorMapEncodeIm2col(uint64_t* map, int type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides, const int* lower, const int* upper, uint32_t channels, uint32_t pixels,
-                            const uint32_t* steps, int, int swizzle, int, int) {
-  const int r = encode(map, type, rank, address, dims, strides, swizzle, true);
+                            const uint32_t* steps, int, int swizzle, int promotion, int) {
+  const int r = encode(map, type, rank, address, dims, strides, swizzle, promotion, true);
   if (r) return r;
   std::string line = "window=" + std::to_string(channels) + "x" + std::to_string(pixels);
   for (uint32_t k = 0; k + 2 < rank; k++) line += " " + std::to_string(lower[k]) + ":" + std::to_string(upper[k]);

@@ -39,6 +39,15 @@ int map_swizzle(int bytes) {
   }
 }
 
+int map_promotion(int bytes) {
+  switch (bytes) {
+    case 64: return 1;
+    case 128: return 2;
+    case 256: return 3;
+    default: throw Failure("a tensor map with " + std::to_string(bytes) + " bytes read together");
+  }
+}
+
 }  // namespace
 
 LaunchList::LaunchList(const std::vector<LaunchSpec>& specs, const std::vector<Function>& functions, const std::vector<Place>& operands, const std::vector<int64_t>& ints) {
@@ -129,11 +138,12 @@ void LaunchList::encode(const Slot& slot, Address address) {
   }
   TensorMap* map = &maps_[slot.word];
   const auto pointer = reinterpret_cast<void*>(address);
-  constexpr int kNoInterleave = 0, kPromote256 = 3, kFillZero = 0;
+  constexpr int kNoInterleave = 0, kFillZero = 0;
+  const int promotion = map_promotion(m.together);
   const Driver& d = driver();
   const Result r = m.im2col ? d.encode_im2col(map, type.code, uint32_t(rank), pointer, dims, strides, m.lower, m.upper, m.channels, m.pixels, m.steps, kNoInterleave,
-                                              map_swizzle(m.swizzle), kPromote256, kFillZero)
-                            : d.encode_tiled(map, type.code, uint32_t(rank), pointer, dims, strides, m.box, m.steps, kNoInterleave, map_swizzle(m.swizzle), kPromote256, kFillZero);
+                                              map_swizzle(m.swizzle), promotion, kFillZero)
+                            : d.encode_tiled(map, type.code, uint32_t(rank), pointer, dims, strides, m.box, m.steps, kNoInterleave, map_swizzle(m.swizzle), promotion, kFillZero);
   if (r != kSuccess) {
     std::string shape;
     for (size_t k = 0; k < rank; k++) shape += (k ? "x" : "") + std::to_string(dims[k]) + (k ? "/" + std::to_string(strides[k - 1]) : "");

@@ -39,6 +39,7 @@ struct Reader {
     operand(v.at("buffer"), v.at("offset"));
     m.dtype = int(v.at("dtype").integer("dtype"));
     m.swizzle = int(v.at("swizzle").integer("swizzle"));
+    m.together = int(v.at("together").integer("together"));
     const auto& dims = v.at("dims").array("dims");
     const auto& strides = v.at("strides").array("strides");
     const auto& box = v.at("box").array("box");

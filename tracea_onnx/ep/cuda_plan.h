@@ -19,7 +19,7 @@ constexpr int kMaxMapRank = 5;
 
 // The fixed part of a CUtensorMap. Innermost dimension first; `im2col`: lower and upper corner have rank - 2 entries.
 struct CudaMap {
-  int dtype, rank, swizzle;
+  int dtype, rank, swizzle, together;  // together: bytes that L2 reads of memory when a copy needs one of them
   uint32_t box[kMaxMapRank], steps[kMaxMapRank];
   bool im2col;
   int lower[kMaxMapRank], upper[kMaxMapRank];
