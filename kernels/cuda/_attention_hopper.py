@@ -28,11 +28,13 @@ def copied(request: Request, operand: str) -> bool:
 
 @dataclass(frozen=True)
 class HopperTile:
-    """groups: consumer warpgroups of 64 query rows; keys: of a tile; blocks: resident on a multiprocessor; plan: what runs beside what
-    (attention_tiles.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight; parts: blocks of a cluster that divide the keys (ALONE)."""
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile, what is computed with; blocks: resident on a multiprocessor;
+    plan: what runs beside what (attention_tiles.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight; parts: blocks of a
+    cluster that divide the keys (ALONE)."""
 
     groups: int
     keys: int
+    last: int
     blocks: int
     plan: str
     stages: int
@@ -42,7 +44,8 @@ class HopperTile:
 
     def __str__(self) -> str:
         plan, parts = "" if self.plan == "FREE" else f" {self.plan.lower()}", f"/{self.parts}" if self.parts > 1 else ""
-        return f"{self.groups}x{self.keys}{f'*{self.blocks}' if self.blocks > 1 else ''}{plan}{parts}"
+        last = f"+{self.last}" if self.last < self.keys else ""
+        return f"{self.groups}x{self.keys}{last}{f'*{self.blocks}' if self.blocks > 1 else ''}{plan}{parts}"
 
     @property
     def rows(self) -> int:
@@ -54,7 +57,8 @@ class HopperTile:
         left = 40 if launched > 128 else 32
         registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
         return (
-            f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, STAGES = {self.stages}, SLOTS = {self.slots};\n"
+            f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, LAST = {self.last};\n"
+            f"constexpr int STAGES = {self.stages}, SLOTS = {self.slots};\n"
             f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
             f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT }};\nconstexpr Plan PLAN = {self.plan};\n"
         )
@@ -64,7 +68,7 @@ def _rows(groups: int, plan: str) -> int:
     return 64 * (1 if plan == "SPLIT" else groups)
 
 
-def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1) -> HopperTile | None:
+def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0) -> HopperTile | None:
     """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + (4 * (keys + 4) if p.mask else 0)
@@ -73,7 +77,7 @@ def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FR
     for slots in (2, 1):
         stages = min(_MOST_STAGES, (room - slots * slot) // stage)
         if stages >= 2:
-            return HopperTile(groups, keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts)
+            return HopperTile(groups, keys, last or keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts)
     return None
 
 
@@ -99,45 +103,52 @@ class Form:
 _PARTS, _USUAL_PARTS = (2, 4, 8), 4
 #: For heads of up to 64 elements, of up to 128, whose warpgroups need more registers, and for longer ones (whose figures are guessed from those of 128).
 _SHORT = (
-    Form(4, 1, "FREE", 96, 96, 64, (900, 160, 85), (4000, 64, 96)), Form(1, 4, "FREE", 64, 64, 0, (900, 200, 85), (4000, 64, 96)),
-    Form(1, 3, "FREE", 64, 80, 80, (900, 200, 85), (4000, 64, 96)), Form(1, 2, "FREE", 128, 128, 128, (900, 110, 120), (4000, 64, 96)),
+    Form(4, 1, "FREE", 96, 96, 64, (900, 110, 85), (4000, 64, 96)), Form(1, 4, "FREE", 64, 64, 0, (760, 180, 85), (4000, 64, 96)),
+    Form(2, 2, "FREE", 64, 80, 0, (640, 165, 85), (4500, 64, 96)), Form(1, 3, "FREE", 64, 80, 80, (800, 200, 85), (4000, 64, 96)),
+    Form(1, 2, "FREE", 128, 128, 128, (900, 110, 120), (4000, 64, 96)),
     Form(1, 1, "ALONE", 128, 208, 128, None, (4000, 64, 60)), Form(2, 1, "SPLIT", 128, 128, 128, None, (4500, 64, 60)),
     *(Form(1, 1, "ALONE", 128, 208, 128, None, (6500, 64, 60), n) for n in _PARTS),
 )  # fmt: skip
 _LONG = (
     Form(2, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)), Form(1, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)),
-    Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (4000, 100, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3800, 100, 176)),
+    Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (3600, 130, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3700, 100, 176)),
     Form(1, 1, "ALONE", 128, 128, 128, None, (3800, 64, 130)), *(Form(1, 1, "ALONE", 128, 128, 128, None, (7500, 64, 130), n) for n in _PARTS),
 )  # fmt: skip
 _WIDE = (
     Form(2, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
     Form(1, 1, "ALONE", 64, 96, 64, None, (3800, 64, 260)), *(Form(1, 1, "ALONE", 64, 96, 64, None, (9500, 64, 260), n) for n in _PARTS),
 )  # fmt: skip
-#: Clocks more of 64 causal rows in a block that has other rows, too, which see more or fewer keys.
-_UNEVEN = 250
+#: Clocks more of 64 causal rows for each 64 rows of a block of several, which see more and fewer keys.
+_UNEVEN = 60
+#: Clocks more of 64 rows whose last tile of keys is narrower.
+_NARROWER = 100
 #: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
 _NEVER = 1 << 40
 
 
-def _clocks(of: tuple[int, int, int], keys: DimLike, width: int) -> DimLike:
-    """Of 64 rows with so many keys in tiles of `width`."""
-    return D.add(of[0], D.mul(D.ceildiv(keys, width), of[1] + width // 16 * of[2]))
+def _clocks(of: tuple[int, int, int], keys: DimLike, tile: HopperTile, *, seen: bool = False) -> DimLike:
+    """Of 64 rows with so many keys; seen: of which they see half, and half of a tile."""
+    each = of[1] + tile.keys // 16 * of[2]
+    if seen:
+        return D.add(of[0], D.floordiv(D.mul(D.ceildiv(D.add(keys, tile.keys), tile.keys), each), 2))
+    less = (tile.keys - tile.last) // 16 * of[2] - _NARROWER if tile.last < tile.keys else 0
+    return D.add(of[0] - less, D.mul(D.ceildiv(keys, tile.keys), each))
 
 
-def _delay(form: Form, keys: DimLike, width: int) -> DimLike:
-    return _clocks(form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), width)
+def _delay(form: Form, keys: DimLike, tile: HopperTile) -> DimLike:
+    return _clocks(form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), tile)
 
 
-def _cost(request: Request, p: Any, form: Form, width: int) -> DimLike:
+def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
-    keys, rows = parameters(request)["T"], _rows(form.groups, form.plan)
+    keys, rows = parameters(request)["T"], tile.rows
     count = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), clustered(request.sms, form.parts))
-    delay = _delay(form, keys, width)
+    delay = _delay(form, keys, tile)
     if form.work is None:
         return D.select(D.less(1, count), _NEVER, delay)
-    work = _clocks(form.work, D.ceildiv(D.add(keys, width), 2) if p.causal else keys, width)
+    work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
-        work = D.add(work, _UNEVEN)
+        work = D.add(work, _UNEVEN * rows // 64)
 
     def together(tiles: DimLike) -> DimLike:
         return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
@@ -151,12 +162,16 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     i = parameters(request)
     t, widest = known(i["T"]), form.masked if p.mask and known(i["m_q"]) != 0 else form.widest
     widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
-    made = [m for m in (hopper_tile(p, form.groups, n, form.blocks, form.plan, form.parts) for n in widths) if m is not None]
+    exact = t and not p.causal and form.parts == 1 and form.plan in ("FREE", "TURNS", "ALONE")
+
+    def made(keys: int) -> HopperTile | None:
+        last = (t - 1) % keys // 16 * 16 + 16 if t and exact else keys
+        return hopper_tile(p, form.groups, keys, form.blocks, form.plan, form.parts, last)
 
     def price(tile: HopperTile) -> int:
-        return evaluate(_clocks(form.work, t or 0, tile.keys) if form.work else _delay(form, t or 0, tile.keys), {})
+        return evaluate(_clocks(form.work, t or 0, tile, seen=p.causal) if form.work else _delay(form, t or 0, tile), {})
 
-    return min(made, key=price, default=None)
+    return min(filter(None, map(made, widths)), key=price, default=None)
 
 
 def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
@@ -164,7 +179,7 @@ def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
     forms = _SHORT if p.widest <= 64 else _LONG if p.widest <= 128 else _WIDE
     fixed = all(known(parameters(request)[n]) is not None for n in "BHST")
     fitted = ((form, _fitted(request, p, form)) for form in forms if fixed or form.parts in (1, _USUAL_PARTS))
-    return [(tile, _cost(request, p, form, tile.keys)) for form, tile in fitted if tile is not None]
+    return [(tile, _cost(request, p, form, tile)) for form, tile in fitted if tile is not None]
 
 
 def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
@@ -190,14 +205,14 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     block = 128 * (tile.groups + 1)
     flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
     stored = 16 if tile.plan in ("ALONE", "SPLIT") else tile.rows  # at once: a warp's rows or the block's
-    operands = [("q", i["S"], i["H"], tile.rows), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
+    operands = [("q", i["S"], i["H"], 64), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
     maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box) for o, rows, heads, box in operands]
     templates = ("attention", "attention_tiles", "attention_masks", "attention_parts", "attention_out", "attention_hopper")
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
-        template("base", "hopper"), _products(request.dtype, tile.keys, -(-p.head_v // 16) * 16), template(*templates),
+        template("base", "hopper"), _products(request.dtype, tile.keys, tile.last, -(-p.head_v // 16) * 16), template(*templates),
         _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = _attention.blocks(request, tile.rows)
@@ -207,27 +222,30 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
 
 
 def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike, heads: DimLike, box: int) -> TensorMap:
-    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements."""
+    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements (what lies beside these is another head's or comes with
+    another copy: read with them it would come twice)."""
     strides = tuple(D.mul(parameters(request)[f"{operand}_{a}"], 2) for a in "shb")
-    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1))
+    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1), together=128)
 
 
-def _products(dtype: DType, keys: int, width: int) -> str:
-    """`start_scores(s, a, b)`, `add_scores`: s[64 x keys] = a b^T, += a b^T from shared memory; `multiply_values(out, p, b)`: out[64 x width] += p b,
-    p in registers."""
+def _products(dtype: DType, keys: int, last: int, width: int) -> str:
+    """`start_scores(Width<n>, s, a, b)`, `add_scores`: s[64 x n] = a b^T, += a b^T from shared memory, of n = `keys` or `last` keys; `multiply_values(out, p, b)`:
+    out[64 x width] += p b, p in registers."""
     kind = "f16" if dtype == DType.F16 else "bf16"
 
     def outputs(count: int) -> tuple[str, str]:
         return ", ".join(f"%{k}" for k in range(count)), ", ".join(f'"+f"(d[{k}])' for k in range(count))
 
-    n = keys // 2
-    registers, out = outputs(n)
-    scores = "".join(
-        f'DEV void {name}(float (&d)[{n}], u64 a, u64 b) {{ asm volatile("{{.reg .pred p; setp.ne.b32 p, {add}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{keys}k16.f32.{kind}.{kind} {{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" '
-        f': {out if add else out.replace("+f", "=f")} : "l"(a), "l"(b)); }}\n'
-        for add, name in enumerate(("start_scores", "add_scores"))
-    )
+    text = "template <int N> struct Width { static constexpr int keys = N; };\n"
+    for count in sorted({keys, last}):
+        n = count // 2
+        registers, out = outputs(n)
+        text += "".join(
+            f'DEV void {name}(Width<{count}>, float (&d)[{keys // 2}], u64 a, u64 b) {{ asm volatile("{{.reg .pred p; setp.ne.b32 p, {add}, 0; '
+            f'wgmma.mma_async.sync.aligned.m64n{count}k16.f32.{kind}.{kind} {{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" '
+            f': {out if add else out.replace("+f", "=f")} : "l"(a), "l"(b)); }}\n'
+            for add, name in enumerate(("start_scores", "add_scores"))
+        )
     n = width // 2
     registers, out = outputs(n)
     given = ", ".join(f"%{n + k}" for k in range(4))
@@ -235,4 +253,4 @@ def _products(dtype: DType, keys: int, width: int) -> str:
         f'DEV void multiply_values(float (&d)[{n}], const u32* a, u64 b) {{ asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} '
         f'{{{registers}}}, {{{given}}}, %{n + 4}, 1, 1, 1, 1;" : {out} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); }}\n'
     )
-    return scores + values
+    return text + values

@@ -1,9 +1,10 @@
 // softmax(scale q k^T + mask) v on Hopper, 16-bit operands: persistent blocks of GROUPS consumer warpgroups of 64 query rows each, a warp that brings them q, k
 // and v (tensor copies, one tile of the output after the other), one that brings what a mask of keys adds and one that takes the results away. Keys come in
-// tiles of BN, from the last to the first, so that tiles with hidden keys come first. PLAN (attention_tiles.cuh): what runs beside what.
+// tiles of BN, from the last to the first, so that tiles with hidden keys come first; of the last tile only the first LAST keys are computed with. PLAN
+// (attention_tiles.cuh): what runs beside what.
 //
 // RAW: scores stay unscaled up to their exponentials.
-// The generator defines start_scores and add_scores (s[64 x BN] (+)= q k^T) and multiply_values (out[64 x kDV] += p v).
+// The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and multiply_values (out[64 x kDV] += p v).
 
 // Keeps the compiler from moving uses of results before the wait.
 template <int N> DEV void results_ready(float (&d)[N]) {
@@ -13,7 +14,7 @@ template <int N> DEV void results_ready(float (&d)[N]) {
 template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 DEV void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEV float inverse_approximate(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
 // dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster has the
 // block's number above what it is in the block, where descriptors have the panels.
@@ -21,45 +22,10 @@ DEV u32 place(u32 address, u32 panel) { return (PARTS == 1 ? address : address &
 DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 constexpr float kSlack = 8.f;
 
-// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is it. parts: room for what the others have.
-DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2]) {
-  const int at = threadIdx.x & 127;
-  float4* const part = parts + (w - 1) * 128 * (kDV / 8 + 1) + at;
-  if (w > 0) {
-#pragma unroll
-    for (int j = 0; j < kDV / 8; j++) part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
-    part[kDV / 8 * 128] = {top[0], top[1], sum[0], sum[1]};
-  }
-  sync_group(8, GROUPS * 128);
-  if (w == 0)
-#pragma unroll
-    for (int g = 1; g < GROUPS; g++) {
-      const float4* const from = parts + (g - 1) * 128 * (kDV / 8 + 1) + at;
-      const float4 of = from[kDV / 8 * 128];
-      const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
-      float a[2], b[2];
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const float best = fmaxf(top[e], tops[e]);
-        a[e] = top[e] == best ? 1.f : exp2_approximate(top[e] * c - best * c);
-        b[e] = tops[e] == best ? 1.f : exp2_approximate(tops[e] * c - best * c);
-        top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
-      }
-#pragma unroll
-      for (int j = 0; j < kDV / 8; j++) {
-        const float4 o = from[j * 128];
-        out[4 * j] = out[4 * j] * a[0] + o.x * b[0], out[4 * j + 1] = out[4 * j + 1] * a[0] + o.y * b[0];
-        out[4 * j + 2] = out[4 * j + 2] * a[1] + o.z * b[1], out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
-      }
-    }
-  sync_group(8, GROUPS * 128);
-  return w == 0;
-}
-
 DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
   extern __shared__ char memory[];
   const u32 start = shared_address(memory), queries = (start + 1023u) & ~1023u, keys = queries + SLOTS * kSlot, values = keys + STAGES * kKeys;
-  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS, q_empty = q_full + 8 * SLOTS, y_full = q_empty + 8 * SLOTS,
+  const u32 tiles_at = values + STAGES * kValues, q_full = tiles_at + 16 * SLOTS, q_empty = q_full + 8 * SLOTS * kTakers, y_full = q_empty + 8 * SLOTS,
             k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
             m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES, masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
   float* const masks = (float*)(memory + (masks_at - start));
@@ -69,7 +35,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   if (threadIdx.x == GROUPS * 128) {
     prefetch(map_q), prefetch(map_k), prefetch(map_v);
     if (COPIED_OUT) prefetch(map_y);
-    for (int i = 0; i < SLOTS; i++) barrier_init(q_full + 8 * i, 1), barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < SLOTS * kTakers; i++) barrier_init(q_full + 8 * i, 1);
+    for (int i = 0; i < SLOTS; i++) barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
     for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
@@ -86,7 +53,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     if (kKeyMask && warp == GROUPS * 4 + 1) bring_masks(g, order, tile, masks, m_full, m_empty);
     if (!kStores && warp == GROUPS * 4 + 2 && elected())
       for (;; q.next()) {
-        wait(q_full + 8 * q.slot, q.phase);
+        wait(q_full + 8 * q.slot * kTakers, q.phase);
         tile = tiles[q.slot];
         if (tile.steps < 0) break;
         wait(y_full + 8 * q.slot, q.phase);
@@ -95,21 +62,28 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
     if (warp != GROUPS * 4 || !elected()) return;
     after_previous();
+    auto go_on = [&](int slot) {
+      for (int of = 0; of < kTakers; of++) arrive(q_full + 8 * (slot * kTakers + of));
+    };
+    auto bring_queries = [&](int of) {  // of a warpgroup: the first can begin while those of the others are on their way
+      const u32 full = q_full + 8 * (q.slot * kTakers + of), to = queries + q.slot * kSlot + of * (64 * 128);
+      expect_bytes(full, kQueries / kTakers);
+      for (int p = 0; p < kPanels; p++) copy4(to + p * BM * 128, &map_q, full, p * 64, tile.m + of * 64, tile.h, tile.b);
+    };
     for (int n = 0; order.has(n); tile = order.nth(g, ++n)) {
       if (tile.steps >= 0) {
         const int kv = tile.h / (g.H / g.KVH), from = first_step(g, tile);
         wait(q_empty + 8 * q.slot, q.phase ^ 1);
         tiles[q.slot] = tile;
-        if (tile.steps == 0) arrive(q_full + 8 * q.slot);
+        if (tile.steps == 0) go_on(q.slot);
         for (int step = tile.steps - 1; step >= 0; step--) {
-          if (step == tile.steps - 1) {
-            expect_bytes(q_full + 8 * q.slot, kQueries);
-            for (int p = 0; p < kPanels; p++) copy4(queries + q.slot * kSlot + p * BM * 128, &map_q, q_full + 8 * q.slot, p * 64, tile.m, tile.h, tile.b);
-          }
+          if (step == tile.steps - 1) bring_queries(0);
           wait(k_empty + 8 * k.slot, k.phase ^ 1);
           expect_bytes(k_full + 8 * k.slot, kKeys);
           for (int p = 0; p < kPanels; p++) copy4(keys + k.slot * kKeys + p * BN * 128, &map_k, k_full + 8 * k.slot, p * 64, (from + step) * BN, kv, tile.b);
           k.next();
+          if (step == tile.steps - 1)
+            for (int of = 1; of < kTakers; of++) bring_queries(of);
           wait(v_empty + 8 * v.slot, v.phase ^ 1);
           expect_bytes(v_full + 8 * v.slot, kValues);
           for (int p = 0; p < kPanelsV; p++) copy4(values + v.slot * kValues + p * BN * 128, &map_v, v_full + 8 * v.slot, p * 64, (from + step) * BN, kv, tile.b);
@@ -120,7 +94,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     }
     wait(q_empty + 8 * q.slot, q.phase ^ 1);
     tiles[q.slot] = {0, 0, 0, -1};
-    arrive(q_full + 8 * q.slot);
+    go_on(q.slot);
     return;
   }
 
@@ -136,7 +110,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   if (PLAN == TURNS && w == 1) arrive_group(1, 256);
   for (;; q.next()) {
-    wait(q_full + 8 * q.slot, q.phase);
+    wait(q_full + 8 * (q.slot * kTakers + (kTakers > 1 ? w : 0)), q.phase);
     const Tile tile = tiles[q.slot];
     if (tile.steps < 0) break;
     const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
@@ -148,30 +122,31 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int d = 0; d < kDV / 2; d++) out[d] = 0.f;
     results_ready(out);
 
-    auto scores = [&] {  // s = q k^T, not finished
+    auto scores = [&](auto width) {  // s = q k^T, not finished
       const u32 a = query + q.slot * (kSlot / 16), b = key + k.slot * (kKeys / 16);
       multiply_fence();
 #pragma unroll
       for (int d = 0; d < kD / 16; d++) {
         const u64 rows = descriptor(a + d / 4 * (BM * 8) + d % 4 * 2), columns = descriptor(b + d / 4 * (BN * 8) + d % 4 * 2);
-        if (d == 0) start_scores(s, rows, columns);
-        else add_scores(s, rows, columns);
+        if (d == 0) start_scores(width, s, rows, columns);
+        else add_scores(width, s, rows, columns);
       }
       multiply_commit();
     };
     auto free_mask = [&] { arrive_warp(m_empty + 8 * k.slot); };
-    auto finish_scores = [&](int step) {
+    auto finish_scores = [&](auto width, int step) {
+      constexpr int N = width.keys;
       if (!RAW)
 #pragma unroll
-        for (int j = 0; j < BN / 2; j++) s[j] *= log_scale;
+        for (int j = 0; j < N / 2; j++) s[j] *= log_scale;
       if (kRowMask)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          MaskPair mask[BN / 8];
+          MaskPair mask[N / 8];
           mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
           if (!all_seen(mask))
 #pragma unroll
-            for (int j = 0; j < BN / 8; j++)
+            for (int j = 0; j < N / 8; j++)
 #pragma unroll
               for (int f = 2 * e; f < 2 * e + 2; f++) s[4 * j + f] = masked_in(s[4 * j + f], mask[j].v[f - 2 * e], unit, fill);
         }
@@ -180,7 +155,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         const float* mask = masks + k.slot * (kMask / 4);
         if (mask[BN] != 0.f)
 #pragma unroll
-          for (int j = 0; j < BN / 8; j++) {
+          for (int j = 0; j < N / 8; j++) {
             const float2 m = *(const float2*)(mask + 8 * j + column);
 #pragma unroll
             for (int f = 0; f < 4; f++) s[4 * j + f] = MASK == 1 ? s[4 * j + f] + (f & 1 ? m.y : m.x) : (f & 1 ? m.y : m.x) == 0.f ? s[4 * j + f] : fill;
@@ -189,23 +164,24 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
     };
     float shift[2];
-    auto weigh = [&](int step) {  // shift: of the exponents; shrink: what earlier sums and outputs must be multiplied by
-      if ((from + step + 1) * BN > least) {
+    auto weigh = [&](auto width, int step) {  // shift: of the exponents; shrink: what earlier sums and outputs, if any, must be multiplied by
+      constexpr int N = width.keys;
+      if ((from + step) * BN + N > least) {
         const int first = (from + step) * BN, limit[2] = {see[0] - first - column, see[1] - first - column};
 #pragma unroll
-        for (int j = 0; j < BN / 2; j++)
+        for (int j = 0; j < N / 2; j++)
           if (j / 4 * 8 + (j & 1) >= limit[j >> 1 & 1]) s[j] = -INF;
       }
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         float best = top[e];
 #pragma unroll
-        for (int j = 0; j < BN / 8; j++) best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
+        for (int j = 0; j < N / 8; j++) best = fmaxf(best, fmaxf(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
         if ((best - top[e]) * c <= kSlack) best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
         shift[e] = best == -INF ? 0.f : best * c;
-        shrink[e] = best == top[e] ? 1.f : exp2_approximate(top[e] * c - shift[e]);
+        shrink[e] = best == top[e] || top[e] == -INF ? 1.f : exp2_approximate(top[e] * c - shift[e]);
         top[e] = best;
         sum[e] *= shrink[e];
       }
@@ -219,30 +195,30 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       }
       sum[0] += more[0], sum[1] += more[1];
     };
-    auto softmax = [&](int step) {
-      weigh(step);
-      weights(0, BN / 2);
+    auto softmax = [&](auto width, int step) {
+      weigh(width, step);
+      weights(0, width.keys / 2);
     };
     auto rescale = [&] {
       if (__any_sync(FULL_WARP, shrink[0] != 1.f || shrink[1] != 1.f))
 #pragma unroll
         for (int d = 0; d < kDV / 2; d++) out[d] *= shrink[d >> 1 & 1];
     };
-    auto pack = [&](int from = 0, int to = BN / 4) {
+    auto pack = [&](int from, int to) {
 #pragma unroll
       for (int j = from; j < to; j++) p[j] = pack2((T*)nullptr, s[2 * j], s[2 * j + 1]);
     };
-    auto products = [&] {  // out += p v, not finished
+    auto products = [&](auto width) {  // out += p v, not finished
       const u32 b = value + v.slot * (kValues / 16);
       multiply_fence();
 #pragma unroll
-      for (int t = 0; t < BN / 16; t++) multiply_values(out, p + 4 * t, descriptor(b + t * 128));
+      for (int t = 0; t < width.keys / 16; t++) multiply_values(out, p + 4 * t, descriptor(b + t * 128));
       multiply_commit();
     };
-    auto mixed_products = [&] {  // the same, weights first: the products of some keys run while the weights of the next are computed
+    auto mixed_products = [&](auto width) {  // the same, weights first: the products of some keys run while the weights of the next are computed
       const u32 b = value + v.slot * (kValues / 16);
 #pragma unroll
-      for (int t = 0; t < BN / 16; t++) {
+      for (int t = 0; t < width.keys / 16; t++) {
         weights(8 * t, 8 * t + 8);
         pack(4 * t, 4 * t + 4);
         multiply_fence();
@@ -280,50 +256,63 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     int step = mine - 1;
     if (kSplit) k.advance(min(w, mine)), v.advance(min(w, mine)), step -= w;
     const int first = step;
+    constexpr Width<BN> wide;
+    constexpr Width<LAST> last;  // the tile of the last keys has only so many
     if (kMixed && step >= 0) {
-      wait(k_full + 8 * k.slot, k.phase);
-      take_turn();
-      scores();
-      pass_turn();
-      for (;; step -= kStride) {
+      auto begin = [&](auto width) {
+        wait(k_full + 8 * k.slot, k.phase);
+        take_turn();
+        scores(width);
+        pass_turn();
+      };
+      auto go_on = [&](auto width) {
         multiply_wait<0>();
         results_ready(s);
-        finish_scores(step);
+        finish_scores(width, step);
         free_keys(step);
         results_ready(out);
         if (step < first) free_values();
-        weigh(step);
+        weigh(width, step);
         rescale();
         wait(v_full + 8 * v.slot, v.phase);
-        mixed_products();
-        if (step < kStride) break;
-        wait(k_full + 8 * k.slot, k.phase);
-        take_turn();
-        scores();
-        pass_turn();
+        mixed_products(width);
+      };
+      if (LAST < BN) {
+        begin(last);
+        go_on(last);
+        step--;
       }
+      if (LAST == BN || step >= 0) {
+        begin(wide);
+        for (;; step -= kStride) {
+          go_on(wide);
+          if (step < kStride) break;
+          begin(wide);
+        }
+      } else
+        step = 0;
       multiply_wait<0>();
       results_ready(out);
       free_values(step);
     } else if (PLAN == OVERLAP && step >= 0) {
       wait(k_full + 8 * k.slot, k.phase);
-      scores();
+      scores(wide);
       multiply_wait<0>();
       results_ready(s);
-      finish_scores(step);
+      finish_scores(wide, step);
       free_keys();
-      softmax(step);
-      pack();
+      softmax(wide, step);
+      pack(0, BN / 4);
       if (step > 0) wait(k_full + 8 * k.slot, k.phase);
       for (step--; step >= 0; step--) {
-        scores();
+        scores(wide);
         wait(v_full + 8 * v.slot, v.phase);
-        products();
+        products(wide);
         multiply_wait<1>();
         results_ready(s);
-        finish_scores(step);
+        finish_scores(wide, step);
         free_keys();
-        softmax(step);
+        softmax(wide, step);
         results_ready(s);
         // This wait stands here for the branch in it, too: the assembler would move the one for the products to the front of its block, and the softmax would
         // run after the products instead of beside them.
@@ -332,40 +321,44 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         results_ready(out);
         free_values();
         rescale();
-        pack();
+        pack(0, BN / 4);
       }
       wait(v_full + 8 * v.slot, v.phase);
-      products();
+      products(wide);
       multiply_wait<0>();
       results_ready(out);
       free_values();
-    } else
-      for (; step >= 0; step--) {
+    } else {
+      auto attend_to = [&](auto width) {
         wait(k_full + 8 * k.slot, k.phase);
-        scores();
+        scores(width);
         multiply_wait<0>();
         results_ready(s);
-        finish_scores(step);
+        finish_scores(width, step);
         free_keys();
-        softmax(step);
+        softmax(width, step);
         rescale();
-        pack();
+        pack(0, width.keys / 4);
         wait(v_full + 8 * v.slot, v.phase);
-        products();
+        products(width);
         multiply_wait<0>();
         results_ready(out);
         free_values();
-      }
+      };
+      if (LAST < BN && step >= 0) attend_to(last), step--;
+      for (; step >= 0; step--) attend_to(wide);
+    }
 
     if (kSplit && !gather(parts, w, c, out, top, sum)) {
       arrive_warp(q_empty + 8 * q.slot);
       continue;
     }
 #pragma unroll
+    for (int e = 0; e < 2; e++) sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
+#pragma unroll
     for (int e = 0; e < 2; e++) {
-      sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-      if (PARTS == 1) sum[e] = inverse_of(sum[e]);
+      if (PARTS == 1) sum[e] = sum[e] == 0.f ? inverse_of(0.f) : inverse_approximate(sum[e]);
     }
     if (PARTS > 1) {
       store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);

@@ -7,24 +7,24 @@ constexpr int kMask = (BN + 4) * 4;  // of a tile of keys: what is added, or whe
 struct alignas(2 * sizeof(MaskElement)) MaskPair { MaskElement v[2]; };
 // The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first` is the thread's first key. pairs: keys are even
 // in number, neighbours lie next to each other, the first of two at an even element of an aligned mask.
-DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, MaskPair (&m)[BN / 8]) {
+template <int N> DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, MaskPair (&m)[N]) {
   const MaskElement* p = (const MaskElement*)g.mask + at;
   if (pairs) {
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) m[j] = first + 8 * j < g.Tk ? *(const MaskPair*)(p + first + 8 * j) : MaskPair{};
+    for (int j = 0; j < N; j++) m[j] = first + 8 * j < g.Tk ? *(const MaskPair*)(p + first + 8 * j) : MaskPair{};
     return;
   }
 #pragma unroll
-  for (int j = 0; j < BN / 8; j++)
+  for (int j = 0; j < N; j++)
 #pragma unroll
     for (int f = 0; f < 2; f++) m[j].v[f] = first + 8 * j + f < g.Tk ? p[(first + 8 * j + f) * g.m_k] : MaskElement{};
 }
 
 // Whether no key that the warp's threads hold masks of is masked (by values known at a glance).
-DEV bool all_seen(const MaskPair (&m)[BN / 8]) {
+template <int N> DEV bool all_seen(const MaskPair (&m)[N]) {
   u32 changed = 0;
 #pragma unroll
-  for (int j = 0; j < BN / 8; j++)
+  for (int j = 0; j < N; j++)
     changed |= MASK == 1 ? *(const u32*)&m[j] & 0x7fff7fffu : *(const u16*)&m[j] ^ (MASK == 2 ? 0x0101u : 0u);
   return __all_sync(FULL_WARP, changed == 0);
 }

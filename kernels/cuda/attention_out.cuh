@@ -1,5 +1,41 @@
-// How results leave attention on Hopper: a tile of shared memory by tensor copies, or, where these cannot write the result, by the threads of the warp that has
-// the rows; or, where blocks divide the keys, by threads that join what these have.
+// What warpgroups that divide the keys have becomes one, and how results leave attention on Hopper: a tile of shared memory by tensor copies, or, where these cannot
+// write the result, by the threads of the warp that has the rows; or, where blocks divide the keys, by threads that join what these have.
+
+DEV float exp2_approximate(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// What the warpgroups of a block have of the same rows becomes one, the first's; whether this is it. parts: room for what the others have.
+DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2]) {
+  const int at = threadIdx.x & 127;
+  float4* const part = parts + (w - 1) * 128 * (kDV / 8 + 1) + at;
+  if (w > 0) {
+#pragma unroll
+    for (int j = 0; j < kDV / 8; j++) part[j * 128] = {out[4 * j], out[4 * j + 1], out[4 * j + 2], out[4 * j + 3]};
+    part[kDV / 8 * 128] = {top[0], top[1], sum[0], sum[1]};
+  }
+  sync_group(8, GROUPS * 128);
+  if (w == 0)
+#pragma unroll
+    for (int g = 1; g < GROUPS; g++) {
+      const float4* const from = parts + (g - 1) * 128 * (kDV / 8 + 1) + at;
+      const float4 of = from[kDV / 8 * 128];
+      const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
+      float a[2], b[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float best = fmaxf(top[e], tops[e]);
+        a[e] = top[e] == best ? 1.f : exp2_approximate(top[e] * c - best * c);
+        b[e] = tops[e] == best ? 1.f : exp2_approximate(tops[e] * c - best * c);
+        top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
+      }
+#pragma unroll
+      for (int j = 0; j < kDV / 8; j++) {
+        const float4 o = from[j * 128];
+        out[4 * j] = out[4 * j] * a[0] + o.x * b[0], out[4 * j + 1] = out[4 * j + 1] * a[0] + o.y * b[0];
+        out[4 * j + 2] = out[4 * j + 2] * a[1] + o.z * b[1], out[4 * j + 3] = out[4 * j + 3] * a[1] + o.w * b[1];
+      }
+    }
+  sync_group(8, GROUPS * 128);
+  return w == 0;
+}
 
 // A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies have read what they copy.
 DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {

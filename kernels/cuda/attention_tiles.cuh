@@ -9,6 +9,7 @@ constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kS
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
 constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
+constexpr int kTakers = kSplit ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
 // An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).

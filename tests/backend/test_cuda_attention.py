@@ -180,17 +180,25 @@ def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int
 
 
 @pytest.mark.parametrize(
-    ("b", "s", "groups", "rows", "keys", "blocks"),
+    ("d", "b", "s", "causal", "groups", "keys", "last", "blocks"),
     [
-        (1, 128, 1, 64, 128, 8), (48, 128, 1, 64, 64, 384), (64, 128, 1, 64, 64, 512), (1, 197, 1, 64, 208, 16), (1, 512, 2, 64, 128, 32),
-        (96, 197, 4, 256, 80, 132), (4, 4096, 4, 256, 96, 132),
+        (64, 1, 128, 0, 1, 128, 128, 8), (64, 48, 128, 0, 1, 64, 64, 384), (64, 64, 128, 0, 2, 64, 64, 256), (64, 1, 197, 0, 1, 208, 208, 16),
+        (64, 1, 512, 0, 2, 128, 128, 32), (64, 96, 197, 0, 2, 80, 48, 264), (64, 4, 4096, 0, 4, 96, 64, 132), (64, 4, 4096, 1, 4, 96, 96, 132),
+        (128, 64, 128, 0, 2, 128, 128, 132), (128, 64, 128, 1, 2, 64, 64, 132), (128, 32, 263, 0, 2, 96, 80, 132), (128, 16, 2041, 0, 2, 128, 128, 132),
     ],
 )  # fmt: skip
-def test_tiles_fit_short_sequences(b: int, s: int, groups: int, rows: int, keys: int, blocks: int) -> None:
-    k = _kernel(attention(DType.F16, 64, b=b, s=s, t=s))
+def test_tiles_fit_short_sequences(d: int, b: int, s: int, causal: int, groups: int, keys: int, last: int, blocks: int) -> None:
+    """The last of many narrow tiles has only the keys that are left, where none is hidden."""
+    k = _kernel(attention(DType.F16, d, b=b, s=s, t=s, causal=causal))
     q, fetched, *_ = (a for a in k.args if isinstance(a, TensorMap))
-    assert (q.box[1], fetched.box[1], k.block) == (rows, keys, 128 * (groups + 1))
-    assert k.grid[0] == blocks
+    assert (q.box[1], fetched.box[1], k.block, k.grid[0]) == (64, keys, 128 * (groups + 1), blocks)
+    assert f"BN = {keys}, LAST = {last};" in k.source
+    compile_kernels([k], 90)
+
+
+def test_copies_read_no_more_than_they_bring() -> None:
+    """A row of 64 elements of one head lies beside another head's."""
+    assert {a.together for a in _kernel(attention(DType.F16, 64)).args if isinstance(a, TensorMap)} == {128}
 
 
 @pytest.mark.parametrize("mask", [0, 1, 2])
