@@ -154,7 +154,8 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
         return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
 
     rest = D.mod(count, form.blocks)
-    return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, together(rest), 0))
+    last = D.select(D.less(form.blocks, D.mul(rest, 2)), together(form.blocks), together(rest))  # more than half of its blocks: somewhere it is all of them
+    return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
 
 
 def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
@@ -204,11 +205,13 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     i = parameters(request)
     block = 128 * (tile.groups + 1)
     flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
-    stored = 16 if tile.plan in ("ALONE", "SPLIT") else tile.rows  # at once: a warp's rows or the block's
-    operands = [("q", i["S"], i["H"], 64), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
+    stored = 16 if tile.plan in ("ALONE", "SPLIT") or tile.groups > 2 else tile.rows  # at once: a warp's rows or the block's
+    asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
+    operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
-    maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box) for o, rows, heads, box in operands]
+    together = 256 if tile.plan == "OVERLAP" else 128  # long heads: their other panel comes next
+    maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box, together) for o, rows, heads, box in operands]
     templates = ("attention", "attention_tiles", "attention_masks", "attention_parts", "attention_out", "attention_hopper")
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
@@ -221,11 +224,11 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
 
 
-def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike, heads: DimLike, box: int) -> TensorMap:
-    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements (what lies beside these is another head's or comes with
-    another copy: read with them it would come twice)."""
+def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike, heads: DimLike, box: int, together: int) -> TensorMap:
+    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements; together: bytes of memory that L2 reads for it (beside
+    those 128 lies what is another head's or comes with another copy, and may so come twice)."""
     strides = tuple(D.mul(parameters(request)[f"{operand}_{a}"], 2) for a in "shb")
-    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1), together=128)
+    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1), together=together)
 
 
 def _products(dtype: DType, keys: int, last: int, width: int) -> str:

@@ -181,7 +181,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
         if ((best - top[e]) * c <= kSlack) best = top[e];  // weights up to 2^kSlack are as exact as those up to 1
         shift[e] = best == -INF ? 0.f : best * c;
-        shrink[e] = best == top[e] || top[e] == -INF ? 1.f : exp2_approximate(top[e] * c - shift[e]);
+        shrink[e] = best == top[e] || kEager && top[e] == -INF ? 1.f : exp2_approximate(top[e] * c - shift[e]);
         top[e] = best;
         sum[e] *= shrink[e];
       }
@@ -221,6 +221,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       for (int t = 0; t < width.keys / 16; t++) {
         weights(8 * t, 8 * t + 8);
         pack(4 * t, 4 * t + 4);
+        if (kLate && t == 0) wait(v_full + 8 * v.slot, v.phase);
         multiply_fence();
         multiply_values(out, p + 4 * t, descriptor(b + t * 128));
       }
@@ -274,7 +275,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
         if (step < first) free_values();
         weigh(width, step);
         rescale();
-        wait(v_full + 8 * v.slot, v.phase);
+        if (!kLate) wait(v_full + 8 * v.slot, v.phase);
         mixed_products(width);
       };
       if (LAST < BN) {
@@ -358,7 +359,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-      if (PARTS == 1) sum[e] = sum[e] == 0.f ? inverse_of(0.f) : inverse_approximate(sum[e]);
+      if (PARTS == 1) sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
     }
     if (PARTS > 1) {
       store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);

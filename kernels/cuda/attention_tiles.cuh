@@ -4,12 +4,14 @@
 // beside the softmax of this one (OVERLAP); its own, the exponentials of some keys being computed beside the products with the values of earlier ones, of two
 // warpgroups that take turns with their scores (TURNS), of one that is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
 constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
-constexpr bool kStores = PLAN >= ALONE || !COPIED_OUT;  // warps store their rows themselves: soonest, where nothing else waits for them
+constexpr bool kStores = PLAN >= ALONE || GROUPS > 2 || !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
+constexpr bool kLate = PLAN == TURNS && !CAUSAL;  // the first weights are computed before values are there
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kSplit ? 64 : GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
 constexpr int kQueries = BM * 128 * kPanels, kKeys = BN * 128 * kPanels, kValues = BN * 128 * kPanelsV, kOutput = BM * 128 * kPanelsV;
 constexpr int kSlot = kQueries > kOutput ? kQueries : kOutput;  // results take the place of the queries
-constexpr int kTakers = kSplit ? 1 : GROUPS;  // warpgroups that wait for queries of their own
+constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the first copy to the first products and from the last to the results
+constexpr int kTakers = kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
 // An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).
