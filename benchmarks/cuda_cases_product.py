@@ -313,9 +313,12 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield _with(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
         for t in _product.tiles(dtype):  # every way to read operands, also between several products
             yield _with(gemm(rng, dtype, 67, 131, 519, "relu"), t)
-            if t.bm >= 64:
+            if t.bm >= 64 or dtype == F32:
                 yield _with(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
         yield _with(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
+    for t in _product.tiles(F32):
+        yield _with(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
+    yield _with(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[0], split=2))
     yield _with(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
     yield _with(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
     yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))

@@ -50,10 +50,22 @@ _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
     Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
+#: Columns of the widest f32 tile that reads neighbouring ones of b together.
+_MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
 _L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
 def tiles(dtype: DType) -> tuple[Tile, ...]:
     return _TILES_F32 if dtype == DType.F32 else _TILES
+
+
+def _registers(t: Tile) -> int:
+    """Of a thread of f32, so many that what it reads ahead and its sums fit."""
+    return min(48 + 2 * t.bm, 255)
+
+
+def _resident(t: Tile) -> int:
+    """Blocks of f32 that a multiprocessor holds."""
+    return max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t))))
 
 
 def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> float:
@@ -81,8 +93,7 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
-    registers = 48 + 2 * t.bm if f32 else 200 if t.bm * t.bn > 8192 else 110
-    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * min(registers, 255))))
+    resident = _resident(t) if f32 else max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110))))
     # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
     here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
     waves = -(-here // resident)
@@ -94,6 +105,10 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
         latency = 1370.0 / (t.stages - 1) + 12.0 * -(-copies // t.threads) + (345.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
         step = here * (t.bm * t.bn * (0.163 + 0.764 / down + 0.244 / across) + 0.041 * copies) + waves * latency
         ends = waves * (130.0 + 97.0 * t.bm * t.bn / t.threads) + 0.23 * results + (0.0 if odd.y else 5.0 * here * t.bm)
+        if t.bm * t.bn == 32 * 32:
+            step *= 0.95  # it gains most by reads ahead
+        elif t.bm * t.bn == 128 * 128:
+            step *= 1.0 + 0.03 * max(t.split - 2, 0)
         return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
     wide = sum(rows * (1.8 + 8.5 / size) for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
@@ -118,8 +133,8 @@ def prices(
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
-    transposed: operands that need tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps along k of the
-    kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too."""
+    transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
+    along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
@@ -130,12 +145,13 @@ def prices(
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
     out = {}
     for t in tiles(r.dtype):
-        if (transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64) or t.smem > limit:
+        if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
             continue
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
-                out[tile] = odd_cost(tile, m, n, k, batch, r.sms, f32, odd) if odd else tile_cost(tile, m, n, steps, batch, r.sms)
+                how = replace(odd, b=4) if odd and f32 and transposed[1] and t.bn > _MOST_LINES else odd
+                out[tile] = odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else tile_cost(tile, m, n, steps, batch, r.sms)
     return out
 
 
@@ -212,7 +228,7 @@ def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others:
 
     if isinstance(k_step, int) and k_step == 1:
         return Access(alignment(row_step, *others))
-    if size == 2 and isinstance(row_step, int) and row_step == 1:
+    if isinstance(row_step, int) and row_step == 1:
         return Access(alignment(k_step, *others), trans=True)
     return Access(size, gather=True)
 
@@ -246,17 +262,23 @@ def product(
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
         parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
     f32 = r.dtype == DType.F32
+    if f32 and b.trans and tile.bn > _MOST_LINES:
+        b = Access(4, gather=True)
+    beside = _resident(tile) if f32 else 1  # blocks; the compiler gives more registers to many small ones unless it is told
+    # The largest tile is better off without reads ahead where several blocks share its k, and where pixels take registers.
+    ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
     sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
-        f"#define CLUSTER {int(cluster)}",
+        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > 2 else ''}",
         f"#define SOURCE {source}", *defines, f"#define PARAMETERS {', '.join(declaration(t, n) for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
-        f"constexpr bool Y_VECTOR = {int(y_vector)};",
-        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"), _backend.template("tile"),
+        f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if f32 else ''};",
+        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"), _backend.template("tile_simt") if f32 else "",
+        _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))

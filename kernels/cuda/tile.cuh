@@ -2,7 +2,7 @@
 // convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; 16-bit types use the tensor cores (mma.sync), f32 uses FFMA.
 //
 // The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
-// Y_VECTOR, Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// Y_VECTOR, LAUNCH_BOUNDS, AHEAD (of f32), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -73,68 +73,6 @@ struct Accumulator {
         *(float2*)p = make_float2(v[i][j][0], v[i][j][1]);
         *(float2*)(p + 8 * PITCH) = make_float2(v[i][j][2], v[i][j][3]);
       }
-  }
-};
-#else
-// A thread has every TY-th row and every TX-th column of the tile; the warps of one group have the same k of a stage, chunks WARPS_K apart.
-constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
-struct Accumulator {
-  float v[TM][TN];
-  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves, eight read different columns.
-  METHOD int across() const { return threadIdx.x / 2 % 8 + threadIdx.x / 32 % WARPS_N * 8; }
-  METHOD int down() const { return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
-  METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
-  METHOD float4 at(u32 base, int row, int c) {
-    float4 r;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "r"(base + row * 128 + ((c ^ (row & 7)) << 4)) : "memory");
-    return r;
-  }
-  METHOD void multiply(u32 a, u32 b) {
-    const int tx = across(), ty = down();
-#pragma unroll 2
-    for (int q = 0; q < 8 / WARPS_K; q++) {
-      const int c = q * WARPS_K + group();
-      float4 fa[TM];
-#pragma unroll
-      for (int i = 0; i < TM; i++) fa[i] = at(a, ty + i * TY, c);
-#pragma unroll
-      for (int j = 0; j < TN; j++) {
-        const float4 fb = at(b, tx + j * TX, c);
-#pragma unroll
-        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].x, fb.x, v[i][j]);
-#pragma unroll
-        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].y, fb.y, v[i][j]);
-#pragma unroll
-        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].z, fb.z, v[i][j]);
-#pragma unroll
-        for (int i = 0; i < TM; i++) v[i][j] = fmaf(fa[i].w, fb.w, v[i][j]);
-      }
-    }
-  }
-  METHOD void clear() {
-#pragma unroll
-    for (int i = 0; i < TM; i++)
-#pragma unroll
-      for (int j = 0; j < TN; j++) v[i][j] = 0.f;
-  }
-  METHOD void stage(float* to) const {
-    const int tx = across(), ty = down();
-    float* const mine = to + group() * (BM * PITCH);
-#pragma unroll
-    for (int i = 0; i < TM; i++)
-#pragma unroll
-      for (int j = 0; j < TN; j++) mine[(ty + i * TY) * PITCH + tx + j * TX] = v[i][j];
-    if (WARPS_K == 1) return;
-    __syncthreads();
-    for (int t = threadIdx.x; t < BM * PITCH / 4; t += THREADS) {
-      float4 sum = ((const float4*)to)[t];
-#pragma unroll
-      for (int g = 1; g < WARPS_K; g++) {
-        const float4 other = ((const float4*)(to + g * (BM * PITCH)))[t];
-        sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-      }
-      ((float4*)to)[t] = sum;
-    }
   }
 };
 #endif
@@ -211,7 +149,7 @@ constexpr bool kTransposed = TRANSPOSED;
   const int channel0 = 0;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
@@ -237,8 +175,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_tile(PARAMETERS) {
   const T* weight = b + (i64)(group * N + n0) * weight_row;
 #else
   TO_BATCH;
+#if IS_F32
+  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K};
+  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K};
+#else
   const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
   const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
+#endif
 #endif
   const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT), end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
 #if SOURCE == 1

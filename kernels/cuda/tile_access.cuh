@@ -63,6 +63,7 @@ template <int ROWS, bool GATHER> struct Rows {
   DEV u32 offset(int i) { return row(i) * 128 + ((chunk(i) ^ (row(i) & 7)) << 4); }
 };
 
+#if !IS_F32
 // A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
 template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
   // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
@@ -96,7 +97,6 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
     }
     return true;
   }
-#if !IS_F32
   // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0 on.
   template <int HELD> METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
     u32 to;
@@ -122,12 +122,10 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
     }
   }
-#endif
   METHOD void load(u32 to, int k0) const {
     u32 at;
     const T* from;
     int count;
-#if !IS_F32
     if (BYTES == 2) {
       constexpr int BATCH = COUNT < 4 ? COUNT : 4;
 #pragma unroll
@@ -138,7 +136,6 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
       }
       return;
     }
-#endif
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (!place(i, k0, at, from, count)) continue;
@@ -153,6 +150,7 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
     }
   }
 };
+#endif
 
 #if SOURCE == 1
 // The taps of a convolution that meet one output phase: tap t along an axis reads input index first + t * step and weight index k_first + t * k_step.

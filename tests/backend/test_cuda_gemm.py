@@ -210,6 +210,17 @@ def test_few_terms_are_summed_by_each_thread() -> None:
                 compile_kernels(kernels, 90)
 
 
+def test_f32_reads_neighbouring_rows_together() -> None:
+    """Copies of an operand whose rows are neighbours go along these; only the widest tile reads columns one by one."""
+    a_turned, both = batched(DType.F32, 1024, 1024, 1024, (1, 1024), (1, 1024)), batched(DType.F32, 512, 64, 512, (1, 512), (64, 1))
+    for r, text in ((a_turned, "A_TRANS = 1, B_TRANS = 0"), (both, "A_TRANS = 1, B_TRANS = 1")):
+        (k,) = kernels_of(r)
+        assert text in k.source and "A_BYTES = 16, B_BYTES = 16" in k.source and "AHEAD = 1" in k.source
+        compile_kernels([k], 90)
+    (k,) = kernels_of(batched(DType.F32, 2048, 2048, 2048, (2048, 1), (2048, 1)))
+    assert "BM = 128, BN = 128" in k.source and "B_TRANS = 0, A_GATHER = 0, B_GATHER = 1" in k.source
+
+
 def test_few_rows_at_run_time() -> None:
     """A kernel for few rows serves no more of them than it was made for."""
     m = D.symbol("m")

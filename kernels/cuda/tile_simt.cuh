@@ -1,0 +1,157 @@
+// Tiles of f32 without tensor cores: how operands lie in shared memory, and products of a stage by FFMA.
+//
+// An operand whose k is contiguous lies as `tile_access.cuh` says, in rows of 128 bytes; one with neighbouring rows (TRANS) lies line by line of k.
+
+// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
+  // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
+  static constexpr int COPY = GATHER ? 16 : BYTES, E = COPY / 4, ACROSS = (TRANS ? ROWS : BK) / E, COPIES = ROWS * BK / E, COUNT = (COPIES + THREADS - 1) / THREADS;
+  // A thread's copies are DOWN lines apart, or, where threads are fewer than the copies of a line, STEPS of them make one.
+  static constexpr int DOWN = THREADS / ACROSS, STEPS = DOWN ? 1 : ACROSS / THREADS;
+  static_assert(THREADS % ACROSS == 0 || ACROSS % THREADS == 0, "copies of a thread lie alike");
+  const T* base;
+  i64 row_step, k_step;
+  int rows, k;  // what is left from the tile's first row; all of k
+  METHOD void load(u32 to, int k0) const {
+    if (GATHER)
+      gather(to, k0);
+    else if (rows >= ROWS && k0 + BK <= k)
+      load<true>(to, k0);
+    else
+      load<false>(to, k0);
+  }
+  template <bool WHOLE> METHOD void load(u32 to, int k0) const {
+    const int t = threadIdx.x, line0 = DOWN ? t / (DOWN ? ACROSS : 1) : 0, piece0 = DOWN ? t % ACROSS : t;
+    const i64 step = TRANS ? k_step : row_step;
+    const T* from = TRANS ? base + (k0 + line0) * k_step + piece0 * E : base + line0 * row_step + k0 + piece0 * E;
+    const u32 mine = TRANS ? to + t * COPY : to + line0 * 128 + (((piece0 * E / 4) ^ (line0 & 7)) << 4) + piece0 * E % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (COPIES % THREADS != 0 && t + i * THREADS >= COPIES) break;
+      const int line = i / STEPS * (DOWN ? DOWN : 1), piece = i % STEPS * THREADS;  // beyond the first copy's
+      const u32 at = TRANS ? mine + i * THREADS * COPY : (mine ^ ((line & 7) << 4)) + line * 128;
+      const T* p = from + line * step + piece * E;
+      if (WHOLE) {
+        if (COPY == 16)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(p) : "memory");
+        else
+          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(p), "n"(COPY < 16 ? COPY : 8) : "memory");
+      } else {
+        const int r = TRANS ? (piece0 + piece) * E : line0 + line, kk = TRANS ? k0 + line0 + line : k0 + piece0 * E;
+        const int count = TRANS ? (kk < k ? rows - r : 0) : r < rows ? k - kk : 0;
+        const int bytes = max(0, min(count, E)) * 4;
+        const T* const real = count > 0 ? p : base;
+        COPY == 16 ? copy16(at, real, bytes) : COPY == 8 ? copy8(at, real, bytes) : copy4(at, real, bytes);
+      }
+    }
+  }
+  // Element by element; neighbouring threads have neighbouring rows.
+  METHOD void gather(u32 to, int k0) const {
+#pragma unroll
+    for (int i = 0; i < ROWS * 8 / THREADS + (ROWS * 8 % THREADS != 0); i++) {
+      const int c = threadIdx.x + i * THREADS, r = c % ROWS, chunk = c / ROWS, kk = k0 + chunk * CHUNK;
+      if (ROWS * 8 % THREADS == 0 || c < ROWS * 8) copy_chunk<4, true>(to + r * 128 + ((chunk ^ (r & 7)) << 4), base + r * row_step + kk * k_step, r < rows ? k - kk : 0, k_step);
+    }
+  }
+};
+
+// A thread has every TY-th row and every TX-th column of the tile, or as many fours of them where neighbours lie together; the warps of one group have the same k
+// of a stage, chunks of four WARPS_K apart.
+constexpr int TX = 8 * WARPS_N, TY = 4 * WARPS_M, TM = BM / TY, TN = BN / TX;
+struct alignas(16) Four { float v[4]; };
+struct Accumulator {
+  float v[TM][TN];
+  // Lanes next to each other have two rows: of 16 lanes, which one access of shared memory serves, eight read different columns.
+  METHOD int across() const { return threadIdx.x / 2 % 8 + threadIdx.x / 32 % WARPS_N * 8; }
+  METHOD int down() const { return threadIdx.x % 2 + threadIdx.x % 32 / 16 * 2 + threadIdx.x / (32 * WARPS_N) % WARPS_M * 4; }
+  METHOD int group() const { return threadIdx.x / (32 * WARPS_M * WARPS_N); }
+  METHOD int row(int i) const { return A_TRANS ? (i / 4 * TY + down()) * 4 + i % 4 : down() + i * TY; }
+  METHOD int column(int j) const { return B_TRANS ? (j / 4 * TX + across()) * 4 + j % 4 : across() + j * TX; }
+  // Volatile ones stay in the order in which they are written: reads ahead stay ahead.
+  DEV void read(Four& to, u32 from) {
+    if (AHEAD)
+      asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3]) : "r"(from) : "memory");
+    else
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(to.v[0]), "=f"(to.v[1]), "=f"(to.v[2]), "=f"(to.v[3]) : "r"(from) : "memory");
+  }
+  // Where four of an operand's elements begin, of which a thread has COUNT, with chunk c of k: COUNT rows' four k, or fours of rows of one k after the other.
+  template <bool TRANS, int SIZE, int COUNT, int STEP> DEV u32 four(u32 base, int own, int n, int c) {
+    if (TRANS) return base + own * 16 + (c * 4 + n / (COUNT / 4)) * (SIZE * 4) + n % (COUNT / 4) * (STEP * 16);
+    return base + own * 128 + ((c ^ (own & 7) ^ (n * STEP & 7)) << 4) + n * STEP * 128;
+  }
+  // The n-th four of the right operand times all of the left one that meet it.
+  METHOD void products(const Four (&l)[TM], const Four& r, int n) {
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+#pragma unroll
+      for (int m = 0; m < TM; m++) {
+        // e counts k, or columns where these lie together
+        const int i = AHEAD && e % 2 ? TM - 1 - m : m, k = B_TRANS ? n / (TN / 4) : e, j = B_TRANS ? n % (TN / 4) * 4 + e : n;
+        v[i][j] = fmaf(A_TRANS ? l[k * (TM / 4) + i / 4].v[i % 4] : l[i].v[k], r.v[e], v[i][j]);
+      }
+  }
+  METHOD void multiply(u32 a, u32 b) {
+    constexpr int Q = 8 / WARPS_K, PAIR = AHEAD && Q > 1 ? 2 : 1;
+    const int tx = across(), ty = down(), g = group();
+    Four l[AHEAD ? 2 : 1][TM], r[2];
+    auto left = [&](int half, int n, int q) { read(l[half][n], four<A_TRANS, BM, TM, TY>(a, ty, n, q * WARPS_K + g)); };
+    auto right = [&](int n, int q) { read(r[n % 2], four<B_TRANS, BN, TN, TX>(b, tx, n, q * WARPS_K + g)); };  // TN is even
+    if constexpr (!AHEAD) {
+#pragma unroll 2
+      for (int q = 0; q < Q; q++) {
+#pragma unroll
+        for (int n = 0; n < TM; n++) left(0, n, q);
+#pragma unroll
+        for (int n = 0; n < TN; n++) {
+          right(n, q);
+          products(l[0], r[n % 2], n);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < TM; n++) left(0, n, 0);
+      right(0, 0);
+#pragma unroll 1
+      for (int q = 0; q < Q; q += PAIR)
+#pragma unroll
+        for (int half = 0; half < PAIR; half++) {
+          const bool more = Q > PAIR && half == PAIR - 1 ? q + PAIR < Q : half < PAIR - 1;
+#pragma unroll
+          for (int n = 0; n < TN; n++) {
+            if (n + 1 < TN)
+              right(n + 1, q + half);
+            else if (more)
+              right(0, q + half + 1);
+#pragma unroll
+            for (int i = n * TM / TN; i < (n + 1) * TM / TN; i++)
+              if (more) left(half ^ 1, i, q + half + 1);
+            products(l[half], r[n % 2], n);
+          }
+        }
+    }
+  }
+  METHOD void clear() {
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int j = 0; j < TN; j++) v[i][j] = 0.f;
+  }
+  METHOD void stage(float* to) const {
+    float* const mine = to + group() * (BM * PITCH);
+#pragma unroll
+    for (int i = 0; i < TM; i++)
+#pragma unroll
+      for (int j = 0; j < TN; j++) mine[row(i) * PITCH + column(j)] = v[i][j];
+    if (WARPS_K == 1) return;
+    __syncthreads();
+    for (int t = threadIdx.x; t < BM * PITCH / 4; t += THREADS) {
+      float4 sum = ((const float4*)to)[t];
+#pragma unroll
+      for (int g = 1; g < WARPS_K; g++) {
+        const float4 other = ((const float4*)(to + g * (BM * PITCH)))[t];
+        sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+      }
+      ((float4*)to)[t] = sum;
+    }
+  }
+};
