@@ -57,10 +57,13 @@ def _case(name: str, r: Request, operands: Mapping[str, Array], outputs: Mapping
 
 def gemm(
     rng: Rng, dtype: DType, m: int, n: int, k: int, act: str = "none", *, res_mode: int = 0, kinds: Sequence[int] | None = None, pad: int = 0, early: bool = False,
+    special: Sequence[float] = (),
 ) -> Case:  # fmt: skip
-    """y[m, n] = epilogue(x[m, k] w[n, k]^T + bias); pad: NaN columns behind the rows of x, y and the residual."""
+    """y[m, n] = epilogue(x[m, k] w[n, k]^T + bias); pad: NaN columns behind the rows of x, y and the residual; special: elements that x has, one a row."""
     ints = {"M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n + pad, "ldy": n + pad, "act": K.act_index(act), "res_mode": res_mode}
     x, vx = _random(rng, (m, k), dtype)
+    for j, element in enumerate(special):
+        x[j * 5, j * 7 % k] = vx[j * 5, j * 7 % k] = element
     w, vw = _random(rng, (n, k), dtype, k**-0.5)
     b = rng.standard_normal(-(-n // 32) * 32).astype(np.float32)
     packed = stored(np.zeros((n, -(-k // 8) * 8)), dtype)
@@ -256,7 +259,10 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
 
 
 def _with(case: Case, tile: Any) -> Case:
-    return replace(case, name=f"{case.name} [{T.tile_name(tile)}]", tile=tile)
+    outputs = case.outputs
+    if T.rounds(tile):  # to 11 bits rather than 24
+        outputs = {name: replace(o, bound=None if o.bound is None else o.bound * 2.0**13) for name, o in outputs.items()}
+    return replace(case, name=f"{case.name} [{T.tile_name(tile)}]", tile=tile, outputs=outputs)
 
 
 def products(rng: Rng) -> Iterator[Case]:
@@ -311,14 +317,17 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield _with(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
         yield _with(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
         yield _with(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
-        for t in _product.tiles(dtype):  # every way to read operands, also between several products
+        for t in _product.tiles(dtype, tf32=True):  # every way to read operands, also between several products
             yield _with(gemm(rng, dtype, 67, 131, 519, "relu"), t)
             if t.bm >= 64 or dtype == F32:
                 yield _with(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
         yield _with(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
-    for t in _product.tiles(F32):
+    for t in _product.tiles(F32, tf32=True):
         yield _with(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
+        if t.terms == 3:
+            yield _with(gemm(rng, F32, 67, 131, 72, special=(np.inf, -np.inf, np.nan, float(np.finfo(np.float32).max))), t)
     yield _with(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[0], split=2))
+    yield _with(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[-1], split=4))
     yield _with(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
     yield _with(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
     yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))

@@ -75,10 +75,11 @@ class Summary:
         return 1 if self.failed else 0
 
 
-def compare(got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool) -> tuple[float, float]:
+def compare(got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool, rounded: bool = False) -> tuple[float, float]:
     """got (dtype) against want (float64). magnitude: sum of |products|, which accumulation in f32 errs relative to. fast: an approximate function was applied.
+    rounded: elements were rounded to TF32.
 
-    Bound: one rounding to `dtype`, 4 * 2^-23 of the magnitude, and 2^-10 of the value before rounding for approximate functions."""
+    Bound: one rounding to `dtype`, 4 * 2^-23 of the magnitude (2^-9 of rounded elements), and 2^-10 of the value before rounding for approximate functions."""
     t = R.torch()
     got = got.double()
     if not bool(t.isfinite(got).all()):
@@ -88,6 +89,8 @@ def compare(got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool) ->
     bound = 1.01 * u * want.abs() + 4 * 2.0**-23 * magnitude + (2.0**-10 * (1 + want.abs()) if fast else 4 * 2.0**-23 * want.abs()) + 1e-30
     if dtype == DType.F16:
         bound = bound + 2.0**-25
+    if rounded:
+        bound = bound + 2.0**-9 * magnitude
     error = (got - want).abs()
     worst = float((error / bound).max()) if error.numel() else 0.0
     rmse = float(error.norm() / want.norm().clamp_min(1e-30)) if error.numel() else 0.0

@@ -146,7 +146,8 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
             raise AssertionError("wrote beyond the last channel or pixel")
         smooth = v.act not in ("none", "relu", "leaky_relu", "clip") or v.kinds is not None
         slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2  # how much the result moves with the sum
-        return K.compare(flat[..., : v.oc].permute(0, 3, 1, 2), pooled(v, want), pooled(v, size * slope), dtype, fast=dtype != DType.F32 and smooth)
+        got, fast = flat[..., : v.oc].permute(0, 3, 1, 2), dtype != DType.F32 and smooth
+        return K.compare(got, pooled(v, want), pooled(v, size * slope), dtype, fast=fast, rounded=T.rounds(tile))
 
     return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else ""), r, run
 

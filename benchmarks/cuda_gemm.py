@@ -122,8 +122,9 @@ def gemm_case(
             raise AssertionError("wrote beyond the last row")
         slope = want.abs().clamp_min(1) if act == "exp" else 1.2
         return K.compare(
-            out[:, :n], want, size * slope, dtype, fast=dtype != DType.F32 and (act not in ("none", "relu", "leaky_relu", "clip") or kinds is not None)
-        )
+            out[:, :n], want, size * slope, dtype, fast=dtype != DType.F32 and (act not in ("none", "relu", "leaky_relu", "clip") or kinds is not None),
+            rounded=T.rounds(tile),
+        )  # fmt: skip
 
     extra = f" res{res_mode}" if res_mode else f" program {kinds}" if kinds else ""
     return f"gemm {dtype.name} {m}x{n}x{k} {act}{extra}{' nobias' if not bias else ''}{f' pad{pad}' if pad else ''}{f' shift{shift}' if shift else ''}", r, run

@@ -15,7 +15,7 @@ from tracea_onnx.ops import DType
 def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     """Every tile of the general kernel with every split, those of the Hopper kernel for n columns and so many steps of k, and some of the split one of each kind."""
     product, wgmma, split = _tile_modules()
-    general = [replace(t, split=s) for t in product.tiles(dtype) for s in (1, 2, 4, 8)]
+    general = [replace(t, split=s) for t in product.tiles(dtype, tf32=True) for s in (1, 2, 4, 8)]
     if dtype == DType.F32 or device()[0] != 90:
         return general
     kinds = [
@@ -58,6 +58,11 @@ def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: 
     return out
 
 
+def rounds(t: Any) -> bool:
+    """Whether elements of f32 are rounded to TF32."""
+    return getattr(t, "terms", 0) == 1
+
+
 def tile_name(t: Any) -> str:
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
@@ -71,5 +76,5 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m"):
-        return f"tile {t.bm}x{t.bn} split{t.split}"
+        return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
     return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"

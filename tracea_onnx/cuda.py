@@ -47,7 +47,7 @@ class Request:
     know at compile time (channels, head size) are plain ints in practice: raise `Unfit` when they are not.
     arch: compute capability x 10 (80, 89, 90). sms: multiprocessors. unaligned: operands whose address is not known to be a multiple of
     16 bytes (a channel slice of a concatenation, say); every other operand starts at one. constant: operands that no launch of a run writes,
-    so that a kernel may read them before it waits for the one before it.
+    so that a kernel may read them before it waits for the one before it. tf32: whether products of f32 may round their elements to TF32.
     """
 
     family: str
@@ -60,6 +60,7 @@ class Request:
     sms: int
     unaligned: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
+    tf32: bool = False
 
 
 class Unfit(Exception):

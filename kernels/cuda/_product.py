@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
+from math import inf
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -22,7 +23,8 @@ MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k. warps_k: warps that share the k of a stage (f32)."""
+    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k. warps_k: warps that share the k of a stage (f32).
+    terms: products that tensor cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it."""
 
     bm: int
     bn: int
@@ -31,6 +33,7 @@ class Tile:
     stages: int
     split: int = 1
     warps_k: int = 1
+    terms: int = 0
 
     @property
     def threads(self) -> int:
@@ -50,17 +53,27 @@ _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
     Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
+#: Tiles of f32 on tensor cores: clocks of a stage for each element of a block, beside those for which blocks wait together, and of a block's ends.
+_TENSOR = {
+    Tile(128, 128, 2, 4, 3, terms=3): (0.230, 0.0, 3100.0), Tile(128, 64, 2, 2, 3, terms=3): (0.101, 1950.0, 800.0),
+    Tile(64, 64, 2, 2, 3, terms=3): (0.195, 870.0, 50.0), Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (0.130, 1180.0, 440.0),
+    Tile(128, 128, 2, 4, 3, terms=1): (0.0757, 0.0, 900.0), Tile(64, 64, 2, 2, 4, terms=1): (0.0493, 400.0, 0.0),
+}  # fmt: skip
+#: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
+_FEW_TENSOR = (86, 89)
 #: Columns of the widest f32 tile that reads neighbouring ones of b together.
 _MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
 _L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
-def tiles(dtype: DType) -> tuple[Tile, ...]:
-    return _TILES_F32 if dtype == DType.F32 else _TILES
+
+def tiles(dtype: DType, tf32: bool = False) -> tuple[Tile, ...]:
+    """tf32: also those that round elements of f32."""
+    return (*_TILES_F32, *(t for t in _TENSOR if tf32 or t.terms == 3)) if dtype == DType.F32 else _TILES
 
 
 def _registers(t: Tile) -> int:
     """Of a thread of f32, so many that what it reads ahead and its sums fit."""
-    return min(48 + 2 * t.bm, 255)
+    return min(48 + 2 * t.bm, 255) if not t.terms else 64 + 2 * t.bm * t.bn // (t.threads // t.warps_k)
 
 
 def _resident(t: Tile) -> int:
@@ -81,15 +94,34 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> floa
 
 @dataclass(frozen=True)
 class Odd:
-    """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes."""
+    """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes;
+    pixels: whether rows of a are windows of an image."""
 
     a: int
     b: int
     y: bool
+    pixels: bool = False
+
+
+def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
+    """As `odd_cost`, of tiles of f32 on tensor cores."""
+    steps = -(-k // (32 * t.split))
+    here, resident = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)), _resident(t)
+    if t.split > 1 and here > resident:
+        return inf  # k is divided where all blocks run at once
+    arithmetic, latency, ends = _TENSOR[replace(t, split=1)]
+    aligned = 8 * (t.bm + t.bn)
+    more = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b) - aligned  # copies of less than 16 bytes
+    latency += (2.0 if t.terms == 1 else 1.0) * (36.0 * more + (18.0 * aligned if odd.pixels else 0.0)) / t.threads
+    step = here * arithmetic * t.bm * t.bn + -(-here // resident) * latency
+    memory, results = batch * (m * k + n * k + m * n) * 4, here * t.bm * min(t.bn, n)
+    return 3600.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 3.0e-4 * memory + 0.2 * results + ends * here
 
 
 def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, odd: Odd) -> float:
     """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies of two bytes go through registers."""
+    if t.terms:
+        return _tensor_cost(t, m, n, k, batch, sms, odd)
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
@@ -140,17 +172,19 @@ def prices(
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
         return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r))
     f32 = r.dtype == DType.F32
-    odd = odd or (Odd(16, 16, True) if f32 else None)
+    odd = odd or (Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
     out = {}
-    for t in tiles(r.dtype):
+    for t in tiles(r.dtype, r.tf32):
+        if t.terms == 3 and r.arch in _FEW_TENSOR:
+            continue
         if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
             continue
         for s in (1, 2, 4, 8) if split else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
-                how = replace(odd, b=4) if odd and f32 and transposed[1] and t.bn > _MOST_LINES else odd
+                how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _MOST_LINES else odd
                 out[tile] = odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else tile_cost(tile, m, n, steps, batch, r.sms)
     return out
 
@@ -262,12 +296,13 @@ def product(
         scratch = (D.product([D.mul(grid_y, grid_z), tile.split, rows, n8, 4, active]),)
         parameters += [("float*", "scratch", Pointer("scratch0")), ("int", "N8", Int32(n8))]
     f32 = r.dtype == DType.F32
-    if f32 and b.trans and tile.bn > _MOST_LINES:
+    simt = f32 and not tile.terms
+    if simt and b.trans and tile.bn > _MOST_LINES:
         b = Access(4, gather=True)
-    beside = _resident(tile) if f32 else 1  # blocks; the compiler gives more registers to many small ones unless it is told
+    beside = _resident(tile) if simt else 1  # blocks; the compiler gives more registers to many small ones unless it is told
     # The largest tile is better off without reads ahead where several blocks share its k, and where pixels take registers.
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
-    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages")]
+    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > 2 else ''}",
@@ -276,9 +311,9 @@ def product(
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
-        f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if f32 else ''};",
-        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"), _backend.template("tile_simt") if f32 else "",
-        _backend.template("tile"),
+        f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
+        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"),
+        *([_backend.template("tile_f32"), _backend.template("tile_simt" if simt else "tile_tf32")] if f32 else []), _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))

@@ -1,8 +1,8 @@
 // One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
-// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; 16-bit types use the tensor cores (mma.sync), f32 uses FFMA.
+// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; products are those of tensor cores (mma.sync), or FFMA's for f32 with TERMS = 0.
 //
 // The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
-// Y_VECTOR, LAUNCH_BOUNDS, AHEAD (of f32), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// Y_VECTOR, LAUNCH_BOUNDS, TERMS (of f32), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -212,7 +212,11 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
 #define WRITE(to, k)
 #endif
   wait_for_producers();
-  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 ? 1 : STAGES - 1;  // what goes through registers takes many instructions
+  Accumulator sum;
+#if IS_F32
+again:
+#endif
+  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS ? 1 : STAGES - 1;  // what goes through registers takes many instructions; `again` saves registers
 #pragma unroll UNROLLED
   for (int s = 0; s < STAGES - 1; s++) {
     if (s < count) {
@@ -224,7 +228,6 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
     }
     copy_commit();
   }
-  Accumulator sum;
   sum.clear();
   int slot = 0, target = STAGES - 1;
   for (int s = 0; s < count; s++) {
@@ -247,6 +250,14 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
   }
   copy_wait<0>();
   __syncthreads();
+#if IS_F32
+  if (TERMS && sum.again()) {
+#if SOURCE == 1
+    image.start(begin * BK);
+#endif
+    goto again;
+  }
+#endif
   float* staged = (float*)shared;
   sum.stage(staged);
 #if SPLIT > 1 && CLUSTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -211,14 +212,38 @@ def test_few_terms_are_summed_by_each_thread() -> None:
 
 
 def test_f32_reads_neighbouring_rows_together() -> None:
-    """Copies of an operand whose rows are neighbours go along these; only the widest tile reads columns one by one."""
+    """Copies of an operand whose rows are neighbours go along these; only the widest tile without tensor cores reads columns one by one."""
     a_turned, both = batched(DType.F32, 1024, 1024, 1024, (1, 1024), (1, 1024)), batched(DType.F32, 512, 64, 512, (1, 512), (64, 1))
     for r, text in ((a_turned, "A_TRANS = 1, B_TRANS = 0"), (both, "A_TRANS = 1, B_TRANS = 1")):
         (k,) = kernels_of(r)
-        assert text in k.source and "A_BYTES = 16, B_BYTES = 16" in k.source and "AHEAD = 1" in k.source
+        assert text in k.source and "A_BYTES = 16, B_BYTES = 16" in k.source
         compile_kernels([k], 90)
-    (k,) = kernels_of(batched(DType.F32, 2048, 2048, 2048, (2048, 1), (2048, 1)))
+    wide = batched(DType.F32, 2048, 2048, 2048, (2048, 1), (2048, 1))
+    (k,) = kernels_of(wide)
+    assert "TERMS = 3" in k.source and "B_TRANS = 1, A_GATHER = 0, B_GATHER = 0" in k.source
+    (k,) = kernels_of(replace(wide, arch=89, sms=128))
     assert "BM = 128, BN = 128" in k.source and "B_TRANS = 0, A_GATHER = 0, B_GATHER = 1" in k.source
+
+
+def test_f32_on_tensor_cores() -> None:
+    """Three products of TF32 make one of f32 where that is fast; one does where the request allows it. Small products stay with FFMA."""
+    for arch, terms in ((80, 3), (89, 0), (90, 3)):
+        r = gemm(DType.F32, 1031, 1021, 1027, arch)
+        for asked, count in ((r, terms), (replace(r, tf32=True), 1)):
+            kernels = kernels_of(asked)
+            assert f"TERMS = {count};" in kernels[0].source and f"TERMS = {count}," not in kernels[0].source, (arch, count)
+            compile_kernels(kernels, arch)
+    assert "TERMS = 0" in kernels_of(gemm(DType.F32, 100, 96, 64))[0].source
+
+
+def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = cuda.part("_product")
+    r = gemm(DType.F32, 67, 131, 257)
+    for t in product.tiles(DType.F32, tf32=True):
+        if t.terms:
+            assert t in product.prices(67, 131, 257, 1, replace(r, tf32=True)) and (t.terms == 3) == (t in product.prices(67, 131, 257, 1, r))
+            monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+            compile_kernels(kernels_of(r), 90)
 
 
 def test_few_rows_at_run_time() -> None:
