@@ -100,9 +100,9 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     """The backend a compile request asks for in its metadata."""
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
-    arch, sms = int(props.get("arch", "80")), int(props.get("sms", "108"))
+    arch, sms, tf32 = int(props.get("arch", "80")), int(props.get("sms", "108")), props.get("tf32") == "1"
     target = replace(CUDA, folds_norms=arch == 90)
-    return Backend(target, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe))
+    return Backend(target, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32))
 
 
 def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False) -> Compiled:

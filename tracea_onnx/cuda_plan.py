@@ -18,11 +18,12 @@ from tracea_onnx.plan import PlanBuilder, Ref
 class CudaPlanBuilder(PlanBuilder):
     """A PlanBuilder whose launches name cubins. arch: compute capability x 10; sms: multiprocessors of the device.
 
-    `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists)."""
+    `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists). tf32: whether products of
+    f32 may round their elements to TF32."""
 
-    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True) -> None:
+    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False) -> None:
         super().__init__(name, "cuda")
-        self.arch, self.sms, self.compile_kernels = arch, sms, compile_kernels
+        self.arch, self.sms, self.compile_kernels, self.tf32 = arch, sms, compile_kernels, tf32
         self._cubins: dict[str, int] = {}
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class CudaPlanBuilder(PlanBuilder):
         present = frozenset(n for n, r in refs.items() if r is not None)
         unaligned = frozenset(n for n, r in refs.items() if r is not None and multiple_of(r.offset) % 16)
         constant = frozenset(n for n, r in refs.items() if r is not None and self.is_constant(r) and to is self._run)
-        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant)
+        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant, self.tf32)
         try:
             kernels = registry.module("kernels", "cuda").emit(request)
         except Unfit as e:

@@ -53,6 +53,10 @@ Options read_options(const OrtSessionOptions* session) {
   if (o.precision != "keep" && o.precision != "bf16" && o.precision != "fp16") throw Failure("provider option precision='" + o.precision + "' is not one of: keep, bf16, fp16");
   if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all") throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
+  if (const std::string v = entry(session, "tf32"); !v.empty()) {
+    if (v != "0" && v != "1") throw Failure("provider option tf32='" + v + "' is not one of: 0, 1");
+    o.tf32 = v == "1";
+  }
   if (const std::string v = entry(session, "num_threads"); !v.empty()) o.num_threads = number("num_threads", v, 1024);
   o.backend = entry(session, "backend");
   if (!o.backend.empty() && o.backend != "cpu" && o.backend != "cuda") throw Failure("provider option backend='" + o.backend + "' is not one of: cpu, cuda");
