@@ -30,10 +30,11 @@ class Shape:
     packed: bool = False  # q, k and v in one [B, S, 3, H, D]
     scale: float = 0.0
     odd: bool = False  # pitches that allow no vector access
+    wild: bool = False  # a few elements are infinite, NaN or as large as can be
 
     @property
     def name(self) -> str:
-        flags = [k for k in ("causal", "clean", "packed", "odd") if getattr(self, k)]
+        flags = [k for k in ("causal", "clean", "packed", "odd", "wild") if getattr(self, k)]
         mask = f" mask{self.mask}[{self.broadcast}]" if self.mask else ""
         return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask} {' '.join(flags)}"
 
@@ -76,6 +77,25 @@ SHAPES = (
     Shape(1, 130, 2, 1, 1000, 64, 64, mask=1), Shape(3, 66, 2, 1, 1021, 64, 61), Shape(2, 36, 2, 1, 1500, 128, 128, mask=2, broadcast="bk", clean=True),
     Shape(2, 44, 4, 1, 1300, 80, 80, mask=3, broadcast="hk", fill=-1e4),
 )  # fmt: skip
+#: What is infinite must come out where products of f32 have it.
+WILD = (
+    Shape(1, 2, 2, 40, 50, 64, 64, wild=True), Shape(9, 16, 8, 129, 65, 64, 64, wild=True), Shape(1, 12, 6, 390, 515, 61, 61, mask=1, wild=True),
+    Shape(1, 2, 1, 130, 2000, 64, 33, wild=True), Shape(1, 8, 8, 515, 390, 128, 72, mask=3, clean=True, wild=True), Shape(2, 3, 3, 450, 600, 200, 256, wild=True),
+    Shape(1, 2, 2, 3, 700, 64, 64, wild=True),
+)  # fmt: skip
+
+
+def _spoil(a: Array, operand: str) -> None:
+    """Of [B, rows, heads, width]: one head of each problem has elements that are not finite, another's values are as large as can be."""
+    rows, heads = a.shape[1:3]
+    if operand == "q":
+        a[:, rows // 2, 0, 0] = np.inf
+        a[:, rows // 3, 0, -1] = np.nan
+    elif operand == "k":
+        a[:, rows // 2, 0, a.shape[3] // 2] = -np.inf
+    else:
+        a[:, rows // 3, 0, 3], a[:, rows // 2, 0, 3], a[:, -1, 0, 5] = np.inf, -np.inf, np.inf
+        a[:, rows // 2, heads - 1, 7] = 3.4028e38
 
 
 def _mask(rng: np.random.Generator, p: Shape, dtype: DType) -> tuple[Array, Array, dict[str, DimLike]]:
@@ -99,6 +119,7 @@ def _mask(rng: np.random.Generator, p: Shape, dtype: DType) -> tuple[Array, Arra
     return m, effect, strides
 
 
+@np.errstate(all="ignore")
 def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> tuple[Array, Array]:
     """Attention of [B, H, S, D] operands in float64, and the same of |v| (what rounding the weights errs relative to)."""
     group = p.h // p.kv
@@ -108,11 +129,10 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
         scores = np.where(np.isnan(effect), p.fill, scores + np.nan_to_num(effect, nan=0.0, neginf=-np.inf))
     seen = np.arange(p.t)[None, :] <= np.arange(p.s)[:, None] + p.past if p.causal else np.ones((p.s, p.t), bool)
     scores = np.where(seen, scores, -np.inf)
-    with np.errstate(all="ignore"):
-        top = scores.max(3, keepdims=True, initial=-np.inf)
-        e = np.exp(scores - np.where(np.isinf(top), 0.0, top))
-        total = e.sum(3, keepdims=True)
-        weights = e / total
+    top = scores.max(3, keepdims=True, initial=-np.inf)
+    e = np.exp(scores - np.where(np.isinf(top), 0.0, top))
+    total = e.sum(3, keepdims=True)
+    weights = e / total
     nothing = 0.0 if p.clean or not p.mask else np.nan
     weights = np.where(total == 0, nothing, weights)
     out, size = weights @ v, weights @ np.abs(v)
@@ -121,6 +141,7 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
     return out, size
 
 
+@np.errstate(all="ignore")
 def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic: bool = False) -> Case:
     pad = 1 if p.odd else 0
     operands: dict[str, Array] = {}
@@ -134,8 +155,10 @@ def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic
             ints |= {f"{name}_b": p.s * 3 * p.h * p.d, f"{name}_s": 3 * p.h * p.d, f"{name}_h": p.d}
     else:
         for name, heads, rows, width in (("q", p.h, p.s, p.d), ("k", p.kv, p.t, p.d), ("v", p.kv, p.t, p.dv)):
-            a = stored(rng.standard_normal((p.b, rows, heads, width + pad)), dtype)
-            operands[name] = a
+            numbers = rng.standard_normal((p.b, rows, heads, width + pad))
+            if p.wild:
+                _spoil(numbers, name)
+            operands[name] = a = stored(numbers, dtype)
             values[name] = value(a, dtype)[..., :width].transpose(0, 2, 1, 3)
             ints |= {f"{name}_b": rows * heads * (width + pad), f"{name}_s": heads * (width + pad), f"{name}_h": width + pad}
     effect = None
@@ -160,6 +183,8 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in (DType.F32, DType.F16, DType.BF16):
         for k, p in enumerate(SHAPES):
             yield attention_case(rng, p, dtype, symbolic=k % 7 == 0 and p.b > 0)
+    for p in WILD:
+        yield attention_case(rng, p, DType.F32)
 
 
 FAMILIES = {"attention": attention}

@@ -87,12 +87,15 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         tile = emitter.hopper_tile(emitter.problem(F.request_of(case)), *form)
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large = emitter._few.FewTile, emitter._plain.PlainTile
+    spread, large, split = emitter._few.FewTile, emitter._plain.PlainTile, emitter._tf32.SplitTile
     threads = (
         (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
         (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
         (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
         (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
+        (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
+        (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)), (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
     )  # fmt: skip
     for chosen, dtype, p in threads:
         case = A.attention_case(rng, p, dtype)

@@ -1,8 +1,8 @@
-"""Attention in f32 without tensor cores."""
+"""Attention in f32: tiles without tensor cores, and where those of tensor cores are worth more."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -13,6 +13,7 @@ from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
 _attention = registry.module("kernels", "cuda").part("_attention")
+_tf32 = registry.module("kernels", "cuda").part("_attention_tf32")
 
 #: Bytes of shared memory that a block may have: of the architectures with the least, of Hopper's and of others.
 _LEAST_SHARED, _MOST_SHARED, _SHARED = 99 * 1024, 227 * 1024, 163 * 1024
@@ -67,23 +68,43 @@ def _large(request: Request, p: Any, keys: tuple[int, ...], parts: tuple[int, ..
     return [tile for tile in tiles if tile.smem(p) <= _limit(request)]
 
 
-def tiles(request: Request, p: Any) -> list[tuple[PlainTile, DimLike]]:
+def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
+    """Tiles of tensor cores, as far as shared memory goes."""
+    if not _tf32.fits(request):
+        return []
+    shapes = ((4, 64), (4, 32), (8, 64), (8, 32)) if p.widest > 96 else ((4, 64),)
+    tiles = [_tf32.SplitTile(warps, keys, n) for warps, keys in shapes for n in parts]
+    return [tile for tile in tiles if tile.smem(p) <= _limit(request)]
+
+
+def _many(request: Request, p: Any, keys: int) -> list[tuple[Any, DimLike]]:
+    """Large tiles for sizes that are not known: one where there are many of it, on tensor cores another with the keys divided where there are some."""
+    enough = request.sms - 1
+    if split := _split(request, p, (1,)):
+        tile, count = split[0], _attention.blocks(request, 16 * split[0].warps)
+        many = D.less(enough, count)
+        found = [(tile, many)]
+        if request.arch >= 90:
+            some = D.mul(D.less(enough, D.mul(count, 4)), D.less(4 * tile.keys - 1, parameters(request)["T"]))
+            found.append((replace(tile, parts=4), D.mul(D.sub(1, many), some)))
+        return found
+    return [(tile, D.less(2 * enough + 1, _attention.blocks(request, 16 * tile.rows))) for tile in _large(request, p, (keys,), (1,))[:1]]
+
+
+def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, each with whether it is for the sizes of a run: the most rows of which there are tiles for every multiprocessor, else few,
-    with the keys divided; where sizes are known, larger ones when they take fewer cycles."""
+    with the keys divided; where sizes are known, larger ones and those of tensor cores when they take fewer cycles."""
     i = parameters(request)
     sizes = {n: known(i[n]) for n in "BHST"}
     exact = {n: v for n, v in sizes.items() if v is not None}
     fixed = len(exact) == len(sizes)
     most_rows = (4, 2, 1) if p.widest <= 128 else (2, 1)
-    found: list[tuple[PlainTile, DimLike]] = []
-    left: DimLike = 1  # whether no larger tile is chosen
     keys = 4 if p.widest <= 128 else 2
-    if not fixed:
-        for tile in _large(request, p, (keys,), (1,))[:1]:
-            many = D.less(2 * request.sms - 1, _attention.blocks(request, 16 * tile.rows))
-            found.append((tile, many))
-            left = D.sub(1, many)
-    for rows in most_rows if fixed else (most_rows[0], 1):
+    found = [] if fixed else _many(request, p, keys)
+    left: DimLike = 1  # whether no larger tile is chosen
+    for _, use in found:
+        left = D.sub(left, use)
+    for rows in most_rows if fixed else (1,) if _split(request, p, (1,)) else (most_rows[0], 1):
         fitting = keys
         while PlainTile(rows, fitting, 1).smem(p) > _limit(request):
             fitting //= 2
@@ -96,12 +117,17 @@ def tiles(request: Request, p: Any) -> list[tuple[PlainTile, DimLike]]:
         most = (1,) if request.arch < 90 else (1, 2, 4, 8) if fixed else (1, 4)
         found += [(PlainTile(rows, fitting, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * fitting, most)]
     found = [(tile, use) for tile, use in found if use != 0]
-    if fixed:
+    if not fixed:
+        return found
+    plain = found[0][0]
+    price = {plain: _WORTH * _cycles(request, p, plain, exact)}
+    if split := _split(request, p, (1,) if request.arch < 90 else (1, 2, 4, 8)):
+        price |= {tile: _tf32.cycles(request, p, tile, exact, _limit(request) + 1024) for tile in split}
+    else:
         large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
-        cost = {tile: _cycles(request, p, tile, exact) for tile in (*large, found[0][0])}
-        best = min(large, key=cost.__getitem__, default=found[0][0])
-        return [(best, 1)] if cost[best] < _WORTH * cost[found[0][0]] else found
-    return found
+        price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}
+    best = min(price, key=price.__getitem__)
+    return found if best == plain else [(best, 1)]
 
 
 def kernel(request: Request, p: Any, tile: PlainTile, use: DimLike) -> Kernel:

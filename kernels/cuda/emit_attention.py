@@ -1,5 +1,5 @@
 """CUDA kernels for attention: threads that read keys once where query rows are few, else warp-specialised wgmma on Hopper, mma.sync for 16-bit operands on other
-architectures and plain f32."""
+architectures, and for f32 tensor cores or none."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _group = registry.module("kernels", "cuda").part("_attention_group")
 _grouped = registry.module("kernels", "cuda").part("_attention_grouped")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 _plain = registry.module("kernels", "cuda").part("_attention_plain")
+_tf32 = registry.module("kernels", "cuda").part("_attention_tf32")
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def attention(request: Request) -> list[Kernel]:
                 if tile.spread:
                     scratch.append(kind.scratch(request, p, tile, use))
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
+    kernels += [_tf32.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _tf32.SplitTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]
     kernels += [*copies, *(_hopper.kernel(copied, _attention.problem(rows), tile, use, places) for tile, use in by_copies)]
     return [replace(k, scratch=tuple(scratch)) for k in kernels]

@@ -46,6 +46,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"few rows of long heads sm_{arch}", attention(dtype, 256, s=3, t=5000, causal=1, arch=arch)
     for dtype, d in ((DType.F16, 64), (DType.BF16, 200), (DType.F32, 72)):
         yield f"divided keys of {d}", attention(dtype, d, s=20, t=5000, b=1, mask=1, causal=1)
+    yield "keys of tensor cores divided", attention(DType.F32, 72, s=131, t=1031, b=1, mask=3, causal=1)
     for d, s in ((61, 515), (128, 1021), (256, 700)):
         yield f"large tiles of {d}", attention(DType.F32, d, s=s, t=700, mask=1, causal=1)
         yield f"large tiles of {d} sm_80", attention(DType.F32, d, s=s, t=700, arch=80)
@@ -149,11 +150,32 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int,
 
 
 @pytest.mark.parametrize(
-    ("d", "s", "t", "grid", "parts"), [(64, 1021, 1021, 384, 1), (64, 512, 512, 384, 2), (128, 1021, 1021, 384, 1), (64, 17, 17, 96, 1)]
-)
-def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, grid: int, parts: int) -> None:
-    k = _kernel(attention(DType.F32, d, s=s, t=t, b=4, heads=12))
-    assert (k.grid[0], k.cluster) == (grid, parts)
+    ("d", "s", "t", "b", "tile"),
+    [
+        (64, 1021, 1021, 4, "tensor 64x64"), (64, 512, 512, 1, "tensor 64x64/2"), (128, 1021, 1021, 1, "tensor 128x64/2"), (128, 2039, 2039, 4, "tensor 128x64"),
+        (256, 1031, 1031, 1, "tensor 128x32/2"), (64, 17, 17, 4, "16x64"), (45, 67, 67, 1, "16x64/2"),
+    ],
+)  # fmt: skip
+def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, tile: str) -> None:
+    r = attention(DType.F32, d, s=s, t=t, b=b, heads={64: 12, 128: 8}.get(d, 6))
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+
+
+def test_f32_has_tensor_cores_where_these_are_many() -> None:
+    for arch, tensor in ((80, True), (86, False), (89, False), (90, True), (120, False)):
+        for r in (attention(DType.F32, 64, arch=arch, s=1021, t=1021, b=4), attention(DType.F32, 64, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B"))):
+            assert any("m16n8k8" in k.source for k in cuda.emit(r)) == tensor
+
+
+def test_one_f32_tile_runs_whatever_the_sizes() -> None:
+    for d, arch in ((64, 90), (256, 90), (61, 80), (128, 89)):
+        kernels = cuda.emit(attention(DType.F32, d, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B")))
+        for b in (1, 3, 32):
+            for s in (1, 9, 64, 65, 128, 200, 1000, 9000):
+                grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels if k.block != 512]
+                assert sorted(grids)[:-1] == [0] * (len(grids) - 1) and max(grids) > 0
 
 
 def test_more_keys_than_a_cluster_should_read_are_spread() -> None:

@@ -1,0 +1,73 @@
+"""Attention in f32 by tensor cores, three products of each two elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Kernel, Request
+from tracea_onnx.cuda_source import clustered, overlapped, template
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+_attention = registry.module("kernels", "cuda").part("_attention")
+
+#: Pairs of elements that a multiprocessor multiplies in a cycle; cycles that it takes to copy one of them by itself, to go from a tile of keys to the next,
+#: of blocks beside each other to begin and end, and of one to join an element of what those of a cluster have.
+_MULTIPLIED, _COPYING, _STEP, _STARTING, _JOINING = 125, 0.4, 300, 5700, 0.1
+#: Warps that registers leave room for, and by how much slower they are for each that is missing: nobody multiplies while weights are found.
+_WARPS, _WAITING = 8, 0.1
+
+
+def _padded(head: int) -> int:
+    return -(-head // 16) * 16
+
+
+@dataclass(frozen=True)
+class SplitTile:
+    """warps: of 16 rows each; keys: of a tile; parts: blocks of a cluster that divide the keys."""
+
+    warps: int
+    keys: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"tensor {16 * self.warps}x{self.keys}{f'/{self.parts}' if self.parts > 1 else ''}"
+
+    def smem(self, p: Any) -> int:
+        d, dv = _padded(int(p.head)), _padded(int(p.head_v))
+        pitch, rows = d + (0 if d % 32 else 16), 16 * self.warps
+        part = rows * (int(p.head_v) + 2) if self.parts > 1 else 0
+        return 4 * max(rows * pitch + self.keys * (pitch + dv + 4), part)
+
+
+def fits(request: Request) -> bool:
+    """Whether tensor cores multiply three times as fast as threads, which those of smaller devices do not."""
+    return request.arch < 120 and request.arch not in (86, 89)
+
+
+def cycles(request: Request, p: Any, tile: SplitTile, sizes: dict[str, int], shared: int) -> float:
+    """About how many a launch takes. shared: bytes of shared memory of a multiprocessor."""
+    rows, wide = 16 * tile.warps, min(_attention.access(request, p, o) for o in "kv")
+    blocks = sizes["B"] * sizes["H"] * -(-sizes["S"] // rows) * tile.parts
+    device = clustered(request.sms, tile.parts)
+    each: int = -(-blocks // device)
+    beside = max(min(_WARPS // tile.warps, shared // (tile.smem(p) + 1024)), 1)
+    steps = -(-sizes["T"] // (tile.keys * tile.parts))
+    all_steps = min(each * steps, steps + blocks / device * (steps + 1) / 2) if p.causal else each * steps
+    step = tile.keys * (_padded(p.head) + _padded(p.head_v)) * (rows / _MULTIPLIED + _COPYING / wide) + _STEP
+    waiting = 1 + _WAITING * (_WARPS - tile.warps * min(beside, each))
+    joining = each * rows * p.head_v * _JOINING if tile.parts > 1 else 0
+    return float(all_steps * step * waiting + -(-each // beside) * _STARTING + joining)
+
+
+def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
+    widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"} | {"WRITE": _attention.access(request, p, "y")}
+    sizes = {"WARPS": tile.warps, "BN": tile.keys, "PARTS": tile.parts, "THREADS": 32 * tile.warps, **widths}
+    constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
+    templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_tf32")
+    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(32 * tile.warps)}"
+    grid = (D.product([_attention.blocks(request, 16 * tile.warps), tile.parts, use]), 1, 1)
+    return Kernel(source, "attention", grid, 32 * tile.warps, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))

@@ -1,0 +1,244 @@
+// softmax(scale q k^T + mask) v for f32 by tensor cores: an element is the sum of two that these take, of 11 bits each, and of the four products of two elements
+// only that of both remainders is left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what comes out.
+//
+// A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched while the values of the one before are multiplied, its values
+// beside its scores. With PARTS blocks in a cluster each has every PARTS-th tile.
+//
+// Where something infinite is split, or something so large that rounding makes it infinite, what comes out is not finite: such a block begins again, CAREFUL.
+constexpr int BM = WARPS * 16, kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kWide = kDV / 32, kTail = kDV / 16 % 2;
+constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4;  // floats; where lanes read fours, no two lie in one bank
+static_assert(BN % 32 == 0, "four fragments at a time");
+
+// Rows first..first+count of [rows, SIZE] to shared memory, WIDTH elements at a time; zeros from row `rows` on and up to column PADDED.
+template <int SIZE, int PADDED, int PITCH, int WIDTH> DEV void fetch_rows(float* to, const float* from, i64 stride, int first, int count, int rows) {
+  constexpr int pieces = PADDED / WIDTH;
+#pragma unroll 4
+  for (int u = threadIdx.x; u < count * pieces; u += THREADS) {
+    const int r = u / pieces, c = u % pieces * WIDTH;
+    const bool real = first + r < rows && c < SIZE;
+    fetch<4 * WIDTH>(shared_address(to + r * PITCH + c), real ? from + (first + r) * stride + c : from, real);
+  }
+  copy_commit();
+}
+
+// high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what multiplies the others' `low` is finite.
+template <bool CAREFUL> struct Parts {
+  u32 high, low;
+  METHOD void split(float v) {
+    if (CAREFUL) {
+      const bool finite = fabsf(v) < INF;
+      high = finite ? __float_as_uint(v) & 0xffffe000 : v != v ? 0x7fffffff : __float_as_uint(v);
+      low = finite ? __float_as_uint(v - __uint_as_float(high)) : 0;
+    } else {
+      high = (__float_as_uint(v) + 0x1000) & 0xffffe000;
+      low = __float_as_uint(v - __uint_as_float(high));
+    }
+  }
+  METHOD u32 finite() const { return CAREFUL && (high & 0x7f800000) == 0x7f800000 ? 0 : high; }
+};
+template <bool B> struct Careful { static constexpr bool value = B; };
+// d += a b: 16 x 8 += 16 x 8 by 8 x 8
+DEV void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// The left operand of sixteen k: [h] are eight of them, in the order rows g and g + 8 of one k, of another.
+template <bool CAREFUL> struct Left { Parts<CAREFUL> v[2][4]; };
+// to[j] += left * right: right[j] are elements of sixteen k of column g, two of the first eight, two of the others.
+template <bool CAREFUL, int N> DEV void add_products(float (*to)[4], const Left<CAREFUL>& left, const float (&right)[N][4]) {
+  float sum[N][4] = {};
+  Parts<CAREFUL> r[N][4];
+#pragma unroll
+  for (int j = 0; j < N; j++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) r[j][e].split(right[j][e]);
+#pragma unroll
+  for (int term = 0; term < 3; term++)
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        const Parts<CAREFUL>(&l)[4] = left.v[h];
+        const Parts<CAREFUL>&x = r[j][2 * h], &y = r[j][2 * h + 1];
+        if (term == 0) multiply_add(sum[j], l[0].low, l[1].low, l[2].low, l[3].low, x.finite(), y.finite());
+        if (term == 1) multiply_add(sum[j], l[0].finite(), l[1].finite(), l[2].finite(), l[3].finite(), x.low, y.low);
+        if (term == 2) multiply_add(sum[j], l[0].high, l[1].high, l[2].high, l[3].high, x.high, y.high);
+      }
+#pragma unroll
+  for (int j = 0; j < N; j++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) to[j][e] += sum[j][e];
+}
+
+DEV void attend(const Attention& g) {
+  after_previous();
+  extern __shared__ __align__(16) char memory[];
+  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quad = lane % 4;
+  const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
+  const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
+  const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
+  const T *k = g.k + b * g.k_b + kv * g.k_h, *v = g.v + b * g.v_b + kv * g.v_h;
+  const int seen = visible_keys(g, min(m0 + BM, g.S) - 1);
+  auto fetch_keys = [&](int t0) { fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk); };
+  fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
+
+  // This thread's rows are s0 and s0 + 8; its keys of a fragment are 2 * quad and the next one.
+  const int s0 = m0 + warp * 16 + row;
+  const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
+  const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
+  const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
+  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + row * kPitch + 4 * quad, *value = values + 2 * quad * kPitchV;
+  float out[kDV / 8][4], top[2], sum[2];
+  // put(column, v) with neighbouring elements of row s0 + 8 * e
+  auto each = [&](int e, auto put) {
+#pragma unroll
+    for (int d = 0; d < kWide * 4; d += 4)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const float r[4] = {out[d][2 * e + c], out[d + 1][2 * e + c], out[d + 2][2 * e + c], out[d + 3][2 * e + c]};
+        put(d * 8 + quad * 8 + c * 4, r);
+      }
+    if constexpr (kTail) {
+      const float r[4] = {out[kWide * 4][2 * e], out[kWide * 4 + 1][2 * e], out[kWide * 4][2 * e + 1], out[kWide * 4 + 1][2 * e + 1]};
+      put(kWide * 32 + quad * 4, r);
+    }
+  };
+  auto attempt = [&](auto careful) {  // whether all that this thread will write is finite
+    constexpr bool CAREFUL = decltype(careful)::value;
+    if (rank * BN < seen) fetch_keys(rank * BN);
+#pragma unroll
+    for (int d = 0; d < kDV / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
+    top[0] = top[1] = -INF, sum[0] = sum[1] = 0.f;
+    for (int t0 = rank * BN; t0 < seen; t0 += PARTS * BN) {
+      copy_wait<0>();
+      __syncthreads();  // the keys are there, and every warp is done with the values before
+      fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
+      float s[BN / 8][4] = {};
+#pragma unroll 1
+      for (int d = 0; d < kD; d += 16) {
+        Left<CAREFUL> q;
+        const float4 low = *(const float4*)(query + d), high = *(const float4*)(query + 8 * kPitch + d);
+        q.v[0][0].split(low.x), q.v[0][1].split(high.x), q.v[0][2].split(low.y), q.v[0][3].split(high.y);
+        q.v[1][0].split(low.z), q.v[1][1].split(high.z), q.v[1][2].split(low.w), q.v[1][3].split(high.w);
+#pragma unroll
+        for (int n = 0; n < BN / 8; n += 4) {
+          float right[4][4];
+#pragma unroll
+          for (int j = 0; j < 4; j++) *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
+          add_products<CAREFUL>(s + n, q, right);
+        }
+      }
+      const bool edge = t0 + BN > least;  // some key of the tile is hidden from some row of the warp
+#pragma unroll
+      for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int t = t0 + n * 8 + 2 * quad + e % 2;
+          float x = s[n][e] * log_scale;
+          if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row[e / 2] + t * g.m_k, log_fill);
+          if (edge && t >= see[e / 2]) x = -INF;
+          s[n][e] = x;
+        }
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float best = top[e];
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++) best = fmaxf(best, fmaxf(s[n][2 * e], s[n][2 * e + 1]));
+        best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
+        const float shift = best == -INF ? 0.f : best, shrink = exp2_approximate(top[e] - shift);
+        top[e] = best;
+        sum[e] *= shrink;
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++)
+#pragma unroll
+          for (int c = 0; c < 2; c++) {
+            s[n][2 * e + c] = exp2_approximate(s[n][2 * e + c] - shift);
+            sum[e] += s[n][2 * e + c];
+          }
+#pragma unroll
+        for (int d = 0; d < kDV / 8; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
+      }
+      copy_wait<0>();
+      __syncthreads();  // the values are there, and every warp is done with the keys
+      if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
+#pragma unroll
+      for (int n = 0; n < BN / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it has
+        Left<CAREFUL> p;
+#pragma unroll
+        for (int f = 0; f < 2; f++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) p.v[f][e].split(s[n + f][e % 2 * 2 + e / 2]);
+        const float* x = value + n * 8 * kPitchV;  // columns that one thread reads together are of fragments next to each other
+#pragma unroll
+        for (int c = 0; c < kWide; c++) {
+          float right[4][4];
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            const float4 r = *(const float4*)(x + (e / 2 * 8 + e % 2) * kPitchV + c * 32 + row * 4);
+            right[0][e] = r.x, right[1][e] = r.y, right[2][e] = r.z, right[3][e] = r.w;
+          }
+          add_products<CAREFUL>(out + c * 4, p, right);
+        }
+        if constexpr (kTail) {
+          float right[2][4];
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            const float2 r = *(const float2*)(x + (e / 2 * 8 + e % 2) * kPitchV + kWide * 32 + row * 2);
+            right[0][e] = r.x, right[1][e] = r.y;
+          }
+          add_products<CAREFUL>(out + kWide * 4, p, right);
+        }
+      }
+    }
+    copy_wait<0>();
+    bool finite = true;
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      each(e, [&](int column, const float(&r)[4]) {
+#pragma unroll
+        for (int f = 0; f < 4; f++)
+          if (column + f < HEAD_V) finite &= fabsf(r[f]) < INF;
+      });
+    return finite;
+  };
+  if (__syncthreads_or(!attempt(Careful<false>{}))) attempt(Careful<true>{});
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
+    sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
+  }
+  T* y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
+  if (PARTS == 1) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      if (s0 + 8 * e >= g.S) continue;
+      const float inverse = inverse_of(sum[e]);
+      T* to = y + (warp * 16 + row + 8 * e) * g.y_s;
+      each(e, [&](int column, const float(&r)[4]) {
+        if (WRITE == 4) {
+          if (column < HEAD_V) *(float4*)(to + column) = make_float4(r[0] * inverse, r[1] * inverse, r[2] * inverse, r[3] * inverse);
+          return;
+        }
+#pragma unroll
+        for (int f = 0; f < 4; f++)
+          if (column + f < HEAD_V) to[column + f] = r[f] * inverse;
+      });
+    }
+    return;
+  }
+  __syncthreads();
+  Part<BM>& part = *(Part<BM>*)memory;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const int at_row = warp * 16 + row + 8 * e;
+    if (quad == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
+    each(e, [&](int column, const float(&r)[4]) {
+#pragma unroll
+      for (int f = 0; f < 4; f++)
+        if (column + f < HEAD_V) part.out[at_row * HEAD_V + column + f] = r[f];
+    });
+  }
+  join_parts(part, min(BM, g.S - m0), [&](int row, int column, float value) { y[row * g.y_s + column] = value; });
+}
