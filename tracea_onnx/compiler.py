@@ -101,7 +101,7 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
     arch, sms, tf32 = int(props.get("arch", "80")), int(props.get("sms", "108")), props.get("tf32") == "1"
-    target = replace(CUDA, folds_norms=arch == 90)
+    target = replace(CUDA, folds_norms=arch == 90, bundles=arch == 90)
     return Backend(target, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32))
 
 

@@ -275,6 +275,20 @@ def packed_elements(family: str, **p: int) -> int:
     raise KeyError(family)
 
 
+def bundled_groups(channels: int, columns: int, groups: int) -> int:
+    """How many neighbouring groups, each of so many input and output channels, a CUDA product takes at once: those that leave the fewest tiles of 64 x 64 for each
+    group, of channels that begin at multiples of 8: tensor maps copy from multiples of 16 bytes alone."""
+    counts = [q for q in range(1, min(groups, 64) + 1) if q == groups or not (q * channels % 8 or q * columns % 8)]
+    return min(counts, key=lambda q: (_round_up(q * channels, 64) * _round_up(q * columns, 64) / q, q), default=1)
+
+
+def widened_elements(**p: int) -> int:
+    """Elements that the CUDA backend writes behind packed filters, for bundles of groups."""
+    g = p["G"]
+    q = bundled_groups(p["IC"] // g, p["OC"] // g, g)
+    return p["OC"] * p["KH"] * p["KW"] * _round_up(q * (p["IC"] // g), 8) if q > 1 else 0
+
+
 def channel_pitch(channels: int) -> int:
     """Elements per pixel of a channels-last buffer: rows at multiples of 4 KiB lose 15-20 points of peak, so pitches avoid 2 KiB multiples."""
     if channels <= 4:

@@ -161,16 +161,17 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Odd | None = None, split: bool = True,
-    maps: int = 0, stored: bool = False,
+    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: float = 0.0,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
-    along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too."""
+    along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too; bundles: of n
+    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel takes at least."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
-        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r))
+        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r), bundles, pixel)
     f32 = r.dtype == DType.F32
     odd = odd or (Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -190,9 +191,11 @@ def prices(
 
 
 @cache
-def _likely(kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[Any, float]:
+def _likely(
+    kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int, pixel: float
+) -> dict[Any, float]:
     """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
-    costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels).items()}
+    costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels, bundles, pixel).items()}
     most = _SLACK * min(costs.values(), default=0.0)
     return {t: cost for t, cost in costs.items() if cost <= most}
 

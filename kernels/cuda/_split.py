@@ -14,7 +14,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue, _norms, _wgmma = _backend.part("_epilogue"), _backend.part("_norms"), _backend.part("_wgmma")
+_bundles, _epilogue, _norms, _wgmma = (_backend.part(name) for name in ("_bundles", "_epilogue", "_norms", "_wgmma"))
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -78,8 +78,11 @@ _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 
 
-def candidates(m: int, n: int, steps: int, sms: int, batch: int = 1, across: tuple[bool, bool] = (False, False)) -> Iterator[SplitTile]:
-    """Tiles worth a thought for `batch` products of m x n with `steps` stages of k. across: whether A and B are contiguous along their rows."""
+def candidates(
+    m: int, n: int, steps: int, sms: int, bundles: int = 1, batch: int = 1, across: tuple[bool, bool] = (False, False)
+) -> Iterator[SplitTile]:  # fmt: skip
+    """Tiles worth a thought for m x n with `steps` stages of k. bundles: of n columns each; they see different pixels, so these cannot be shared.
+    batch: of such products; across: whether A and B are contiguous along their rows."""
     m = max(m, 1)
     for swap in (True, False) if m > 48 else (True,):
         left, right = (n, m) if swap else (m, n)
@@ -91,11 +94,12 @@ def candidates(m: int, n: int, steps: int, sms: int, batch: int = 1, across: tup
             if rows > 64 and left <= rows - 64:
                 continue
             for width in sorted(widths | ({64, 128} if right > 128 else set())):
-                tiles = -(-left // rows) * -(-right // width) * batch
+                tiles = -(-left // rows) * -(-right // width) * bundles * batch
                 for split in (1, 2, 3, 4, 6, 8):
                     if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
                         break
-                    for share in (1, 2) if width % 16 == 0 and left > rows and split <= 4 and batch == 1 and not any(across) else (1,):
+                    shared = width % 16 == 0 and left > rows and split <= 4 and not (swap and bundles > 1) and batch == 1 and not any(across)
+                    for share in (1, 2) if shared else (1,):
                         for resident in (1, 2, 3) if tiles * split > sms else (1,):
                             tile = SplitTile(rows, width, swap, split, share, resident)
                             if tile.fits:
@@ -107,10 +111,14 @@ def slots(cluster: int, resident: int, sms: int) -> int:
     return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
 
 
-def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, batch: int = 0) -> float:
-    """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions; batch: products of two run-time operands, 0: one by a weight."""
+def tile_cost(
+    t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: float = 0.0, batch: int = 0
+) -> float:  # fmt: skip
+    """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
+    pixel: clocks to copy a step of one row; batch: products of two run-time operands, 0: one by a weight."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * max(batch, 1)
+    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles * max(batch, 1)
+    n *= bundles
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
@@ -118,7 +126,7 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     if t.rows * together < 128:
         multiply *= 1.32
     copied = (t.rows + t.columns / t.share) * 128
-    step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES)
+    step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES, together * t.bm * pixel)
     if n * steps * 128 > _wgmma.CACHED:
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _wgmma.STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
@@ -130,9 +138,10 @@ def tile_cost(t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[SplitTile, float]:
-    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide."""
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(m, n, steps, sms) if not panels or t.bn % 64 == 0}
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: float = 0.0) -> dict[SplitTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide. bundles: of n columns each."""
+    tiles = (t for t in candidates(m, n, steps, sms, bundles) if not panels or t.bn % 64 == 0)
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
 
 
 @cache
@@ -144,7 +153,7 @@ def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tup
         waves = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // slots(t.split, t.resident, sms))
         return 0.0 if y else _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16)
 
-    tiles = (t for t in candidates(m, n, steps, sms, batch, across) if t.share == 1)
+    tiles = (t for t in candidates(m, n, steps, sms, 1, batch, across) if t.share == 1)
     return {t: _START + tile_cost(t, m, n, steps, sms, batch=batch) + rows(t) for t in tiles}
 
 
@@ -194,7 +203,7 @@ def _product(
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
     if staged:
         parameters.append(("const T* __restrict__", "res", Pointer("res")))
-    mma = "f16" if r.dtype == DType.F16 else "bf16"
+    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 else None
     pitches = (ldy, *(r.ints.get(s, 0) for s in ("y_0", "y_1"))) if source == 2 else (ldy,)
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
@@ -204,10 +213,11 @@ def _product(
         f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
         f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
-        _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source,
-        _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
+        _bundles.constants(grouped), _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"),
+        _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
-    tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(n, tile.bn * share_n))
+    tiles_n = _bundles.tiles(r, tile.bn) if source == 1 else D.ceildiv(n, tile.bn)
+    tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(tiles_n, share_n))
     grid = D.mul(D.mul(tiles, tile.cluster), active), *((r.ints["B1"], r.ints["B0"]) if source == 2 else (1, 1))
     return Kernel(text, "product_split", grid, tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)

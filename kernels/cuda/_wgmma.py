@@ -14,7 +14,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue, _norms = _backend.part("_epilogue"), _backend.part("_norms")
+_bundles, _epilogue, _norms = _backend.part("_bundles"), _backend.part("_epilogue"), _backend.part("_norms")
 _PANEL = 64 * 128
 
 
@@ -75,19 +75,21 @@ _TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
 
-def candidates(n: int, steps: int, sms: int) -> list[HopperTile]:
-    kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _SHAPES if ping and -(-n // bn) <= sms // 2)
+def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTile]:
+    kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _SHAPES if ping and -(-n // bn) * bundles <= sms // 2)
     tiles = [*TILES, *(t for t in kept if staged(t, True).stages >= 3)]
     return [*tiles, *(replace(t, tma=True) for t in tiles)]
 
 
-def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False) -> float:
-    """Clocks, comparable with `_split.tile_cost`. smooth: the epilogue needs special functions."""
-    tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn)
+def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: float = 0.0) -> float:
+    """Clocks, comparable with `_split.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
+    pixel: clocks to copy a step of one row."""
+    tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn) * bundles
+    n *= bundles
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
-    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages)
+    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages, t.bm * pixel)
     if n * steps * 128 > CACHED:
         step = max(step, t.bn / t.cluster * 128 / STREAM_BYTES)
     finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + _SMOOTH * smooth)
@@ -102,9 +104,11 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool) -> dict[HopperTile, float]:
-    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are."""
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth) for t in candidates(n, steps, sms) if not (t.tma and residual)}
+def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: float = 0.0) -> dict[HopperTile, float]:
+    """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
+    results leave by TMA only if whole panels of 64 columns are theirs."""
+    tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -134,20 +138,20 @@ def image_maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, Tensor
     i = r.ints
     box = corners(r)
     assert box is not None
-    ic, oc = int(i["IC"]), int(i["OC"])
-    taps, pitch = int(i["KH"]) * int(i["KW"]), -(-ic // 8) * 8
+    oc, taps, bundle = int(i["OC"]), int(i["KH"]) * int(i["KW"]), _bundles.of(r)
     x = TensorMap(
-        Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128, (box[0], box[1], 64, pixels),
-        (1, int(i["SW"]), int(i["SH"]), 1),
+        Pointer("x"), r.dtype, (int(i["IC"]), i["IW"], i["IH"], i["N"]), tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns")), (), 128,
+        (box[0], box[1], 64, pixels), (1, int(i["SW"]), int(i["SH"]), 1),
     )  # fmt: skip
-    w = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters))
-    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(-(-ic // 64)))]
+    strides = (bundle.pitch * 2, taps * bundle.pitch * 2)
+    w = TensorMap(Pointer("w", _bundles.filters(r)), r.dtype, (bundle.pitch, taps, oc), strides, (64, 1, filters))
+    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(bundle.chunks))]
     params += [("int", n, Int32(i[n])) for n in ("OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
-    return x, w, params
+    return x, w, params + _bundles.parameters(r)
 
 
 def convolution(r: Request, tile: HopperTile, rows: DimLike, active: DimLike) -> Kernel:
-    """A convolution without groups whose output pixels follow each other."""
+    """A convolution whose output pixels follow each other."""
     i, oc = r.ints, int(r.ints["OC"])
     a, b, sizes = image_maps(r, tile.bm, tile.bn // tile.cluster)
     params: list[tuple[str, str, Argument]] = [("int", "M", Int32(rows)), ("int", "N", Int32(oc)), ("i64", "ldr", Int64(i.get("r_cs", 0))), *sizes]
@@ -185,17 +189,18 @@ def product(
     if residual:
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
     parameters += [*params, *epi.parameters]
-    mma = "f16" if r.dtype == DType.F16 else "bf16"
+    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source else None
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
         f"#define Y_VECTOR {int(vector)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(columns % 8 == 0)};", multiply(tile.bn, mma),
-        _backend.template("hopper"), _backend.template("tma"), _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(columns % 8 == 0)};",
+        _bundles.constants(grouped), multiply(tile.bn, mma), _backend.template("hopper"), _backend.template("tma"), _bundles.template(grouped),
+        _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
         _backend.template("chunks"), _backend.template("wgmma"),
     ])  # fmt: skip
-    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), -(-columns // tile.bn)
+    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), _bundles.tiles(r, tile.bn) if source else -(-columns // tile.bn)
     if tile.kept:
         grid = D.mul(D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n), active)
     else:

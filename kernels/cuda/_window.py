@@ -12,7 +12,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
+_bundles, _epilogue, _wgmma = _backend.part("_bundles"), _backend.part("_epilogue"), _backend.part("_wgmma")
 _ROWS = 128  # of a tile
 #: The cost model, comparable with `_wgmma.tile_cost`, measured on an H200: flops a clock with 64 columns and with more, clocks to start a kernel and for 64 x 64
 #: results.
@@ -52,48 +52,50 @@ def candidates(r: Request, steps: int) -> list[WindowTile]:
         return []
     height = rows + (int(i["KH"]) - 1) * int(i["DH"])
     slab = -(-height * width * 128 // 1024) * 1024
-    tiles = [WindowTile(rows, width, columns, slab, steps * columns * 128) for columns in (64, 128) if columns == 64 or int(i["OC"]) > 64]
+    tiles = [WindowTile(rows, width, columns, slab, steps * columns * 128) for columns in (64, 128) if columns == 64 or _bundles.of(r).columns > 64]
     return [t for t in tiles if height <= 256 and t.stages >= 2]
 
 
-def prices(r: Request, m: int, n: int, steps: int) -> dict[WindowTile, float]:
-    return {t: tile_cost(t, r, m, n, steps) for t in candidates(r, steps)}
+def prices(r: Request, m: int, steps: int) -> dict[WindowTile, float]:
+    return {t: tile_cost(t, r, m, steps) for t in candidates(r, steps)}
 
 
-def tile_cost(t: WindowTile, r: Request, m: int, n: int, steps: int) -> float:
-    """Clocks for m output pixels and n channels."""
-    tiles_n = -(-n // t.columns)
-    turns = -(-(m / (t.rows * int(r.ints["OW"]))) // max(1, r.sms // tiles_n))
-    multiply = steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
+def tile_cost(t: WindowTile, r: Request, m: int, steps: int) -> float:
+    """Clocks for m output pixels."""
+    tiles_n: int = _bundles.tiles(r, t.columns)
+    high, wide = r.ints["OH"], int(r.ints["OW"])
+    tiles = m / (high * wide) * -(-high // t.rows) if isinstance(high, int) else m / (t.rows * wide)
+    turns = -(-tiles // max(1, r.sms // tiles_n)) * -(-tiles_n // r.sms)
+    multiply: float = _bundles.straddling(r) * steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
     finish = _ROWS * t.columns / 4096 * _PANEL_CLOCKS
     return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + t.weights / 77.0
 
 
 def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
     i, oc = r.ints, int(r.ints["OC"])
-    taps, ic = int(i["KH"]) * int(i["KW"]), int(i["IC"])
-    pitch, height = -(-ic // 8) * 8, tile.rows + (int(i["KH"]) - 1) * int(i["DH"])
-
+    taps, bundle, height = int(i["KH"]) * int(i["KW"]), _bundles.of(r), tile.rows + (int(i["KH"]) - 1) * int(i["DH"])
+    pitch = bundle.pitch
     strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
     maps = (
-        ("map_x", TensorMap(Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), strides, (64, tile.width, height, 1))),
-        ("map_w", TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns))),
+        ("map_x", TensorMap(Pointer("x"), r.dtype, (int(i["IC"]), i["IW"], i["IH"], i["N"]), strides, (64, tile.width, height, 1))),
+        ("map_w", TensorMap(Pointer("w", _bundles.filters(r)), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns))),
     )
     epi = _epilogue.epilogue(replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}), (i.get("r_cs", 0),), width=2)
     parameters: list[tuple[str, str, Argument]] = [("const __grid_constant__ TensorMap", n, v) for n, v in maps]
     parameters += [("T*", "y", Pointer("y")), ("i64", "ldy", Int64(i["y_cs"]))]
     parameters += [("int", n, Int32(v)) for n, v in (("N", oc), ("IMAGES", i["N"]), ("OH", i["OH"]), ("OW", i["OW"]))]
-    parameters += [("i64", "ldr", Int64(i.get("r_cs", 0))), *epi.parameters]
+    parameters += [("i64", "ldr", Int64(i.get("r_cs", 0))), *_bundles.parameters(r), *epi.parameters]
     constants = [f"{n} = {int(i[n])}" for n in ("KH", "KW", "DH", "DW", "PT", "PL")]
-    constants += [f"CHUNKS = {-(-ic // 64)}", f"WIDTH_IN = {tile.width}", f"TILE_H = {tile.rows}", f"BN = {tile.columns}"]
+    constants += [f"CHUNKS = {bundle.chunks}", f"WIDTH_IN = {tile.width}", f"TILE_H = {tile.rows}", f"BN = {tile.columns}"]
     constants.append(f"STAGES = {tile.stages}")
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
-        f"constexpr bool WHOLE_TILES = {int(oc % tile.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};", _wgmma.multiply(tile.columns, mma),
-        epi.source, *(_backend.template(n) for n in ("hopper", "tma", "chunks", "window")),
+        f"constexpr bool WHOLE_TILES = {int(bundle.columns % tile.columns == 0 and oc % bundle.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
+        _bundles.constants(r), _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _bundles.template(r),
+        _backend.template("chunks"), _backend.template("window"),
     ])  # fmt: skip
-    tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), -(-oc // tile.columns)
+    tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), _bundles.tiles(r, tile.columns)
     grid = D.mul(D.mul(D.minimum(tiles, max(1, r.sms // tiles_n)), tiles_n), active)
     return Kernel(text, "conv_window", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, pdl=True)

@@ -16,7 +16,8 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma, _split, _few, _stem, _window, _depthwise = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_stem", "_window", "_depthwise"))
+_wgmma, _split, _few, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_stem", "_window"))
+_bundles, _depthwise = _backend.part("_bundles"), _backend.part("_depthwise")
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -80,14 +81,22 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
     a = _product.access(r, "x", i["x_cs"], 1, (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ())))
     y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]), columns)
-    tensor_maps = not transposed and g == 1 and flat and ic >= 24 and _wgmma.corners(r) is not None
-    maps = taps * -(-ic // 64) if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
+    bundle = _bundles.of(r)
+    tensor_maps = not transposed and flat and (g > 1 or ic >= 24) and _wgmma.corners(r) is not None
+    maps = taps * bundle.chunks if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
     stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
     batch = g * phases
 
     def price(size: int) -> Any:
-        costs = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1, maps=maps, stored=stored)
-        return costs | _window.prices(r, size, oc, maps) if maps and stored else costs
+        costs: dict[Any, float] = {}
+        if maps:
+            costs |= _product.prices(size, bundle.columns, 0, 1, r, maps=maps, stored=stored, bundles=bundle.count, pixel=_bundles.pixel(r))
+        if maps and stored:
+            costs |= _window.prices(r, size, maps)
+        if g > 1 or not maps:
+            tiles = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1)
+            costs |= {t: cost * (_bundles.ALONE if maps else 1.0) for t, cost in tiles.items()}
+        return costs
 
     kernels: list[Kernel] = []
     for tile, active in _product.choose(rows, price):

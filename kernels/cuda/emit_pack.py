@@ -1,6 +1,7 @@
 """Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization and norms of rows.
 
-Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)]; conv2d_dw [KH * KW, round_up(C, 8)].
+Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)], and behind a conv2d's those of `_bundles`;
+conv2d_dw [KH * KW, round_up(C, 8)].
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, R
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
-_product = registry.module("kernels", "cuda").part("_product")
+_backend = registry.module("kernels", "cuda")
+_bundles, _product = _backend.part("_bundles"), _backend.part("_product")
 _BLOCK = 256
 # One thread per packed element; `index` is its position.
 _ELEMENT = r"""
@@ -42,13 +44,14 @@ _FOLD_NORM = r"""
   bias[index] = (float)shift;
 """
 _CONV = r"""
-  const int c = (int)(index % pitch);
+  int c = (int)(index % pitch);
   i64 rest = index / pitch;
   const int kw = (int)(rest % KW);
   rest /= KW;
   const int kh = (int)(rest % KH), oc = (int)(rest / KH), group = oc / OCG;
+  c -= group % together * ICG;  // the groups of a bundle have their filters side by side, with zeros around them
   float v = 0.f;
-  if (c < ICG) {
+  if (c >= 0 && c < ICG) {
     const i64 from = transposed ? ((i64)(group * ICG + c) * OCG + oc - group * OCG) * KH * KW : ((i64)oc * ICG + c) * KH * KW;
     v = to_float(w[from + kh * KW + kw]) * (scale ? scale[oc] : 1.f);
   }
@@ -80,8 +83,8 @@ def _kernel(r: Request, body: str, count: DimLike, params: list[tuple[str, str, 
     return [Kernel(text, "pack", (D.ceildiv(count, _BLOCK), 1, 1), _BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
 
 
-def _weights(packed: str = "T*") -> list[tuple[str, str, Argument]]:
-    return [("const T*", "w", Pointer("w")), ("const float*", "scale", Pointer("scale")), (packed, "packed", Pointer("packed"))]
+def _weights(offset: int = 0) -> list[tuple[str, str, Argument]]:
+    return [("const T*", "w", Pointer("w")), ("const float*", "scale", Pointer("scale")), ("T*", "packed", Pointer("packed", offset))]
 
 
 def pack_gemm(r: Request) -> list[Kernel]:
@@ -106,15 +109,17 @@ def fold_norm(r: Request) -> list[Kernel]:
     return _kernel(r, _FOLD_NORM, n, params)
 
 
-def _pack_conv(r: Request, *, transposed: bool) -> list[Kernel]:
+def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bool) -> list[Kernel]:
+    """together: groups whose channels one filter covers; offset: bytes before the packed filters."""
     oc, ic, kh, kw, g = (_product.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
-    pitch = -(-(ic // g) // 8) * 8
-    values = {"OCG": oc // g, "ICG": ic // g, "KH": kh, "KW": kw, "pitch": pitch, "transposed": int(transposed)}
-    return _kernel(r, _CONV, oc * kh * kw * pitch, _weights() + [("int", n, Int32(v)) for n, v in values.items()])
+    pitch = -(-(together * ic // g) // 8) * 8
+    values = {"OCG": oc // g, "ICG": ic // g, "KH": kh, "KW": kw, "pitch": pitch, "transposed": int(transposed), "together": together}
+    return _kernel(r, _CONV, oc * kh * kw * pitch, _weights(offset) + [("int", n, Int32(v)) for n, v in values.items()])
 
 
 def pack_conv2d(r: Request) -> list[Kernel]:
-    return _pack_conv(r, transposed=False)
+    packed = _pack_conv(r, transposed=False)
+    return packed + _pack_conv(r, _bundles.of(r).groups, _bundles.filters(r), transposed=False) if _bundles.widened(r) else packed
 
 
 def pack_deconv2d(r: Request) -> list[Kernel]:

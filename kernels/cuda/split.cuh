@@ -7,7 +7,8 @@
 // SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
 // The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
-// (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
+// (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
+// Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -102,7 +103,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
 
   // Tiles of y's rows go fastest: a weight is read from memory once.
   const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * (SWAP ? 1 : SHARE) - 1) / (TILE_M * (SWAP ? 1 : SHARE));
-  const int m0 = (tile % tiles_m * (SWAP ? 1 : SHARE) + (SWAP ? 0 : peer)) * TILE_M, n0 = (tile / tiles_m * (SWAP ? SHARE : 1) + (SWAP ? peer : 0)) * TILE_N;
+  const int m0 = (tile % tiles_m * (SWAP ? 1 : SHARE) + (SWAP ? 0 : peer)) * TILE_M;
+  const TileColumns columns_here = tile_columns<TILE_N>(tile / tiles_m * (SWAP ? SHARE : 1) + (SWAP ? peer : 0), N);
+  const int n0 = columns_here.first, end = columns_here.end;
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
@@ -143,9 +146,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0), b = full + 8 * slot;
 #if SOURCE == 1
         if (SWAP && SHARE > 1)
-          copy_im2col_all(to, &map_x, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH), sharers);
+          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH), sharers);
         else
-          copy_im2col(to, &map_x, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
 #elif SOURCE == 2
         copy_of_batch<SWAP ? RIGHT_ACROSS : LEFT_ACROSS>(to, &map_x, b, s.k, m0, TILE_M, a_moves_0, a_moves_1);
 #else
@@ -189,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const int group = warp >> 2, thread = threadIdx.x & 127, lane = thread & 31, row_warp = group * 64 + (warp & 3) * 16;
   wait_for_producers();  // operands of the epilogue; and what y overwrites has been read
   const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8, n = n0 + column;
-  const int rows = row < ROUND && n < N ? own_rows : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
-  const int left = WHOLE_CHUNKS ? 8 : N - n;             // columns from n on
+  const int rows = row < ROUND && n < end ? own_rows : 0;  // of which this thread finishes each ROUND-th, beginning with `row`
+  const int left = WHOLE_CHUNKS ? 8 : end - n;            // columns from n on
 #if RESIDUAL
   uint4 given[AHEAD];
   auto read_residual = [&](uint4& to, int r) {
@@ -210,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   }
 #endif
   if (CLUSTER > 1) cluster_wait();
-  if (threadIdx.x < CHUNKS && n < N) touch_columns(epilogue, n);
+  if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
   float sum[COLUMNS / 2];
 #if SOURCE == 2
   constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
@@ -283,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     for (int i = 0; i < AHEAD; i++) read_residual(given[i], row + i * ROUND);
 #endif
   Columns columns = {};
-  if (rows > 0) columns = columns_at(epilogue, n, N);
+  if (rows > 0) columns = columns_at(epilogue, n, end);
   if (SPLIT > 1) {
     wait(arrived, 0);
     cluster_arrive();
@@ -306,6 +309,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       }
       *(float4*)v = flip ? b : a;
       *(float4*)(v + 4) = flip ? a : b;
+#if MIXED
+      mend(v, OWN_GROUP, [&](int k, int& to_m, int& to_n) { return to_m = m, (to_n = n + k) < end; });
+#endif
 #if RESIDUAL
       float residual[8];
       unpack8(given[i], residual);
@@ -329,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   }
   if (!Y_VECTOR) {
     sync_group(1, WORKERS);
-    for (int r = warp; r < own_rows; r += WORKERS / 32) store_row(y + (own_m + r) * ldy + n0, mine + r * PITCH, min(TILE_N, N - n0), lane);
+    for (int r = warp; r < own_rows; r += WORKERS / 32) store_row(y + (own_m + r) * ldy + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }
   if (SPLIT > 1) cluster_wait();  // no block may leave while its sums are on their way
 }

@@ -67,3 +67,17 @@ struct Step {
   __device__ __forceinline__ void next(int, int) { k++; }
 };
 #endif
+
+// Columns [first, end) of y that tile t of SIZE has, and the input channel where theirs begin. In a convolution of groups (BUNDLE_COLUMNS > 0) that many
+// columns share a window of input channels, the next ones that BUNDLE_CHANNELS further on: no tile has columns of two bundles.
+constexpr int tiles_of_bundle(int width) { return (BUNDLE_COLUMNS + width - 1) / width; }
+struct TileColumns { int first, end, channel; };
+template <int SIZE> DEV TileColumns tile_columns(int t, int n) {
+  if (BUNDLE_COLUMNS == 0) return {t * SIZE, n, 0};
+  const int bundle = t / max(tiles_of_bundle(SIZE), 1);
+  return {bundle * BUNDLE_COLUMNS + t % max(tiles_of_bundle(SIZE), 1) * SIZE, min(n, (bundle + 1) * BUNDLE_COLUMNS), bundle * BUNDLE_CHANNELS};
+}
+template <int SIZE> DEV int column_tiles(int n) {
+  if (BUNDLE_COLUMNS == 0) return (n + SIZE - 1) / SIZE;
+  return (n + BUNDLE_COLUMNS - 1) / max(BUNDLE_COLUMNS, 1) * tiles_of_bundle(SIZE);
+}

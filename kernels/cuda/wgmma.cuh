@@ -9,8 +9,8 @@
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
 // The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
-// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish,
-// NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
+// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along), NORMED, MEASURED
+// (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
 constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = (N + BN - 1) / BN, tiles = KEPT ? tiles_m : tiles_m * tiles_n;
+  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = column_tiles<BN>(N), tiles = KEPT ? tiles_m : tiles_m * tiles_n;
   const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER, step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
 #define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(t, tiles_m, tiles_n))
 #if SOURCE == 1
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
-        const int n0 = KEPT ? column * BN : tile_at(first, tiles_m, tiles_n).n * BN;
+        const int n0 = tile_columns<BN>(KEPT ? column : tile_at(first, tiles_m, tiles_n).n, N).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
           expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
           copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s);
@@ -107,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       u32 phase = 0;
       for (int t = first; t < tiles; t += step) {
         const Tile tile = TILE_AT(t);
-        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile.n * BN;
+        const TileColumns columns_here = tile_columns<BN>(tile.n, N);
+        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = columns_here.first;
 #if SOURCE == 1
         const Window window(m0, OH, OW, SH, SW, PT, PL);
 #endif
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             if (!KEPT) copy_columns(to + A_BYTES, b, n0, s);
           }
 #if SOURCE == 1
-          copy_im2col(to, &map_a, b, s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+          copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
 #else
           copy2(to, &map_a, b, s.k * 64, m0);
 #endif
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       int turn = 0;
       for (int t = first; t < tiles; t += step, turn ^= 1) {
         const Tile tile = TILE_AT(t);
-        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile.n * BN;
+        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile_columns<BN>(tile.n, N).first;
 #pragma unroll 1
         for (int panel = 0; panel < BLOCKS_M * PANELS; panel++) {
 #pragma unroll
@@ -170,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-    if (const int n = TILE_AT(first).n * BN + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
+    if (const int n = tile_columns<BN>(TILE_AT(first).n, N).first + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
 #if NORMED
     Column* const column_table = (Column*)(shared + (table - shared_address(shared))) + w * BN;
 #endif
@@ -180,11 +181,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     bool fresh = true;  // this warpgroup has not seen the columns of B that are kept
     for (int t = first + (PING ? w * step : 0); t < tiles; t += (PING ? 2 : 1) * step) {
       const Tile tile = TILE_AT(t);
-      const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64), n0 = tile.n * BN;
+      const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64);
+      const TileColumns columns_here = tile_columns<BN>(tile.n, N);
+      const int n0 = columns_here.first, end = columns_here.end;
       Columns columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
-        for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
+        for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
 #if NORMED
       // Loaded now; made behind the products, where they fit into registers till then.
       NormInputs<4> inputs[2 * BLOCKS_M];
@@ -240,6 +243,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
       for (int i = 0; i < BLOCKS_M; i++) {
         const int row = m0 + i * 64 + row_warp + (lane >> 2);
+#if MIXED
+        mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) { return (m = row + k / 2 % 2 * 8) < M && (n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2) < end; });
+#endif
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++) {
           const u32 at = mine + buffer * PANEL;
@@ -250,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #else
           if (!AHEAD)
 #pragma unroll
-            for (int c = 0; c < 8; c++) columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, N);
+            for (int c = 0; c < 8; c++) columns[c] = columns_at(epilogue, n0 + panel * 64 + c * 8 + (lane & 3) * 2, end);
 #endif
           u32 out[2][2][4];  // rows of both halves, chunks of 8 columns by four
 #pragma unroll
@@ -263,9 +269,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #if RESIDUAL
               float given[2];
               unpack2((T*)0, load_word(at + r * 128 + ((k ^ (r & 7)) << 4) + (lane & 3) * 4), given[0], given[1]);
-              finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, N - n, given NORMS(i, half));
+              finish(epilogue, columns[AHEAD ? c : k], v, m, 0, n, end - n, given NORMS(i, half));
 #else
-              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n, N - n NORMS(i, half));
+              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n, end - n NORMS(i, half));
 #endif
               if (MEASURED) sum[i][c * 4 + half * 2] = v[0], sum[i][c * 4 + half * 2 + 1] = v[1];
               out[half][k / 4][k % 4] = pack2((T*)0, v[0], v[1]);
@@ -286,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           for (int k = 0; k < 4; k++) {
             const int n = n0 + panel * 64 + (k / 2 * 4 + (lane & 3)) * 8, m = row + k % 2 * 8;
             gather_chunks(out[k % 2][k / 2], lane);
-            if (m < M && n < N) store8(y + m * ldy + n, out[k % 2][k / 2], N - n);
+            if (m < M && n < end) store8(y + m * ldy + n, out[k % 2][k / 2], end - n);
           }
           if (RESIDUAL) {
             __syncwarp();
@@ -303,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           visible_to_copies();
           __syncwarp();
           if (lane == 0) {
-            if (n0 + panel * 64 < N) store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
+            if (n0 + panel * 64 < end) store2(&map_y, rows, n0 + panel * 64, m0 + i * 64 + row_warp);
             stores_commit();
           }
 #else
@@ -315,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             for (int k = 0; k < 8; k++) words[k] = load_word(rows + (r + k) * 128 + (((lane >> 2) ^ k) << 4) + (lane & 3) * 4);
 #pragma unroll
             for (int k = 0; k < 8; k++)
-              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(y + m * ldy + n0 + panel * 64, words[k], min(64, N - n0 - panel * 64), lane);
+              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(y + m * ldy + n0 + panel * 64, words[k], min(64, end - n0 - panel * 64), lane);
           }
           __syncwarp();
 #endif

@@ -6,7 +6,8 @@
 // A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
 //
 // The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles,
-// all chunks of 8 columns lie within N) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
+// all chunks of 8 columns lie within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along) and the epilogue (struct
+// Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
 constexpr int BLOCKS = 2, PANEL = 64 * 128, B_BYTES = BN * 128;  // 64-row blocks that one warpgroup multiplies
@@ -25,8 +26,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
   }
   __syncthreads();
 
-  const int tiles_n = (N + BN - 1) / BN, column = blockIdx.x % tiles_n, first = blockIdx.x / tiles_n, step = gridDim.x / tiles_n;
-  const int per_image = (OH + TILE_H - 1) / TILE_H, tiles = IMAGES * per_image, n0 = column * BN;
+  const int tiles_n = column_tiles<BN>(N), column = blockIdx.x % tiles_n, first = blockIdx.x / tiles_n, step = gridDim.x / tiles_n;
+  const int per_image = (OH + TILE_H - 1) / TILE_H, tiles = IMAGES * per_image;
+  const TileColumns own = tile_columns<BN>(column, N);
+  const int n0 = own.first, end = own.end;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
@@ -45,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
           wait(empty + 8 * slot, phase ^ 1);
           expect_bytes(full + 8 * slot, SLAB_BYTES);
-          copy4(ring + slot * SLAB, &map_x, full + 8 * slot, chunk * 64, -PL, t % per_image * TILE_H - PT, t / per_image);
+          copy4(ring + slot * SLAB, &map_x, full + 8 * slot, own.channel + chunk * 64, -PL, t % per_image * TILE_H - PT, t / per_image);
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
     }
@@ -62,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     Columns columns[BN / 8];
 #pragma unroll
-    for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
+    for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, end);
     for (int t = first + w * step; t < tiles; t += 2 * step) {
       const int image = t / per_image, h0 = t % per_image * TILE_H;
       sync_group(2 + w, 256);
@@ -92,6 +95,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         phase ^= (next / STAGES) & 1;
         slot = next % STAGES;
       }
+#if MIXED
+#pragma unroll
+      for (int i = 0; i < BLOCKS; i++)
+        mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {
+          const int p = i * 64 + row_warp + (lane >> 2) + k / 2 % 2 * 8, oh = h0 + p / WIDTH_IN, ow = p % WIDTH_IN;
+          m = (image * OH + oh) * OW + ow, n = n0 + k / 4 * 8 + (lane & 3) * 2 + k % 2;
+          return oh < min(OH, h0 + TILE_H) && ow < OW && n < end;
+        });
+#endif
 #pragma unroll
       for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
@@ -102,18 +114,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
           T* const to = y + m * ldy + n0 + (lane & 3) * 8;
 #pragma unroll
           for (int j = 0; j < BN / 8; j += 4) {  // four chunks of 8 columns
-            if (!WHOLE_TILES && n0 + j * 8 >= N) continue;
+            if (!WHOLE_TILES && n0 + j * 8 >= end) continue;
             u32 out[4];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
               const int c = j + k, n = n0 + c * 8 + (lane & 3) * 2;
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
-              finish(epilogue, columns[c], v, m, (i64)m * ldr, n, N - n);
+              finish(epilogue, columns[c], v, m, (i64)m * ldr, n, end - n);
               out[k] = pack2((T*)0, v[0], v[1]);
             }
             gather_chunks(out, lane);
             const int n = n0 + (j + (lane & 3)) * 8;
-            if (inside && (WHOLE_TILES || n < N)) store8(to + j * 8, out, N - n);
+            if (inside && (WHOLE_TILES || n < end)) store8(to + j * 8, out, end - n);
           }
         }
     }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit
-from tracea_onnx.families import packed_elements
+from tracea_onnx.cuda import Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.families import bundled_groups, packed_elements, widened_elements
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
@@ -115,8 +117,7 @@ def test_packing_compiles_and_fits() -> None:
             ("pack_conv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}), ("pack_deconv2d", {"OC": 6, "IC": 4, "KH": 3, "KW": 2, "G": 2}),
             ("pack_conv2d_dw", {"OC": 6, "KH": 3, "KW": 2}),
         ):  # fmt: skip
-            (k,) = cuda.emit(request(family, d, ints))
-            compile_kernels([k], 80)
+            compile_kernels(cuda.emit(request(family, d, ints)), 80)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 17, 64])
@@ -154,7 +155,6 @@ def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
     assert not hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))
     assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, slack=4))
     assert not hopper(conv(DType.F32, 64, 256, 28, 28, 512))
-    assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, groups=2))
 
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
@@ -189,3 +189,67 @@ def test_one_by_one_is_a_product() -> None:
 def test_output_of_a_transposed_convolution_has_a_phase_per_stride() -> None:
     kernels = kernels_of(conv(DType.F16, 2, 64, 8, 8, 32, 4, 3, 0, 2, family="deconv2d"))
     assert all(k.grid[2] == 2 * 9 for k in kernels)
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns", "groups", "together"),
+    [
+        (4, 4, 32, 16), (8, 8, 13, 8), (16, 16, 10, 4), (24, 24, 5, 2), (48, 48, 9, 1), (64, 64, 4, 1), (9, 9, 16, 8), (7, 7, 3, 3), (1, 2, 64, 32), (4, 32, 8, 2),
+        (300, 300, 2, 2), (3, 16, 12, 8), (100, 100, 5, 2),
+    ],
+)  # fmt: skip
+def test_bundles_fill_tiles(channels: int, columns: int, groups: int, together: int) -> None:
+    assert bundled_groups(channels, columns, groups) == together
+
+
+def grouped(dtype: DType, n: D.DimLike, c: int, size: int, groups: int, kernel: int = 3, stride: int = 1, **more: Any) -> Request:
+    return conv(dtype, n, c, size, size, c, kernel, stride, kernel // 2, groups, **more)
+
+
+def test_groups_are_bundled_where_tensor_maps_reach() -> None:
+    for d in (DType.F16, DType.BF16):
+        for n in (1, 8, 64, D.symbol("n")):
+            for c, size, groups in ((128, 56, 32), (104, 28, 13), (432, 14, 9), (1024, 7, 32)):
+                assert all(k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups)))
+                assert all(k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups, 3, 2, res_mode=1)))
+    for r in (
+        grouped(DType.F32, 8, 128, 56, 32), grouped(DType.F16, 8, 128, 56, 32, arch=80), grouped(DType.F16, 8, 128, 56, 32, slack=4),
+        grouped(DType.F16, 8, 128, 56, 32, family="deconv2d"),
+    ):  # fmt: skip
+        assert {k.symbol for k in kernels_of(r)} <= {"product_tile", "product_sum"}
+
+
+def test_tensor_maps_begin_at_multiples_of_16_bytes() -> None:
+    for channels, columns, groups in itertools.product(range(1, 40), range(1, 40), (2, 5, 12, 100)):
+        together = bundled_groups(channels, columns, groups)
+        assert together == groups or together * channels % 8 == together * columns % 8 == 0
+
+
+def test_only_sums_that_other_groups_reach_are_mended() -> None:
+    for c, groups, mended in ((256, 4, False), (128, 32, True), (96, 2, True), (600, 2, True)):
+        (k,) = kernels_of(grouped(DType.F16, 64, c, 28, groups))
+        assert ("struct Own" in k.source) == mended == ("own_x" in k.source.split("EPILOGUE_ARGUMENTS")[0])
+    (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512))
+    assert "struct Own" not in k.source
+
+
+@pytest.mark.parametrize("groups", [2, 9, 32])
+def test_bundled_groups_compile(groups: int) -> None:
+    for n, stride, res in ((1, 1, 1), (64, 1, 0), (64, 2, 0), (64, 2, 1)):
+        compile_kernels(cuda.emit(grouped(DType.F16, n, 16 * groups, 28, groups, 3, stride, res_mode=res)), 90)
+
+
+def test_filters_of_bundles_follow_the_packed_ones() -> None:
+    sizes = {"OC": 104, "IC": 104, "KH": 3, "KW": 3, "G": 13}
+    compact, widened = cuda.emit(request("pack_conv2d", DType.F16, sizes))
+    compile_kernels([compact, widened], 90)
+    for k, at, count in ((compact, 0, 104 * 9 * 8), (widened, 104 * 9 * 8 * 2, 104 * 9 * 64)):
+        (to,) = [a for a in k.args if isinstance(a, Pointer) and a.operand == "packed"]
+        assert to.offset == at and k.grid[0] == -(-count // 256)
+    assert at + count * 2 <= 2 * (packed_elements("pack_conv2d", **sizes) + widened_elements(**sizes))
+    (k,) = [k for k in kernels_of(grouped(DType.F16, 1, 104, 28, 13)) if k.symbol != "product_tile"]
+    (w,) = [a for a in k.args if isinstance(a, TensorMap) and a.pointer.operand == "w"]
+    assert w.pointer.offset == at and w.dims == (64, 9, 104)
+    for other in (request("pack_conv2d", DType.F32, sizes), request("pack_conv2d", DType.F16, sizes, arch=80), request("pack_conv2d", DType.F16, sizes | {"G": 1})):
+        assert len(cuda.emit(other)) == 1
+    assert widened_elements(OC=96, IC=96, KH=3, KW=3, G=2) == 0

@@ -11,7 +11,7 @@ import numpy as np
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import factor
 from tracea_onnx.dims import Dim, DimLike
-from tracea_onnx.families import COPIES, packed_elements
+from tracea_onnx.families import COPIES, packed_elements, widened_elements
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CPU, Target
 from tracea_onnx.lower.value import Deferred, Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
@@ -300,7 +300,8 @@ class Lowering:
         key = (family, dtype, repr(given), repr(sorted(params.items())), repr(sorted((floats or {}).items())))
         if key not in self._packed:
             size = DType.F32.size if family == "pack_bias" else dtype.size
-            ref = self.plan.arena(size * packed_elements(family, **params))
+            widened = family == "pack_conv2d" and self.target.bundles and dtype.size == 2
+            ref = self.plan.arena(size * (packed_elements(family, **params) + (widened_elements(**params) if widened else 0)))
             self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
             if not self.plan.is_constant(ref):
                 raise Unsupported(f"{family} of an operand that is not constant")

@@ -1,0 +1,106 @@
+"""Convolutions in groups as products: neighbouring groups form a bundle, whose output channels all see the bundle's input channels through filters with zeros
+in them. It multiplies several times what it must, but on tensor cores, whose tiles are 64 wide, that is less than one product for each group.
+
+The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a bundle is one group (then they are these)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Pointer, Request, multiple_of
+from tracea_onnx.families import bundled_groups
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+#: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
+#: pixels begin at multiples of 32 bytes or of 16; how much slower windows of channels are to multiply that lie across lines of 128 bytes.
+ALONE, _PIXEL, _ODD_PIXEL, _STRADDLING = 1.5, 4.0, 7.6, 1.25
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """groups in one bundle; columns: output channels and channels: input channels of it; count: bundles."""
+
+    groups: int
+    columns: int
+    channels: int
+    count: int
+
+    @property
+    def chunks(self) -> int:
+        """Steps of 64 channels."""
+        return -(-self.channels // 64)
+
+    @property
+    def pitch(self) -> int:
+        return -(-self.channels // 8) * 8
+
+
+def of(r: Request) -> Bundle:
+    """The bundles of a convolution or of its filters; one, where there are no groups."""
+    ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
+    groups = bundled_groups(ic // g, oc // g, g)
+    return Bundle(groups, groups * oc // g, groups * ic // g, -(-g // groups))
+
+
+def widened(r: Request) -> bool:
+    """Whether there are filters with zeros behind the packed ones."""
+    return r.arch == 90 and r.dtype in (DType.F16, DType.BF16) and int(r.ints["G"]) > 1 and of(r).groups > 1
+
+
+def pixel(r: Request) -> float:
+    """Clocks that a step of 64 channels of one pixel takes at least, where narrow tiles let it count."""
+    return 0.0 if r.ints["G"] == 1 else _PIXEL if multiple_of(r.ints["x_cs"]) >= 16 and of(r).channels % 16 == 0 else _ODD_PIXEL
+
+
+def straddling(r: Request) -> float:
+    b = of(r)
+    return _STRADDLING if b.count > 1 and b.channels % 32 else 1.0
+
+
+def filters(r: Request) -> int:
+    """Where the filters of the bundles begin, in bytes behind the packed ones."""
+    if not widened(r):
+        return 0
+    ic, oc, g = (int(r.ints[n]) for n in ("IC", "OC", "G"))
+    return oc * int(r.ints["KH"]) * int(r.ints["KW"]) * (-(-(ic // g) // 8) * 8) * 2
+
+
+def tiles(r: Request, width: int) -> int:
+    """Tiles of so many output channels of a convolution."""
+    b = of(r)
+    return b.count * -(-b.columns // width)
+
+
+def _mixed(r: Request) -> bool:
+    """Whether a tile multiplies channels of other groups by the zeros of a filter, or of its end."""
+    b = of(r)
+    return int(r.ints["G"]) > 1 and (b.groups > 1 or b.channels % 64 > 0)
+
+
+def constants(r: Request | None = None) -> str:
+    """What kernels must know of the groups of their columns; None: there are none."""
+    lines = "constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;\n#define MIXED 0"
+    if r is None or r.ints["G"] == 1:
+        return lines
+    b, i = of(r), r.ints
+    lines = f"constexpr int BUNDLE_COLUMNS = {b.columns if b.count > 1 else 0}, BUNDLE_CHANNELS = {b.channels};\n#define MIXED {int(_mixed(r))}"
+    own = {"TAPS": int(i["KH"]) * int(i["KW"]), "IN": int(i["IC"]) // int(i["G"]), "OUT": int(i["OC"]) // int(i["G"])}
+    own |= {n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")}
+    lines += f"\nconstexpr int {', '.join(f'OWN_{n} = {v}' for n, v in own.items())};"
+    return lines + "\n#define OWN_GROUP Own{own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW}"
+
+
+def template(r: Request | None = None) -> str:
+    """What mends sums behind tiles that other groups have a part in."""
+    return str(_backend.template("bundles")) if r is not None and _mixed(r) else ""
+
+
+def parameters(r: Request) -> list[tuple[str, str, Argument]]:
+    """Parameters of a kernel that has that template."""
+    if not _mixed(r):
+        return []
+    i = r.ints
+    out: list[tuple[str, str, Argument]] = [("const T*", f"own_{n}", Pointer(n)) for n in ("x", "w")]
+    return [*out, *(("i64", n, Int64(i[n])) for n in ("x_cs", "x_rs", "x_ns")), *(("int", n, Int32(i[n])) for n in ("IH", "IW"))]
