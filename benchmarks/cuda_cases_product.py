@@ -18,6 +18,7 @@ from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding,
 from benchmarks.cuda_conv_shapes import Conv, pitch
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
+from tracea_onnx.families import bundled_groups
 from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
@@ -182,7 +183,14 @@ def _packed(v: Conv, w: Array, dtype: DType) -> Array:
     packed = stored(np.zeros((v.oc, *v.kernel, pitch(ic))), dtype)
     rows = w.reshape(v.groups, ic, oc, *v.kernel).swapaxes(1, 2).reshape(v.oc, ic, *v.kernel) if v.transposed else w
     packed[..., :ic] = rows.transpose(0, 2, 3, 1)
-    return packed
+    together = bundled_groups(ic, oc, v.groups)
+    if v.transposed or dtype == F32 or together == 1:
+        return packed
+    wide = stored(np.zeros((v.oc, *v.kernel, pitch(together * ic))), dtype)
+    for o in range(v.oc):
+        at = o // oc % together * ic
+        wide[o, ..., at : at + ic] = packed[o, ..., :ic]
+    return np.concatenate([packed.ravel(), wide.ravel()])
 
 
 def _pooled(v: Conv, x: Array) -> Array:
@@ -365,6 +373,14 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
         for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
             yield _with(conv(rng, v, F16), window)
+    bundles = Conv(3, 48, 11, 9, 48, groups=12), Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)), Conv(1, 40, 9, 11, 320, (3, 2), groups=10)
+    for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
+        r = V.conv_request(v, dtype)
+        windows = _backend.part("_window").candidates(r, v.kernel[0] * v.kernel[1])
+        tiles = hopper(128, 64, True, 2), hopper(128, 64, True, 1, v.kernel[0] * v.kernel[1]), split(64, 24, True, 2, 1, 1), split(64, 48, False, 2, 2, 1)
+        for tile in (*tiles, *windows):
+            yield _with(conv(rng, v, dtype), tile)
+    yield _with(conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2))
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), F16)
     yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), planes=True, act="silu"), BF16)

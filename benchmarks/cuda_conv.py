@@ -19,7 +19,9 @@ from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_conv_shapes import Conv, layers, pitch
 from benchmarks.cuda_gemm import TYPES, Case, launches, random, report
+from tracea_onnx import registry
 from tracea_onnx.cuda import Request
+from tracea_onnx.families import widened_elements
 from tracea_onnx.ops import ACTIVATIONS, DType
 
 
@@ -59,6 +61,8 @@ def pack_request(v: Conv, dtype: DType, *, scaled: bool = True) -> Request:
 def packed_weight(v: Conv, w: Any, scale: Any, dtype: DType) -> Any:
     taps = v.kernel[0] * v.kernel[1]
     count = taps * pitch(v.oc) if v.depthwise else v.oc * taps * pitch(v.c // v.groups)
+    if not (v.depthwise or v.transposed) and dtype != DType.F32:
+        count += widened_elements(OC=v.oc, IC=v.c, KH=v.kernel[0], KW=v.kernel[1], G=v.groups)
     out = K.poisoned((count,), dtype)
     K.launch(pack_request(v, dtype), {"w": w, "packed": out, "scale": scale})
     return out
@@ -97,7 +101,23 @@ def pooled(v: Conv, x: Any) -> Any:
     return R.torch().stack(taps).amax(0)
 
 
-def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
+def make_wild(v: Conv, x: Any, w: Any) -> None:
+    """Inf in the first group, NaN in the last one, results of the second one that overflow."""
+    x[0, 0, v.h // 2, v.w // 2], x[-1, -1, 0, 0] = math.inf, math.nan
+    w[v.oc // v.groups : 2 * v.oc // v.groups] *= 2e4
+
+
+def tamed(got: Any, want: Any, size: Any, dtype: DType) -> tuple[Any, ...]:
+    """Zeros for what must not be finite, once this is known to be so in the same places."""
+    t = R.torch()
+    rounded, seen = want.to(R.torch_dtype(dtype)).double(), got.double()
+    wrong = ~((seen == rounded) | (seen.isfinite() & rounded.isfinite()) | (seen.isnan() & rounded.isnan()))
+    if bool(wrong.any()) or not bool(rounded.isnan().any()) or not bool(rounded.isinf().any()):
+        raise AssertionError(f"{int(wrong.sum())} of {wrong.numel()} elements are not finite where the reference is, or the reverse")
+    return tuple(t.where(rounded.isfinite(), a, 0) for a in (got, want, size))
+
+
+def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) -> Case:
     r = conv_request(v, dtype) if tile is None else R.force(conv_request(v, dtype), tile)
 
     def run() -> tuple[float, float]:
@@ -105,6 +125,8 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
         oh, ow = v.out
         reduced = v.c // v.groups * v.kernel[0] * v.kernel[1]
         x, w = random((v.n, v.c, v.h, v.w), dtype), random(v.weight_shape, dtype, 1 / math.sqrt(reduced))
+        if wild:
+            make_wild(v, x, w)
         b, scale = t.randn(-(-v.oc // 32) * 32, device="cuda"), t.rand(v.oc, device="cuda") + 0.5
         res = random((v.n, v.oc, oh, ow), dtype)
         yc, (height, width) = pitch(v.oc, v.slack), v.results
@@ -146,10 +168,21 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None) -> Case:
             raise AssertionError("wrote beyond the last channel or pixel")
         smooth = v.act not in ("none", "relu", "leaky_relu", "clip") or v.kinds is not None
         slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2  # how much the result moves with the sum
-        got, fast = flat[..., : v.oc].permute(0, 3, 1, 2), dtype != DType.F32 and smooth
-        return K.compare(got, pooled(v, want), pooled(v, size * slope), dtype, fast=fast, rounded=T.rounds(tile))
+        got, want, size = flat[..., : v.oc].permute(0, 3, 1, 2), pooled(v, want), pooled(v, size * slope)
+        if wild:
+            got, want, size = tamed(got, want, size, dtype)
+        return K.compare(got, want, size, dtype, fast=dtype != DType.F32 and smooth, rounded=T.rounds(tile))
 
-    return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else ""), r, run
+    return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else "") + " wild" * wild, r, run
+
+
+def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
+    """Tiles of every kind that takes bundles of groups."""
+    backend, r = registry.module("kernels", "cuda"), conv_request(v, dtype)
+    hopper, split, bundle = backend.part("_wgmma").HopperTile, backend.part("_split").SplitTile, backend.part("_bundles").of(r)
+    steps = v.kernel[0] * v.kernel[1] * bundle.chunks
+    tiles = [hopper(128, 64, True, 2), hopper(64, 128, True), hopper(128, 64, True, 1, steps, bundle.count == 1), split(64, 24, True, 2), split(64, 48, False, 2, 2)]
+    return [*tiles, *T.window_tiles(r, steps)]
 
 
 def bias_case(dtype: DType, channels: int) -> Case:
@@ -232,7 +265,16 @@ def check_cases() -> list[Case]:
         Conv(3, 64, 13, 17, 136), Conv(2, 96, 21, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)), Conv(5, 64, 56, 56, 64),
         Conv(1, 40, 1, 100, 72, (1, 5), one, one, (0, 2, 0, 2), slack=8), Conv(2, 128, 7, 9, 24, (2, 2), one, one, none),
     ]  # fmt: skip
+    groups = [  # whose bundles have odd sizes, end within a tile, or are all the image has
+        Conv(2, 96, 15, 11, 96, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), 48, res_mode=1), Conv(1, 72, 9, 10, 72, groups=3, res_mode=2),
+        Conv(8, 120, 7, 7, 240, groups=5, act="silu", kinds=(1, 3, 0)), Conv(2, 40, 9, 9, 30, groups=10), Conv(2, 36, 9, 9, 192, groups=12),
+        Conv(2, 24, 9, 9, 40, groups=8), Conv(3, 144, 8, 9, 144, groups=16), Conv(2, 300, 9, 9, 300, groups=2), Conv(2, 48, 20, 20, 48, groups=6, slack=4),
+        Conv(2, 96, 9, 9, 96, (1, 1), one, one, none, 3, slack=8), Conv(1, 768, 1, 50, 768, (1, 128), one, one, (0, 64, 0, 64), 16),
+    ]  # fmt: skip
+    wild = [Conv(3, 64, 13, 11, 64, groups=16, act="none"), Conv(2, 40, 9, 9, 30, groups=10, act="none"), Conv(2, 144, 9, 11, 144, groups=3)]
     cases = [bias_case(d, c) for d in TYPES for c in (1, 37, 64)]
+    cases += [conv_case(v, d) for v in groups for d in TYPES]
+    cases += [conv_case(v, d, tile, wild=True) for v, d in zip(wild, (DType.F16, DType.BF16, DType.F16), strict=True) for tile in (None, *bundle_tiles(v, d))]
     for d in TYPES:
         cases += [conv_case(v, d) for v in shapes]
         cases += [conv_case(v, d) for v in (*first, *both) if d != DType.F32]
@@ -287,7 +329,7 @@ def peers(v: Conv, data: list[Data], compiled: bool) -> dict[str, Callable[[int]
     f = t.nn.functional
 
     def plain(x: Any, w: Any, b: Any, q: Any) -> Any:
-        y = f.conv2d(x, w, b, v.stride, v.pads[0], v.dilation, v.groups)
+        y = f.conv2d(x, w, b, v.stride, v.pads[:2], v.dilation, v.groups)
         y = y + q if v.res_mode else y
         return {"silu": f.silu, "relu": f.relu, "hard_swish": f.hardswish}.get(v.act, lambda z: z)(y)
 
@@ -298,7 +340,7 @@ def peers(v: Conv, data: list[Data], compiled: bool) -> dict[str, Callable[[int]
         return t.cudnn_convolution_relu(d.x_torch, d.w, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups)
 
     out: dict[str, Callable[[int], Any]] = {"eager": lambda i: plain(data[i].x_torch, data[i].w, data[i].bias16, data[i].res)}
-    if v.act == "relu" and v.groups == 1:
+    if v.act == "relu":
         out["cudnn"] = cudnn
     if compiled:
         fast = t.compile(plain, mode="max-autotune-no-cudagraphs")
@@ -323,7 +365,8 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
             result = R.measure(variants, len(data), target_us=1000 if tune else 1500, rounds=3 if tune else 5)
             (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
             log.record(
-                name=v.name(d), group=group, count=times, m=v.n * oh * ow, n=v.oc, k=taps * v.c, steps=taps * -(-v.c // 64), residual=v.res_mode, times=result
+                name=v.name(d), group=group, count=times, m=v.n * oh * ow, n=v.oc, k=taps * v.c // v.groups, steps=taps * -(-v.c // 64), residual=v.res_mode,
+                times=result,
             )  # fmt: skip
             total = totals.setdefault(group, {})
             best = "cudnn" if "cudnn" in variants else "eager"

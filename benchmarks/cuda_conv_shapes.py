@@ -93,6 +93,12 @@ POINTWISE = [
 #: (C, H, W, kernel, stride) of depthwise layers of MobileNetV3 and EfficientNet.
 DEPTHWISE = [(32, 112, 112, 3, 1), (96, 112, 112, 3, 2), (144, 56, 56, 5, 2), (240, 28, 28, 3, 1), (480, 14, 14, 5, 1), (672, 14, 14, 5, 1), (1152, 7, 7, 5, 1)]
 
+#: (C, H, groups, stride) of grouped 3x3 layers of ResNeXt-50 and RegNet; and of other widths.
+GROUPED = [
+    (128, 56, 32, 1), (256, 56, 32, 2), (256, 28, 32, 1), (512, 14, 32, 1), (1024, 7, 32, 1), (48, 112, 6, 2), (104, 28, 13, 1), (208, 14, 26, 1),
+    (440, 7, 55, 1), (96, 56, 2, 1), (192, 28, 4, 1), (432, 14, 9, 1), (1008, 7, 21, 1), (128, 28, 64, 1), (120, 28, 5, 1), (672, 14, 6, 1),
+]  # fmt: skip
+
 
 def layers(batches: Sequence[int]) -> list[tuple[str, Conv, int]]:
     out = []
@@ -100,6 +106,7 @@ def layers(batches: Sequence[int]) -> list[tuple[str, Conv, int]]:
         for c, h, w, oc, k, s, res, times in RESNET50:
             out.append((f"resnet50 N{n}", Conv(n, c, h, w, oc, (k, k), (s, s), (1, 1), (k // 2,) * 4, act="relu", res_mode=res), times))
         out += [(f"pointwise N{n}", Conv(n, c, h, h, oc, (1, 1), pads=(0, 0, 0, 0), act=act, res_mode=2 * res), 1) for c, h, oc, act, res in POINTWISE]
+        out += [(f"grouped N{n}", Conv(n, c, h, h, c, stride=(s, s), groups=g), 1) for c, h, g, s in GROUPED]
     for n in batches[:2]:
         out += [(f"depthwise N{n}", Conv(n, c, h, w, c, (k, k), (s, s), (1, 1), (k // 2,) * 4, c, act="silu"), 1) for c, h, w, k, s in DEPTHWISE]
     return out
