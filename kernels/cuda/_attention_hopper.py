@@ -205,7 +205,7 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     i = parameters(request)
     block = 128 * (tile.groups + 1)
     flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
-    stored = 16 if tile.plan in ("ALONE", "SPLIT") or tile.groups > 2 else tile.rows  # at once: a warp's rows or the block's
+    stored = 16 if tile.plan in ("ALONE", "SPLIT") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
     asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
     operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
     if flags["COPIED_OUT"]:

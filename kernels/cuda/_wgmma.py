@@ -179,7 +179,8 @@ def product(
     assert vector or not residual
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed)
     tile = staged(tile, residual, vector, epi.column)
-    store = 0 if not vector else 2 if tile.tma and not residual else 1
+    # Copies of tensors write whole 16 bytes, also where the last columns do not fill them.
+    store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 else 1
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
     if store == 2:

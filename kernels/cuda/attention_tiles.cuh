@@ -4,7 +4,7 @@
 // beside the softmax of this one (OVERLAP); its own, the exponentials of some keys being computed beside the products with the values of earlier ones, of two
 // warpgroups that take turns with their scores (TURNS), of one that is alone (ALONE), of several that share 64 rows, each with its tiles of keys (SPLIT).
 constexpr bool kMixed = PLAN >= TURNS, kSplit = PLAN == SPLIT;
-constexpr bool kStores = PLAN >= ALONE || GROUPS > 2 || !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
+constexpr bool kStores = PLAN >= ALONE || (GROUPS > 2 && !CAUSAL) || !COPIED_OUT;  // warps store their rows themselves, which is soonest, but work of theirs
 constexpr bool kLate = PLAN == TURNS && !CAUSAL;  // the first weights are computed before values are there
 constexpr int kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, BM = kSplit ? 64 : GROUPS * 64;
 constexpr int kPanels = (HEAD + 63) / 64, kPanelsV = (HEAD_V + 63) / 64;
