@@ -179,7 +179,7 @@ def product(
     assert vector or not residual
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed)
     tile = staged(tile, residual, vector, epi.column)
-    # Copies of tensors write whole 16 bytes, also where the last columns do not fill them.
+    # Where the last columns do not fill 16 bytes, a tensor copy was seen to write beyond them.
     store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 else 1
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
