@@ -134,7 +134,7 @@ def kernel(request: Request, p: Any, tile: PlainTile, use: DimLike) -> Kernel:
     widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"}
     sizes = {"R": tile.rows, "J": tile.keys, "PARTS": tile.parts, "THREADS": 256, **widths}
     constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
-    templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_simt")
+    templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_rows", "attention_simt")
     source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(256)}"
     grid = (D.product([_attention.blocks(request, 16 * tile.rows), tile.parts, use]), 1, 1)
     arguments = _attention.arguments(request, {})

@@ -67,7 +67,7 @@ def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
     widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"} | {"WRITE": _attention.access(request, p, "y")}
     sizes = {"WARPS": tile.warps, "BN": tile.keys, "PARTS": tile.parts, "THREADS": 32 * tile.warps, **widths}
     constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
-    templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_tf32")
+    templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_rows", "attention_weigh", "attention_tf32")
     source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(32 * tile.warps)}"
     grid = (D.product([_attention.blocks(request, 16 * tile.warps), tile.parts, use]), 1, 1)
     return Kernel(source, "attention", grid, 32 * tile.warps, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))

@@ -89,26 +89,7 @@ DEV void attend(const Attention& g) {
         if (edge && t >= see[e >> 1]) x = -INF;
         s[n][e] = x;
       }
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      float best = top[e];
-#pragma unroll
-      for (int n = 0; n < BN / 8; n++) best = fmaxf(best, fmaxf(s[n][2 * e], s[n][2 * e + 1]));
-      best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
-      best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
-      const float shift = best == -INF ? 0.f : best, shrink = exp2_approximate(top[e] - shift);
-      top[e] = best;
-      sum[e] *= shrink;
-#pragma unroll
-      for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-          s[n][2 * e + c] = exp2_approximate(s[n][2 * e + c] - shift);
-          sum[e] += s[n][2 * e + c];
-        }
-#pragma unroll
-      for (int d = 0; d < kDV / 8; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
-    }
+    weigh(s, out, top, sum);
 #pragma unroll
     for (int n = 0; n < BN / 16; n++) {
       const u32 p[4] = {pack2((T*)nullptr, s[2 * n][0], s[2 * n][1]), pack2((T*)nullptr, s[2 * n][2], s[2 * n][3]),

@@ -5,18 +5,6 @@ constexpr int BM = 16 * R, BN = 16 * J, kD = (HEAD + 3) / 4 * 4, kDV = (HEAD_V +
 constexpr int kPitch = kD + 4 + (kD / 4 % 2 ? 4 : 0), kPitchV = kDV + 4, kPitchP = BN + 4;
 struct alignas(16) Four { float v[4]; };
 
-// `count` rows from `first` on, WIDTH elements at a time; zeros from row `rows` on and up to column PADDED.
-template <int SIZE, int PADDED, int PITCH, int WIDTH> DEV void fetch_rows(float* to, const float* from, i64 stride, int first, int count, int rows) {
-  constexpr int pieces = PADDED / WIDTH;
-#pragma unroll 4
-  for (int u = threadIdx.x; u < count * pieces; u += THREADS) {
-    const int r = u / pieces, c = u % pieces * WIDTH;
-    const bool real = first + r < rows && c < SIZE;
-    fetch<4 * WIDTH>(shared_address(to + r * PITCH + c), real ? from + (first + r) * stride + c : from, real);
-  }
-  copy_commit();
-}
-
 DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ char memory[];

@@ -9,18 +9,6 @@ constexpr int BM = WARPS * 16, kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) /
 constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4;  // floats; where lanes read fours, no two lie in one bank
 static_assert(BN % 32 == 0, "four fragments at a time");
 
-// Rows first..first+count of [rows, SIZE] to shared memory, WIDTH elements at a time; zeros from row `rows` on and up to column PADDED.
-template <int SIZE, int PADDED, int PITCH, int WIDTH> DEV void fetch_rows(float* to, const float* from, i64 stride, int first, int count, int rows) {
-  constexpr int pieces = PADDED / WIDTH;
-#pragma unroll 4
-  for (int u = threadIdx.x; u < count * pieces; u += THREADS) {
-    const int r = u / pieces, c = u % pieces * WIDTH;
-    const bool real = first + r < rows && c < SIZE;
-    fetch<4 * WIDTH>(shared_address(to + r * PITCH + c), real ? from + (first + r) * stride + c : from, real);
-  }
-  copy_commit();
-}
-
 // high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what multiplies the others' `low` is finite.
 template <bool CAREFUL> struct Parts {
   u32 high, low;
@@ -140,26 +128,7 @@ DEV void attend(const Attention& g) {
           if (edge && t >= see[e / 2]) x = -INF;
           s[n][e] = x;
         }
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float best = top[e];
-#pragma unroll
-        for (int n = 0; n < BN / 8; n++) best = fmaxf(best, fmaxf(s[n][2 * e], s[n][2 * e + 1]));
-        best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(FULL_WARP, best, 2));
-        const float shift = best == -INF ? 0.f : best, shrink = exp2_approximate(top[e] - shift);
-        top[e] = best;
-        sum[e] *= shrink;
-#pragma unroll
-        for (int n = 0; n < BN / 8; n++)
-#pragma unroll
-          for (int c = 0; c < 2; c++) {
-            s[n][2 * e + c] = exp2_approximate(s[n][2 * e + c] - shift);
-            sum[e] += s[n][2 * e + c];
-          }
-#pragma unroll
-        for (int d = 0; d < kDV / 8; d++) out[d][2 * e] *= shrink, out[d][2 * e + 1] *= shrink;
-      }
+      weigh(s, out, top, sum);
       copy_wait<0>();
       __syncthreads();  // the values are there, and every warp is done with the keys
       if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);

@@ -48,7 +48,7 @@ def _mma(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
     pitch, pitch_v = (-(-n // 16) * 32 + 16 for n in (p.head, p.head_v))
     smem = 16 * warps * pitch + 2 * keys * (pitch + pitch_v)
     constants = f"{p.constants(request.dtype)}constexpr int WARPS = {warps}, BN = {keys};\n"
-    source = f"{prelude(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_mma')}{_attention.entry(32 * warps)}"
+    source = f"{prelude(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_weigh', 'attention_mma')}{_attention.entry(32 * warps)}"
     grid = (D.mul(_attention.blocks(request, 16 * warps), use), 1, 1)
     return Kernel(source, "attention", grid, 32 * warps, _attention.arguments(request, {}), smem=smem, pdl=overlapped(request))
 
