@@ -17,6 +17,7 @@ from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.movement import axis_of, gather, inside, relabel
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.views import image_in
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
@@ -78,11 +79,8 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
         assert isinstance(c, int)
         there = replace(dst, ref=dst.ref.at(out.dtype.size * at))
         if p.nhwc is None or (ctx.slots.get(p.name) != (out.name, at) and replace(p.nhwc, border=there.border) != there):
-            if ctx.target.copies and p.view is not None and p.rank == 4 and p.view.strides[1] == 1:
-                moves.append((View(p.view.ref, (*(p.view.strides[a] for a in (0, 2, 3)), 1)), at, (n, h, w, c)))
-                at += c
-                continue
-            src = ctx.nhwc(p)
+            lying = image_in(p) if ctx.target.copies else None
+            src = lying or ctx.nhwc(p)
             if ctx.target.copies:
                 moves.append((View(src.ref, (src.ns, src.rs, src.cs, 1)), at, (n, h, w, c)))
                 at += c
