@@ -244,6 +244,48 @@ def session_out_of_memory() -> None:
     check_cube(session, 1)
 
 
+def session_two_gpus() -> None:
+    """Sessions on two GPUs at once, each in a thread of its own, with numpy's tensors, ORT's and PyTorch's; a session's memory lies on its GPU."""
+    gpus = [d.ep_metadata["cuda_device_id"] for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME][1:]
+    if len(gpus) < 2:
+        print("     one GPU: skipped")
+        return
+    failures: list[BaseException] = []
+
+    def work(gpu: int, sessions: list[Any]) -> None:
+        try:
+            for k, session in enumerate(sessions * 20):
+                check_cube(session, 1 + 331 * k, gpu)
+                x = vector(5000, k)
+                given = ort.OrtValue.ortvalue_from_numpy(x, "gpu", gpu, NVIDIA)
+                u, y = (ort.OrtValue.ortvalue_from_shape_and_type([5000], np.float32, "gpu", gpu, NVIDIA) for _ in range(2))
+                session.run_with_iobinding(bound(session, given, u, y))
+                close(y.numpy(), x**3)
+                if torch is not None:
+                    there = torch.randn(5000, device=f"cuda:{gpu}") * 1.0
+                    io = session.io_binding()
+                    io.bind_input("x", "cuda", gpu, np.float32, [5000], there.data_ptr())
+                    cubes = torch.zeros_like(there)
+                    io.bind_output("y", "cuda", gpu, np.float32, [5000], cubes.data_ptr())
+                    io.bind_output("u", "cuda", gpu)
+                    session.run_with_iobinding(io)
+                    torch.testing.assert_close(cubes, there**3)
+        except BaseException as e:
+            failures.append(e)
+
+    threads = []
+    for gpu in (1, 0):
+        sessions = [cube_session(device_id=str(gpu), enable_cuda_graph=graph) for graph in ("0", "1")]
+        assert all(s.get_input_memory_infos()[0].device_id == gpu for s in sessions)
+        threads.append(threading.Thread(target=work, args=(gpu, sessions)))
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+
+
 def session_microseconds() -> None:
     n = 1000
     x = vector(n)
