@@ -1,7 +1,7 @@
 """CUDA matrix products: correctness against float64 (`--check`), or time against cuBLAS through PyTorch.
 
 python -m benchmarks.cuda_gemm --check
-python -m benchmarks.cuda_gemm [--compile] [--only REGEX]
+python -m benchmarks.cuda_gemm [--compile] [--warm SECONDS] [--only REGEX]
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def launches(bound: list[R.Launch]) -> Callable[[int], Any]:
     return lambda i: bound[i](R.current_stream())
 
 
-def time_cases(log: R.Log, only: str, compiled: bool) -> None:
+def time_cases(log: R.Log, only: str, compiled: bool, warm: float) -> None:
     shapes = [s for s in SHAPES if re.search(only, shape_name(s))]
     R.compile_all([r for s in shapes for r in (shape_request(s), pack_request(s[1], s[2], DType.F16, True))])
     ratios: list[float] = []
@@ -323,7 +323,8 @@ def time_cases(log: R.Log, only: str, compiled: bool) -> None:
         try:
             data = shape_data(s)
             bound = [v.bind(shape_request(s)) for v in data]
-            result = R.measure({"ours": launches(bound), **peers(s, data, compiled)}, len(data))
+            variants = {"ours": launches(bound), **peers(s, data, compiled)}
+            result = R.measure(variants, len(data), warm=warm, rounds=100 if warm else 7)
             ours, peer = result["ours"], result["cublaslt"]
             k = bound[0].kernels[0]
             note = f"{k.symbol} grid {k.grid[0]} cluster {k.cluster} smem {k.smem}"
@@ -366,6 +367,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true", help="time every plausible tile")
     parser.add_argument("--compile", action="store_true", help="also torch.compile max-autotune (slow to start)")
+    parser.add_argument("--warm", type=float, default=0, help="seconds of each shape's products before it is timed (100 rounds): the clock of a lasting load")
     parser.add_argument("--only", default="", help="regular expression: cases to take")
     args = parser.parse_args()
     log = R.Log(f"cuda_gemm_{'check' if args.check else 'tune' if args.tune else 'time'}.txt")
@@ -374,7 +376,7 @@ def main() -> int:
         tune_cases(log, args.only)
         return 0
     if not args.check:
-        time_cases(log, args.only, args.compile)
+        time_cases(log, args.only, args.compile, args.warm)
         return 0
 
     def also(r: Request) -> list[Request]:

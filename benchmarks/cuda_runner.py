@@ -353,8 +353,13 @@ def graph_of(fn: Callable[[int], Any], sets: int, repetitions: int) -> Any:
     return graph
 
 
-def measure(variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96) -> dict[str, float | str]:
-    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant that fails gives its error line."""
+def measure(
+    variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96, warm: float = 0
+) -> dict[str, float | str]:
+    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant that fails gives its error line.
+
+    warm: seconds of replays in turn before, after which the device's clock is that of a lasting load.
+    """
     t = torch()
     results: dict[str, float | str] = {}
     graphs: dict[str, tuple[Any, int]] = {}
@@ -375,9 +380,13 @@ def measure(variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, targ
             results[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:140] if str(e) else ''}"
             t.cuda.synchronize()
     times: dict[str, list[float]] = {n: [] for n in graphs}
-    for graph, _ in graphs.values():
-        graph.replay()
-    t.cuda.synchronize()
+    begin = time.perf_counter()
+    while True:
+        for graph, _ in graphs.values():
+            graph.replay()
+        t.cuda.synchronize()
+        if time.perf_counter() - begin >= warm:
+            break
     for _ in range(rounds):
         for name, (graph, count) in graphs.items():
             a, b = t.cuda.Event(enable_timing=True), t.cuda.Event(enable_timing=True)
