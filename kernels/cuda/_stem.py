@@ -176,7 +176,8 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL", *(("PPT", "PPL") if pooled else ())))
     params += [("int", n, _product.Int32(v)) for n, v in (("H", height), ("W", width), ("lines", lines))]
-    channel = [("i64", "x_c", _product.Int64(i.get("x_c", 0) or 1))]
+    step = i.get("x_c", 0)  # between channels, 0 where they are neighbours; symbolic where the size of an image in planes is
+    channel = [("i64", "x_c", _product.Int64(1 if isinstance(step, int) and step == 0 else step))]
     params += [*channel, *_product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", *(() if pooled else ("r_cs", "r_rs", "r_ns"))))]
     relu = pooled and r.program is None and i.get("act", 0) == _RELU
     epi = _epilogue.epilogue(replace(r, ints={**i, "act": 0}) if relu else r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)

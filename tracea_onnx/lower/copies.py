@@ -36,7 +36,7 @@ def concat(ctx: Lowering, op: Op) -> None:
     shape_ = tuple(total if a == k else d for a, d in enumerate(first.shape))
     for p in parts:
         for a in range(first.rank):
-            if a != k and not (p.shape[a] is first.shape[a] or p.shape[a] == first.shape[a]):
+            if a != k and (isinstance(p.shape[a], int) and isinstance(first.shape[a], int) and p.shape[a] != first.shape[a] or not ctx.plan.require(p.shape[a], first.shape[a])):
                 raise Unsupported(f"Concat of dims {p.shape[a]} and {first.shape[a]} on axis {a}")
     out = ctx.define(op.outputs[0], first.dtype, shape_)
     blocks = find_blocks(parts) if out.name in ctx.block_concats and k == 1 else None

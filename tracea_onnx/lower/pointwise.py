@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tracea_onnx import dims as D
 from tracea_onnx.core import Refuse
 from tracea_onnx.dims import DimLike
-from tracea_onnx.expr import Expr
+from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
@@ -99,6 +99,8 @@ def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: s
     narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
     if narrow and expr.code:
         raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert")
+    if kinds_in <= _INTEGER and kind_out in _INTEGER:
+        expr = _unclipped(expr)
     integer = kinds_in <= _INTEGER and kind_out in _INTEGER and all(i.op in I64_OPCODES for i in expr.code)
     if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
         raise Unsupported("float arithmetic on integers wider than a float's mantissa")
@@ -107,6 +109,20 @@ def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: s
     if not integer and _image(ctx, expr, inputs, name, dtype, shape):
         return
     _plain(ctx, expr, inputs, name, dtype, shape, integer)
+
+
+def _unclipped(expr: Expr) -> Expr:
+    """Without `clip`, which integers do not have: min(max(a, b), c)."""
+    place = list(range(expr.n_in))
+    code: list[Instr] = []
+    for ins in expr.code:
+        args = tuple(place[a] for a in ins.args)
+        if ins.op == "clip":
+            code.append(Instr("max", args[:2]))
+            args = (expr.n_in + len(code) - 1, args[2])
+        code.append(Instr("min" if ins.op == "clip" else ins.op, args, ins.imm))
+        place.append(expr.n_in + len(code) - 1)
+    return Expr(expr.n_in, tuple(code), place[expr.out])
 
 
 def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims) -> bool:
