@@ -47,7 +47,10 @@ def _pointwise(f: Callable[..., Any]) -> Callable[[Shapes, Node, list[Array]], A
         grid = np.broadcast_arrays(*args)
         out = np.empty(grid[0].shape, dtype=object)
         for index in np.ndindex(out.shape):
-            out[index] = f(*(g[index] for g in grid))
+            values = [g[index] for g in grid]
+            if any(isinstance(v, Dim) for v in values) and any(isinstance(v, float) for v in values):
+                raise ValueError("dims are whole")
+            out[index] = f(*values)
         return out
 
     return apply

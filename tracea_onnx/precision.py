@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tracea_onnx import canonical, lone, rewrite, surgery
 from tracea_onnx.core import DOMAIN
@@ -353,6 +354,7 @@ class _Bodies:
         twin.node.extend(writer.nodes)
         for m in twin.node:
             m.ClearField("name")
+        _square(twin)
         _drop_unread(twin)
         twin = rewrite.named(twin, f.name.rsplit("_", 1)[0])
         self.made[twin.name] = twin
@@ -367,6 +369,17 @@ class _Bodies:
         graph = helper.make_graph(list(f.node), "body", inputs, outputs)
         model = helper.make_model(graph, opset_imports=[*f.opset_import], ir_version=10)
         return Graph(onnx.shape_inference.infer_shapes(model, data_prop=True))
+
+
+def _square(f: FunctionProto) -> None:
+    """Pow(x, 2) becomes Mul(x, x). From opset 17 on ONNX Runtime's own fusion of a layer norm takes away the Cast before one spelled with Pow,
+    and then refuses its fp16 input beside fp32 weights."""
+    literals = {n.output[0]: helper.get_attribute_value(n.attribute[0]) for n in f.node if n.op_type == "Constant"}
+    for n in f.node:
+        exponent = literals.get(n.input[1]) if n.op_type == "Pow" and not n.domain else None
+        if isinstance(exponent, TensorProto) and np.all(numpy_helper.to_array(exponent) == 2):
+            n.op_type = "Mul"
+            n.input[1] = n.input[0]
 
 
 def _drop_unread(f: FunctionProto) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.graph import Graph
-from tracea_onnx.lower import attention, conv, linear
+from tracea_onnx.lower import attention, conv, einsum, linear
 from tracea_onnx.lower.op import Op
 from tracea_onnx.price import device, node_time
 
 #: Kinds that decide by themselves.
 _NORMS = {":layernorm", ":groupnorm", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
-HEAVY = frozenset({*conv.OPS, *linear.OPS, *attention.OPS, *_NORMS, ":squeeze_excite"})
+HEAVY = frozenset({*conv.OPS, *linear.OPS, *einsum.OPS, *attention.OPS, *_NORMS, ":squeeze_excite"})
 # Measured on one Zen 4 core with ORT 1.31: entering a partition, and one launch inside it (microseconds).
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
 
