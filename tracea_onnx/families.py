@@ -37,6 +37,8 @@ _CONV_INTS = (
 
 #: How many copies one launch makes.
 COPIES = 16
+#: Dims of what `pad` pads, those that are not padded joined.
+PADDED = 5
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
@@ -251,6 +253,9 @@ FAMILIES: dict[str, Family] = {
         (*(f"x{k}?" for k in range(COPIES)), "y"),
         ("elem", *(f"p{k}_{name}" for k in range(COPIES) for name in ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at"))),
     ),
+    # Padding, CUDA only: n elements along each dim of y (outermost first, unused leading dims are 1), of which p (cropped if negative) lie before the first of
+    # x's m. Others hold `value` (bits as of `fill`; mode 0), or what x has when read on backwards from its edge (1), at its edge (2), or from its other end (3).
+    "pad": Family(("x", "y"), ("elem", "mode", "value", *(f"{c}{k}" for c in "nmpxy" for k in range(PADDED)))),
 }
 
 

@@ -168,7 +168,7 @@ def reduce(request: Request) -> list[Kernel]:
 
 def argmax(request: Request) -> list[Kernel]:
     dtype = _element(request)
-    if dtype not in (*_FLOATS, DType.I64):
+    if dtype not in (*_FLOATS, DType.I64, DType.I32):
         raise Unfit(f"an argmax over {dtype.name}")
     flags = ", ".join("true" if parameters(request)[k] else "false" for k in ("min", "last"))
     some = _axis.negated(D.equal(parameters(request)["n"], 0))  # an empty axis has no extremum

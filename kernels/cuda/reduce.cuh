@@ -50,6 +50,7 @@ template <int KIND, class E> struct FoldInt {
 // Where the first (last) extremum lies. A NaN never wins, as in a scan with `>`, unless it comes first.
 template <class E> DEV auto comparable(E v) { return to_float(v); }
 DEV i64 comparable(i64 v) { return v; }
+DEV int comparable(int v) { return v; }
 template <class E, bool MIN, bool LAST> struct Extremum {
   typedef E Element;
   typedef i64 Result;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,15 +107,20 @@ def attention(ctx: Lowering, op: Op) -> None:
         floats["fill"] = fill
     layout = str(op.attr("out")["layout"]) if isinstance(op.attr("out"), Mapping) else str(op.attr("out") or "bhsd")
     size: dict[str, DimLike] = {"b": q.batch, "h": heads, "s": q.seq, "d": v.dim, "x": heads * v.dim}
-    if layout not in LAYOUTS or not set(layout) <= set(size) or layout == "bxs":
+    if layout not in LAYOUTS or not set(layout) <= set(size):
         raise Unsupported(f"attention output layout {layout}")
     out = ctx.define(op.outputs[0], source.dtype, tuple(size[c] for c in layout))
-    _, stride, _ = strides(layout, out.shape, heads)
+    # Kernels write the elements of a head side by side; where they lie apart, the result is read as a view of those.
+    turned = layout in ("bxs", "bhds", "hds")
+    made = ctx.define(out.name + "\0rows", out.dtype, (q.batch, q.seq, heads, v.dim)) if turned else out
+    _, stride, _ = strides("bshd" if turned else layout, made.shape, heads)
     if stride["d"] != 1 and v.dim != 1:
         raise Unsupported(f"attention output layout {layout}")
-    dst = ctx.new_plain(out)
+    dst = ctx.new_plain(made)
     ints |= {"y_b": stride["b"], "y_s": stride["s"], "y_h": stride["h"]}
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
+    if turned:
+        out.view = View(dst, tuple({**stride, "x": 1}[c] for c in layout))
 
 
 #: A fill at or below this leaves nothing of a score it is added to.
@@ -153,7 +159,8 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
         if at > _SWALLOWS:
             raise Unsupported(f"two masks, one of them writing {at:g}")
         kept = total if k else emit(Instr("const", (), 0.0))
-        low = emit(Instr("const", (), at))
+        # A finite fill stays finite: a row that masks every key must not become NaN.
+        low = emit(Instr("const", (), max(at, -65504.0) if dtype == DType.F16 and math.isfinite(at) else at))
         total = emit(Instr("where", (k, kept, low) if which == 2 else (k, low, kept)))
     name = op.outputs[0] + "\0mask"
     lower_expression(ctx, Expr(2, tuple(code), total), [mask, other], name, dtype)
@@ -223,10 +230,12 @@ def rope(ctx: Lowering, op: Op) -> None:
     layout = str(op.attr("layout", "bhsd"))
     if x.rank != (3 if layout == "bsx" else 4):
         raise Unsupported(f"rotary embedding of a rank-{x.rank} tensor")
+    cos, sin = ctx.value(op.role("cos")), ctx.value(op.role("sin"))
+    if x.rank == cos.rank == 4 and cos.shape[1] == cos.shape[2] == 1 and not isinstance(x.shape[1 if layout == "bhsd" else 2], int):
+        layout = "bshd" if layout == "bhsd" else "bhsd"  # a row of the tables serves both axes: the one of known size may be that of the heads
     h = heads_of(ctx, x, {"layout": layout}, int(op.attr("num_heads", 0)))
     ctx.require(x, "rotary embedding")
     rot = int(op.attr("rot") or h.dim)
-    cos, sin = ctx.value(op.role("cos")), ctx.value(op.role("sin"))
     if op.role("pos"):
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
     if cos.shape != sin.shape or cos.dtype != x.dtype or not isinstance(cos.shape[-1], int):

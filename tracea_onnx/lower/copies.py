@@ -1,13 +1,12 @@
-"""Data movement that needs a kernel: concatenation, padding, tiling, index tensors."""
+"""Data movement that needs a kernel: concatenation, tiling, index tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
@@ -120,11 +119,12 @@ def constant_of_shape(ctx: Lowering, op: Op) -> None:
         out.ints = (int(value.reshape(-1)[0]),) * out.elements
         return
     ctx.plan.launch(
-        "fill", {}, {"y": ctx.new_plain(out)}, {"elem": dtype.size, "count": out.elements, "value": _bits(value)}, whole=isinstance(out.elements, int)
+        "fill", {}, {"y": ctx.new_plain(out)}, {"elem": dtype.size, "count": out.elements, "value": bits(value)}, whole=isinstance(out.elements, int)
     )
 
 
-def _bits(value: np.ndarray[Any, Any]) -> int:
+def bits(value: np.ndarray[Any, Any]) -> int:
+    """The bit pattern of the first element, as `fill` takes it."""
     return int.from_bytes(value.reshape(-1)[:1].tobytes(), "little", signed=value.dtype.itemsize == 8)
 
 
@@ -199,76 +199,6 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
     out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
 
 
-def pad(ctx: Lowering, op: Op) -> None:
-    x = ctx.value(op.input(0))
-    mode = op.attr("mode", "constant")
-    if mode not in ("constant", "reflect", "edge"):
-        raise Unsupported(f"Pad in mode '{mode}'")
-    if op.attr("pads") is not None:
-        pads, value = [int(p) for p in op.attr("pads")], float(op.attr("value", 0.0))
-        fill = np.asarray(value, helper.tensor_dtype_to_np_dtype(int(x.dtype)))
-    else:
-        amounts = ctx.int_list(op.input(1), "the pads")
-        if any(not isinstance(p, int) for p in amounts):
-            raise Unsupported("symbolic pads")
-        pads = [int(p) for p in amounts if isinstance(p, int)]
-        fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
-        if op.input(3):
-            axes = [axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes")]
-            full = [0] * (2 * x.rank)
-            for j, a in enumerate(axes):
-                full[a], full[a + x.rank] = pads[j], pads[j + len(axes)]
-            pads = full
-    if min(pads, default=0) < 0:
-        raise Unsupported("a Pad that crops")
-    if mode != "constant":
-        _pad_mirrored(ctx, op, x, pads, reflect=mode == "reflect")
-        return
-    if not fill.any():
-        fill = np.zeros(1, np.int64)
-    out = ctx.define(op.outputs[0], x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape)))
-    ref, strides = ctx.new_plain(out), contiguous(out.shape)
-    ctx.plan.launch("fill", {}, {"y": ref}, {"elem": x.dtype.size, "count": out.elements, "value": _bits(fill)}, whole=False)
-    start: DimLike = 0
-    for k in range(x.rank):
-        start = start + D.mul(strides[k], pads[k])
-    ctx.copy(ctx.strided(x), View(ref.at(D.mul(start, x.dtype.size)), strides), x.shape, x.dtype, whole=False)
-
-
-def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
-    """Reflect or edge padding, two axes at a time: of each the middle, then each side read backwards (or its edge repeated)."""
-    axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
-    if not axes:
-        raise Unsupported("a Pad that adds nothing")
-    for first in range(0, len(axes), 2):
-        pair = axes[first : first + 2]
-        shape_ = tuple(d + (pads[k] + pads[k + x.rank]) if k in pair else d for k, d in enumerate(x.shape))
-        out = ctx.define(op.outputs[0] if pair[-1] == axes[-1] else f"{op.outputs[0]}\0pad{pair[-1]}", x.dtype, shape_)
-        strides, src = contiguous(shape_), ctx.strided(x)
-        moves: list[tuple[View, DimLike, Dims]] = [(src, 0, x.shape)]
-        for axis in pair:
-            step, to = src.strides[axis], strides[axis]
-            moves = [
-                (View(v.ref.at(D.mul(D.mul(start, step), x.dtype.size)), tuple(D.mul(s, direction) if k == axis else s for k, s in enumerate(v.strides))),
-                 at + D.mul(begin, to), tuple(count if k == axis else d for k, d in enumerate(shape)))
-                for v, at, shape in moves
-                for count, start, direction, begin in _segments(x.shape[axis], pads[axis], pads[axis + x.rank], reflect=reflect)
-            ]  # fmt: skip
-        ctx.copy_all(ctx.fresh(out), out.dtype, moves)
-        x = out
-
-
-def _segments(n: DimLike, before: int, after: int, *, reflect: bool) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
-    """The parts of a padded axis: elements, first source index, source step, first target index."""
-    if reflect and (not isinstance(n, int) or max(before, after) >= n):
-        raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")
-    yield n, 0, 1, before
-    if before:
-        yield before, before if reflect else 0, -1 if reflect else 0, 0
-    if after:
-        yield after, n - 2 if reflect else n - 1, -1 if reflect else 0, before + n
-
-
 def depth_to_space(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     n, c, h, w = x.shape
@@ -302,6 +232,6 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
 
 OPS = {
     "Concat": concat, "Tile": tile, "ConstantOfShape": constant_of_shape, "Range": range_, "GatherElements": gather_elements,
-    "GatherND": gather_nd, "Pad": pad,
+    "GatherND": gather_nd,
     "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth,
 }  # fmt: skip

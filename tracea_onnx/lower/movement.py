@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
+from tracea_onnx.graph import Array
 from tracea_onnx.lower import summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
 from tracea_onnx.lower.op import Op
@@ -180,7 +183,16 @@ def transpose(ctx: Lowering, op: Op) -> None:
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the copy kernel does not move")
+    if x.ints is not None and x.rank > 1:
+        out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
+        out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
+        return
     _moved(ctx, op, x, tuple(x.shape[p] for p in perm), lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)), image=True)
+
+
+def _numbered(x: Value) -> Array:
+    """The place among `x.ints` of each of its elements."""
+    return np.arange(len(x.ints or ())).reshape([int(d) for d in x.shape if isinstance(d, int)])
 
 
 def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
@@ -215,9 +227,10 @@ def slice_(ctx: Lowering, op: Op) -> None:
             last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
             length = max(-(-(last - first) // st), 0)
         begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
-    if x.ints is not None and x.rank == 1 and isinstance(begin[0], int) and isinstance(shape_[0], int):
-        out = ctx.define(op.outputs[0], x.dtype, (shape_[0],))
-        out.ints = tuple(x.ints[begin[0] + step_of[0] * i] for i in range(shape_[0]))
+    if x.ints is not None and all(isinstance(d, int) for d in (*begin, *shape_)):
+        places = [[b + st * i for i in range(n)] for b, st, n in zip(begin, step_of, shape_, strict=True) if isinstance(b, int) and isinstance(n, int)]
+        out = ctx.define(op.outputs[0], x.dtype, tuple(shape_))
+        out.ints = tuple(x.ints[int(k)] for k in _numbered(x)[np.ix_(*places)].reshape(-1))
         return
 
     if x.view is None and x.nhwc is not None and _cut_image(ctx, ctx.define(op.outputs[0], x.dtype, tuple(shape_)), x, begin, step_of):

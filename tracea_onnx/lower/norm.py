@@ -223,7 +223,8 @@ def reduce(ctx: Lowering, op: Op) -> None:
 
 def argmax(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    if x.dtype != DType.I64 and x.dtype not in ctx.target.types:
+    whole = {DType.I64, DType.I32} if ctx.target.name == "cuda" else {DType.I64}
+    if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"{op.kind} of type {x.dtype.name}")
     axis = int(op.attr("axis", 0))
     axis = axis + x.rank if axis < 0 else axis

@@ -1,0 +1,48 @@
+"""The CUDA kernel for padding: every mode, of strided tensors, in one launch."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
+from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.families import PADDED
+from tracea_onnx.ops import DType
+
+_MODES = ("kConstant", "kReflect", "kEdge", "kWrap")
+
+
+def pad(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    elem = static(i["elem"], "element size")
+    names = ("n", "m", "p", "x", "y")
+    rows = [{c: i[f"{c}{k}"] for c in names} for k in range(PADDED)]
+    rows = [r for r in rows if known(r["n"]) != 1 or known(r["m"]) != 1] or rows[-1:]
+    value = static(i["value"], "fill") & ((1 << 8 * elem) - 1)
+    last, wide = rows[-1], 16 // elem
+    whole = known(last["p"]) == 0 and last["n"] == last["m"] and known(last["x"]) == known(last["y"]) == 1
+    steps = [r[c] for r in rows[:-1] for c in "xy"]
+    word, fill = WORDS[elem], f"{WORDS[elem]}(fill)"
+    if whole and not request.unaligned and all(factor(s) % wide == 0 for s in (*steps, last["n"])):
+        rows = [{**r, "x": D.floordiv(r["x"], wide), "y": D.floordiv(r["y"], wide)} for r in rows[:-1]]
+        rows.append({**last, "n": D.floordiv(last["n"], wide), "m": D.floordiv(last["m"], wide)})
+        value = sum(value << 8 * elem * k for k in range(8 // elem))
+        word, fill = "uint4", "make_uint4(u32(fill), u32(fill >> 32), u32(fill), u32(fill >> 32))"
+    count = range(len(rows))
+    arrays = "".join(f"  const {'int' if c in 'nmp' else 'i64'} {c}s[{len(rows)}] = {{{', '.join(f'{c}{k}' for k in count)}}};\n" for c in names)
+    signature = ", ".join([f"int {c}{k}" for c in "nmp" for k in count] + [f"i64 {c}{k}" for c in "xy" for k in count])
+    source = f"""{prelude(DType.F32)}{template("base", "pad")}
+extern "C" __global__ void __launch_bounds__(256) pad_kernel(const {word}* from, {word}* to, u64 fill, {signature}) {{
+  next_may_start();
+{arrays}  pad<{_MODES[static(i["mode"], "mode")]}>(from, to, {fill}, ns, ms, ps, xs, ys);
+}}
+"""
+    sizes: tuple[Argument, ...] = (*(Int32(r[c]) for c in "nmp" for r in rows), *(Int64(r[c]) for c in "xy" for r in rows))
+    signed = value - (1 << 64) if value >> 63 else value
+    units: DimLike = D.product([r["n"] for r in rows])
+    grid = (blocks(units, 256, request.sms * 32), 1, 1)
+    return [Kernel(source, "pad_kernel", grid, 256, (Pointer("x"), Pointer("y"), Int64(signed), *sizes), pdl=overlapped(request))]
+
+
+FAMILIES = {"pad": pad}
