@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
@@ -98,12 +100,33 @@ def resize(ctx: Lowering, op: Op) -> None:
         scale_h, scale_w = scales[2], scales[3]
         oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
     out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
+    if not isinstance(c, int):  # images of one channel each
+        planes, made = (ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size)) for k, size in (("planes", (h, w)), ("resized", (oh, ow))))
+        planes.view = View(ctx.plain(x), contiguous(planes.shape))
+        _resize(ctx, planes, made, _Sampling(int(mode == "linear"), _COORD[coord], _ROUNDING[rounding], scale_h, scale_w))
+        out.view = View(ctx.plain(made), contiguous(out.shape))
+        return
+    _resize(ctx, x, out, _Sampling(int(mode == "linear"), _COORD[coord], _ROUNDING[rounding], scale_h, scale_w))
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    mode: int
+    coord: int
+    rounding: int
+    scale_h: float
+    scale_w: float
+
+
+def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
+    n, c, h, w = x.image()
+    _, _, oh, ow = out.image()
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
-        "mode": int(mode == "linear"), "coord": _COORD[coord], "rounding": _ROUNDING[rounding], "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "mode": how.mode, "coord": how.coord, "rounding": how.rounding, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
-    ctx.plan.launch("resize2d", {"x": src.ref}, {"y": dst.ref}, ints, {"scale_h": scale_h, "scale_w": scale_w}, whole=False, dtype=x.dtype)
+    ctx.plan.launch("resize2d", {"x": src.ref}, {"y": dst.ref}, ints, {"scale_h": how.scale_h, "scale_w": how.scale_w}, whole=False, dtype=x.dtype)
 
 
 def _scaled(n: DimLike, scale: float) -> DimLike:
