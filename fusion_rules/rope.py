@@ -7,12 +7,13 @@ after   rope(x, cos, sin, pos?) with layout, interleaved and the number of rotat
 
 from __future__ import annotations
 
+from tracea_onnx import dims
 from tracea_onnx.core import Match, Refuse, Rule
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.patterns import build_match, float_type, label
 from tracea_onnx.patterns_attention import region
 from tracea_onnx.patterns_rope import Pair, halves, layout_of, partial, product_with, stacked
-from tracea_onnx.patterns_shape import divide, shapes
+from tracea_onnx.patterns_shape import shapes
 
 
 def match(g: Graph, anchor: Node) -> Match:
@@ -108,7 +109,7 @@ def _operator(g: Graph, node: Node) -> Match:
     shape, extent, places, heads = s.dims(x), s.dims(cos), s.dims(pos) if pos else None, node.attr("num_heads", 0)
     if shape is None or len(shape) not in (3, 4) or (len(shape) == 3 and not (heads and isinstance(shape[2], int))):
         raise Refuse(f"'{x}' is not known to be [batch, heads, sequence, head size]", node)
-    head = shape[3] if len(shape) == 4 else divide(shape[2], heads)
+    head = shape[3] if len(shape) == 4 else dims.quotient(shape[2], heads)
     rot = node.attr("rotary_embedding_dim", 0) or head
     if not isinstance(rot, int) or extent is None or extent[-1] != rot // 2 or extent != s.dims(sin) or len(extent) != (2 if pos else 3):
         raise Refuse(f"the tables of {label(node)} are not known to hold half the rotated elements per position", node)

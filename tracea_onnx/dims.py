@@ -6,6 +6,9 @@ partition's inputs (several inputs may share it: the EP checks they agree). Simp
 
 from __future__ import annotations
 
+import functools
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -170,7 +173,42 @@ def floordiv(a: DimLike, b: DimLike) -> DimLike:
             and a.args[1] % b.args[1] == 0
         ):
             return a.args[1] // b.args[1]
-    return _make("floordiv", (a, b))
+    exact = quotient(a, b)
+    return _make("floordiv", (a, b)) if exact is None else exact
+
+
+def factors(d: DimLike) -> tuple[int, Counter[Dim]]:
+    """`d` as an integer times a multiset of what has no factors that show."""
+    if isinstance(d, int):
+        return d, Counter()
+    if d.op == "mul":
+        (a, fa), (b, fb) = factors(d.args[0]), factors(d.args[1])
+        return a * b, fa + fb
+    if d.op not in ("add", "sub"):
+        return 1, Counter({d: 1})
+    terms: dict[DimLike, int] = {}
+    const = _collect(d, 1, terms)
+    parts = [(k * n, f) for t, k in terms.items() if k for n, f in (factors(t),)] + ([(const, Counter[Dim]())] if const else [])
+    whole = math.gcd(*(k for k, _ in parts))
+    common = functools.reduce(lambda x, y: x & y, (f for _, f in parts))
+    if whole <= 1 and not common:
+        return 1, Counter({d: 1})
+    rest: DimLike = 0
+    for k, f in parts:
+        rest = add(rest, mul(product(list((f - common).elements())), k // whole))
+    return (whole * rest, common) if isinstance(rest, int) else (whole, common + Counter({rest: 1}))
+
+
+def quotient(a: DimLike, b: DimLike) -> DimLike | None:
+    """a / b when that is whole for every value of the symbols (of which b is not 0), else None."""
+    (ka, fa), (kb, fb) = factors(a), factors(b)
+    if kb == 0 or ka % kb or fb - fa:
+        return None
+    out: DimLike = ka // kb
+    for d, power in sorted((fa - fb).items(), key=lambda kv: repr(kv[0])):
+        for _ in range(power):
+            out = mul(out, d)
+    return out
 
 
 def ceildiv(a: DimLike, b: DimLike) -> DimLike:

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from tracea_onnx import dims
 from tracea_onnx.dims import Dim
 from tracea_onnx.graph import Array, Node
-from tracea_onnx.patterns_dims import divide, is_natural, same
+from tracea_onnx.patterns_dims import is_natural, same
 
 if TYPE_CHECKING:
     from tracea_onnx.patterns_shape import Shapes
@@ -59,7 +59,7 @@ def _pointwise(f: Callable[..., Any]) -> Callable[[Shapes, Node, list[Array]], A
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, float) or isinstance(b, float):
         return a / b
-    exact = divide(a, b)
+    exact = dims.quotient(a, b)
     if exact is not None:
         return exact
     if isinstance(a, int) and isinstance(b, int):

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from tracea_onnx import dims
 from tracea_onnx.dims import Dim, DimLike
 
 Dims = tuple[DimLike, ...]
 
 
-def factors(d: DimLike) -> tuple[int, Counter[Dim]]:
-    """`d` as an integer times a multiset of symbols (sums and quotients count as one symbol)."""
-    if isinstance(d, int):
-        return d, Counter()
-    if d.op == "mul":
-        (a, fa), (b, fb) = factors(d.args[0]), factors(d.args[1])
-        return a * b, fa + fb
-    return 1, Counter({d: 1})
-
-
 def same(a: DimLike, b: DimLike) -> bool:
     """Whether the two dims are equal for every value of the symbols, as far as products can show."""
-    return a is b or a == b or factors(a) == factors(b) or dims.sub(a, b) == 0
-
-
-def divide(a: DimLike, b: DimLike) -> DimLike | None:
-    """a / b when it is exact for every value of the symbols, else None."""
-    (ka, fa), (kb, fb) = factors(a), factors(b)
-    if kb == 0 or ka % kb or fb - fa:
-        return None
-    out: DimLike = ka // kb
-    for symbol, power in sorted((fa - fb).items(), key=lambda kv: repr(kv[0])):
-        for _ in range(power):
-            out = dims.mul(out, symbol)
-    return out
+    return a is b or a == b or dims.factors(a) == dims.factors(b) or dims.sub(a, b) == 0
 
 
 def is_natural(d: DimLike) -> bool:

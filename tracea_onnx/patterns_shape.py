@@ -14,10 +14,10 @@ import numpy as np
 from tracea_onnx import dims, patterns_content
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.graph import Array, Graph, Node
-from tracea_onnx.patterns_dims import Dims, broadcast, divide, is_natural, same
+from tracea_onnx.patterns_dims import Dims, broadcast, is_natural, same
 from tracea_onnx.patterns_spatial import SPATIAL
 
-__all__ = ["Dims", "Shapes", "axes_of", "broadcast", "divide", "same", "shapes", "slice_ranges"]
+__all__ = ["Dims", "Shapes", "axes_of", "broadcast", "same", "shapes", "slice_ranges"]
 
 _MAX_CONTENT = 32  # shape tensors are short; anything longer is data
 _SAME = frozenset((
@@ -176,7 +176,7 @@ def _reshape(s: Shapes, n: Node, _: int) -> Dims | None:
         return tuple(target)
     known = dims.product([d for d in target if not (isinstance(d, int) and d == -1)])
     total = s.count(n.input(0))
-    rest = divide(dims.product(source) if total is None else total, known)
+    rest = dims.quotient(dims.product(source) if total is None else total, known)
     if rest is None:
         rest = dims.symbol(f"{n.outputs[0]}:-1")
     return tuple(rest if isinstance(d, int) and d == -1 else d for d in target)
@@ -273,7 +273,7 @@ def _split(s: Shapes, n: Node, k: int) -> Dims | None:
     d = list(_need(s, n.input(0)))
     axis = n.attr("axis", 0) % len(d)
     sizes = n.attr("split") if n.attr("split") is not None else _vector(s, n.input(1)) if n.input(1) else None
-    part = sizes[k] if sizes is not None else divide(d[axis], len(n.outputs))
+    part = sizes[k] if sizes is not None else dims.quotient(d[axis], len(n.outputs))
     if part is None:
         return None
     d[axis] = part

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tracea_onnx import dims
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_shape import Shapes, axes_of, divide, same, slice_ranges
+from tracea_onnx.patterns_shape import Shapes, axes_of, same, slice_ranges
 
 #: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head elements, p the parts of a packed
 #: projection (written as their number in the name: `bs3x`). x in a name stands for heads x elements of one axis.
@@ -138,12 +138,12 @@ def _take(pool: list[Atom], need: DimLike) -> list[Atom] | None:
         if not pool:
             return None
         a = pool.pop(0)
-        rest = divide(need, a.size)
+        rest = dims.quotient(need, a.size)
         if rest is not None:
             group.append(a)
             need = rest
             continue
-        inner = divide(a.size, need)
+        inner = dims.quotient(a.size, need)
         if inner is None:
             return None
         outer_atom, inner_atom = a.split(need, inner)
@@ -208,7 +208,7 @@ def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> S
     target: list[DimLike] = [extent(view[k]) if isinstance(v, int) and v == 0 else v for k, v in enumerate(content)]
     unknown = [k for k, v in enumerate(target) if isinstance(v, int) and v == -1]
     if unknown:
-        rest = divide(extent(a for axis in view for a in axis), dims.product([v for k, v in enumerate(target) if k not in unknown]))
+        rest = dims.quotient(extent(a for axis in view for a in axis), dims.product([v for k, v in enumerate(target) if k not in unknown]))
         if rest is None:
             return declared
         target[unknown[0]] = rest

@@ -16,7 +16,7 @@ from onnx import GraphProto, numpy_helper
 from tracea_onnx import dims, surgery
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_shape import Shapes, divide, same, shapes
+from tracea_onnx.patterns_shape import Shapes, same, shapes
 
 
 def settle(graph: Graph, protected: Collection[str], main: GraphProto) -> int:
@@ -62,7 +62,7 @@ def _constant(s: Shapes, node: Node, shared: frozenset[str]) -> list[int] | None
     if all(k < len(shape) and same(shape[k], target[k]) for k in open_):
         return [v if isinstance(v, int) else 0 for v in target]
     # With no element, ONNX Runtime takes a -1 only beside sizes that are not 0.
-    rest = divide(count, dims.product(_without(target, open_[0]))) if len(open_) == 1 else None
+    rest = dims.quotient(count, dims.product(_without(target, open_[0]))) if len(open_) == 1 else None
     if rest is None or not same(rest, target[open_[0]]):
         return None
     return [v if isinstance(v, int) else -1 for v in target]
