@@ -304,7 +304,7 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     read = {name for op in ops if op.kind not in ("Shape", "Size") for name in op.inputs}
     ctx.unread = {o for op in ops for o in op.outputs if o and o not in outputs and o not in read}
     if ctx.target.few_launches:
-        ctx.merges = merge.find(ctx, graph, ops, outputs)
+        ctx.merges = merge.find(ctx, graph, ops, known, outputs)
         ctx.pooled = pooled.find(ops, outputs)
         ctx.deferrable = summed.find(ops, outputs) | summed.find_casts(ops, outputs)
     if ctx.target.folds_norms:

@@ -18,8 +18,8 @@ from tracea_onnx.lower.op import PRODUCTS, Op, readers
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.ops import DType
 
-#: Ops that read a slice of a wider projection in place.
-_READERS = frozenset({":attention", ":rope"})
+#: Ops that read a slice of a wider projection in place, or copy it anyway.
+_READERS = frozenset({":attention", ":rope", "RotaryEmbedding", "Concat"})
 _WHOLE_BIAS = 32  # elements pack_bias writes at a time
 _ALIGNED = 8  # a slice starts at a vector boundary
 
@@ -101,7 +101,20 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
     return Part(op.outputs[0], ctx.value(roles["w"]), ctx.optional(roles.get("b")), trans, float(op.attr("alpha", 1.0)))
 
 
-def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, list[Op]]:
+def _in_place(value: str, read_by: Mapping[str, list[Op]], known: Mapping[str, Value], outputs: Sequence[str]) -> bool:
+    """Whether everything that reads the value takes it as a slice of rows, if need be after its columns were split into heads and axes exchanged."""
+    read = read_by.get(value, [])
+    return value not in outputs and bool(read) and all(r.kind in _READERS or (_is_view(r, known) and _in_place(r.outputs[0], read_by, known, outputs)) for r in read)
+
+
+def _is_view(op: Op, known: Mapping[str, Value]) -> bool:
+    if op.kind == "Transpose":
+        return True
+    old, new = known.get(op.input(0)), known.get(op.outputs[0])
+    return op.kind == "Reshape" and old is not None and new is not None and new.rank == old.rank + 1 and old.shape[:-1] == new.shape[:-2]
+
+
+def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: Mapping[str, Value], outputs: Sequence[str]) -> dict[str, list[Op]]:
     """Products of this partition to compute together: each one's value -> all of its group, where every reader takes a slice."""
     read_by = readers(ops)
     groups: dict[str, list[Op]] = {}
@@ -109,8 +122,7 @@ def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], outputs: Sequence[str])
         value = op.outputs[0] if op.outputs else ""
         if op.kind not in PRODUCTS or value in outputs or graph.is_output(value):
             continue
-        read = read_by.get(value, [])
-        if read and all(r.kind in _READERS for r in read) and part_of(ctx, op) is not None:
+        if _in_place(value, read_by, known, outputs) and part_of(ctx, op) is not None:
             groups.setdefault(op.by_role["x"] if op.fused else op.inputs[0], []).append(op)
     return {op.outputs[0]: group for group in groups.values() if len(group) > 1 for op in group}
 
