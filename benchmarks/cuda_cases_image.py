@@ -63,7 +63,8 @@ def pool(rng: np.random.Generator) -> Iterator[Case]:
         ints = {"mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
                 "PT": pt, "PL": pl, "PB": pb, "PR": pr, **pitch, **to}  # fmt: skip
         yield Case(f"pool2d mode={mode} {n}x{c}x{h}x{w} {kh}x{kw}", "pool2d", dtype, ints, {"x": x}, {"y": out})
-    for dtype, mode, (n, c, h, w) in itertools.product(FLOATS, (0, 1), ((2, 64, 7, 7), (1, 5, 3, 1), (3, 100, 33, 37), (1, 1280, 7, 7), (1, 17, 64, 40))):
+    images = (2, 64, 7, 7), (1, 5, 3, 1), (3, 100, 33, 37), (1, 1280, 7, 7), (1, 17, 64, 40), (70, 40, 5, 9), (9, 520, 3, 40), (1, 64, 70, 71)
+    for dtype, mode, (n, c, h, w) in itertools.product(FLOATS, (0, 1), images):
         x, v, pitch = _image(rng, n, c, h, w, dtype)
         want = v.max((2, 3)) if mode == 0 else v.mean((2, 3))
         out = plain(dtype, want, rounding(want, dtype, 4))
@@ -81,9 +82,20 @@ def _source(coord: int, at: Array, size: int, out: int, scale: float) -> Array:
     return (a + f(0.5)) / s - f(0.5) if coord == 0 or out > 1 else a * 0
 
 
+def _cubic(at: Array, size: int, a: float = -0.75) -> Array:
+    """What each input position contributes to each output position."""
+    out = np.zeros((len(at), size))
+    for row, s in zip(out, at.astype(np.float64), strict=True):
+        low = int(np.floor(s))
+        for k in range(low - 1, low + 3):
+            d = abs(s - k)
+            row[min(max(k, 0), size - 1)] += (a + 2) * d**3 - (a + 3) * d**2 + 1 if d <= 1 else a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return out
+
+
 def resize(rng: np.random.Generator) -> Iterator[Case]:
     sizes = ((2, 8, 4, 5, 8, 10), (1, 5, 7, 6, 3, 13), (1, 16, 1, 3, 1, 1))
-    for dtype, mode, coord, (n, c, h, w, oh, ow) in itertools.product(FLOATS, (0, 1), range(4), sizes):
+    for dtype, mode, coord, (n, c, h, w, oh, ow) in itertools.product(FLOATS, (0, 1, 2), range(4), sizes):
         for rounding_mode in range(4) if mode == 0 else (0,):
             x, v, pitch = _image(rng, n, c, h, w, dtype)
             scales = (oh / h, ow / w)
@@ -92,6 +104,8 @@ def resize(rng: np.random.Generator) -> Iterator[Case]:
                 pick = (lambda s: np.ceil(s - np.float32(0.5)), np.floor, np.ceil, lambda s: np.floor(s + np.float32(0.5)))[rounding_mode]
                 rows, columns = np.clip(pick(sh), 0, h - 1).astype(int), np.clip(pick(sw), 0, w - 1).astype(int)
                 want = v[:, :, rows][..., columns]
+            elif mode == 2:
+                want = np.einsum("nchw,yh,xw->ncyx", v, _cubic(sh, h), _cubic(sw, w))
             else:
                 sh, sw = np.clip(sh, 0, h - 1), np.clip(sw, 0, w - 1)
                 r, q = sh.astype(int), sw.astype(int)
@@ -99,9 +113,11 @@ def resize(rng: np.random.Generator) -> Iterator[Case]:
                 r1, q1 = np.minimum(r + 1, h - 1), np.minimum(q + 1, w - 1)
                 want = (1 - a) * ((1 - b) * v[:, :, r][..., q] + b * v[:, :, r][..., q1]) + a * ((1 - b) * v[:, :, r1][..., q] + b * v[:, :, r1][..., q1])
             out, to = _out(want, dtype, rounding(want, dtype, 8))
-            ints = {"mode": mode, "coord": coord, "rounding": rounding_mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, **pitch, **to}
-            floats = {"scale_h": scales[0], "scale_w": scales[1]}
-            yield Case(f"resize2d mode={mode} coord={coord} rounding={rounding_mode} {h}x{w}->{oh}x{ow}", "resize2d", dtype, ints, {"x": x}, {"y": out}, floats)
+            ints = {"coord": coord, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, **pitch, **to}
+            ints |= {} if mode == 2 else {"mode": mode, "rounding": rounding_mode}
+            floats = {"scale_h": scales[0], "scale_w": scales[1]} | ({"a": -0.75} if mode == 2 else {})
+            family = "resize_cubic" if mode == 2 else "resize2d"
+            yield Case(f"{family} mode={mode} coord={coord} rounding={rounding_mode} {h}x{w}->{oh}x{ow}", family, dtype, ints, {"x": x}, {"y": out}, floats)
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------------

@@ -49,8 +49,9 @@ CHOSEN = "|".join((
     r"(nchw_to_nhwc|nhwc_to_nchw|copy_nhwc) \w+ (2x3x5x7|3x100x3x1|2x65x8x8|1x17x1x1) F16", "zero_border .* F16",
     r"squeeze_excite squeeze_excite (1x5x2x3 to 3|2x83x5x1 to 17|35x480x7x5 to 120|37x960x3x3 to 240) F16", "squeeze_excite squeeze_excite 2x1152x7x7 to 48 early F16",
     "squeeze_excite squeeze_excite 150x208x6x6 to 13 no bias early F16", "squeeze_excite squeeze_excite 3x96x20x24 to 4 F32",
-    r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16", r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7) F16",
-    r"resize2d resize2d mode=[01] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
+    r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16",
+    r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7|70x40x5x9) F16",
+    r"resize(2d|_cubic) resize(2d|_cubic) mode=[012] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
     r"copies copies .* (1|2|4)B", "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
     r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
 ))  # fmt: skip

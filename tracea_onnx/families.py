@@ -83,6 +83,10 @@ FAMILIES: dict[str, Family] = {
     ),
     # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
     "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
+    # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image is its edge.
+    "resize_cubic": Family(
+        ("x", "y"), ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w", "a")
+    ),
     "nhwc_to_nchw": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns")),
     # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within [-PT, H+PB) x [-PL, W+PR).
     "zero_border": Family(("y",), ("N", "H", "W", "PT", "PL", "PB", "PR", "y_cs", "y_rs", "y_ns")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
@@ -9,8 +11,8 @@ from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
-#: Pixels from which global pooling splits an image, pixels of a slice, and the most slices.
-_SPLIT_FROM, _SLICE, _SLICES = 1024, 256, 32
+#: Pixels that a thread of global pooling reads before an image is split, pixels of a slice, and the most slices.
+_SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
 
 
 def _head(request: Request) -> str:
@@ -21,9 +23,9 @@ def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
     return Int32(parameters(request)[f"{side}_cs"]), Int64(parameters(request)[f"{side}_rs"]), Int64(parameters(request)[f"{side}_ns"])
 
 
-def _pixels(request: Request) -> DimLike:
-    """Blocks for a thread per output pixel and 16 bytes of channels."""
-    i, wide = parameters(request), 16 // request.dtype.size
+def _pixels(request: Request, bytes: int = 16) -> DimLike:
+    """Blocks for a thread per output pixel and that many bytes of channels."""
+    i, wide = parameters(request), bytes // request.dtype.size
     return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide)]), 256, request.sms * 16)
 
 
@@ -113,14 +115,16 @@ def global_pool(request: Request) -> list[Kernel]:
     i, largest = parameters(request), "false" if static(parameters(request)["mode"], "pooling mode") else "true"
     n, c, pixels = i["N"], static(i["C"], "channel count"), D.mul(i["H"], i["W"])
     size = known(pixels)
-    slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM else 1
-    wide = 16 // request.dtype.size if c > 32 and all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
-    across = -(-c // (32 * wide))
+    wide = 16 // request.dtype.size if all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
+    # As many threads across the channels as leave a block for each multiprocessor, but whole lines of memory where they can.
+    lanes = next((k for k in (32, 16, 8) if (known(n) or 1) * -(-c // (k * wide)) >= request.sms), 4 if wide > 1 else 8)
+    slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM * (256 // lanes) else 1
+    across = -(-c // (lanes * wide))
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__(256) global_pool(const T* x, T* y, float* partial, int N, int C, int H, int W, int cs, i64 rs, i64 ns, i64 y_ns,
     int across) {{
   after_previous();
-  pool_whole<{largest}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
+  pool_whole<{largest}, {'true' if wide > 1 else 'false'}, {lanes}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
 }}
 extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {{
   after_previous();
@@ -145,19 +149,28 @@ def resize2d(request: Request) -> list[Kernel]:
     mode, coord, rounding = (static(i[k], f"resize {k}") for k in ("mode", "coord", "rounding"))
     if mode not in (0, 1):
         raise Unfit(f"resize mode {mode}")
+    return _resize(request, f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,", {}, 16)
+
+
+def resize_cubic(request: Request) -> list[Kernel]:
+    return _resize(request, f"resize_cubic<{static(parameters(request)['coord'], 'resize coord')}>(x, y, g, a,", {"a": request.floats["a"]}, 8)
+
+
+def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -> list[Kernel]:
+    """call: what computes the image, up to its last two arguments. wide: bytes of channels of a thread."""
+    i, floats = parameters(request), {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more}
     source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, float scale_h, float scale_w,
+extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   after_previous();
   const Resize g{{{", ".join(_RESIZE)}, scale_h, scale_w}};
-  resize<{"true" if mode else "false"}, {coord}, {rounding}>(x, y, g, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+  {call} Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """
-    scales = (Float32(request.floats["scale_h"]), Float32(request.floats["scale_w"]))
     args: tuple[Argument, ...] = (
-        Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *scales, *_pitch(request, "x"), *_pitch(request, "y"),
+        Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *(Float32(v) for v in floats.values()), *_pitch(request, "x"), *_pitch(request, "y"),
     )  # fmt: skip
-    return [Kernel(source, "resize2d", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+    return [Kernel(source, "resize2d", (_pixels(request, wide), 1, 1), 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d}
+FAMILIES = {"pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}

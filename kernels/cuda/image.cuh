@@ -1,5 +1,4 @@
-// Pooling and resizing of channels-last images: a thread per pixel and V channels. Where C is not a multiple of V, pad channels up to the next
-// one are read and written too.
+// Pooling and resizing of channels-last images: a thread per pixel and V channels. Pad channels up to the next multiple of V, or of 8, are read and written too.
 struct Pitch { int cs; i64 rs, ns; };
 DEV bool wide_pitch(const void* p, Pitch q, int v) { return aligned(p, v * int(sizeof(T))) && ((q.cs | q.rs | q.ns) & (v - 1)) == 0; }
 
@@ -12,6 +11,9 @@ DEV Taps clip_taps(int start, int taps, int dilation, int low, int high) {
   return {first, max(min(end, taps) - first, 0)};
 }
 
+// Vectors of a pixel that are written. Pitches are multiples of 8 channels, all of which are: memory takes whole sectors of 32 bytes faster than parts.
+template <int V> DEV u32 vectors_of(int channels, int pitch) { return V > 1 && pitch % 8 == 0 ? (channels + 7) / 8 * (8 / V) : (channels + V - 1) / V; }
+
 // Where unit u of V neighbouring channels lies, of `total` in images of OH x OW pixels; 31 bits divide faster.
 struct Place { int n, oh, ow, c; };
 template <int V> DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int OW) {
@@ -23,7 +25,7 @@ template <int V> DEV Place place_of(u64 u, u64 total, u32 vectors, int OH, int O
 
 // mode 0 max, 1 average of what lies in the image, 2 average over the window clipped to the padded image.
 template <int MODE, int V> DEV void pool_pixels(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
-  const u32 vectors = (g.C + V - 1) / V;
+  const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
@@ -89,7 +91,7 @@ template <> struct Pooled<0, 8, 2> {
 // Windows of a size known when the kernel is compiled: all taps, or those of a row where they are many, are on their way at once.
 template <int MODE, int V, int KH, int KW> DEV void pool_windows(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int ROWS = KH * KW <= 16 ? KH : 1;
-  const u32 vectors = (g.C + V - 1) / V;
+  const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
@@ -127,14 +129,14 @@ template <int MODE, int KH, int KW> DEV void pool(const T* x, T* y, const Pool& 
   else pool_pixels<MODE, V>(x, y, g, from, to);
 }
 
-// 32 lanes across vectors of V channels, 8 warps down the pixels; partial sums meet in shared memory. blockIdx.x: image x channel block (`across` of
-// them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c].
-template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
-  constexpr int AHEAD = 8;  // pixels on their way at once
-  __shared__ float shared[8][32 * V];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = blockIdx.x / across, slices = gridDim.y, pixels = H * W;
+// LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a warp, then in shared memory. blockIdx.x: image x channel block
+// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c].
+template <bool MAX, int V, int LANES> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+  constexpr int AHEAD = 8, DOWN = 256 / LANES;  // pixels on their way at once
+  __shared__ float shared[8][LANES * V];
+  const int lane = threadIdx.x % LANES, n = blockIdx.x / across, slices = gridDim.y, pixels = H * W;
   const int begin = int(i64(pixels) * blockIdx.y / slices), end = int(i64(pixels) * (blockIdx.y + 1) / slices);
-  for (int first = blockIdx.x % across * 32 * V; first < C; first += across * 32 * V) {
+  for (int first = blockIdx.x % across * LANES * V; first < C; first += across * LANES * V) {
     const int c = first + lane * V;
     float a[V];
 #pragma unroll
@@ -142,25 +144,33 @@ template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial,
     if (c < C) {
       const T* p = x + n * from.ns + c;
       const bool dense = from.rs == i64(W) * from.cs;
-      for (int k = begin + warp; k < end; k += 8 * AHEAD) {
+      for (int k = begin + int(threadIdx.x) / LANES; k < end; k += DOWN * AHEAD) {
         Vec<T, V> v[AHEAD];
 #pragma unroll
         for (int q = 0; q < AHEAD; q++) {
-          const int at = k + q * 8;
+          const int at = k + q * DOWN;
           if (at < end) v[q] = load<V>(p + (dense ? i64(at) * from.cs : i64(at / W) * from.rs + i64(at % W) * from.cs));
         }
 #pragma unroll
         for (int q = 0; q < AHEAD; q++)
-          if (k + q * 8 < end)
+          if (k + q * DOWN < end)
 #pragma unroll
             for (int j = 0; j < V; j++) a[j] = MAX ? keep_max(a[j], to_float(v[q].v[j])) : a[j] + to_float(v[q].v[j]);
       }
     }
-    __syncthreads();
 #pragma unroll
-    for (int j = 0; j < V; j++) shared[warp][lane * V + j] = a[j];
+    for (int apart = 16; apart >= LANES; apart /= 2)
+#pragma unroll
+      for (int j = 0; j < V; j++) {
+        const float other = __shfl_xor_sync(0xffffffffu, a[j], apart);
+        a[j] = MAX ? keep_max(a[j], other) : a[j] + other;
+      }
     __syncthreads();
-    for (int k = threadIdx.x; k < 32 * V && first + k < C; k += 256) {
+    if (threadIdx.x % 32 < LANES)
+#pragma unroll
+      for (int j = 0; j < V; j++) shared[threadIdx.x / 32][lane * V + j] = a[j];
+    __syncthreads();
+    for (int k = threadIdx.x; k < LANES * V && first + k < C; k += 256) {
       float s = shared[0][k];
 #pragma unroll
       for (int w = 1; w < 8; w++) s = MAX ? keep_max(s, shared[w][k]) : s + shared[w][k];
@@ -169,10 +179,10 @@ template <bool MAX, int V> DEV void pool_slice(const T* x, T* y, float* partial,
     }
   }
 }
-template <bool MAX> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+template <bool MAX, bool WIDE, int LANES> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
   constexpr int V = 16 / sizeof(T);
-  if (C > 32 && wide_pitch(x, from, V)) pool_slice<MAX, V>(x, y, partial, N, C, H, W, from, y_ns, across);
-  else pool_slice<MAX, 1>(x, y, partial, N, C, H, W, from, y_ns, across);
+  if (WIDE && wide_pitch(x, from, V)) pool_slice<MAX, V, LANES>(x, y, partial, N, C, H, W, from, y_ns, across);
+  else pool_slice<MAX, 1, LANES>(x, y, partial, N, C, H, W, from, y_ns, across);
 }
 template <bool MAX> DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -185,13 +195,16 @@ template <bool MAX> DEV void pool_join(const float* partial, T* y, int slices, i
 struct Resize { int N, C, IH, IW, OH, OW; float scale_h, scale_w; };
 struct Tap { int low, high; float weight; };
 
-// coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel; rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil.
+// Where an output position lies in the input. coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel.
+template <int COORD> DEV float origin(int at, int in, int out, float scale) {
+  if (COORD == 1) return float(at) / scale;
+  if (COORD == 2) return out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
+  if (COORD == 3 && out <= 1) return 0.f;
+  return (float(at) + 0.5f) / scale - 0.5f;
+}
+// rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil.
 template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int out, float scale) {
-  float s;
-  if (COORD == 1) s = float(at) / scale;
-  else if (COORD == 2) s = out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
-  else if (COORD == 3 && out <= 1) s = 0.f;
-  else s = (float(at) + 0.5f) / scale - 0.5f;
+  float s = origin<COORD>(at, in, out, scale);
   if (!LINEAR) {
     int k = int(ROUNDING == 1 ? floorf(s) : ROUNDING == 2 ? ceilf(s) : ROUNDING == 3 ? floorf(s + 0.5f) : ceilf(s - 0.5f));
     k = min(max(k, 0), in - 1);
@@ -203,7 +216,7 @@ template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int 
 }
 
 template <bool LINEAR, int COORD, int ROUNDING, int V> DEV void resize_pixels(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
-  const u32 vectors = (g.C + V - 1) / V;
+  const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
@@ -222,6 +235,51 @@ template <bool LINEAR, int COORD, int ROUNDING, int V> DEV void resize_pixels(co
     }
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
+}
+// Four neighbours along an axis, those beyond the image replaced by its edge, and their weights in Keys' cubic of coefficient `a`.
+struct Four { int at[4]; float weight[4]; };
+template <int COORD> DEV Four four(int at, int in, int out, float scale, float a) {
+  const float s = origin<COORD>(at, in, out, scale), low = floorf(s), t = s - low, u = 1.f - t;
+  Four f;
+#pragma unroll
+  for (int k = 0; k < 4; k++) f.at[k] = min(max(int(low) - 1 + k, 0), in - 1);
+  f.weight[0] = ((a * (t + 1.f) - 5.f * a) * (t + 1.f) + 8.f * a) * (t + 1.f) - 4.f * a;
+  f.weight[1] = ((a + 2.f) * t - (a + 3.f)) * t * t + 1.f;
+  f.weight[2] = ((a + 2.f) * u - (a + 3.f)) * u * u + 1.f;
+  f.weight[3] = ((a * (u + 1.f) - 5.f * a) * (u + 1.f) + 8.f * a) * (u + 1.f) - 4.f * a;
+  return f;
+}
+template <int COORD, int V> DEV void resize_cubic_pixels(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
+  const u32 vectors = vectors_of<V>(g.C, to.cs);
+  const u64 total = u64(g.N) * g.OH * g.OW * vectors;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a), across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
+    Vec<T, V> v[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i][j] = load<V>(x + n * from.ns + down.at[i] * from.rs + i64(across.at[j]) * from.cs + c);
+    float sum[V] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int k = 0; k < V; k++) {
+        float row = 0.f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) row += to_float(v[i][j].v[k]) * across.weight[j];
+        sum[k] += row * down.weight[i];
+      }
+    Vec<T, V> out;
+#pragma unroll
+    for (int k = 0; k < V; k++) from_float(out.v[k], sum[k]);
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
+  }
+}
+template <int COORD> DEV void resize_cubic(const T* x, T* y, const Resize& g, float a, Pitch from, Pitch to) {
+  constexpr int V = 8 / sizeof(T);
+  if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) resize_cubic_pixels<COORD, V>(x, y, g, a, from, to);
+  else resize_cubic_pixels<COORD, 1>(x, y, g, a, from, to);
 }
 template <bool LINEAR, int COORD, int ROUNDING> DEV void resize(const T* x, T* y, const Resize& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);

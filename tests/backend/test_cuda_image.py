@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,9 @@ def cases() -> Iterator[tuple[str, Request]]:
         for mode, coord, rounding in ((0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 3), (1, 0, 0), (1, 2, 0)):
             ints = {"mode": mode, "coord": coord, "rounding": rounding, "N": 2, "C": 20, "IH": 5, "IW": 5, "OH": 10, "OW": 10, **_PITCHES}
             yield f"resize2d {mode}{coord}{rounding}", request("resize2d", d, ints, {"scale_h": 2.0, "scale_w": 2.0}, operands="xy", arch=arch)
+        for coord in range(4):
+            ints = {"coord": coord, "N": 2, "C": 20, "IH": 5, "IW": 5, "OH": 10, "OW": 10, **_PITCHES}
+            yield f"resize_cubic {coord}", request("resize_cubic", d, ints, {"scale_h": 2.0, "scale_w": 2.0, "a": -0.75}, operands="xy", arch=arch)
 
 
 def _excite(dtype: DType, c: int, r: int, side: DimLike, arch: int = 90, **more: DimLike) -> Request:
@@ -109,19 +113,21 @@ def test_compiles(r: Request) -> None:
 def test_large_images_are_pooled_in_slices() -> None:
     assert len(cuda.emit(_global(DType.F16, 1280, 7, 90))) == 1
     assert len(cuda.emit(_global(DType.F16, 1280, symbol("side"), 90))) == 1
-    first, second = cuda.emit(_global(DType.F16, 96, 56, 90))
+    assert len(cuda.emit(_global(DType.F16, 96, 56, 90))) == 1
+    first, second = cuda.emit(_global(DType.F16, 96, 72, 90))
     slices = first.grid[1]
-    assert slices == -(-3136 // 256) and evaluate(first.scratch[0], {"N": 3}) == slices * 3 * 96 * 4
+    assert slices == -(-5184 // 256) and evaluate(first.scratch[0], {"N": 3}) == slices * 3 * 96 * 4
     assert Pointer("scratch0") in first.args and Pointer("scratch0") in second.args
 
 
 def test_blocks_of_global_pooling_cover_the_channels() -> None:
-    (k,) = cuda.emit(_global(DType.F16, 1280, 7, 90))
-    assert evaluate(k.grid[0], {"N": 2}) == 2 * 5
-    (k,) = cuda.emit(_global(DType.F16, 17, 7, 90))
-    assert evaluate(k.grid[0], {"N": 2}) == 2
+    for c, blocks in ((1280, 40), (17, 1)):  # 4 threads across, of 8 channels each
+        (k,) = cuda.emit(_global(DType.F16, c, 7, 90))
+        assert evaluate(k.grid[0], {"N": 2}) == 2 * blocks
+    (k,) = cuda.emit(replace(_global(DType.F16, 1280, 7, 90), ints={**_global(DType.F16, 1280, 7, 90).ints, "N": 64}))
+    assert k.grid[0] == 64 * 5
 
 
-def test_cubic_resizing_has_no_kernel() -> None:
+def test_other_modes_of_resizing_have_no_kernel() -> None:
     with pytest.raises(Unfit, match="mode 2"):
         cuda.emit(request("resize2d", DType.F16, {"mode": 2, "N": 1, "C": 8, "OH": 1, "OW": 1}, {"scale_h": 1.0, "scale_w": 1.0}))

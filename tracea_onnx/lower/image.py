@@ -71,12 +71,12 @@ _ROUNDING = {"round_prefer_floor": 0, "floor": 1, "ceil": 2, "round_prefer_ceil"
 
 
 def resize(ctx: Lowering, op: Op) -> None:
-    """Nearest and linear Resize (and Upsample) of the two spatial dims."""
+    """Nearest, linear and cubic Resize (and Upsample) of one or two spatial dims."""
     x = ctx.value(op.input(0))
-    if x.rank != 4:
+    if x.rank not in (3, 4):
         raise Unsupported(f"Resize of a rank-{x.rank} tensor")
     mode = op.attr("mode", "nearest")
-    if mode not in ("nearest", "linear"):
+    if mode not in ("nearest", "linear", "cubic") or (mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))):
         raise Unsupported(f"Resize in mode '{mode}'")
     old = op.kind == "Upsample" or op.opset < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
@@ -87,35 +87,39 @@ def resize(ctx: Lowering, op: Op) -> None:
     scales_at, sizes_at = (1, 99) if old else (2, 3)
     if op.input(sizes_at):
         sizes = ctx.int_list(op.input(sizes_at), "the sizes")
-        if not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
+        if len(sizes) != x.rank or not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
             raise Unsupported("Resize of the batch or channel dim")
-        oh, ow = sizes[2], sizes[3]
+        oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
         if not (isinstance(h, int) and isinstance(w, int) and isinstance(oh, int) and isinstance(ow, int)):
             raise Unsupported("Resize to sizes of symbolic dims")
         scale_h, scale_w = oh / h, ow / w
     else:
         scales = [float(s) for s in op.attr("scales")] if op.attr("scales") is not None else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
-        if len(scales) != 4 or scales[0] != 1 or scales[1] != 1:
+        if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
             raise Unsupported("Resize of the batch or channel dim")
-        scale_h, scale_w = scales[2], scales[3]
+        scale_h, scale_w = (scales[2], scales[3]) if x.rank == 4 else (1.0, scales[2])
         oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
-    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
+    cubic = mode == "cubic"
+    how = _Sampling(
+        "resize_cubic" if cubic else "resize2d",
+        {"coord": _COORD[coord]} | ({} if cubic else {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}),
+        {"scale_h": scale_h, "scale_w": scale_w} | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
+    )
+    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow) if x.rank == 4 else (n, c, ow))
     if not isinstance(c, int):  # images of one channel each
         planes, made = (ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size)) for k, size in (("planes", (h, w)), ("resized", (oh, ow))))
         planes.view = View(ctx.plain(x), contiguous(planes.shape))
-        _resize(ctx, planes, made, _Sampling(int(mode == "linear"), _COORD[coord], _ROUNDING[rounding], scale_h, scale_w))
+        _resize(ctx, planes, made, how)
         out.view = View(ctx.plain(made), contiguous(out.shape))
         return
-    _resize(ctx, x, out, _Sampling(int(mode == "linear"), _COORD[coord], _ROUNDING[rounding], scale_h, scale_w))
+    _resize(ctx, x, out, how)
 
 
 @dataclass(frozen=True)
 class _Sampling:
-    mode: int
-    coord: int
-    rounding: int
-    scale_h: float
-    scale_w: float
+    family: str
+    ints: dict[str, int]
+    floats: dict[str, float]
 
 
 def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
@@ -123,10 +127,10 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     _, _, oh, ow = out.image()
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
-        "mode": how.mode, "coord": how.coord, "rounding": how.rounding, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
-    ctx.plan.launch("resize2d", {"x": src.ref}, {"y": dst.ref}, ints, {"scale_h": how.scale_h, "scale_w": how.scale_w}, whole=False, dtype=x.dtype)
+    ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
 
 
 def _scaled(n: DimLike, scale: float) -> DimLike:

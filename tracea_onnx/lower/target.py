@@ -16,6 +16,7 @@ class Target:
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
     planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 8 x 8, strides of at most 4).
     folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.
+    any_depthwise: whether depthwise kernels take several output channels of an input channel, and transposed convolutions. cubic: whether Resize may be cubic.
     copies: whether several copies can share a launch. pads: whether a kernel pads. bundles: whether filters in 16-bit types are also packed for several groups at once."""
 
     name: str
@@ -26,6 +27,8 @@ class Target:
     few_launches: bool
     planar: int = 0
     folds_norms: bool = False
+    any_depthwise: bool = False
+    cubic: bool = False
     copies: bool = False
     pads: bool = False
     bundles: bool = False
@@ -43,4 +46,7 @@ class Target:
 
 
 CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
-CUDA = Target("cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, copies=True, pads=True)
+CUDA = Target(
+    "cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, any_depthwise=True,
+    cubic=True, copies=True, pads=True,
+)  # fmt: skip
