@@ -45,7 +45,7 @@ def conv_request(v: Conv, dtype: DType) -> Request:
         ints[f"o{j}_kind"] = kind
         operands.append(f"o{j}")
     p0, p1 = K.PARAMETERS.get(v.act, (0.0, 0.0))
-    family = "deconv2d" if v.transposed else "conv2d_dw" if v.depthwise else "conv_pool" if v.pool else "conv2d"
+    family = ("deconv2d" if v.transposed else "conv2d") + "_dw" * v.depthwise if v.pool is None else "conv_pool"
     program = K.GATED if v.kinds is not None else None
     return R.request(family, dtype, ints, {"p0": p0, "p1": p1}, program, operands, unaligned=("y",) if v.slack % 8 else (), constant=("w", "bias"))
 
@@ -54,7 +54,7 @@ def pack_request(v: Conv, dtype: DType, *, scaled: bool = True) -> Request:
     ints = {"OC": v.oc, "KH": v.kernel[0], "KW": v.kernel[1]}
     if not v.depthwise:
         ints |= {"IC": v.c, "G": v.groups}
-    family = "pack_deconv2d" if v.transposed else "pack_conv2d_dw" if v.depthwise else "pack_conv2d"
+    family = "pack_conv2d_dw" if v.depthwise else "pack_deconv2d" if v.transposed else "pack_conv2d"
     return R.request(family, dtype, ints, operands=["w", "packed", *(["scale"] if scaled else [])])
 
 
@@ -233,6 +233,8 @@ def check_cases() -> list[Case]:
         Conv(16, 96, 28, 27, 96, (5, 5), one, one, (2, 2, 2, 2), 96, act="silu"), Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2),
         Conv(9, 72, 61, 50, 72, groups=72, dilation=(2, 2), kinds=(1, 3, 0)), Conv(8, 48, 40, 41, 48, (7, 7), one, one, (3, 3, 3, 3), 48, act="hard_swish"),
         Conv(33, 200, 14, 13, 200, (5, 3), (2, 1), one, (1, 2, 3, 0), 200, res_mode=1), Conv(32, 64, 80, 81, 64, groups=64, act="none"),
+        Conv(2, 20, 15, 13, 40, groups=20), Conv(16, 48, 56, 57, 144, groups=48, stride=(2, 2), act="silu"), Conv(1, 9, 6, 7, 18, groups=9, slack=3, res_mode=1),
+        Conv(1, 24, 20, 21, 24, (31, 31), pads=(15, 15, 15, 15), groups=24),
         # transposed
         Conv(2, 64, 8, 8, 32, (2, 2), (2, 2), one, none, transposed=True), Conv(2, 16, 7, 9, 24, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True),
         Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)),
@@ -240,6 +242,9 @@ def check_cases() -> list[Case]:
         Conv(1, 12, 5, 5, 12, (3, 3), (1, 1), (2, 2), groups=12, transposed=True), Conv(1, 8, 5, 5, 8, (1, 1), (2, 2), one, none, transposed=True, res_mode=1),
         Conv(1, 8, 5, 6, 16, (3, 3), (2, 2), (2, 2), none, transposed=True, act="none"),
         Conv(2, 128, 14, 14, 64, (2, 2), (2, 2), one, none, transposed=True, kinds=(1, 3, 0)),
+        Conv(3, 67, 13, 9, 131, (3, 3), (2, 2), one, (1, 1, 1, 1), transposed=True, extra=(1, 1), res_mode=2),
+        Conv(1, 96, 1, 67, 40, (1, 16), (1, 8), one, (0, 4, 0, 4), transposed=True, slack=3), Conv(2, 40, 7, 6, 56, (5, 4), (3, 2), one, (2, 1, 0, 1), transposed=True),
+        Conv(2, 24, 9, 7, 24, (4, 4), (2, 2), one, (1, 1, 1, 1), 24, True), Conv(1, 7, 6, 5, 14, (3, 3), (2, 2), one, none, 7, True, (1, 0), act="silu"),
     ]  # fmt: skip
     first = [  # of few channels
         Conv(2, 3, 224, 224, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), Conv(3, 3, 37, 61, 24, (3, 3), (2, 2), planes=True, act="silu"),

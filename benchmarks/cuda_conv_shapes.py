@@ -52,7 +52,7 @@ class Conv:
 
     @property
     def depthwise(self) -> bool:
-        return self.groups == self.c == self.oc and self.groups > 1 and not self.transposed
+        return self.groups == self.c > 1 and not (self.transposed and self.dilation != (1, 1))
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
@@ -60,7 +60,7 @@ class Conv:
         return first, second, *self.kernel
 
     def name(self, dtype: DType) -> str:
-        kind = "deconv" if self.transposed else "dw" if self.depthwise else "conv"
+        kind = ("dw" if self.depthwise else "") + "deconv" if self.transposed else "dw" if self.depthwise else "conv"
         size = f"{self.n}x{self.c}x{self.h}x{self.w}->{self.oc}"
         parts = [f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"]
         parts += [f"res{self.res_mode}"] * bool(self.res_mode) + [f"program{self.kinds}"] * bool(self.kinds) + [f"slack{self.slack}"] * bool(self.slack)

@@ -53,8 +53,10 @@ FAMILIES: dict[str, Family] = {
     "conv_pool": Family(("x", "w", "bias", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c", "PKH", "PKW", "PPT", "PPL", "PH", "PW"), ("p0", "p1"), True),
     # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and column past the border.
     "conv2d_wino": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
-    # Depthwise with channel multiplier 1: G = IC = OC.
+    # Depthwise: G = IC = OC, with `Target.any_depthwise` also OC a multiple of G = IC.
     "conv2d_dw": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    # deconv2d where each group has one input channel and windows have no dilation; CUDA only. Weights are packed by pack_conv2d_dw.
+    "deconv2d_dw": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
     # Transposed convolution; PT/PL are the *forward* pads of ONNX ConvTranspose (top, left crop). x needs no border.
     "deconv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
     # Weight packing (ONNX layouts in: OIHW; ConvTranspose IOHW). scale? [OC] multiplies each output channel (folded BatchNormalization).
@@ -81,12 +83,12 @@ FAMILIES: dict[str, Family] = {
     "resize2d": Family(
         ("x", "y"), ("mode", "coord", "rounding", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w")
     ),
-    # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
-    "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
     # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image is its edge.
     "resize_cubic": Family(
         ("x", "y"), ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w", "a")
     ),
+    # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
+    "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
     "nhwc_to_nchw": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns")),
     # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within [-PT, H+PB) x [-PL, W+PR).
     "zero_border": Family(("y",), ("N", "H", "W", "PT", "PL", "PB", "PR", "y_cs", "y_rs", "y_ns")),

@@ -1,5 +1,5 @@
 """Depthwise convolutions: an output or a few a thread where there is little to do (`depthwise.cuh`), else strips of the image that threads march down
-(`depthwise_strips.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
+(`depthwise_strips.cuh`); transposed ones: an output a thread (`depthwise_turned.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _BLOCK = 128
 #: Threads a multiprocessor should have before a thread of `depthwise.cuh` computes more than one output, and multiply-adds before strips pay
 #: (half of them where a thread of `depthwise.cuh` would read twice as many bytes, for each row of a larger window after the last).
 _FILL, _STRIPS_FROM = 192, 65536
+#: Bytes of weights that a thread has in registers before the kernel before this one ends; threads have no more channels than these allow, for more taps fewer.
+_EARLY = 400
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
 _BATCHES = (4, 8, 16, 32)
 
@@ -31,7 +33,7 @@ def convolution(r: Request) -> list[Kernel]:
     tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
     if tile is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
-        many = D.sub(1, D.less(_threads(r, columns, lines), r.sms * _FILL))
+        many = D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
         least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
@@ -53,9 +55,15 @@ def _waste(extent: DimLike, step: int) -> float:
     return 1.0 if not isinstance(extent, int) or extent == 0 else -(-extent // step) * step / extent
 
 
-def _threads(r: Request, columns: int, lines: int) -> DimLike:
+def _threads(r: Request, columns: int, lines: int, width: int) -> DimLike:
     i = r.ints
-    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-_product.static(r, "OC") // 8)])
+    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-_product.static(r, "OC") // width)])
+
+
+def _multiple(r: Request) -> int:
+    """Output channels of an input channel."""
+    count: int = _product.static(r, "OC") // _product.static(r, "G")
+    return count
 
 
 def _window(r: Request) -> tuple[int, ...]:
@@ -94,7 +102,7 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     oh, ow, ih, iw = (d if isinstance(d, int) and d else 56 for d in (i["OH"], i["OW"], i["IH"], i["IW"]))
     top = i["PT"] if isinstance(i["PT"], int) else 0
     channels, size, depth = _product.static(r, "OC"), r.dtype.size, (kh - 1) * dh + 1
-    slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw + oh * ow)
+    slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw // _multiple(r) + oh * ow)
     moved = bytes / _BYTES * (_NEAR if bytes < _FAR else 1.0)
     ahead = slots if slots <= 3 and sh == 1 and bytes >= _FAR else 1
     rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))  # rows of windows that lie in the image
@@ -170,14 +178,30 @@ def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
     return _kernel(lean, ("strip", "depthwise_strips"), "depthwise_strips", 2, D.mul(D.ceildiv(threads, _BLOCK), use), defines, extra, fixed)
 
 
-def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
-    """A thread has 8 channels of `columns` x `lines` outputs; all loads of a row are under way together."""
+def _width(r: Request) -> int:
+    """Channels of a thread of `depthwise.cuh`."""
     kh, kw = _window(r)[:2]
-    early = columns * lines == 1 and "w" in r.constant and kh * kw <= 25 and r.dtype.size == 2
+    if _multiple(r) > 1:  # neighbouring output channels read no vectors
+        return 2
+    return next((w for w in (8, 4) if kh * kw * w * r.dtype.size <= _EARLY), 2)
+
+
+def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
+    """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way together."""
+    kh, kw, width = *_window(r)[:2], _width(r)
+    early = columns * lines == 1 and "w" in r.constant and kh * kw * width * r.dtype.size <= _EARLY
     defines = [f"constexpr int COLUMNS = {columns}, LINES = {lines};", f"constexpr bool EARLY = {int(early)};"]
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
-    grid = D.mul(D.ceildiv(_threads(r, columns, lines), _BLOCK), use)
-    return _kernel(r, ("depthwise",), "depthwise", 8, grid, defines, extra, ())
+    grid = D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use)
+    return _kernel(r, ("depthwise_channels", "depthwise"), "depthwise", width, grid, defines, extra, ())
+
+
+def transposed(r: Request) -> list[Kernel]:
+    """Without dilation."""
+    width = next((w for w in (8, 4) if not isinstance(many := _threads(r, 1, 1, w), int) or many >= r.sms * _FILL), 2)
+    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
+    grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
+    return [_kernel(r, ("depthwise_channels", "depthwise_turned"), "depthwise_turned", width, grid, (), extra, ())]
 
 
 def _kernel(
@@ -194,7 +218,7 @@ def _kernel(
     params += [*(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed), *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {_BLOCK};",
+        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {_BLOCK}, MULTIPLE = {_multiple(r)};",
         *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, *(_backend.template(t) for t in templates),

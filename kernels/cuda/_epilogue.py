@@ -44,6 +44,10 @@ template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[W
     unpack2((T*)0, w.y, v[2], v[3]);
     unpack2((T*)0, w.z, v[4], v[5]);
     unpack2((T*)0, w.w, v[6], v[7]);
+#elif WIDTH == 4
+    const uint2 w = *(const uint2*)p;
+    unpack2((T*)0, w.x, v[0], v[1]);
+    unpack2((T*)0, w.y, v[2], v[3]);
 #else
     unpack2((T*)0, *(const u32*)p, v[0], v[1]);
 #endif
@@ -71,7 +75,7 @@ def epilogue(
 ) -> Epilogue:  # fmt: skip
     """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
     columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
-    width: columns at a time, 8 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`. Where x or the residual
+    width: columns at a time, 8, 4 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`. Where x or the residual
     are to be normalised, `const Norms& norms` of the row follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the constants
     near. tabled: with Column, for width 2."""
     fields: list[tuple[str, str, Argument]] = []

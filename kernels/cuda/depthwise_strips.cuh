@@ -2,8 +2,8 @@
 // read neighbouring channels. Weights stay in registers; every input is read and widened once and joins the sums of all the output rows that it belongs to,
 // of which SLOTS are open at a time. Loads are AHEAD steps (of SH input rows) before the sums.
 //
-// Follows strip.cuh. The generator also defines: T, C, AHEAD, THREADS, BLOCKS, EARLY, X_VECTOR, Y_VECTOR, RAGGED, BIAS(k) and the epilogue (struct Epilogue,
-// finish, on 2 channels). EARLY: weights are read while the kernel before this one still runs. RAGGED: the last strip is narrower.
+// Follows strip.cuh. The generator also defines: T, C, MULTIPLE, AHEAD, THREADS, BLOCKS, EARLY, X_VECTOR, Y_VECTOR, RAGGED, BIAS(k) and the epilogue (struct
+// Epilogue, finish, on 2 channels). MULTIPLE: output channels of an input channel. EARLY: weights are read while the kernel before this one still runs. RAGGED: the last strip is narrower.
 
 constexpr int SLOTS = (DEPTH - 1) / SH + 1, CHUNKS = (C + 1) / 2;
 constexpr bool ROTATE = AHEAD == SLOTS;
@@ -19,11 +19,11 @@ typedef u32 Pair;
 DEV void widen(Pair p, float (&v)[2]) { unpack2((T*)0, p, v[0], v[1]); }
 DEV Pair narrow(const float (&v)[2]) { return pack2((T*)0, v[0], v[1]); }
 #endif
-DEV Pair fetch(const T* p, int count) {
-  if (X_VECTOR) return *(const Pair*)p;  // pad channels of x are readable, and feed only themselves
+DEV Pair fetch(const T* p, int count, int next) {
+  if (MULTIPLE == 1 && X_VECTOR) return *(const Pair*)p;  // pad channels of x are readable, and feed only themselves
   Pair r = {};
   ((T*)&r)[0] = p[0];
-  if (count > 1) ((T*)&r)[1] = p[1];
+  if (count > 1) ((T*)&r)[1] = p[next];
   return r;
 }
 
@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
 #endif
   if (n >= N) return;
   const int rows = min(lines, OH - oh0), top = oh0 * SH - PT, left = ow0 * SW - PL;
-  const T* corner = x + n * (i64)x_ns + c + (i64)top * x_rs + (i64)left * x_cs;
+  const int next = (c + 1) / MULTIPLE - c / MULTIPLE;  // input channel of the second output channel
+  const T* corner = x + n * (i64)x_ns + c / MULTIPLE + (i64)top * x_rs + (i64)left * x_cs;
   T* to = y + n * (i64)y_ns + c + (i64)oh0 * y_rs + (i64)ow0 * y_cs;
   i64 full = n * (i64)r_ns + (i64)oh0 * r_rs + (i64)ow0 * r_cs;
   u32 columns = 0;  // bit s: column s of the strip lies in the image
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
     const T* row = corner + (i64)(step * SH + p) * x_rs;
 #pragma unroll
     for (int s = 0; s < SPAN; s++)
-      if (column_used(s) && columns >> s & 1) to[p][s] = fetch(row + (i64)s * x_cs, count);  // what lies outside stays zero
+      if (column_used(s) && columns >> s & 1) to[p][s] = fetch(row + (i64)s * x_cs, count, next);  // what lies outside stays zero
   };
 #pragma unroll
   for (int u = 0; u < AHEAD; u++)

@@ -122,4 +122,6 @@ def conv_pool(r: Request) -> list[Kernel]:
     return list(_stem.convolution(r))
 
 
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"conv2d": conv2d, "conv_pool": conv_pool, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution}
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {
+    "conv2d": conv2d, "conv_pool": conv_pool, "deconv2d": deconv2d, "conv2d_dw": _depthwise.convolution, "deconv2d_dw": _depthwise.transposed,
+}  # fmt: skip

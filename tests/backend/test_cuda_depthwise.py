@@ -32,9 +32,6 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 struct float4 { float x, y, z, w; };
 static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
 static struct { i64 x; } blockIdx, threadIdx;
-template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[8]) {
-  for (int k = 0; k < 8; k++) v[k] = VECTOR || k < count ? p[k] : 0.f;
-}
 DEV void from_float(float& to, float v) { to = v; }
 struct Epilogue { int none; };
 template <int WIDTH> DEV void finish(const Epilogue&, float (&)[WIDTH], int, i64, int, int) {}
@@ -69,19 +66,19 @@ def _compiled(tmp_path: Path, constants: dict[str, int], flags: dict[str, int], 
     return ctypes.CDLL(str(library)).run
 
 
-def _check(run: Any, n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: int) -> None:
+def _check(run: Any, n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: int, multiple: int = 1) -> None:
     rng, pad = np.random.default_rng(0), kernel // 2 * dilation
     oh, ow = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (h, w))
-    pitch = -(-c // 8) * 8
+    pitch, channels = -(-c // 8) * 8, c // multiple
     x = np.full((n, h, w, pitch), 7, np.float32)  # pad channels hold anything
-    x[..., :c] = rng.standard_normal((n, h, w, c))
+    x[..., :channels] = rng.standard_normal((n, h, w, channels))
     weights = np.zeros((kernel * kernel, pitch), np.float32)
     weights[:, :c] = rng.standard_normal((kernel * kernel, c))
     y = np.full((n, oh, ow, pitch), np.nan, np.float32)
     ints = [ctypes.c_int(v) for v in (n, h, w, oh, ow, pad, pad, pitch, c)]
     longs = [ctypes.c_longlong(v) for v in (pitch, w * pitch, h * w * pitch, pitch, ow * pitch, oh * ow * pitch, 0, 0, 0)]
     run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, weights, y)), *ints, *longs)
-    padded = np.pad(x[..., :c].astype(np.float64), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    padded = np.pad(x[..., :channels].astype(np.float64).repeat(multiple, -1), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     taps = [(i, j, padded[:, i * dilation :: stride, j * dilation :: stride][:, :oh, :ow]) for i in range(kernel) for j in range(kernel)]
     want = sum(part * weights[i * kernel + j, :c] for i, j, part in taps)
     np.testing.assert_allclose(y[..., :c], want, atol=1e-4)
@@ -94,28 +91,53 @@ def _window(kernel: int, stride: int, dilation: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (5, 1, 1), (3, 2, 1), (3, 1, 2)])
 @pytest.mark.parametrize(("columns", "lines"), [(1, 1), (2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("vector", [1, 0])
-def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: int, columns: int, lines: int, vector: int) -> None:
-    sizes = {**_window(kernel, stride, dilation), "COLUMNS": columns, "LINES": lines}
-    for c in (24, 5):
-        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}, 8, "depthwise", "depthwise")
+@pytest.mark.parametrize(("vector", "width", "multiple"), [(1, 8, 1), (0, 8, 1), (1, 4, 1), (1, 2, 1), (0, 2, 1), (1, 8, 2), (1, 2, 3)])
+def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: int, columns: int, lines: int, vector: int, width: int, multiple: int) -> None:
+    sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines}
+    for c in (24, 5 * multiple):
+        flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
+        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "depthwise", "depthwise_channels", "depthwise")
         for n, h, w in _SHAPES:
-            _check(run, n, c, h, w, kernel, stride, dilation)
+            _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
 
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation", "slots"), [(3, 1, 1, 3), (5, 1, 1, 5), (3, 2, 1, 2), (5, 2, 1, 3), (3, 1, 2, 5), (1, 3, 1, 1), (3, 4, 1, 1)]
 )
 @pytest.mark.parametrize(("columns", "lines"), [(7, 7), (4, 3), (3, 20)])
-@pytest.mark.parametrize(("vector", "c"), [(1, 24), (0, 5)])
-def test_strips(tmp_path: Path, kernel: int, stride: int, dilation: int, slots: int, columns: int, lines: int, vector: int, c: int) -> None:
+@pytest.mark.parametrize(("vector", "c", "multiple"), [(1, 24, 1), (0, 5, 1), (1, 24, 2), (1, 15, 3)])
+def test_strips(tmp_path: Path, kernel: int, stride: int, dilation: int, slots: int, columns: int, lines: int, vector: int, c: int, multiple: int) -> None:
     """Each output row and column once, whether rows move through the registers or names go round."""
     for ahead in {1, slots}:
-        sizes = {**_window(kernel, stride, dilation), "COLUMNS": columns, "LINES": lines, "lines": lines, "C": c, "AHEAD": ahead, "BLOCKS": 1}
+        sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "lines": lines, "C": c, "AHEAD": ahead, "BLOCKS": 1}
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "RAGGED": 1}
         run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "depthwise_strips", "strip", "depthwise_strips")
         for n, h, w in _SHAPES:
-            _check(run, n, c, h, w, kernel, stride, dilation)
+            _check(run, n, c, h, w, kernel, stride, dilation, multiple)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad", "extra"), [(2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (3, 1, 1, 0), (2, 3, 0, 0), (5, 3, 2, 2)])
+@pytest.mark.parametrize(("vector", "width", "multiple", "c"), [(1, 8, 1, 24), (0, 2, 1, 5), (1, 4, 2, 6)])
+def test_transposed(tmp_path: Path, kernel: int, stride: int, pad: int, extra: int, vector: int, width: int, multiple: int, c: int) -> None:
+    """Phases that every tap or no tap meets, what lies outside of the image."""
+    sizes = {**_window(kernel, stride, 1), "MULTIPLE": multiple, "COLUMNS": 1, "LINES": 1, "C": c}
+    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "depthwise_turned", "depthwise_channels", "depthwise_turned")
+    rng, pitch, channels = np.random.default_rng(1), -(-c // 8) * 8, c // multiple
+    for n, h, w in _SHAPES:
+        oh, ow = ((d - 1) * stride + kernel - 2 * pad + extra for d in (h, w))
+        x, weights = np.full((n, h, w, pitch), 7, np.float32), np.zeros((kernel * kernel, pitch), np.float32)
+        x[..., :channels], weights[:, :c] = rng.standard_normal((n, h, w, channels)), rng.standard_normal((kernel * kernel, c))
+        y = np.full((n, oh, ow, pitch), np.nan, np.float32)
+        longs = (pitch, w * pitch, h * w * pitch, pitch, ow * pitch, oh * ow * pitch, 0, 0, 0)
+        ints = (n, h, w, oh, ow, pad, pad, pitch, c)
+        run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, weights, y)), *map(ctypes.c_int, ints), *map(ctypes.c_longlong, longs))
+        whole = np.zeros((n, (h - 1) * stride + kernel + extra, (w - 1) * stride + kernel + extra, c))
+        source = x[..., :channels].astype(np.float64).repeat(multiple, -1)
+        for i in range(kernel):
+            for j in range(kernel):
+                whole[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride] += source * weights[i * kernel + j, :c]
+        np.testing.assert_allclose(y[..., :c], whole[:, pad : pad + oh, pad : pad + ow], atol=1e-4)
+        assert np.isnan(y[..., c:]).all()
 
 
 def _request(n: DimLike, c: int, h: int, kernel: int, dtype: DType = DType.F16) -> Request:

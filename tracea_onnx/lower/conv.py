@@ -96,7 +96,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
         raise Unsupported("a convolution with an empty output")
     out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)  # a line under a 2-d weight is an image of height 1, and so is its result
-    depthwise = g == ic == oc and g > 1
+    depthwise = g == ic > 1 and (oc == ic or ctx.target.any_depthwise)
     wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
     border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
     planes: DimLike = 0
@@ -165,13 +165,19 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
     src = ctx.nhwc(x)
     scale, shift = _batch_norm(ctx, roles, op, oc)
-    packed = ctx.packed("pack_deconv2d", {"w": ctx.plain(w), "scale": scale}, {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g}, dtype=x.dtype)
+    depthwise = ctx.target.any_depthwise and g == ic > 1 and dh == dw == 1
+    packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
+    if depthwise:
+        packing = "pack_conv2d_dw"
+    else:
+        params |= {"IC": ic, "G": g}
+    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
     }  # fmt: skip
     shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
-    _launch(ctx, op, x.dtype, "deconv2d", src, packed, _bias(ctx, roles, scale, shift, oc), ints, shape)
+    _launch(ctx, op, x.dtype, "deconv2d_dw" if depthwise else "deconv2d", src, packed, _bias(ctx, roles, scale, shift, oc), ints, shape)
 
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
