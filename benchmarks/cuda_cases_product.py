@@ -395,6 +395,11 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     yield conv(rng, Conv(1, 61, 5, 7, 31, (1, 1), (2, 2), one, none), F16)
     yield conv(rng, Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)), F16)
     yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
+    turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
+    for tile in (split(64, 64, False), split(64, 40, True, 4), split(128, 64, True, 2, 2, 1), split(128, 72, False, 1, 1, 2)):
+        yield _with(conv(rng, turned, F16), tile)
+    yield conv(rng, Conv(1, 40, 5, 8, 24, (3, 3), (2, 2), one, (1, 1, 1, 1), transposed=True, extra=(1, 1), res_mode=1), BF16)
+    yield conv(rng, Conv(2, 32, 1, 21, 19, (1, 16), (1, 8), one, (0, 4, 0, 4), transposed=True, slack=3, act="silu", kinds=(0, 1, 3)), F16)
     for dtype in (F16, F32):
         yield conv(rng, Conv(1, 7, 9, 11, 7, groups=7, act="silu"), dtype)
         yield conv(rng, Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2), dtype)

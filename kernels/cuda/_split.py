@@ -14,7 +14,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_bundles, _epilogue, _norms, _wgmma = (_backend.part(name) for name in ("_bundles", "_epilogue", "_norms", "_wgmma"))
+_bundles, _epilogue, _norms, _turned, _wgmma = (_backend.part(name) for name in ("_bundles", "_epilogue", "_norms", "_turned", "_wgmma"))
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -189,24 +189,32 @@ def convolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> 
     return _product(r, tile, 1, x, w, rows, int(r.ints["OC"]), r.ints["y_cs"], r.ints.get("r_cs", 0), params, active)
 
 
+def deconvolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> Kernel:
+    """A transposed convolution that `_turned.reaches`, of that many output pixels a phase."""
+    shared = tile.columns // tile.share
+    x, w, params = _turned.maps(r, shared if tile.swap else tile.rows, tile.rows if tile.swap else shared)
+    return _product(r, tile, 1, x, w, rows, int(r.ints["OC"]), r.ints["y_cs"], r.ints.get("r_cs", 0), params, active, turned=True)
+
+
 def _product(
     r: Request, tile: SplitTile, source: int, x: TensorMap, w: TensorMap, m: DimLike, n: DimLike, ldy: DimLike, ldr: DimLike,
-    params: Sequence[tuple[str, str, Argument]], active: DimLike, across: tuple[bool, bool] = (False, False),
+    params: Sequence[tuple[str, str, Argument]], active: DimLike, across: tuple[bool, bool] = (False, False), turned: bool = False,
 ) -> Kernel:  # fmt: skip
-    if source == 1:
+    if source == 1 and not turned:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
-    staged = r.program is None and _epilogue.residual(r)
-    epi = _epilogue.epilogue(r, (ldr,), staged=staged, touched=True, scaled=source == 2)
+    staged = r.program is None and _epilogue.residual(r) and not turned
+    full = tuple(r.ints.get(f"r_{p}", 0) for p in ("cs", "rs", "ns")) if turned else (ldr,)
+    epi = _epilogue.epilogue(r, full, staged=staged, touched=True, scaled=source == 2)
     left, right = across[::-1] if tile.swap else across
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
     if staged:
         parameters.append(("const T* __restrict__", "res", Pointer("res")))
-    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 else None
-    pitches = (ldy, *(r.ints.get(s, 0) for s in ("y_0", "y_1"))) if source == 2 else (ldy,)
+    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 and not turned else None
+    pitches = (ldy, *(r.ints.get(s, 0) for s in (("y_0", "y_1") if source == 2 else ("y_rs", "y_ns")))) if source == 2 or turned else (ldy,)
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}",
+        prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define TURNED {int(turned)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
@@ -214,10 +222,12 @@ def _product(
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
         f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
         _bundles.constants(grouped), _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"),
-        _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)), _backend.template("split"),
+        _turned.template(r) if turned else "", _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)),
+        _backend.template("split"),
     ])  # fmt: skip
     share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
-    tiles_n = _bundles.tiles(r, tile.bn) if source == 1 else D.ceildiv(n, tile.bn)
+    tiles_n = _bundles.tiles(r, tile.bn) if grouped else D.ceildiv(n, tile.bn)
     tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(tiles_n, share_n))
-    grid = D.mul(D.mul(tiles, tile.cluster), active), *((r.ints["B1"], r.ints["B0"]) if source == 2 else (1, 1))
+    beside = (r.ints["B1"], r.ints["B0"]) if source == 2 else (_turned.phases(r), 1) if turned else (1, 1)
+    grid = D.mul(D.mul(tiles, tile.cluster), active), *beside
     return Kernel(text, "product_split", grid, tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)

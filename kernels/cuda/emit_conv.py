@@ -16,8 +16,8 @@ from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
-_wgmma, _split, _few, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_stem", "_window"))
-_bundles, _depthwise = _backend.part("_bundles"), _backend.part("_depthwise")
+_wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
+_bundles, _depthwise, _turned = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -84,6 +84,8 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     bundle = _bundles.of(r)
     tensor_maps = not transposed and flat and (g > 1 or ic >= 24) and _wgmma.corners(r) is not None
     maps = taps * bundle.chunks if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
+    if transposed and g == 1 and ic >= 24 and _turned.reaches(r) and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)):
+        return _turned_phases(r, rows)
     stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
     batch = g * phases
 
@@ -119,6 +121,19 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
 def conv_pool(r: Request) -> list[Kernel]:
     if _product.static(r, "G") != 1 or not _stem.applies(r) or (r.program is not None and (_reads_full(r) or _row_operands(r))):
         raise Unfit("no kernel pools the result of this convolution")
+def _turned_phases(r: Request, rows: DimLike) -> list[Kernel]:
+    """A transposed convolution on Hopper; rows: output pixels of a phase."""
+    (least, mean), oc = _turned.steps(r), int(r.ints["OC"])
+
+    def price(size: int) -> Any:
+        costs: dict[Any, float] = {}
+        for steps in (mean, least):
+            costs = costs or {t: cost for t, cost in _product.prices(size, oc, 0, 1, r, maps=steps, bundles=_turned.phases(r)).items() if t.split <= least}
+        return costs
+
+    return [_split.deconvolution(r, tile, rows, active) for tile, active in _product.choose(rows, price)]
+
+
     return list(_stem.convolution(r))
 
 

@@ -4,9 +4,11 @@
 // cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast).
 // Sums go through shared memory as f32: each block of the cluster gets those of its rows, adds them up, always in the same order, and finishes them.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
+// TURNED: a transposed convolution. Of each phase of its output, blockIdx.y, the taps that meet it form a window that moves by one pixel; OH, OW, SH, SW, PT, PL
+// are those of the union of these windows.
 // SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
 // (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
 // Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
@@ -106,11 +108,27 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const int m0 = (tile % tiles_m * (SWAP ? 1 : SHARE) + (SWAP ? 0 : peer)) * TILE_M;
   const TileColumns columns_here = tile_columns<TILE_N>(tile / tiles_m * (SWAP ? SHARE : 1) + (SWAP ? peer : 0), N);
   const int n0 = columns_here.first, end = columns_here.end;
-#if SOURCE == 1
-  const int steps = KH * KW * chunks;
+#if TURNED
+  const Phase turned(blockIdx.y);
+  const int width = turned.across.taps, steps = turned.down.taps * width * chunks;
+#define TAP(s) turned.tap(s)
+#define BESIDE(s) (u16) turned.across.offset(s.kw), (u16) turned.down.offset(s.kh)
+#elif SOURCE == 1
+  const int width = KW, steps = KH * KW * chunks;
+#define TAP(s) (s.kh * KW + s.kw)
+#define BESIDE(s) (u16)(s.kw * DW), (u16)(s.kh * DH)
 #else
-  const int steps = (K + 63) / 64, chunks = 1, KW = 1;
+  const int steps = (K + 63) / 64, chunks = 1, width = 1;
 #endif
+  // Where row m of the product lies: offsets of y and of the full operands of the epilogue; false for rows that do not exist.
+  const auto place = [&](int m, i64& to, i64& full) {
+#if TURNED
+    return turned.place(m, OH, OW, y_cs, y_rs, y_ns, r_cs, r_rs, r_ns, OUT_H, OUT_W, to, full);
+#else
+    to = m * ldy, full = m * ldr;
+    return true;
+#endif
+  };
   const int begin = steps * part / SPLIT, count = steps * (part + 1) / SPLIT - begin;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int first = SPLIT > 1 ? (STAGES - count % STAGES) % STAGES : 0;  // the stage of the first step: the last one's is the last
@@ -130,9 +148,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128), b = full + 8 * slot;
 #if SOURCE == 1
         if (!SWAP && SHARE > 1)
-          copy3_all(to, &map_w, b, s.chunk * 64, s.kh * KW + s.kw, n0 + right, sharers);
+          copy3_all(to, &map_w, b, s.chunk * 64, TAP(s), n0 + right, sharers);
         else
-          copy3(to, &map_w, b, s.chunk * 64, s.kh * KW + s.kw, n0);
+          copy3(to, &map_w, b, s.chunk * 64, TAP(s), n0);
 #elif SOURCE == 2
         copy_of_batch<SWAP ? LEFT_ACROSS : RIGHT_ACROSS>(to, &map_w, b, s.k, n0, TILE_N, b_moves_0, b_moves_1);
 #else
@@ -146,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? LEFT_BYTES + right * 128 : 0), b = full + 8 * slot;
 #if SOURCE == 1
         if (SWAP && SHARE > 1)
-          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH), sharers);
+          copy_im2col_all(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, BESIDE(s), sharers);
         else
-          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+          copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, BESIDE(s));
 #elif SOURCE == 2
         copy_of_batch<SWAP ? RIGHT_ACROSS : LEFT_ACROSS>(to, &map_x, b, s.k, m0, TILE_M, a_moves_0, a_moves_1);
 #else
@@ -160,21 +178,21 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       };
       // Constant weights need not wait for the kernel before.
       if (!EARLY) wait_for_producers();
-      Step weight(begin, chunks, KW), row(begin, chunks, KW);
+      Step weight(begin, chunks, width), row(begin, chunks, width);
       const int ahead = min(STAGES, count);
-      for (int k = 0, slot = first; k < ahead; k++, weight.next(chunks, KW)) {
+      for (int k = 0, slot = first; k < ahead; k++, weight.next(chunks, width)) {
         expect_bytes(full + 8 * slot, STAGE_BYTES);
         copy_weight(slot, weight);
         if (++slot == STAGES) slot = 0;
       }
       wait_for_producers();
-      for (int k = 0, slot = first; k < ahead; k++, row.next(chunks, KW)) {
+      for (int k = 0, slot = first; k < ahead; k++, row.next(chunks, width)) {
         copy_rows(slot, row);
         if (++slot == STAGES) slot = 0;
       }
       int slot = first;
       u32 phase = 0;
-      for (int k = ahead; k < count; k++, weight.next(chunks, KW), row.next(chunks, KW)) {
+      for (int k = ahead; k < count; k++, weight.next(chunks, width), row.next(chunks, width)) {
         wait(empty + 8 * slot, phase);
         expect_bytes(full + 8 * slot, STAGE_BYTES);
         copy_weight(slot, weight);
@@ -298,6 +316,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     for (int i = 0; i < AHEAD; i++) {
       const int r = top + i * ROUND, m = own_m + r;
       if (r >= rows) break;
+      i64 to, full;
+      if (!place(m, to, full)) continue;
       float v[8];
       // Half of the lanes read their second 16 bytes first: no bank is met twice.
       const int flip = lane & 4, at = r * PITCH + column;
@@ -318,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       if (AHEAD < UNITS) read_residual(given[i], r + AHEAD * ROUND);
       finish(epilogue, columns, v, m, 0, n, left, residual NORMS);
 #else
-      finish(epilogue, columns, v, m, m * ldr, n, left NORMS);
+      finish(epilogue, columns, v, m, full, n, left NORMS);
 #endif
 #if MEASURED
       static_assert(TILE_N % 64 == 0, "64 columns are finished by 8 neighbouring threads");
@@ -326,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
       if ((lane & 7) == 0) epilogue.y_stats[(i64)m * (N / 64) + n / 64] = statistics;
 #endif
       if (Y_VECTOR) {
-        store8(y + m * ldy + n, v, left);
+        store8(y + to + n, v, left);
       } else {
         *(float4*)(mine + at) = make_float4(v[0], v[1], v[2], v[3]);
         *(float4*)(mine + at + 4) = make_float4(v[4], v[5], v[6], v[7]);
@@ -335,7 +355,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   }
   if (!Y_VECTOR) {
     sync_group(1, WORKERS);
-    for (int r = warp; r < own_rows; r += WORKERS / 32) store_row(y + (own_m + r) * ldy + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
+    i64 to, full;
+    for (int r = warp; r < own_rows; r += WORKERS / 32)
+      if (place(own_m + r, to, full)) store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }
   if (SPLIT > 1) cluster_wait();  // no block may leave while its sums are on their way
 }

@@ -191,6 +191,29 @@ def test_output_of_a_transposed_convolution_has_a_phase_per_stride() -> None:
     assert all(k.grid[2] == 2 * 9 for k in kernels)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (4, 2, 1), (3, 2, 1), (5, 3, 2), (3, 1, 1)])
+def test_phases_of_transposed_convolutions_reach_tensor_maps(kernel: int, stride: int, pad: int) -> None:
+    for dtype in (DType.F16, DType.BF16):
+        for n in (1, 64, D.symbol("n")):
+            kernels = kernels_of(conv(dtype, n, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d"))
+            assert all(k.symbol == "product_split" and k.grid[1] == stride * stride for k in kernels)
+            check_kernels(kernels, 90)
+    (k,) = kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d", res_mode=1))
+    compile_kernels([k], 90)
+    # Of every phase, each tap takes the input that it takes of the whole convolution, and all begin where the box does.
+    (x,) = [a for a in k.args if isinstance(a, TensorMap) and a.pointer.operand == "x"]
+    assert x.im2col is not None
+    low, taps = x.im2col[0][0], [[t for t in range(kernel) if (phase + pad - t) % stride == 0] for phase in range(stride)]
+    inputs = [[(phase + pad - t) // stride - low for t in ts] for phase, ts in enumerate(taps)]
+    assert all(i == list(range(i[0], i[0] - len(i), -1)) and i[-1] >= 0 for i in inputs) and min(i[-1] for i in inputs) == 0
+
+
+def test_other_transposed_convolutions_have_tiles() -> None:
+    for more in ({"kernel": 2, "stride": 3}, {"DH": 2, "DW": 2}, {"groups": 2}, {"slack": 4}, {"arch": 80}):
+        sizes = {"kernel": 4, "stride": 2, "pad": 1, **more}
+        assert {k.symbol for k in kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, family="deconv2d", **sizes))} <= {"product_tile", "product_sum"}
+
+
 @pytest.mark.parametrize(
     ("channels", "columns", "groups", "together"),
     [
