@@ -180,7 +180,7 @@ def _packed(v: Conv, w: Array, dtype: DType) -> Array:
         flat[:, : v.oc] = w.reshape(v.oc, taps).T
         return flat
     ic, oc = v.c // v.groups, v.oc // v.groups
-    packed = stored(np.zeros((v.oc, *v.kernel, pitch(ic))), dtype)
+    packed = stored(np.zeros((v.oc, *v.kernel, -(-ic // 4) * 4 if dtype == F32 and taps > 1 else pitch(ic))), dtype)
     rows = w.reshape(v.groups, ic, oc, *v.kernel).swapaxes(1, 2).reshape(v.oc, ic, *v.kernel) if v.transposed else w
     packed[..., :ic] = rows.transpose(0, 2, 3, 1)
     together = bundled_groups(ic, oc, v.groups)
@@ -404,6 +404,11 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         yield conv(rng, Conv(1, 7, 9, 11, 7, groups=7, act="silu"), dtype)
         yield conv(rng, Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2), dtype)
         yield conv(rng, Conv(6, 98, 28, 27, 98, (5, 5), one, one, (2, 2, 2, 2), 98, act="silu"), dtype)  # strips
+        yield conv(rng, Conv(2, 20, 15, 13, 60, groups=20, stride=(2, 1), act="silu"), dtype)
+        yield conv(rng, Conv(1, 20, 9, 7, 20, (4, 4), (2, 2), one, (1, 1, 1, 1), 20, True), dtype)
+        yield conv(rng, Conv(1, 5, 9, 7, 10, (3, 3), (2, 2), one, (1, 1, 1, 1), 5, True, (1, 1), res_mode=1), dtype)
+        yield conv(rng, Conv(20, 48, 40, 41, 96, groups=48), dtype)  # strips
+        yield conv(rng, Conv(1, 12, 9, 11, 12, (13, 3), pads=(6, 1, 6, 1), groups=12), dtype)
     yield conv(rng, Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2), F16)  # strips
     yield conv(rng, Conv(2, 64, 61, 50, 64, groups=64, dilation=(2, 2), kinds=(1, 3, 0)), F16)
 

@@ -342,6 +342,12 @@ def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
     return [replace(k, scratch=(most,)) for k in kernels]
 
 
+def channels(r: Request, count: int) -> int:
+    """Elements of a tap of `count` channels in packed filters: whole copies of 16 bytes, of a single tap what a matrix has."""
+    whole = 4 if r.dtype == DType.F32 and static(r, "KH") * static(r, "KW") > 1 else 8
+    return -(-count // whole) * whole
+
+
 def static(r: Request, name: str) -> int:
     """An integer parameter that a kernel must know at compile time."""
     value = r.ints.get(name, 0)

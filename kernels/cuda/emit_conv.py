@@ -1,6 +1,6 @@
 """Convolutions over channels-last images: implicit GEMM (`tile.cuh`), 1x1 as a matrix product, transposed by output phases.
 
-Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution).
+Packed weights are [OC, KH, KW, round_up(IC / G, 8)] (also of a transposed convolution); of several taps in f32 round_up(IC / G, 4).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
@@ -64,12 +65,14 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         return [_few.convolution(r, few)]
     if g == 1 and not transposed and _stem.applies(r):
         return list(_stem.convolution(r))
+    if g == 1 and not transposed and (r.dtype == DType.F32 or _stem.planar(r)) and _first.applies(r):
+        return [_first.convolution(r)]
     if _stem.planar(r):
         raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
     sh, sw = _product.static(r, "SH"), _product.static(r, "SW")
     taps = _product.static(r, "KH") * _product.static(r, "KW")
-    pitch = -(-ic // 8) * 8
+    pitch = _product.channels(r, ic)
     params: list[tuple[str, str, Argument]] = [("const T*", "a", Pointer("x")), ("const T*", "b", Pointer("w")), ("T*", "y", Pointer("y"))]
     phases = sh * sw if transposed else 1
     rows_h, rows_w = (D.ceildiv(i["OH"], sh), D.ceildiv(i["OW"], sw)) if transposed else (i["OH"], i["OW"])
@@ -81,11 +84,11 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     full = tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns"))
     a = _product.access(r, "x", i["x_cs"], 1, (i["x_rs"], i["x_ns"], *((ic,) if g > 1 else ())))
     y_vector = _epilogue.vector(r, "y", (i["y_cs"], i["y_rs"], i["y_ns"]), columns)
+    if transposed and g == 1 and ic >= 24 and _turned.reaches(r) and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)):
+        return _turned_phases(r, rows)
     bundle = _bundles.of(r)
     tensor_maps = not transposed and flat and (g > 1 or ic >= 24) and _wgmma.corners(r) is not None
     maps = taps * bundle.chunks if tensor_maps and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)) else 0
-    if transposed and g == 1 and ic >= 24 and _turned.reaches(r) and _wgmma.able(r, (i["x_cs"], i["x_rs"], i["x_ns"]), ("x",)):
-        return _turned_phases(r, rows)
     stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
     batch = g * phases
 
@@ -118,9 +121,6 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     return list(_product.shared_scratch(kernels))
 
 
-def conv_pool(r: Request) -> list[Kernel]:
-    if _product.static(r, "G") != 1 or not _stem.applies(r) or (r.program is not None and (_reads_full(r) or _row_operands(r))):
-        raise Unfit("no kernel pools the result of this convolution")
 def _turned_phases(r: Request, rows: DimLike) -> list[Kernel]:
     """A transposed convolution on Hopper; rows: output pixels of a phase."""
     (least, mean), oc = _turned.steps(r), int(r.ints["OC"])
@@ -134,6 +134,9 @@ def _turned_phases(r: Request, rows: DimLike) -> list[Kernel]:
     return [_split.deconvolution(r, tile, rows, active) for tile, active in _product.choose(rows, price)]
 
 
+def conv_pool(r: Request) -> list[Kernel]:
+    if _product.static(r, "G") != 1 or not _stem.applies(r) or (r.program is not None and (_reads_full(r) or _row_operands(r))):
+        raise Unfit("no kernel pools the result of this convolution")
     return list(_stem.convolution(r))
 
 

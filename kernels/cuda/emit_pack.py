@@ -1,6 +1,7 @@
 """Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization and norms of rows.
 
-Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)], and behind a conv2d's those of `_bundles`;
+Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)] (`_product.channels`), and behind a conv2d's those of
+`_bundles`;
 conv2d_dw [KH * KW, round_up(C, 8)].
 """
 
@@ -112,7 +113,7 @@ def fold_norm(r: Request) -> list[Kernel]:
 def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bool) -> list[Kernel]:
     """together: groups whose channels one filter covers; offset: bytes before the packed filters."""
     oc, ic, kh, kw, g = (_product.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
-    pitch = -(-(together * ic // g) // 8) * 8
+    pitch = _product.channels(r, together * ic // g)
     values = {"OCG": oc // g, "ICG": ic // g, "KH": kh, "KW": kw, "pitch": pitch, "transposed": int(transposed), "together": together}
     return _kernel(r, _CONV, oc * kh * kw * pitch, _weights(offset) + [("int", n, Int32(v)) for n, v in values.items()])
 

@@ -249,7 +249,7 @@ class Lowering:
             self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": to.ref}, ints, whole=False)
 
     def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
-        """`v` channels-last with at least this zero border. `stem` allows the unpadded pitch of up to 4 channels."""
+        """`v` channels-last with at least this zero border. `stem` allows a smaller pitch of up to 4 channels."""
         n, c, h, w = v.image()
         self.require(v, "an image")
         if not isinstance(c, int):
@@ -266,7 +266,10 @@ class Lowering:
             return lying
         wanted = self.borders.get(v.name, (0, 0, 0, 0))
         both = (max(border[0], wanted[0]), max(border[1], wanted[1]), max(border[2], wanted[2]), max(border[3], wanted[3]))
-        pitch = c if stem and c <= 4 and self.target.border else D.round_up(c, 16) if c <= 4 and self.target.border else self.target.channel_pitch(c)
+        if c <= 4 and self.target.border:
+            pitch: DimLike = c if stem else D.round_up(c, 16)
+        else:
+            pitch = 4 if stem and c <= 4 and v.dtype.size == 4 else self.target.channel_pitch(c)  # 4 of f32 are 16 bytes
         old = v.nhwc or lying
         new = self._nhwc_storage(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
         shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}

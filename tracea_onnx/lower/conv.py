@@ -103,9 +103,10 @@ def conv(ctx: Lowering, op: Op) -> None:
     if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
-    elif ic <= ctx.target.planar and x.nhwc is None and x.rank == 4 and x.dtype.size == 2 and max(kernel) <= 8 and max(sh, sw) <= 4 and (dh, dw, g) == (1, 1, 1):
+    elif ic <= ctx.target.planar and g == 1 and x.nhwc is None and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic])):
         view = ctx.strided(x)
-        src, planes = Nhwc(view.ref, view.strides[3], view.strides[2], view.strides[0], (0, 0, 0, 0)), view.strides[1]
+        s_n, planes, s_h, s_w = view.strides if x.rank == 4 else (*view.strides[:2], 0, view.strides[2])
+        src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
     scale, shift = _batch_norm(ctx, roles, op, oc)
@@ -122,6 +123,21 @@ def conv(ctx: Lowering, op: Op) -> None:
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, **({"x_c": planes} if planes != 0 else {}),
     }  # fmt: skip
     _launch(ctx, op, x.dtype, family, src, packed, _bias(ctx, roles, scale, shift, oc), ints, out_shape)
+
+
+#: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel together.
+_LITTLE = 1 << 25
+
+
+def _in_planes(x: Value, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int], each: DimLike) -> bool:
+    """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small windows on tensor cores in 16-bit types, by FFMA those in f32
+    and what is little work. each: multiply-adds of one tap."""
+    if x.dtype.size == 2 and x.rank == 4 and max(kernel) <= 8 and max(strides) <= 4 and dilations == (1, 1):
+        return True
+    taps, channels = math.prod(kernel), x.shape[1]
+    wide = max((k - 1) * d for k, d in zip(kernel, dilations, strict=True))
+    little = x.dtype.size == 4 or (isinstance(each, int) and each * taps <= _LITTLE)
+    return little and isinstance(channels, int) and taps * channels <= 400 and wide <= 15 and max(strides) <= (8 if kernel[0] == 1 else 4)
 
 
 def _patches(x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Border, groups: int) -> bool:

@@ -14,7 +14,7 @@ class Target:
     image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
     pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
-    planar: a convolution of at most so many channels in a 16-bit type reads its image in any order of axes (windows of at most 8 x 8, strides of at most 4).
+    planar: a convolution of at most so many channels reads its image in any order of axes (`conv._in_planes` says which).
     folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.
     any_depthwise: whether depthwise kernels take several output channels of an input channel, and transposed convolutions. cubic: whether Resize may be cubic.
     copies: whether several copies can share a launch. pads: whether a kernel pads. bundles: whether filters in 16-bit types are also packed for several groups at once."""

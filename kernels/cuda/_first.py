@@ -1,0 +1,133 @@
+"""Convolutions of few input channels by FFMA (`first.cuh`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
+from tracea_onnx.cuda_text import prelude
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
+#: Windows of so many terms that reach so far at most, and strides up to 4, have a tile on every device.
+MOST_TERMS, WIDEST = 400, 15
+#: An image's height or width where it is symbolic; taps of a row whose pixels a thread holds, where a row has more.
+_USUAL, _PIECE = 112, 8
+#: Clocks to start a block, for what one thread copies, for a row of the window of one warp; until its first products, and those of a tap alone.
+_START, _COPY, _ROW, _LATENCY, _TAP = 2000.0, 12.0, 12.0, 60.0, 8.0
+
+
+@dataclass(frozen=True)
+class FirstTile:
+    """Output pixels of a thread, groups of them side by side and rows of a block, its output channels."""
+
+    pixels: int
+    groups: int
+    down: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        return self.groups * self.down * self.columns // 8
+
+
+def _sizes(r: Request) -> tuple[int, ...]:
+    return tuple(int(r.ints[n]) for n in _STATIC)
+
+
+def _piece(r: Request) -> int:
+    kw = int(r.ints["KW"])
+    return kw if kw <= _PIECE else _PIECE
+
+
+def _held(r: Request, tile: FirstTile) -> int:
+    """Pixels of a row that a thread holds."""
+    _, _, _, _, sw, _, dw = _sizes(r)
+    return ((tile.pixels - 1) * sw + (_piece(r) - 1) * dw + 4) // 4 * 4
+
+
+def _patch(r: Request, tile: FirstTile) -> tuple[int, int]:
+    """Rows of all channels that a block reads, floats of one of them."""
+    ic, kh, kw, sh, sw, dh, dw = _sizes(r)
+    pitch = (tile.groups - 1) * tile.pixels * sw + (kw - 1) // _piece(r) * _piece(r) * dw + _held(r, tile) + 3
+    return ic * ((tile.down - 1) * sh + (kh - 1) * dh + 1), pitch // 4 * 4
+
+
+def _smem(r: Request, tile: FirstTile) -> int:
+    ic, kh, kw = _sizes(r)[:3]
+    rows, pitch = _patch(r, tile)
+    return (ic * kh * kw * tile.columns + rows * pitch) * 4
+
+
+def _resident(r: Request, tile: FirstTile) -> int:
+    """Blocks of a multiprocessor, by shared memory and registers."""
+    total = 227 * 1024 if r.arch == 90 else 163 * 1024 if r.arch == 80 else 99 * 1024
+    registers = tile.pixels * 8 + _held(r, tile) + 40
+    return min(total // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
+
+
+def _tiles(r: Request) -> Iterator[FirstTile]:
+    sw, most = int(r.ints["SW"]), (99 if r.arch in (86, 89) else 160) * 1024
+    for pixels in (8, 4):
+        for columns in (64, 32, 16):
+            for threads in (128, 64):
+                groups = 1
+                while groups <= threads * 8 // columns:
+                    tile = FirstTile(pixels, groups, threads * 8 // columns // groups, columns)
+                    if pixels * sw % 4 == 0 and _held(r, tile) <= 64 and _smem(r, tile) <= most and _resident(r, tile) > 0:
+                        yield tile
+                    groups *= 2
+
+
+def applies(r: Request) -> bool:
+    """Whether the kernel computes this convolution without groups."""
+    i = r.ints
+    if any(not isinstance(i[n], int) for n in (*_STATIC, "OC")) or "w" in r.unaligned:
+        return False
+    return int(i["IC"]) <= 4 and next(_tiles(r), None) is not None
+
+
+def _price(r: Request, tile: FirstTile, images: int) -> float:
+    """Clocks for so many images."""
+    ic, kh, kw = _sizes(r)[:3]
+    height, width = (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
+    blocks = images * -(-height // tile.down) * -(-width // (tile.groups * tile.pixels)) * -(-int(r.ints["OC"]) // tile.columns)
+    rows, pitch = _patch(r, tile)
+    copies = -(-rows * pitch // tile.threads) + -(-kh * kw * tile.columns // tile.threads)
+    multiply = ic * kh * (_ROW + _held(r, tile) / 2 + kw * (tile.pixels * 8 + 4))  # instructions of a warp
+    resident = _resident(r, tile)
+    together = max(1.0, min(resident, -(-blocks // r.sms)) * tile.threads / 128)  # warps of a scheduler
+    one = _START + max(ic * kh * (_LATENCY + kw * _TAP), together * multiply) + together * copies * _COPY
+    idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply  # of equally fast ones, that which computes least
+    return -(-blocks // (resident * r.sms)) * one + idle
+
+
+def choose(r: Request) -> FirstTile:
+    images = int(_product.known(r.ints["N"], 8))
+    return min(_tiles(r), key=lambda t: _price(r, t, images))
+
+
+def convolution(r: Request) -> Kernel:
+    """The kernel of a convolution to which this one applies."""
+    i, tile = r.ints, choose(r)
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL"))
+    params += [("i64", "x_c", _product.Int64(i.get("x_c", 0) or 1))]
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=4)
+    parameters = [*params, *epi.parameters]
+    constants = {n: i[n] for n in _STATIC} | {"P": tile.pixels, "GROUPS": tile.groups, "DOWN": tile.down, "BN": tile.columns, "PIECE": _piece(r)}
+    constants |= {"THREADS": tile.threads, "RESIDENT": _resident(r, tile), "FILTER_PITCH": _product.channels(r, int(i["IC"])), "MULTIPLE": 1}
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
+        f"constexpr bool X_VECTOR = 0, Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}, EARLY = {int('w' in r.constant)};",
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        epi.source, _backend.template("depthwise_channels"), _backend.template("first"),
+    ])  # fmt: skip
+    blocks = D.product([i["N"], D.ceildiv(i["OW"], tile.groups * tile.pixels), D.ceildiv(i["OH"], tile.down)])
+    columns = -(-int(i["OC"]) // tile.columns)
+    return Kernel(text, "conv_first", (blocks, columns, 1), tile.threads, tuple(v for _, _, v in parameters), _smem(r, tile), pdl=r.arch >= 90)

@@ -1,0 +1,76 @@
+"""What convolutions and resizing of images become on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.host.test_pooled import Launch, Recorded
+from tracea_onnx import compiler
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower.target import CUDA
+
+
+def lowered(op: str, shape: tuple[Any, ...], inputs: dict[str, Any], *, dtype: Any = np.float16, **attrs: Any) -> list[Launch]:
+    """Launches of one operator. inputs: its constant ones, or shapes of random ones; those whose names begin with "-" are not there."""
+    element, rng = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.random.default_rng(0)
+    values = {k: v if isinstance(v, np.ndarray) else rng.standard_normal(v).astype(dtype) for k, v in inputs.items() if not k.startswith("-")}
+    node = helper.make_node(op, ["x", *(k if k in values else "" for k in inputs)], ["y"], **attrs)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", element, shape)], [helper.make_tensor_value_info("y", element, None)],
+        [numpy_helper.from_array(v, k) for k, v in values.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    seen: list[Launch] = []
+    compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    return [launch for launch in seen if launch[0] != "nhwc_to_nchw"]
+
+
+def convolution(op: str, weight: tuple[int, ...], **attrs: Any) -> str:
+    """The family of a convolution of 12 channels."""
+    return lowered(op, ("n", 12, 17, 19), {"w": weight}, **attrs)[-1][0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_depthwise(dtype: Any) -> None:
+    assert convolution("Conv", (12, 1, 3, 3), group=12, dtype=dtype) == "conv2d_dw"
+    assert convolution("Conv", (36, 1, 3, 3), group=12, dtype=dtype) == "conv2d_dw"
+    assert convolution("Conv", (12, 2, 3, 3), group=6, dtype=dtype) == "conv2d"
+    for outputs in (1, 2):
+        assert convolution("ConvTranspose", (12, outputs, 4, 4), group=12, strides=[2, 2], dtype=dtype) == "deconv2d_dw"
+    assert convolution("ConvTranspose", (12, 1, 4, 4), group=12, dilations=[2, 2], dtype=dtype) == "deconv2d"
+    assert convolution("ConvTranspose", (12, 2, 4, 4), group=6, dtype=dtype) == "deconv2d"
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 5])
+@pytest.mark.parametrize(("kernel", "stride"), [((7, 7), 2), ((3, 3), 1), ((9, 9), 1), ((1, 3), 3)])
+def test_few_channels_of_f32_are_read_where_they_lie(channels: int, kernel: tuple[int, int], stride: int) -> None:
+    launches = lowered("Conv", (1, channels, 63, 61), {"w": (8, channels, *kernel)}, strides=[stride] * 2, dtype=np.float32)
+    assert [family for family, _ in launches] == ["nchw_to_nhwc"] * (channels > 4) + ["conv2d"]
+    assert launches[-1][1]["x_cs"] == (1 if channels <= 4 else 8)
+
+
+def test_few_channels_beyond_that_lie_close() -> None:
+    image, conv = lowered("Conv", (1, 3, 63, 61), {"w": (8, 3, 21, 21)}, dtype=np.float32)
+    assert (image[0], conv[0]) == ("nchw_to_nhwc", "conv2d") and image[1]["y_cs"] == conv[1]["x_cs"] == 4
+
+
+def test_lines_of_few_channels_are_read_where_they_lie() -> None:
+    for dtype, length, alone in ((np.float32, 16000, True), (np.float16, 16000, True), (np.float16, 1600000, False)):
+        launches = lowered("Conv", (1, 1, length), {"w": (64, 1, 10)}, strides=[5], dtype=dtype)
+        assert [family for family, _ in launches] == ["nchw_to_nhwc"] * (not alone) + ["conv2d"]
+        assert launches[-1][1]["x_cs"] == (1 if alone else 8)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("shape", [(2, 12, 17, 19), (2, 12, 19)])
+def test_resizing(mode: str, shape: tuple[int, ...]) -> None:
+    scales = {"-roi": None, "scales": np.array([1, 1, *(2 for _ in shape[2:])], np.float32)}
+    sizes = {"-roi": None, "-scales": None, "sizes": np.array([*shape[:2], *(33 for _ in shape[2:])])}
+    for inputs, size in ((scales, (34, 38)), (sizes, (33, 33))):
+        family, ints = lowered("Resize", shape, inputs, mode=mode)[-1]
+        assert family == ("resize_cubic" if mode == "cubic" else "resize2d")
+        assert (ints["OH"], ints["OW"]) == (size if len(shape) == 4 else (1, size[1]))
