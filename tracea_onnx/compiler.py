@@ -19,7 +19,7 @@ from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, slots, summed
+from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, slots, staged, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.conv import needed_border
@@ -306,7 +306,9 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
     if ctx.target.few_launches:
         ctx.merges = merge.find(ctx, graph, ops, known, outputs)
         ctx.pooled = pooled.find(ops, outputs)
-        ctx.deferrable = summed.find(ops, outputs) | summed.find_casts(ops, outputs)
+        ctx.deferrable = summed.find(ops, outputs)
+    if ctx.target.stages:
+        ctx.staged = staged.find(ops, {*outputs, *ctx.alias}, ctx.deferrable)
     if ctx.target.folds_norms:
         ctx.measured = rownorm.find(ctx, ops, outputs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor
@@ -281,6 +282,24 @@ def _write(dtype: DType, integer: bool, to: str, value: str) -> str:
     return f"{to} = ({ctype})({value});" if integer or dtype == DType.F64 else f"{to} = ({ctype})(i64)({value});"
 
 
+def _computed(program: Mapping[str, Any], inputs: Sequence[_Operand], out: DType) -> tuple[str, str, bool]:
+    """Text of a program's functions, of the statements that leave its result in `result.v[j]`, and whether approximations good enough for 16-bit results do.
+    The result of a stage has its element type before another one reads it."""
+    rows = program.get("stages") or [{"program": program, "dtype": int(out), "from": list(range(len(inputs)))}]
+    source, text = "", ""
+    places = [(o.dtype, f"v_{o.name}.v[j]") for o in inputs]
+    for k, row in enumerate(rows):
+        dtype, integer = DType(row["dtype"]), bool(row["program"]["type"])
+        source += program_source(row["program"], f"stage{k}")
+        values = ", ".join(_read(places[x][0], integer, places[x][1]) for x in row["from"])
+        last = k == len(rows) - 1
+        to = "result.v[j]" if last else f"s{k}"
+        text += ("" if last else f"{C_TYPES[dtype]} s{k}; ") + _write(dtype, integer, to, f"stage{k}({values})") + " "
+        places.append((dtype, f"s{k}"))
+    exact = {DType(row["dtype"]) for row in rows if not row["program"]["type"]} - {*_NARROW, DType.BOOL}
+    return source, text, out in _NARROW and not exact
+
+
 def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operand], out: _Operand) -> list[Kernel]:
     program = request.program
     if program is None:
@@ -290,10 +309,10 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     n = [r[0] for r in rows]
     operands = [_Operand(o.name, o.dtype, tuple(r[1][k] for r in rows)) for k, o in enumerate(operands)]
     inputs, out = operands[:-1], operands[-1]
-    rank, integer = len(rows), bool(program["type"])
+    rank = len(rows)
     v = max(1, 16 // max(o.dtype.size for o in operands))
-    values = ", ".join(_read(o.dtype, integer, f"v_{o.name}.v[j]") for o in inputs)
-    space = _Space(n, inputs, out, v, _write(out.dtype, integer, "result.v[j]", f"program({values})"), request.unaligned)
+    functions, compute, fast = _computed(program, inputs, out.dtype)
+    space = _Space(n, inputs, out, v, compute, request.unaligned)
     turned = _turned_dim(space)
     if turned is None:
         text, call, grid = space.runs(), space.call(), (_grid(space, request), 1, 1)
@@ -306,7 +325,7 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     signature += [f"u32 per{k}" for k in range(len(pers))]
     quotients = f"{{{', '.join(['0', *(f'per{k}' for k in range(rank - 1))])}}}, {f'per{rank - 1}' if pers else '0'}"
     filled = ", ".join(f"{o.name}, {{{', '.join(f's_{o.name}{d}' for d in range(rank))}}}" for o in operands)
-    source = f"""{prelude(DType.F32, fast=out.dtype in _NARROW)}{template("base", "runs", "pointwise")}{program_source(program)}
+    source = f"""{prelude(DType.F32, fast=fast)}{template("base", "runs", "pointwise")}{functions}
 struct Operands {{
 {fields}  int n[{rank}];
   u32 per[{rank}], per_wide;  // what `quotient` takes beside n, and beside the last one in vectors

@@ -97,17 +97,6 @@ def test_a_row_that_no_table_has_is_an_error(tokens: int, word: int, monkeypatch
             run(embeddings(9), data, backend, monkeypatch, tmp_path)
 
 
-def test_a_mask_is_one_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    net = Net("mask", seed=1)
-    mask = net.op("Cast", net.input("mask", ["batch", "tokens"], np.int64), to=1)
-    bias = net.op("Mul", net.op("Sub", np.asarray(1, np.float32), mask), np.asarray(-10000, np.float32))
-    model = net.model([("bias", bias, np.float32, ["batch", "tokens"])])
-    data = {"mask": np.random.default_rng(0).integers(0, 2, (2, 9))}
-    (got,), launches = run(model, data, FEW, monkeypatch, tmp_path)
-    np.testing.assert_array_equal(got, (1 - data["mask"]) * np.float32(-10000))
-    assert launches == ["pointwise"]
-
-
 @pytest.mark.parametrize("sizes", [(16, 32), (24, 24), (16, 20)])
 @pytest.mark.parametrize("reader", ["conv", "slice", "concat"])
 def test_parts_of_an_image_stay_where_they_are(sizes: tuple[int, int], reader: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -162,8 +162,10 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
         # A finite fill stays finite: a row that masks every key must not become NaN.
         low = emit(Instr("const", (), max(at, -65504.0) if dtype == DType.F16 and math.isfinite(at) else at))
         total = emit(Instr("where", (k, kept, low) if which == 2 else (k, low, kept)))
-    name = op.outputs[0] + "\0mask"
-    lower_expression(ctx, Expr(2, tuple(code), total), [mask, other], name, dtype)
+    expr = Expr(2, tuple(code), total)
+    name = f"{mask.name}\0{other.name}\0{expr.to_json()}"  # all layers may have the same two
+    if name not in ctx.values:
+        lower_expression(ctx, expr, [mask, other], name, dtype)
     return 1, ctx.value(name), 0.0
 
 

@@ -43,6 +43,7 @@ class Lowering:
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
         self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
+        self.staged: dict[str, int] = {}  # values that so many pointwise expressions read, and nothing else
         self.pooled: dict[str, Op] = {}  # results of convolutions that only a max pooling reads -> that pooling
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
@@ -86,9 +87,9 @@ class Lowering:
         self.values[name] = v
         return v
 
-    def defer(self, v: Value, kind: str, parts: Sequence[Value], make: Callable[[], None]) -> None:
+    def defer(self, v: Value, kind: str, parts: Sequence[Value], make: Callable[[], None], stage: object = None) -> None:
         """Leave it to the readers of `v` whether it is made."""
-        v.deferred = Deferred(kind, tuple(parts), make)
+        v.deferred = Deferred(kind, tuple(parts), make, stage)
 
     def contents(self, name: str, what: str) -> np.ndarray[Any, Any]:
         """Values of a small constant the Plan may depend on."""

@@ -35,7 +35,7 @@ def concat(ctx: Lowering, op: Op) -> None:
     shape_ = tuple(total if a == k else d for a, d in enumerate(first.shape))
     for p in parts:
         for a in range(first.rank):
-            if a != k and (isinstance(p.shape[a], int) and isinstance(first.shape[a], int) and p.shape[a] != first.shape[a] or not ctx.plan.require(p.shape[a], first.shape[a])):
+            if a != k and not ctx.plan.require(p.shape[a], first.shape[a]):
                 raise Unsupported(f"Concat of dims {p.shape[a]} and {first.shape[a]} on axis {a}")
     out = ctx.define(op.outputs[0], first.dtype, shape_)
     blocks = find_blocks(parts) if out.name in ctx.block_concats and k == 1 else None
@@ -206,7 +206,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     if not isinstance(c, int):
         raise Unsupported("DepthToSpace of symbolic channels")
     out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
-    view = ctx.strided(x)
+    image, view = x.nhwc is not None and x.view is None, ctx.as_view(x)
     sn, sc, sh, sw = view.strides
     q = c // (b * b)
     # y[n, q, h, i, w, j]
@@ -215,6 +215,12 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     else:
         src = (sn, D.mul(sc, b * b), sh, D.mul(sc, b), sw, sc)
     six: Dims = (n, q, h, b, w, b)
+    if image and ctx.target.few_launches and q % ctx.target.vector == 0 and x.dtype in ctx.target.types:  # of whole vectors of channels, an image stays one
+        to, order = ctx.new_nhwc(out), (0, 2, 3, 4, 5, 1)
+        dst = (to.ns, 1, D.mul(to.rs, b), to.rs, D.mul(to.cs, b), to.cs)
+        turned = (View(view.ref, tuple(src[k] for k in order)), View(to.ref, tuple(dst[k] for k in order)))
+        ctx.copy(*turned, tuple(six[k] for k in order), x.dtype, whole=False)
+        return
     ctx.copy(View(view.ref, src), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
 
 

@@ -11,10 +11,10 @@ from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower.context import Lowering, merge_dims, pad_rows
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
-from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.value import Unsupported, Value, View, contiguous
 
 #: Sizes and the strides of the first operand, the second and the result.
-Row = tuple[DimLike, Sequence[DimLike]]
+Row = tuple[DimLike, list[DimLike]]
 
 
 def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -112,10 +112,10 @@ def _dims(
     if len(columns) > 1 or len(inner) > 1 or (columns and columns[0][1][2] != 1):
         return None
     at = next((k for k in range(len(others) - 1, -1, -1) if others[k][1][1] == 0), None)
-    m = others.pop(at) if at is not None else (1, (0, 0, 0))
+    one: Row = (1, [0, 0, 0])
+    m = others.pop(at) if at is not None else one
     if len(others) > 2:
         return None
-    one: Row = (1, (0, 0, 0))
     return list(pad_rows(others, 2, 3)), m, columns[0] if columns else one, inner[0] if inner else one
 
 

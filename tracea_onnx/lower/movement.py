@@ -13,7 +13,7 @@ import numpy as np
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Array
-from tracea_onnx.lower import summed
+from tracea_onnx.lower import staged, summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
@@ -166,7 +166,7 @@ def squeeze(ctx: Lowering, op: Op) -> None:
         gone = {axis_of(a, x.rank) for a in axes}
         if any(x.shape[k] != 1 for k in gone):
             raise Unsupported("Squeeze of a dim that is not known to be 1")
-    relabel(ctx, op, x, tuple(d for k, d in enumerate(x.shape) if k not in gone))
+    _placed(ctx, op, x, [k for k in range(x.rank) if k not in gone])
 
 
 def unsqueeze(ctx: Lowering, op: Op) -> None:
@@ -174,8 +174,15 @@ def unsqueeze(ctx: Lowering, op: Op) -> None:
     axes = _axes(ctx, op, 1) or []
     rank = x.rank + len(axes)
     put = {axis_of(a, rank) for a in axes}
-    rest = iter(x.shape)
-    relabel(ctx, op, x, tuple(1 if k in put else next(rest) for k in range(rank)))
+    rest = iter(range(x.rank))
+    _placed(ctx, op, x, [None if k in put else next(rest) for k in range(rank)])
+
+
+def _placed(ctx: Lowering, op: Op, x: Value, axes: Sequence[int | None]) -> None:
+    """x with dims of 1 taken away or put in (None)."""
+    new = tuple(1 if a is None else x.shape[a] for a in axes)
+    if not staged.placed(ctx, x, axes, Value(op.outputs[0], x.dtype, new)):
+        relabel(ctx, op, x, new)
 
 
 def transpose(ctx: Lowering, op: Op) -> None:
@@ -315,6 +322,8 @@ def expand(ctx: Lowering, op: Op) -> None:
     shape_ = broadcast([x.shape, target], [op.input(0), "the target shape"])
     if x.ints is not None and len(x.ints) == 1 and len(shape_) == 1 and isinstance(shape_[0], int) and shape_[0] <= 8:
         ctx.define(op.outputs[0], x.dtype, shape_).ints = x.ints * shape_[0]
+        return
+    if staged.placed(ctx, x, [*[None] * (len(shape_) - x.rank), *range(x.rank)], Value(op.outputs[0], x.dtype, shape_)):
         return
     _moved(ctx, op, x, shape_, lambda view, _: View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx.core import Refuse
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.lower import summed
+from tracea_onnx.lower import staged, summed
 from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
 from tracea_onnx.lower.op import Op
@@ -76,17 +77,11 @@ def cast(ctx: Lowering, op: Op) -> None:
         ctx.settle(x)
         out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
         return
-    if op.outputs[0] in ctx.deferrable and x.ints is None and x.dtype in _INTEGER and to in ctx.target.types:
-        out = ctx.define(op.outputs[0], to, x.shape)
-        ctx.defer(out, "cast", [x], lambda: lower_expression(ctx, Expr(1, (), 0), [x], out.name, to))
-        return
     lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
 
 
 def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
-    if dtype in (*_FLOAT, DType.BOOL) and expr.code:  # a kernel reads what was converted as well as the result of converting it
-        inputs = [v.deferred.parts[0] if v.deferred is not None and v.view is None and v.deferred.kind == "cast" else v for v in inputs]
     shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
     if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
         ints = _symbolic(expr, [v.ints or () for v in inputs], shape)
@@ -168,23 +163,50 @@ def _image_kind(v: Value, shape: Dims, dtype: DType) -> int | None:
 def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:
     if len(inputs) > _PLAIN_INPUTS:
         raise Unsupported(f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})")
-    out = ctx.define(name, dtype, shape)
-    views = [ctx.strided(v) for v in inputs]
-    strides = [broadcast_strides(ctx.plan, view, v.shape, shape) for view, v in zip(views, inputs, strict=True)]
-    rows = merge_dims(shape, [contiguous(shape), *strides])
-    if len(rows) > 6:
-        raise Unsupported(f"a broadcast over {len(rows)} separate dims (the kernel takes 6)")
-    rows = pad_rows(rows, 6, 1 + len(inputs))
-    ints: dict[str, DimLike] = {"y_dtype": int(dtype)}
+    program = compile_program(expr, type="i64" if integer else "f32")
+    out = Value(name, dtype, shape)
+    read = _within_limits(ctx, inputs, shape)
+    if staged.worth(ctx, out, read):
+        staged.wait(ctx, out, staged.Stage(program, dtype, tuple(read)))
+        return
+    launch(ctx, read, ctx.define(name, dtype, shape), program)
+
+
+def _within_limits(ctx: Lowering, inputs: Sequence[Value], shape: Dims) -> list[Value | staged.Stage]:
+    """The inputs, those that were left to their readers as stages as far as one launch reads what these do."""
+    read = [staged.of(v) for v in inputs]
+    while any(isinstance(x, staged.Stage) for x in read) and not _fits(ctx, read, shape):
+        widest = max((k for k, x in enumerate(read) if isinstance(x, staged.Stage)), key=lambda k: len(staged.leaves([read[k]])))
+        ctx.settle(inputs[widest])
+        read = [staged.of(v) for v in inputs]
+    if not _fits(ctx, read, shape):
+        raise Unsupported("a broadcast over more separate dims than the kernel takes (6)")
+    return read
+
+
+def _fits(ctx: Lowering, inputs: Sequence[Value | staged.Stage], shape: Dims) -> bool:
+    leaves = staged.leaves(inputs)
+    return len(leaves) <= _PLAIN_INPUTS and len(_rows(ctx, leaves, shape)) <= 6
+
+
+def _rows(ctx: Lowering, values: Sequence[Value], shape: Dims) -> list[tuple[DimLike, list[DimLike]]]:
+    views = [ctx.strided(v) for v in values]
+    return merge_dims(shape, [contiguous(shape), *(broadcast_strides(ctx.plan, view, v.shape, shape) for view, v in zip(views, values, strict=True))])
+
+
+def launch(ctx: Lowering, inputs: Sequence[Value | staged.Stage], out: Value, program: Mapping[str, Any]) -> None:
+    """out = program(inputs), the stages among them computed on the way."""
+    values = staged.leaves(inputs)
+    rows = pad_rows(_rows(ctx, values, out.shape), 6, 1 + len(values))
+    ints: dict[str, DimLike] = {"y_dtype": int(out.dtype)}
     for d, (n, s) in enumerate(rows):
         ints[f"n{d}"] = n
-        for k in range(len(inputs)):
+        for k in range(len(values)):
             ints[f"x{k}_{d}"] = s[k + 1]
-    for k, v in enumerate(inputs):
+    for k, v in enumerate(values):
         ints[f"x{k}_dtype"] = int(v.dtype)
-    operands: dict[str, Ref | None] = {f"x{k}": view.ref for k, view in enumerate(views)}
-    program = compile_program(expr, type="i64" if integer else "f32")
-    ctx.plan.launch("pointwise", operands, {"y": ctx.new_plain(out)}, ints, None, program)
+    operands: dict[str, Ref | None] = {f"x{k}": ctx.strided(v).ref for k, v in enumerate(values)}
+    ctx.plan.launch("pointwise", operands, {"y": ctx.new_plain(out)}, ints, None, staged.combined(inputs, program, out.dtype))
 
 
 _SYMBOLIC: dict[str, Callable[..., DimLike]] = {

@@ -7,15 +7,14 @@ is one launch: each summand says where the row of it for a row of the result lie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr
 from tracea_onnx.lower.context import Lowering, broadcast_strides, merge_dims, pad_rows
-from tracea_onnx.lower.op import ROW_NORMS, Op, makers, readers
+from tracea_onnx.lower.op import ROW_NORMS, Op, makers
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
-from tracea_onnx.patterns_ops import POINTWISE
 from tracea_onnx.plan import Ref
 
 #: Summands a kernel takes.
@@ -122,13 +121,3 @@ def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> li
 def worth(parts: Sequence[Value], shape: Dims) -> bool:
     """Whether a norm over these saves a launch by adding them up itself."""
     return any((p.deferred is not None and p.view is None) or p.shape != shape for p in parts)
-
-
-def find_casts(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
-    """Casts of this partition that one pointwise expression reads."""
-    read_by = readers(ops)
-    pointwise: Mapping[str, object] = POINTWISE
-    return {
-        op.outputs[0] for op in ops
-        if op.kind == "Cast" and op.outputs[0] not in outputs and [r.kind in pointwise or r.kind == ":pointwise" for r in read_by.get(op.outputs[0], [])] == [True]
-    }  # fmt: skip
