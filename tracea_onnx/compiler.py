@@ -212,11 +212,15 @@ def _foreign(ctx: Lowering, name: str) -> bool:
         return False
     if shape is None:
         return False
-    dims = tuple(d if isinstance(d, int) else D.symbol(d or f"{name}.{axis}") for axis, d in enumerate(shape))
+    given = ctx.graph.symbols()
+    dims = tuple(d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}") for axis, d in enumerate(shape))
     ref = ctx.plan.add_input(name, dtype, len(dims))
     for axis, d in enumerate(dims):
-        if isinstance(d, Dim):
+        if isinstance(d, Dim) and d.op == "sym":
             ctx.plan.define_symbol(d.name, len(ctx.plan.inputs) - 1, axis)
+    for symbol in set[str]().union(*(_symbols(d) for d in dims)):  # of a dim that is a sum of others
+        if not ctx.plan.knows(symbol):
+            _foreign(ctx, next(i for i in ctx.graph.inputs if symbol in (ctx.graph.shape(i) or ())))
     v = ctx.define(name, dtype, dims)
     v.view = View(ref, contiguous(dims))
     return True

@@ -6,10 +6,11 @@ partition's inputs (several inputs may share it: the EP checks they agree). Simp
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 #: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive divisors.
@@ -71,6 +72,29 @@ def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
 def symbol(name: str) -> Dim:
     """The symbol called `name`; one name is one value throughout a partition."""
     return _make("sym", (), name)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[DimLike, DimLike], DimLike]] = {}
+
+
+def named(text: str, known: Collection[str]) -> DimLike:
+    """The dim that `dim_param` names: a sum, product or quotient of `known` symbols where an exporter spelled one, else a symbol."""
+    if text in known or text.isidentifier():
+        return symbol(text)
+
+    def read(e: ast.expr) -> DimLike:
+        if isinstance(e, ast.Constant) and type(e.value) is int:
+            return e.value
+        if isinstance(e, ast.Name) and e.id in known:
+            return symbol(e.id)
+        if isinstance(e, ast.BinOp) and type(e.op) in _OPERATORS:
+            return _OPERATORS[type(e.op)](read(e.left), read(e.right))
+        raise ValueError(text)
+
+    try:
+        return read(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        return symbol(text)
 
 
 def never_negative(e: DimLike) -> bool:
@@ -209,6 +233,9 @@ def quotient(a: DimLike, b: DimLike) -> DimLike | None:
         for _ in range(power):
             out = mul(out, d)
     return out
+
+
+_OPERATORS |= {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
 
 
 def ceildiv(a: DimLike, b: DimLike) -> DimLike:

@@ -209,6 +209,10 @@ class Graph:
             return int(helper.np_dtype_to_tensor_dtype(value.dtype))
         return self.outer.dtype(name) if self.outer is not None else None
 
+    def symbols(self) -> frozenset[str]:
+        """Names that whole dims of the graph's inputs have."""
+        return frozenset(d for i in self.inputs for d in self.shape(i) or () if isinstance(d, str) and d.isidentifier())
+
     def shape(self, name: str) -> Shape | None:
         """Dims as ints, symbol names, or None each; None when even the rank is unknown."""
         if name in self._initializers:

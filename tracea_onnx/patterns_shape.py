@@ -41,6 +41,7 @@ class Shapes:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self._named = graph.symbols()
         self._dims: dict[str, Dims | None] = {}
         self._contents: dict[str, Array | None] = {}
         self._counts: dict[str, DimLike] = {}
@@ -88,7 +89,7 @@ class Shapes:
         shape = self.graph.shape(name)
         if shape is None:
             return None
-        return tuple(d if isinstance(d, int) else dims.symbol(d if d else f"{name}:{k}") for k, d in enumerate(shape))
+        return tuple(d if isinstance(d, int) else dims.named(d, self._named) if d else dims.symbol(f"{name}:{k}") for k, d in enumerate(shape))
 
     def _visit(self, node: Node) -> None:
         for k, out in enumerate(node.outputs):
