@@ -190,7 +190,7 @@ def transpose(ctx: Lowering, op: Op) -> None:
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the copy kernel does not move")
-    if x.ints is not None and x.rank > 1:
+    if x.ints is not None and x.data is None and x.rank > 1:
         out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
         return
@@ -234,7 +234,7 @@ def slice_(ctx: Lowering, op: Op) -> None:
             last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
             length = max(-(-(last - first) // st), 0)
         begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
-    if x.ints is not None and all(isinstance(d, int) for d in (*begin, *shape_)):
+    if x.ints is not None and (x.rank == 1 or x.data is None) and all(isinstance(d, int) for d in (*begin, *shape_)):
         places = [[b + st * i for i in range(n)] for b, st, n in zip(begin, step_of, shape_, strict=True) if isinstance(b, int) and isinstance(n, int)]
         out = ctx.define(op.outputs[0], x.dtype, tuple(shape_))
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x)[np.ix_(*places)].reshape(-1))
