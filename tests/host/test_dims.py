@@ -63,3 +63,19 @@ def test_a_symbol_has_no_value_of_its_own() -> None:
         bool(D.symbol("n"))
     with pytest.raises(TypeError, match="before the input shapes"):
         range(D.symbol("n"))
+
+
+def test_quotients_of_sums() -> None:
+    a, b = D.symbol("a"), D.symbol("b")
+    assert D.quotient(D.product([a, 16, b + 1, 64]), D.mul(b + 1, 64)) is D.mul(a, 16)
+    assert D.floordiv(D.mul(D.mul(b + 1, a), 16), D.mul(a, 16)) is b + 1
+    assert D.quotient(b + 1, 2) is None and D.quotient(D.mul(a, b) + a, a) is b + 1
+    assert D.factors(D.mul(a, 6) + 9) == (3, {D.mul(a, 2) + 3: 1})
+
+
+def test_a_dim_that_an_exporter_spells_as_a_sum() -> None:
+    a, known = D.symbol("a"), frozenset("ab")
+    assert D.named("a + 1", known) is a + 1 and D.named("2*(a//4)", known) is D.mul(D.floordiv(a, 4), 2)
+    for text in ("a", "c", "c + 1", "Min(a, b)", "a.b", "a + ", "a**2", "a + 1.5"):
+        d = D.named(text, known)
+        assert isinstance(d, D.Dim) and d.op == "sym" and d.name == text

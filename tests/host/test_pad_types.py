@@ -21,6 +21,6 @@ def test_the_value_has_the_type_of_the_elements(dtype: type, value: float) -> No
     seen: list[Launch] = []
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
     compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
-    ints = next(ints for family, ints in seen if family == "fill")
+    ints = next(ints for family, ints in seen if family == "pad")
     assert ints["elem"] == np.dtype(dtype).itemsize
     assert np.asarray(ints["value"], np.int64).tobytes()[: np.dtype(dtype).itemsize] == np.asarray(value, dtype).tobytes()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import normal, parse, run, small_cnn
 from tracea_onnx import bisect, io, narrow_cast, pipeline, registry
@@ -157,3 +158,22 @@ def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_cast.Kind, tail: st
     feeds = {"x": normal(2, 4, 5, 5)}
     expected, got = run(model, feeds)[0], run(result.model, feeds)[0]
     assert float(np.abs(got - expected).max() / np.abs(expected).max()) < 8 * kind.eps
+
+
+def test_a_norm_spelled_out_loads_in_onnx_runtime() -> None:
+    """From opset 17 on its own fusion would take the Cast before one spelled with Pow away."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 8)), "two": 2.0, "eps": 1e-5, "g": rng.standard_normal(8), "b": rng.standard_normal(8)}
+    spelled = [
+        ("MatMul", "x w", "h"), ("ReduceMean", "h", "m"), ("Sub", "h m", "d"), ("Pow", "d two", "p"), ("ReduceMean", "p", "v"), ("Add", "v eps", "e"),
+        ("Sqrt", "e", "s"), ("Div", "d s", "q"), ("Mul", "g q", "t"), ("Add", "t b", "n"), ("MatMul", "n w", "y"),
+    ]  # fmt: skip
+    nodes = [helper.make_node(op, i.split(), [o], name=o, **({"axes": [-1]} if op == "ReduceMean" else {})) for op, i, o in spelled]
+    given, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 8]) for n in "xy")
+    stored = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in weights.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", [given], [result], stored), opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    found = pipeline.optimize(model, backend="cuda", precision="fp16", verify=False)
+    assert any(f.name.startswith("LayerNorm") for f in found.model.functions)
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    got, want = (ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0] for m in (found.model, model))
+    np.testing.assert_allclose(got, want, atol=0.05)

@@ -104,7 +104,11 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
 def _in_place(value: str, read_by: Mapping[str, list[Op]], known: Mapping[str, Value], outputs: Sequence[str]) -> bool:
     """Whether everything that reads the value takes it as a slice of rows, if need be after its columns were split into heads and axes exchanged."""
     read = read_by.get(value, [])
-    return value not in outputs and bool(read) and all(r.kind in _READERS or (_is_view(r, known) and _in_place(r.outputs[0], read_by, known, outputs)) for r in read)
+    return (
+        value not in outputs
+        and bool(read)
+        and all(r.kind in _READERS or (_is_view(r, known) and _in_place(r.outputs[0], read_by, known, outputs)) for r in read)
+    )
 
 
 def _is_view(op: Op, known: Mapping[str, Value]) -> bool:

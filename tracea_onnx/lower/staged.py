@@ -95,9 +95,7 @@ def combined(inputs: Sequence[Value | Stage], program: Mapping[str, Any], dtype:
         return program
     own = leaves(inputs)
     place = {id(x): k for k, x in enumerate([*own, *before])}
-    rows = [
-        {"program": s.program, "dtype": int(s.dtype), "from": [place[id(x)] for x in s.inputs]} for s in (*before, Stage(program, dtype, tuple(inputs)))
-    ]
+    rows = [{"program": s.program, "dtype": int(s.dtype), "from": [place[id(x)] for x in s.inputs]} for s in (*before, Stage(program, dtype, tuple(inputs)))]
     return {"n_in": len(own), "stages": rows}
 
 
@@ -135,4 +133,3 @@ def wait(ctx: Lowering, out: Value, stage: Stage) -> None:
 
     ctx.values[out.name] = out
     ctx.defer(out, "", leaves([stage]), make, stage)
-
