@@ -62,7 +62,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     border = {"N": 2, "H": 3, "W": 4, "PT": 1, "PL": 1, "PB": 1, "PR": 1, "y_cs": 8, "y_rs": 48, "y_ns": 240}
     yield "zero_border", request("zero_border", DType.F16, border, operands="y", arch=89)
     for mode, elem, last in ((0, 1, (5, 5, 0)), (1, 2, (16, 16, 0)), (2, 4, (symbol("m"), symbol("n"), symbol("p"))), (3, 8, (7, 12, 2))):
-        rows = [(2, 2, 0, 99, 999), (9, 11, 1, 16, 16), last + (1, 1)]  # elements of x, of y, of y before those of x, strides
+        rows = [(2, 2, 0, 99, 999), (9, 11, 1, 16, 16), (*last, 1, 1)]  # elements of x, of y, of y before those of x, strides
         sizes = {f"{c}{k + 2}": d for k, row in enumerate(rows) for c, d in zip("mnpxy", row, strict=True)}
         unused: dict[str, DimLike] = {f"{c}{k}": int(c in "mn") for c in "mnpxy" for k in (0, 1)}
         yield f"pad {mode}", request("pad", DType.F32, {"elem": elem, "mode": mode, "value": -1, **unused, **sizes}, operands="xy", arch=80)

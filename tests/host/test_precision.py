@@ -168,7 +168,10 @@ def test_a_norm_spelled_out_loads_in_onnx_runtime() -> None:
         ("MatMul", "x w", "h"), ("ReduceMean", "h", "m"), ("Sub", "h m", "d"), ("Pow", "d two", "p"), ("ReduceMean", "p", "v"), ("Add", "v eps", "e"),
         ("Sqrt", "e", "s"), ("Div", "d s", "q"), ("Mul", "g q", "t"), ("Add", "t b", "n"), ("MatMul", "n w", "y"),
     ]  # fmt: skip
-    nodes = [helper.make_node(op, i.split(), [o], name=o, **({"axes": [-1]} if op == "ReduceMean" else {})) for op, i, o in spelled]
+    nodes = [helper.make_node(op, i.split(), [o], name=o) for op, i, o in spelled]
+    for n in nodes:
+        if n.op_type == "ReduceMean":
+            n.attribute.append(helper.make_attribute("axes", [-1]))
     given, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 8]) for n in "xy")
     stored = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in weights.items()]
     model = helper.make_model(helper.make_graph(nodes, "g", [given], [result], stored), opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
