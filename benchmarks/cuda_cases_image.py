@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,24 @@ def pointwise(rng: np.random.Generator) -> Iterator[Case]:
         yield from _images(rng, dtype)
     yield from _conversions(rng)
     yield from _integers(rng)
+    yield from _staged(rng)
+
+
+def _staged(rng: np.random.Generator) -> Iterator[Case]:
+    """Integers compared, made a bucket by way of f32, and chosen by whether they are less: every stage has a type of its own."""
+    less, gap = (compile_program(Expr(2, (Instr(op, (0, 1)),), 2), type="i64") for op in ("lt", "sub"))
+    root = compile_program(Expr(1, (Instr("abs", (0,)), Instr("sqrt", (1,))), 2), type="f32")
+    where = compile_program(Expr(3, (Instr("where", (0, 1, 2)),), 3), type="f32")
+    stages = [
+        {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]}, {"program": gap, "dtype": int(DType.I32), "from": [0, 1]},
+        {"program": root, "dtype": int(DType.I64), "from": [4]}, {"program": where, "dtype": int(DType.F16), "from": [3, 2, 5]},
+    ]  # fmt: skip
+    for rows, columns in ((7, 9), (300, 64), (1, 1003)):
+        a, b, c = rng.integers(-50, 50, (rows, 1)), rng.integers(-50, 50, (1, columns)), stored(rng.standard_normal((rows, columns)), DType.F16)
+        want = np.where(a < b, c.astype(np.float64), np.trunc(np.sqrt(np.abs(a - b).astype(np.float32))))
+        operands = [(a, DType.I64), (b, DType.I64), (c, DType.F16)]
+        one = _pointwise(f"pointwise stages {rows}x{columns}", _arity_expression("where"), operands, want, DType.F16, rounding(want, DType.F16, 0))
+        yield replace(one, program={"n_in": 3, "stages": stages})
 
 
 #: Shape, and per operand its first element and strides.

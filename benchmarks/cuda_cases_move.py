@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -103,7 +104,9 @@ def _large(rng: np.random.Generator, size: int) -> Iterator[Case]:
     yield _copy(rng, size, (517, 3, 401), (401, 0, 1), contiguous((517, 3, 401)), "large tile")
 
 
-def _copies(rng: np.random.Generator, size: int, width: int, parts: Sequence[tuple[Sequence[int], Sequence[int], int]], strides: Sequence[int], name: str) -> Case:
+def _copies(
+    rng: np.random.Generator, size: int, width: int, parts: Sequence[tuple[Sequence[int], Sequence[int], int]], strides: Sequence[int], name: str
+) -> Case:
     """parts: shape, strides in x and first element of y; `width` elements of y have these strides."""
     ints: dict[str, DimLike] = {"elem": size}
     want = np.zeros(width, f"u{size}")
@@ -208,9 +211,30 @@ def layout(rng: np.random.Generator) -> Iterator[Case]:
         yield Case("zero_border", "zero_border", dtype, sizes, {}, {"y": _behind(right, 32)})
 
 
+def pads(rng: np.random.Generator) -> Iterator[Case]:
+    """Channels-last images of 2 x h x w x c, padded (or cropped) at the top, left, bottom and right."""
+    modes = ("constant", "reflect", "edge", "wrap")
+    for size, (mode, name) in itertools.product((1, 2, 4, 8), enumerate(modes)):
+        for h, w, c, (t, left, b, r) in ((7, 9, 3, (1, 2, 3, 0)), (6, 8, 16, (2, 0, 1, 4)), (5, 7, 8, (0, -1, -2, 2)), (1, 40, 67, (0, 3, 0, 3))):
+            x = _bits(rng, 2 * h * w * c, size).reshape(2, h, w, c)
+            cut = x[:, max(-t, 0) : h + min(b, 0), max(-left, 0) : w + min(r, 0)]
+            grown = ((0, 0), (max(t, 0), max(b, 0)), (max(left, 0), max(r, 0)), (0, 0))
+            if mode in (1, 3) and min(t, left, b, r) < 0:
+                continue
+            want = np.pad(x if mode == 2 and min(b, left) >= 0 else cut, grown, name, **({"constant_values": 90} if mode == 0 else {}))
+            if mode == 2 and min(b, left) < 0:
+                continue  # what is cropped has no edge to repeat
+            height, width = want.shape[1:3]
+            rows = [(1, 1, 0, 0, 0), (2, 2, 0, h * w * c, height * width * c), (h, height, t, w * c, width * c), (w, width, left, c, c), (c, c, 0, 1, 1)]
+            ints: dict[str, DimLike] = {"elem": size, "mode": mode, "value": 90 if mode == 0 else 0}
+            for k, row in enumerate(rows):
+                ints |= {f"{d}{k}": v for d, v in zip("mnpxy", row, strict=True)}
+            yield Case(f"pad {name} {h}x{w}x{c} {size}B", "pad", DType.F32, ints, {"x": x}, {"y": plain(_BY_SIZE[size], want, None)})
+
+
 def _behind(o: Output, elements: int) -> Output:
     """The same output, its first element `elements` further on."""
     return Output(o.dtype, o.count, o.shape, o.strides, o.want, o.bound, elements)
 
 
-FAMILIES = {"copy": copy, "copies": copies, "gather": gather, "small": small, "layout": layout}
+FAMILIES = {"copy": copy, "copies": copies, "gather": gather, "small": small, "layout": layout, "pad": pads}
