@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -221,9 +222,10 @@ def pads(rng: np.random.Generator) -> Iterator[Case]:
             grown = ((0, 0), (max(t, 0), max(b, 0)), (max(left, 0), max(r, 0)), (0, 0))
             if mode in (1, 3) and min(t, left, b, r) < 0:
                 continue
-            want = np.pad(x if mode == 2 and min(b, left) >= 0 else cut, grown, name, **({"constant_values": 90} if mode == 0 else {}))
             if mode == 2 and min(b, left) < 0:
                 continue  # what is cropped has no edge to repeat
+            filled: dict[str, Any] = {"constant_values": 90} if mode == 0 else {}
+            want: Array = np.pad(cut, grown, cast(Any, name), **filled)
             height, width = want.shape[1:3]
             rows = [(1, 1, 0, 0, 0), (2, 2, 0, h * w * c, height * width * c), (h, height, t, w * c, width * c), (w, width, left, c, c), (c, c, 0, 1, 1)]
             ints: dict[str, DimLike] = {"elem": size, "mode": mode, "value": 90 if mode == 0 else 0}
