@@ -229,6 +229,8 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
                 v.append(int(ins.imm))
             elif ins.op == "div" and isinstance(a[1], int) and a[1] > 0 and not (isinstance(a[0], int) and a[0] < 0):
                 v.append(D.floordiv(a[0], a[1]))
+            elif ins.op == "div" and isinstance(a[1], D.Dim) and all(map(D.never_negative, a)):
+                v.append(D.floordiv(a[0], a[1]))
             elif ins.op == "le":
                 v.append(D.sub(1, D.less(a[1], a[0])))
             elif ins.op in _SYMBOLIC:
