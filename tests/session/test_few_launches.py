@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.session.test_models import feeds, small
 from tracea_onnx import compiler, provider
@@ -190,3 +191,23 @@ def test_rotary_embedding_as_one_operator(flat: bool, interleaved: int, rotated:
     (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert launches.count("rope") == 1
+
+
+@pytest.mark.parametrize("channels", [32, 20])
+def test_tokens_and_lines_of_channels_are_the_same(channels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Convolutions over one dim between transpositions, as speech models have them, move nothing."""
+    rng = np.random.default_rng(0)
+    weights = {"v": (channels, channels, 3), "w": (channels, channels), "u": (channels, 1, 5), "g": (channels,)}
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "g", "g"], ["n"]), helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Conv", ["t", "v"], ["a"], pads=[1, 1]), helper.make_node("Conv", ["a", "u"], ["b"], pads=[2, 2], group=channels),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 2, 1]), helper.make_node("MatMul", ["c", "w"], ["d"]), helper.make_node("Add", ["d", "x"], ["y"]),
+    ]  # fmt: skip
+    given, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", "t", channels]) for n in "xy")
+    stored = [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32) * 0.2, n) for n, s in weights.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", [given], [result], stored), opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    data = {"x": rng.standard_normal((2, 11, channels)).astype(np.float32)}
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    got, launches = run(model, data, FEW, monkeypatch, tmp_path)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
+    assert "nhwc_to_nchw" not in launches

@@ -207,8 +207,8 @@ class Lowering:
 
     def as_view(self, v: Value) -> View:
         """`v` as a strided view for a reader to whom the order of its axes in memory does not matter."""
-        if v.view is None and v.nhwc is not None and v.rank == 4 and self.target.few_launches:
-            return View(v.nhwc.ref, (v.nhwc.ns, 1, v.nhwc.rs, v.nhwc.cs))
+        if v.view is None and v.nhwc is not None and self.target.few_launches:
+            return View(v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs))
         return self.strided(v)
 
     def fresh(self, v: Value) -> View:

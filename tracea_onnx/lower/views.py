@@ -69,10 +69,10 @@ def regrouped(view: View, old: Dims, new: Dims) -> View | None:
 
 def image_in(v: Value) -> Nhwc | None:
     """`v` where it lies, if its view has the channels of a pixel side by side (as of a matrix of tokens that was turned into an image)."""
-    if v.view is None or v.rank != 4:
+    if v.view is None or v.rank not in (3, 4):
         return None
-    n, c, h, w = v.shape
-    ns, step, rs, cs = v.view.strides
+    n, c, h, w = v.image()
+    ns, step, rs, cs = v.view.strides if v.rank == 4 else (*v.view.strides[:2], 0, v.view.strides[2])
     cs = c if w == 1 else cs  # strides along dims of 1 say nothing
     rs = D.mul(w, cs) if h == 1 else rs
     ns = D.mul(h, rs) if n == 1 else ns
