@@ -80,6 +80,10 @@ _EPS = {"float64": float(np.finfo(np.float64).eps), "complex128": float(np.finfo
 _FLIPS = 0.05
 
 
+#: An optimizer of ONNX Runtime (1.31) that takes the process down at some fp16 graphs of transpositions. It changes layouts, not whether a model loads.
+_CRASHING = ["NchwcTransformer"]
+
+
 def session(source: io.Source, *, optimise: bool = False, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
     """An ONNX Runtime session of a loaded model; external data is read from its folder. Raises ONNX Runtime's own errors."""
     import onnxruntime as ort
@@ -93,7 +97,7 @@ def session(source: io.Source, *, optimise: bool = False, providers: Sequence[st
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     if PROVIDER_NAME in providers:
         return create_session(io.serialize(model), session_options=options)
-    return ort.InferenceSession(io.serialize(model), options, providers=list(providers))
+    return ort.InferenceSession(io.serialize(model), options, providers=list(providers), disabled_optimizers=_CRASHING if optimise else [])
 
 
 def loads(source: io.Source) -> bool:
