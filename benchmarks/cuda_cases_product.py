@@ -357,6 +357,8 @@ def batches(rng: Rng) -> Iterator[Case]:
         for dtype, t in ((F16, split(64, 64, False)), (F16, split(64, 64, True)), (BF16, split(128, 128, True, 2)), (F16, split(64, 128, False, 1, 1, 2))):
             yield _with(matmul(rng, dtype, 2, 2, 136, 72, 264, a_turned=a_turned, b_turned=b_turned), t)
     yield _with(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
+    for t in (split(64, 64, False, 4), split(64, 64, True, 3), split(128, 64, True, 4)):  # chosen for more steps than there turn out to be: parts without any
+        yield _with(matmul(rng, F16, 1, 2, 72, 136, 72), t)
 
 
 def convolutions(rng: Rng) -> Iterator[Case]:

@@ -260,8 +260,13 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     if (slot == first) phase ^= 1;
   }
   multiply_wait<0>();
+#if SOURCE == 2
+  if (count == 0)  // fewer steps than parts, where k was not known
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 2; j++) sum[j] = 0.f;
+#endif
   if (SPLIT > 1) {
-    if (!SPARE && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
+    if ((!SPARE || count == 0) && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
     wait(ready, 0);
   } else {
     sync_group(1, WORKERS);
