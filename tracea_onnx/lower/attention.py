@@ -282,4 +282,31 @@ def rotary_embedding(ctx: Lowering, op: Op) -> None:
     rope(ctx, Op(":rope", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
 
 
-OPS = {":attention": attention, ":rope": rope, "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding}
+def attention_operator(ctx: Lowering, op: Op) -> None:
+    """Attention as one operator of ONNX, which nothing around it fused with: [batch, heads, sequence, head size], or rank 3 with the heads side by side."""
+    if op.attr("softcap", 0.0) or op.attr("qk_matmul_output_mode", 0) or any(op.inputs[4:]) or any(op.outputs[1:]):
+        raise Unsupported("an Attention with a softcap, a cache or further results")
+    q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
+    flat = q.rank == 3
+    counts = {"num_heads": int(op.attr("q_num_heads", 0)), "kv_heads": int(op.attr("kv_num_heads", 0))}
+    if q.rank not in (3, 4) or (flat and not all(counts.values())):
+        raise Unsupported("an Attention of an unknown number of heads")
+    roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
+    attrs: dict[str, Any] = {role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")}
+    width = q.shape[-1]
+    if not isinstance(width, int):
+        raise Unsupported("attention with a symbolic head size")
+    size = width // counts["num_heads"] if flat else width
+    attrs |= {**(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True}
+    if op.input(3):
+        mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
+        if op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys):
+            raise Unsupported("a mask that may be shorter than the keys")
+        roles["mask"] = op.input(3)
+        attrs |= {"mask_kind": "bool" if mask.dtype == DType.BOOL else "add", "fill": "-inf"}
+    attention(ctx, Op(":attention", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+
+
+OPS = {
+    ":attention": attention, "Attention": attention_operator, ":rope": rope, "RotaryEmbedding": rotary_embedding, "com.microsoft.RotaryEmbedding": rotary_embedding,
+}  # fmt: skip
