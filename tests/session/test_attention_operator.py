@@ -23,7 +23,7 @@ def test_as_onnx_runtime(case: str) -> None:
     rng = np.random.default_rng(0)
     heads, kv, size, queries, keys = 4, 2 if rank == 3 else 4, 8, 5, 5 if "is_causal" in attrs else 7
     shapes = {n: (2, c, s, size) if rank == 4 else (2, s, c * size) for n, c, s in (("q", heads, queries), ("k", kv, keys), ("v", kv, keys))}
-    data = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    data: dict[str, Any] = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     if mask:
         data["m"] = rng.random((2, 1, queries, keys)) > 0.3 if mask == "bool" else rng.standard_normal((queries, keys)).astype(np.float32)
     given = [

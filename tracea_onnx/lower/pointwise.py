@@ -227,9 +227,7 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
             a = [v[k] for k in ins.args]
             if ins.op == "const" and ins.imm == int(ins.imm):
                 v.append(int(ins.imm))
-            elif ins.op == "div" and isinstance(a[1], int) and a[1] > 0 and not (isinstance(a[0], int) and a[0] < 0):
-                v.append(D.floordiv(a[0], a[1]))
-            elif ins.op == "div" and isinstance(a[1], D.Dim) and all(map(D.never_negative, a)):
+            elif (ins.op == "div" and isinstance(a[1], int) and a[1] > 0 and not (isinstance(a[0], int) and a[0] < 0)) or (ins.op == "div" and isinstance(a[1], D.Dim) and all(map(D.never_negative, a))):
                 v.append(D.floordiv(a[0], a[1]))
             elif ins.op == "le":
                 v.append(D.sub(1, D.less(a[1], a[0])))
