@@ -215,6 +215,13 @@ _SYMBOLIC: dict[str, Callable[..., DimLike]] = {
 }  # fmt: skip
 
 
+def _divides_down(a: DimLike, b: DimLike) -> bool:
+    """Whether a / b, which truncates, is what D.floordiv gives."""
+    if isinstance(b, int):
+        return b > 0 and not (isinstance(a, int) and a < 0)
+    return D.never_negative(a) and D.never_negative(b)
+
+
 def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
     """The expression on symbolic integers, element by element; None when an operation has no symbolic form."""
     count = shape[0] if shape else 1
@@ -227,7 +234,7 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
             a = [v[k] for k in ins.args]
             if ins.op == "const" and ins.imm == int(ins.imm):
                 v.append(int(ins.imm))
-            elif (ins.op == "div" and isinstance(a[1], int) and a[1] > 0 and not (isinstance(a[0], int) and a[0] < 0)) or (ins.op == "div" and isinstance(a[1], D.Dim) and all(map(D.never_negative, a))):
+            elif ins.op == "div" and _divides_down(*a):
                 v.append(D.floordiv(a[0], a[1]))
             elif ins.op == "le":
                 v.append(D.sub(1, D.less(a[1], a[0])))
