@@ -11,7 +11,7 @@ from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
-#: Pixels that a thread of global pooling reads before an image is split, pixels of a slice, and the most slices.
+#: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice, and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
 
 
@@ -117,7 +117,7 @@ def global_pool(request: Request) -> list[Kernel]:
     size = known(pixels)
     wide = 16 // request.dtype.size if all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
     # As many threads across the channels as leave a block for each multiprocessor, but whole lines of memory where they can.
-    lanes = next((k for k in (32, 16, 8) if (known(n) or 1) * -(-c // (k * wide)) >= request.sms), 4 if wide > 1 else 8)
+    lanes = next((k for k in (32, 16, 8) if (known(n) or 1) * -(-c // (k * wide)) >= request.sms), 2 if wide > 1 else 8)
     slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM * (256 // lanes) else 1
     across = -(-c // (lanes * wide))
     source = f"""{_head(request)}

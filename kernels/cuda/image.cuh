@@ -143,13 +143,13 @@ template <bool MAX, int V, int LANES> DEV void pool_slice(const T* x, T* y, floa
     for (int j = 0; j < V; j++) a[j] = MAX ? -INF : 0.f;
     if (c < C) {
       const T* p = x + n * from.ns + c;
-      const bool dense = from.rs == i64(W) * from.cs;
+      const i64 gap = from.rs - i64(W) * from.cs;  // behind each row
       for (int k = begin + int(threadIdx.x) / LANES; k < end; k += DOWN * AHEAD) {
         Vec<T, V> v[AHEAD];
 #pragma unroll
         for (int q = 0; q < AHEAD; q++) {
-          const int at = k + q * DOWN;
-          if (at < end) v[q] = load<V>(p + (dense ? i64(at) * from.cs : i64(at / W) * from.rs + i64(at % W) * from.cs));
+          const int at = min(k + q * DOWN, end - 1);  // no load waits behind a branch
+          v[q] = load<V>(p + (i64(at) * from.cs + (gap ? at / W * gap : 0)));
         }
 #pragma unroll
         for (int q = 0; q < AHEAD; q++)
