@@ -23,6 +23,8 @@ _BLOCK = 128
 _FILL, _STRIPS_FROM = 192, 65536
 #: Bytes of weights that a thread has in registers before the kernel before this one ends; threads have no more channels than these allow, for more taps fewer.
 _EARLY = 400
+#: Taps of a window from which on a thread goes through it row by row.
+_LARGE = 121
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
 _BATCHES = (4, 8, 16, 32)
 
@@ -33,7 +35,7 @@ def convolution(r: Request) -> list[Kernel]:
     tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
     if tile is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
-        many = D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL))
+        many = 1 if kh * kw > _LARGE else D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
         least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
@@ -45,6 +47,8 @@ def convolution(r: Request) -> list[Kernel]:
 def _few_outputs(r: Request) -> tuple[int, int]:
     """Neighbouring outputs share their inputs: columns and rows of them that a thread computes where that leaves enough threads."""
     i = r.ints
+    if int(i["KH"]) * int(i["KW"]) > _LARGE:
+        return (4 if i["SW"] * i["DW"] == 1 else 1), 1
     if i["SH"] * i["DH"] == 1 and i["SW"] * i["DW"] == 1:
         return min(((2, 2), (4, 1)), key=lambda s: _waste(i["OW"], s[0]) * _waste(i["OH"], s[1]))
     return 2, 1
@@ -190,10 +194,10 @@ def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
     """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way together."""
     kh, kw, width = *_window(r)[:2], _width(r)
     early = columns * lines == 1 and "w" in r.constant and kh * kw * width * r.dtype.size <= _EARLY
-    defines = [f"constexpr int COLUMNS = {columns}, LINES = {lines};", f"constexpr bool EARLY = {int(early)};"]
+    defines = [f"constexpr int COLUMNS = {columns}, LINES = {lines}, LARGE = {_LARGE};", f"constexpr bool EARLY = {int(early)};"]
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use)
-    return _kernel(r, ("depthwise_channels", "depthwise"), "depthwise", width, grid, defines, extra, ())
+    return _kernel(r, ("depthwise_channels", "depthwise"), "depthwise", width, grid, defines, extra, ("x_cs",) if isinstance(r.ints["x_cs"], int) else ())
 
 
 def transposed(r: Request) -> list[Kernel]:
@@ -214,11 +218,12 @@ def _kernel(
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=width)
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
-    params += [("int", "weight_pitch", Int32(-(-_product.static(r, "OC") // 8) * 8)), *extra]
+    params += extra
     params += [*(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed), *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
         f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {_BLOCK}, MULTIPLE = {_multiple(r)};",
+        f"constexpr int weight_pitch = {-(-_product.static(r, 'OC') // 8) * 8};",
         *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, *(_backend.template(t) for t in templates),

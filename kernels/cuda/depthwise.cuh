@@ -2,11 +2,11 @@
 // reads every input once for all of them. Neighbouring threads take neighbouring channels. Loads have no branches around them: what lies outside
 // the image reads as zero, and all of a thread's loads are in flight together.
 //
-// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS, LINES, THREADS, EARLY and the epilogue (struct Epilogue, finish),
+// Follows depthwise_channels.cuh. The generator also defines: KH, KW, SH, SW, DH, DW, COLUMNS, LINES, LARGE, THREADS, EARLY and the epilogue (struct Epilogue, finish),
 // on WIDTH channels. EARLY: all weights are read, into registers, while the kernel before this one still runs.
 
 constexpr int SPAN = (COLUMNS - 1) * SW + (KW - 1) * DW + 1, DEPTH = (LINES - 1) * SH + (KH - 1) * DH + 1;  // input columns and rows that a thread reads
-constexpr int UNROLLED = KH * KW <= 121 ? DEPTH : 1;
+constexpr int UNROLLED = KH * KW <= LARGE ? DEPTH : 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
   const i64 t = (i64)blockIdx.x * THREADS + threadIdx.x;
@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(PARAMETERS) {
     if (!read) continue;
     const int ih = oh0 * SH - PT + d;
     const bool inside = (u32)ih < (u32)IH;
+    if (UNROLLED == 1 && !inside) continue;
     const T* row = x + n * x_ns + ih * x_rs + c / MULTIPLE;
     Raw in[SPAN];
 #pragma unroll

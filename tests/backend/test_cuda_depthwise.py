@@ -93,7 +93,7 @@ def _window(kernel: int, stride: int, dilation: int) -> dict[str, int]:
 @pytest.mark.parametrize(("columns", "lines"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize(("vector", "width", "multiple"), [(1, 8, 1), (0, 8, 1), (1, 4, 1), (1, 2, 1), (0, 2, 1), (1, 8, 2), (1, 2, 3)])
 def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: int, columns: int, lines: int, vector: int, width: int, multiple: int) -> None:
-    sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines}
+    sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "LARGE": 16}
     for c in (24, 5 * multiple):
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
         run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "depthwise", "depthwise_channels", "depthwise")
