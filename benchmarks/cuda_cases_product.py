@@ -390,6 +390,10 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     for size, pool in (((61, 64), (3, 3, 1, 1, 1, 1)), ((29, 35), (2, 2, 0, 0, 0, 0)), ((30, 36), (3, 2, 0, 1, 1, 0))):
         yield conv(rng, Conv(2, 3, *size, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, pool=pool), F16)
     yield conv(rng, Conv(1, 5, 33, 37, 20, act="silu", pool=(3, 3, 0, 0, 1, 1)), BF16)
+    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, res_mode=1), F32)
+    yield conv(rng, Conv(1, 3, 17, 19, 70, act="silu", slack=3), F32)
+    yield conv(rng, Conv(2, 2, 1, 91, 24, (1, 10), (1, 5), one, none, planes=True, kinds=(0, 1, 3)), F16)
+    yield conv(rng, Conv(1, 1, 40, 43, 24, (11, 11), (4, 4), one, (2, 2, 2, 2), planes=True), BF16)
     yield conv(rng, Conv(1, 7, 19, 17, 13, (5, 3), (2, 1), (2, 1), (1, 2, 3, 0)), F16)
     yield conv(rng, Conv(3, 5, 11, 13, 7, (3, 2), (2, 3), (2, 1), (1, 0, 2, 1)), F32)
     yield conv(rng, Conv(2, 20, 10, 10, 30, groups=5, res_mode=1), F16)

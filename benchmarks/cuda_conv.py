@@ -252,6 +252,11 @@ def check_cases() -> list[Case]:
         Conv(2, 2, 9, 17, 16, (1, 3), (2, 1), planes=True, pads=(0, 1, 0, 1), kinds=(1, 0, 3)), Conv(0, 3, 9, 17, 16, planes=True),
         Conv(1, 3, 1, 1, 70, planes=True),
     ]  # fmt: skip
+    lines = [  # and large windows
+        Conv(2, 1, 1, 91, 20, (1, 10), (1, 5), one, none, planes=True), Conv(1, 3, 1, 70, 33, (1, 25), one, one, (0, 12, 0, 12), planes=True, act="silu", res_mode=1),
+        Conv(1, 3, 40, 43, 24, (11, 11), (4, 4), one, (2, 2, 2, 2), planes=True, kinds=(0, 1, 3)),
+        Conv(2, 2, 21, 19, 6, (9, 3), pads=(4, 1, 4, 1), planes=True, slack=3),
+    ]  # fmt: skip
     both = [  # and pooled
         Conv(2, 3, 224, 224, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, pool=(3, 3, 1, 1, 1, 1)),
         Conv(3, 3, 37, 61, 24, (3, 3), (2, 2), planes=True, act="silu", pool=(3, 3, 1, 1, 1, 1)),
@@ -282,7 +287,7 @@ def check_cases() -> list[Case]:
     cases += [conv_case(v, d, tile, wild=True) for v, d in zip(wild, (DType.F16, DType.BF16, DType.F16), strict=True) for tile in (None, *bundle_tiles(v, d))]
     for d in TYPES:
         cases += [conv_case(v, d) for v in shapes]
-        cases += [conv_case(v, d) for v in (*first, *both) if d != DType.F32]
+        cases += [conv_case(v, d) for v in (*first, *lines, *(both if d != DType.F32 else ()))]
         for v in every_tile:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
             cases += [conv_case(v, d, tile) for tile in T.tiles(d, v.oc, steps) if d != DType.BF16 or v == every_tile[0]]

@@ -13,8 +13,8 @@ from tracea_onnx.cuda_text import prelude
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
-#: Windows of so many terms that reach so far at most, and strides up to 4, have a tile on every device.
-MOST_TERMS, WIDEST = 400, 15
+#: Windows of so many terms that reach so far at most (those of one row further), and strides up to 4, have a tile on every device.
+MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
 #: An image's height or width where it is symbolic; taps of a row whose pixels a thread holds, where a row has more.
 _USUAL, _PIECE = 112, 8
 #: Clocks to start a block, for what one thread copies, for a row of the window of one warp; until its first products, and those of a tap alone.
@@ -60,7 +60,7 @@ def _patch(r: Request, tile: FirstTile) -> tuple[int, int]:
 def _smem(r: Request, tile: FirstTile) -> int:
     ic, kh, kw = _sizes(r)[:3]
     rows, pitch = _patch(r, tile)
-    return (ic * kh * kw * tile.columns + rows * pitch) * 4
+    return (ic * kh * kw * (tile.columns + 4) + rows * pitch) * 4
 
 
 def _resident(r: Request, tile: FirstTile) -> int:

@@ -4,43 +4,62 @@
 // row of the window it reads every pixel once, for PIECE taps at a time.
 //
 // Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW, P, GROUPS, DOWN, BN, PIECE, THREADS, RESIDENT, EARLY (weights are
-// constant), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, finish, on 4 channels).
+// constant), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
 
 constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1, SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
 constexpr int HELD = ((P - 1) * SW + (PIECE - 1) * DW + 4) / 4 * 4;  // pixels that a thread holds
+constexpr int FILTERS = BN + 4;  // floats from a tap to the next: neighbouring ones lie in other banks
 constexpr int PITCH = ((GROUPS - 1) * P * SW + (KW - 1) / PIECE * PIECE * DW + HELD + 3) / 4 * 4, CHANNEL_GROUPS = BN / 8;
 static_assert(THREADS == GROUPS * DOWN * CHANNEL_GROUPS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAMETERS) {
   extern __shared__ __align__(16) float shared[];
-  float *const filters = shared, *const patch = shared + IC * TAPS * BN;
+  float *const filters = shared, *const patch = shared + IC * TAPS * FILTERS;
   const int across = (OW + GROUPS * P - 1) / (GROUPS * P), bands = (OH + DOWN - 1) / DOWN, oc0 = blockIdx.y * BN;
   const int ow0 = blockIdx.x % across * (GROUPS * P), oh0 = blockIdx.x / across % bands * DOWN, n = blockIdx.x / across / bands;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-#pragma unroll 4
-  for (int i = threadIdx.x; i < TAPS * BN; i += THREADS) {
-    const int oc = i % BN, tap = i / BN;
-    Raw channels = {};  // of a tap, which begin at multiples of 8 bytes
-    if (oc0 + oc < OC) channels = *(const Raw*)(w + ((i64)(oc0 + oc) * TAPS + tap) * FILTER_PITCH);
-    float v[4];
-    widen(channels, v);
+  // What lies outside is read at the edge and what is too much done twice, so that no load waits behind a branch. Output channels beyond the last are computed
+  // with the last one's filters.
+  constexpr int AHEAD = 8, PIXELS = IC * ROWS * SPAN;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < TAPS * BN; first += THREADS * AHEAD) {
+    Raw channels[AHEAD];  // of a tap, which begin at multiples of 8 bytes
 #pragma unroll
-    for (int c = 0; c < IC; c++) filters[(c * TAPS + tap) * BN + oc] = v[c];
+    for (int q = 0; q < AHEAD; q++) {
+      const int i = min(first + q * THREADS, TAPS * BN - 1);
+      channels[q] = *(const Raw*)(w + ((i64)min(oc0 + i / TAPS, OC - 1) * TAPS + i % TAPS) * FILTER_PITCH);
+    }
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++) {
+      const int i = min(first + q * THREADS, TAPS * BN - 1);
+      float v[4];
+      widen(channels[q], v);
+#pragma unroll
+      for (int c = 0; c < IC; c++) filters[(c * TAPS + i % TAPS) * FILTERS + i / TAPS] = v[c];
+    }
   }
 #if __CUDA_ARCH__ >= 900
   if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   const int top = oh0 * SH - PT, left = ow0 * SW - PL;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < IC * ROWS * SPAN; i += THREADS) {
-    const int s = i % SPAN, r = i / SPAN, row = r % ROWS, ih = top + row, iw = left + s;
-    float v = 0.f;
-    if ((u32)ih < (u32)IH && (u32)iw < (u32)IW) v = to_float(x[n * x_ns + r / ROWS * x_c + ih * x_rs + iw * x_cs]);
-    patch[r * PITCH + s] = v;
+  const T* image = x + n * x_ns;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < PIXELS; first += THREADS * AHEAD) {
+    T v[AHEAD];
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++) {
+      const int i = min(first + q * THREADS, PIXELS - 1), s = i % SPAN, r = i / SPAN, ih = top + r % ROWS, iw = left + s;
+      v[q] = image[r / ROWS * x_c + min(max(ih, 0), IH - 1) * x_rs + min(max(iw, 0), IW - 1) * x_cs];
+    }
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++) {
+      const int i = min(first + q * THREADS, PIXELS - 1), s = i % SPAN, r = i / SPAN, ih = top + r % ROWS, iw = left + s;
+      patch[r * PITCH + s] = (u32)ih < (u32)IH && (u32)iw < (u32)IW ? to_float(v[q]) : 0.f;
+    }
   }
   __syncthreads();
   const int channel = threadIdx.x % CHANNEL_GROUPS * 4, group = threadIdx.x / CHANNEL_GROUPS % GROUPS, down = threadIdx.x / CHANNEL_GROUPS / GROUPS;
@@ -60,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
           if (KW % PIECE && first + k >= KW) break;
           float f[2][4];
           *(float4*)f[0] = *(const float4*)filter, *(float4*)f[1] = *(const float4*)(filter + BN / 2);
-          filter += BN;
+          filter += FILTERS;
 #pragma unroll
           for (int p = 0; p < P; p++)
 #pragma unroll
@@ -70,17 +89,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
     }
   }
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  const int oh = oh0 + down;
+  const int oh = oh0 + down, oc = oc0 + channel;
+  const Columns columns[2] = {columns_at(epilogue, oc, OC), columns_at(epilogue, oc + BN / 2, OC)};
 #pragma unroll
   for (int p = 0; p < P; p++) {
     const int ow = ow0 + group * P + p;
     if (oh >= OH || ow >= OW) break;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int oc = oc0 + half * (BN / 2) + channel;
-      if (oc >= OC) continue;
-      finish(epilogue, sum[p][half], 0, n * r_ns + oh * r_rs + ow * r_cs, oc, OC - oc);
-      store(y + n * y_ns + oh * y_rs + ow * y_cs + oc, sum[p][half], OC - oc);
+      const int c = oc + half * (BN / 2);
+      if (c >= OC) continue;
+      finish(epilogue, columns[half], sum[p][half], 0, n * r_ns + oh * r_rs + ow * r_cs, c, OC - c);
+      store(y + n * y_ns + oh * y_rs + ow * y_cs + c, sum[p][half], OC - c);
     }
   }
 }

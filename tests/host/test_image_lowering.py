@@ -59,10 +59,15 @@ def test_few_channels_beyond_that_lie_close() -> None:
 
 
 def test_lines_of_few_channels_are_read_where_they_lie() -> None:
-    for dtype, length, alone in ((np.float32, 16000, True), (np.float16, 16000, True), (np.float16, 1600000, False)):
-        launches = lowered("Conv", (1, 1, length), {"w": (64, 1, 10)}, strides=[5], dtype=dtype)
-        assert [family for family, _ in launches] == ["nchw_to_nhwc"] * (not alone) + ["conv2d"]
-        assert launches[-1][1]["x_cs"] == (1 if alone else 8)
+    for dtype in (np.float32, np.float16):
+        ((family, ints),) = lowered("Conv", (1, 1, 16000), {"w": (64, 1, 10)}, strides=[5], dtype=dtype)
+        assert family == "conv2d" and ints["x_cs"] == 1
+
+
+def test_windows_that_tile_an_image_are_rows_of_a_product() -> None:
+    for kernel in (4, 16):
+        launches = lowered("Conv", (1, 3, 64, 64), {"w": (8, 3, kernel, kernel)}, strides=[kernel] * 2, dtype=np.float32)
+        assert [family for family, _ in launches] == ["copy", "conv2d"] and launches[-1][1]["KH"] == 1
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

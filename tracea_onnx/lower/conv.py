@@ -130,14 +130,14 @@ _LITTLE = 1 << 25
 
 
 def _in_planes(x: Value, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int], each: DimLike) -> bool:
-    """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small windows on tensor cores in 16-bit types, by FFMA those in f32
-    and what is little work. each: multiply-adds of one tap."""
+    """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small windows on tensor cores in 16-bit types, by FFMA those in f32,
+    lines and what is little work. each: multiply-adds of one tap."""
     if x.dtype.size == 2 and x.rank == 4 and max(kernel) <= 8 and max(strides) <= 4 and dilations == (1, 1):
         return True
     taps, channels = math.prod(kernel), x.shape[1]
     wide = max((k - 1) * d for k, d in zip(kernel, dilations, strict=True))
-    little = x.dtype.size == 4 or (isinstance(each, int) and each * taps <= _LITTLE)
-    return little and isinstance(channels, int) and taps * channels <= 400 and wide <= 15 and max(strides) <= (8 if kernel[0] == 1 else 4)
+    little = x.dtype.size == 4 or kernel[0] == 1 or (isinstance(each, int) and each * taps <= _LITTLE)
+    return little and isinstance(channels, int) and taps * channels <= 400 and wide <= (31 if kernel[0] == 1 else 15) and max(strides) <= (8 if kernel[0] == 1 else 4)
 
 
 def _patches(x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Border, groups: int) -> bool:
