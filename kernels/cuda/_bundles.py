@@ -14,8 +14,10 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 #: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
-#: pixels begin at multiples of 32 bytes or of 16; how much slower windows of channels are to multiply that lie across lines of 128 bytes.
-ALONE, _PIXEL, _ODD_PIXEL, _STRADDLING = 1.5, 4.0, 7.6, 1.25
+#: pixels begin at multiples of 32 bytes or of 16, and of more than 64 channels without groups; how much longer a filter takes; how much slower windows of
+#: channels are to multiply that lie across lines of 128 bytes.
+ALONE, _PIXEL, _ODD_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING = 1.5, 4.0, 7.6, 5.0, 1.5, 1.25
+
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,15 @@ def widened(r: Request) -> bool:
     return r.arch == 90 and r.dtype in (DType.F16, DType.BF16) and int(r.ints["G"]) > 1 and of(r).groups > 1
 
 
-def pixel(r: Request) -> float:
-    """Clocks that a step of 64 channels of one pixel takes at least, where narrow tiles let it count."""
-    return 0.0 if r.ints["G"] == 1 else _PIXEL if multiple_of(r.ints["x_cs"]) >= 16 and of(r).channels % 16 == 0 else _ODD_PIXEL
+def pixel(r: Request) -> tuple[float, float]:
+    """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow tiles let it count. The filters of bundles are whole lines of
+    memory, or nearly."""
+    alone, ic = r.ints["G"] == 1, int(r.ints["IC"])
+    if alone and ic % 64 == 0:
+        return 0.0, 0.0
+    even = multiple_of(r.ints["x_cs"]) >= 16 and of(r).channels % 16 == 0
+    one = _PIXEL if even else _WIDE_PIXEL if alone and ic > 64 else _ODD_PIXEL
+    return one, _FILTER * one * alone
 
 
 def straddling(r: Request) -> float:

@@ -61,6 +61,7 @@ _TENSOR = {
 }  # fmt: skip
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
 _FEW_TENSOR = (86, 89)
+_FREE = (0.0, 0.0)
 #: Columns of the widest f32 tile that reads neighbouring ones of b together.
 _MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
@@ -161,13 +162,13 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Odd | None = None, split: bool = True,
-    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: float = 0.0,
+    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
     along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too; bundles: of n
-    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel takes at least."""
+    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
@@ -192,7 +193,7 @@ def prices(
 
 @cache
 def _likely(
-    kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int, pixel: float
+    kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int, pixel: tuple[float, float]
 ) -> dict[Any, float]:
     """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
     costs = {t: cost for kind in kinds for t, cost in _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels, bundles, pixel).items()}

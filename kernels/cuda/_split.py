@@ -15,6 +15,7 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _bundles, _epilogue, _norms, _turned, _wgmma = (_backend.part(name) for name in ("_bundles", "_epilogue", "_norms", "_turned", "_wgmma"))
+_FREE = (0.0, 0.0)
 _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every block takes 1024 more than it asks for
 
 
@@ -112,10 +113,11 @@ def slots(cluster: int, resident: int, sms: int) -> int:
 
 
 def tile_cost(
-    t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: float = 0.0, batch: int = 0
+    t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
+    batch: int = 0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row; batch: products of two run-time operands, 0: one by a weight."""
+    pixel: clocks to copy a step of one row and of one filter; batch: products of two run-time operands, 0: one by a weight."""
     left, right = (n, m) if t.swap else (m, n)
     blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles * max(batch, 1)
     n *= bundles
@@ -126,7 +128,8 @@ def tile_cost(
     if t.rows * together < 128:
         multiply *= 1.32
     copied = (t.rows + t.columns / t.share) * 128
-    step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES, together * t.bm * pixel)
+    copies = t.bm * pixel[0] + t.bn * pixel[1] / (1 if t.swap else t.share)
+    step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES, together * copies)
     if n * steps * 128 > _wgmma.CACHED:
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _wgmma.STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
@@ -138,7 +141,9 @@ def tile_cost(
     return max(memory, waves * -(-steps // t.split) * step) + waves * finish + cluster
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: float = 0.0) -> dict[SplitTile, float]:
+def prices(
+    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE
+) -> dict[SplitTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide. bundles: of n columns each."""
     tiles = (t for t in candidates(m, n, steps, sms, bundles) if not panels or t.bn % 64 == 0)
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}

@@ -15,7 +15,7 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _bundles, _epilogue, _norms = _backend.part("_bundles"), _backend.part("_epilogue"), _backend.part("_norms")
-_PANEL = 64 * 128
+_PANEL, _FREE = 64 * 128, (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,18 @@ def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTil
     return [*tiles, *(replace(t, tma=True) for t in tiles)]
 
 
-def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: float = 0.0) -> float:
+def tile_cost(
+    t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
+) -> float:  # fmt: skip
     """Clocks, comparable with `_split.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row."""
+    pixel: clocks to copy a step of one row and of one filter."""
     tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn) * bundles
     n *= bundles
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
     copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
-    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages, t.bm * pixel)
+    copies = t.bm * pixel[0] + (0.0 if t.kept else t.bn / t.cluster * pixel[1])
+    step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages, copies)
     if n * steps * 128 > CACHED:
         step = max(step, t.bn / t.cluster * 128 / STREAM_BYTES)
     finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_PANEL_CLOCKS + _SMOOTH * smooth)
@@ -101,10 +104,12 @@ def tile_cost(t: HopperTile, m: int, n: int, steps: int, sms: int, residual: boo
     if t.tma:
         body = body * (_TMA_GAIN if turns >= 3 else 1.0) + _TMA_LATENCY
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
-    return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0)
+    return _START + max(body, memory) + (_CLUSTER if t.cluster > 1 else 0.0) + (steps * t.bn * pixel[1] if t.kept else 0.0)
 
 
-def prices(m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: float = 0.0) -> dict[HopperTile, float]:
+def prices(
+    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE
+) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
     results leave by TMA only if whole panels of 64 columns are theirs."""
     tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))

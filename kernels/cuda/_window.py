@@ -68,7 +68,8 @@ def tile_cost(t: WindowTile, r: Request, m: int, steps: int) -> float:
     turns = -(-tiles // max(1, r.sms // tiles_n)) * -(-tiles_n // r.sms)
     multiply: float = _bundles.straddling(r) * steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
     finish = _ROWS * t.columns / 4096 * _PANEL_CLOCKS
-    return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + t.weights / 77.0
+    filters = steps * t.columns * _bundles.pixel(r)[0] if r.ints["G"] == 1 else 0.0
+    return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + max(t.weights / 77.0, filters)
 
 
 def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:

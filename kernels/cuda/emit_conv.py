@@ -20,6 +20,8 @@ _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
 _bundles, _depthwise, _turned = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
+#: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price, in clocks too.
+_NARROW, _TILES_OF_PIXELS = 48, (1.5, 5000.0)
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
 
@@ -98,9 +100,10 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             costs |= _product.prices(size, bundle.columns, 0, 1, r, maps=maps, stored=stored, bundles=bundle.count, pixel=_bundles.pixel(r))
         if maps and stored:
             costs |= _window.prices(r, size, maps)
-        if g > 1 or not maps:
+        if g > 1 or not maps or ic < _NARROW:
             tiles = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1)
-            costs |= {t: cost * (_bundles.ALONE if maps else 1.0) for t, cost in tiles.items()}
+            worse, more = (1.0, 0.0) if not maps else (_bundles.ALONE, 0.0) if g > 1 else _TILES_OF_PIXELS
+            costs |= {t: cost * worse + more for t, cost in tiles.items()}
         return costs
 
     kernels: list[Kernel] = []
