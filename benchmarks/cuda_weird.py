@@ -111,9 +111,9 @@ def measure(trial: Trial) -> tuple[float, dict[str, float | str]]:
 
 
 def trials() -> Iterator[Trial]:
-    from benchmarks import cuda_weird_axes, cuda_weird_move, cuda_weird_products, cuda_weird_rows
+    from benchmarks import cuda_weird_axes, cuda_weird_images, cuda_weird_move, cuda_weird_products, cuda_weird_rows
 
-    return chain.from_iterable(m.trials() for m in (cuda_weird_products, cuda_weird_rows, cuda_weird_move, cuda_weird_axes))
+    return chain.from_iterable(m.trials() for m in (cuda_weird_products, cuda_weird_images, cuda_weird_rows, cuda_weird_move, cuda_weird_axes))
 
 
 def main() -> int:

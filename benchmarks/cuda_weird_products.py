@@ -64,13 +64,15 @@ def bmm(dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False,
 
 
 def convolution(dtype: DType, v: Conv) -> Trial:
-    """Channels last on both sides; ours pads channels to 8, as the provider stores them."""
+    """Channels last on both sides, unless the image comes in planes; ours pads channels to 8, as the provider stores them."""
     (oh, ow), wide = v.out, pitch(v.oc)
 
     def inputs() -> Tensors:
         last = R.torch().channels_last
         x, w = random(v.n, v.c, v.h, v.w, dtype=dtype), random(*v.weight_shape, dtype=dtype, scale=(v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
-        return {"x": x.contiguous(memory_format=last), "w": w.contiguous(memory_format=last), "b": random(v.oc, dtype=dtype)}
+        if not v.planes:
+            x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)
+        return {"x": x, "w": w, "b": random(v.oc, dtype=dtype)}
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         t = R.torch()
@@ -78,7 +80,8 @@ def convolution(dtype: DType, v: Conv) -> Trial:
         bias[: v.oc] = x["b"]
         packed = V.packed_weight(v, x["w"].contiguous(), t.ones(v.oc, device="cuda"), dtype)
         y = result((v.n, oh, ow, wide), dtype)
-        return [{"x": V.channels_last(x["x"], pitch(v.c), dtype), "w": packed, "bias": bias, "y": y}], y[..., : v.oc].permute(0, 3, 1, 2)
+        image = x["x"] if v.planes else V.channels_last(x["x"], pitch(v.c), dtype)
+        return [{"x": image, "w": packed, "bias": bias, "y": y}], y[..., : v.oc].permute(0, 3, 1, 2)
 
     def eager(x: Tensors) -> Any:
         f, p = R.torch().nn.functional, v.pads
