@@ -60,7 +60,7 @@ class HopperTile:
             f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, LAST = {self.last};\n"
             f"constexpr int STAGES = {self.stages}, SLOTS = {self.slots};\n"
             f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
-            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT }};\nconstexpr Plan PLAN = {self.plan};\n"
+            f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT, WHOLE }};\nconstexpr Plan PLAN = {self.plan};\n"
         )
 
 
@@ -71,6 +71,9 @@ def _rows(groups: int, plan: str) -> int:
 def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0) -> HopperTile | None:
     """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
+    if plan == "WHOLE":
+        smem = 2048 + _rows(groups, plan) * 128 * max(panels, panels_v) + keys * 128 * (panels + panels_v)
+        return HopperTile(groups, keys, last or keys, blocks, plan, 1, 1, smem) if (smem + 1024) * blocks <= HOPPER_SHARED + 1024 else None
     slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + (4 * (keys + 4) if p.mask else 0)
     other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
     room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
@@ -86,7 +89,7 @@ class Form:
     """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where rows have masks of their own, which
     need registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
     16 of its keys. delay: the same clocks on the way through one warpgroup, which the others of a multiprocessor hide; without `work`,
-    the form is for multiprocessors that have a single tile."""
+    the form is for multiprocessors that have no more tiles than blocks."""
 
     groups: int
     blocks: int
@@ -113,6 +116,7 @@ _LONG = (
     Form(2, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)), Form(1, 1, "OVERLAP", 128, 128, 128, (900, 180, 145), (4000, 100, 176)),
     Form(2, 1, "TURNS", 128, 128, 128, (640, 220, 145), (3600, 130, 176)), Form(1, 2, "FREE", 64, 64, 64, (900, 180, 145), (3700, 100, 176)),
     Form(1, 1, "ALONE", 128, 128, 128, None, (3800, 64, 130)), *(Form(1, 1, "ALONE", 128, 128, 128, None, (7500, 64, 130), n) for n in _PARTS),
+    Form(1, 4, "WHOLE", 64, 64, 64, None, (3900, 64, 130)), Form(2, 2, "WHOLE", 128, 128, 128, None, (3900, 64, 130)),
 )  # fmt: skip
 _WIDE = (
     Form(2, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
@@ -122,6 +126,8 @@ _WIDE = (
 _UNEVEN = 60
 #: Clocks more of 64 rows whose last tile of keys is narrower.
 _NARROWER = 100
+#: By how much longer a warpgroup of OVERLAP takes for rows with masks of their own, which it reads beside its own products.
+_MASKED = 10, 9
 #: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
 _NEVER = 1 << 40
 
@@ -144,11 +150,15 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     keys, rows = parameters(request)["T"], tile.rows
     count = D.ceildiv(D.mul(_attention.blocks(request, rows), form.parts), clustered(request.sms, form.parts))
     delay = _delay(form, keys, tile)
+    if form.plan == "WHOLE":
+        count = D.select(D.less(tile.keys, keys), form.blocks + 1, count)
     if form.work is None:
-        return D.select(D.less(1, count), _NEVER, delay)
+        return D.select(D.less(form.blocks, count), _NEVER, delay)
     work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
         work = D.add(work, _UNEVEN * rows // 64)
+    if p.mask and form.plan == "OVERLAP" and known(parameters(request)["m_q"]) != 0:
+        work = D.floordiv(D.mul(work, _MASKED[0]), _MASKED[1])
 
     def together(tiles: DimLike) -> DimLike:
         return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
@@ -162,6 +172,9 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     """The tile of a form with the keys that cost least."""
     i = parameters(request)
     t, widest = known(i["T"]), form.masked if p.mask and known(i["m_q"]) != 0 else form.widest
+    if form.plan == "WHOLE":  # causal: other forms leave none of the products out whose keys no row sees
+        keys = 64 * -(-(t or widest) // 64)
+        return hopper_tile(p, form.groups, keys, form.blocks, form.plan, last=-(-t // 16) * 16 if t else keys) if p.causal and 0 < keys <= widest else None
     widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
     exact = t and not p.causal and form.parts == 1 and form.plan in ("FREE", "TURNS", "ALONE")
 
@@ -203,23 +216,26 @@ def _raw(request: Request, p: Any) -> bool:
 def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]) -> Kernel:
     """places: where an operand lies that was copied to where tensor copies can read it."""
     i = parameters(request)
-    block = 128 * (tile.groups + 1)
+    whole = tile.plan == "WHOLE"
+    block = 128 * (tile.groups + (not whole))
     flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
-    stored = 16 if tile.plan in ("ALONE", "SPLIT") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
+    stored = 16 if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
     asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
-    operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], tile.keys), ("v", i["T"], i["KVH"], tile.keys)]
+    keys = 64 if whole else tile.keys
+    operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], keys), ("v", i["T"], i["KVH"], keys)]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
     together = 256 if tile.plan == "OVERLAP" else 128  # long heads: their other panel comes next
     maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box, together) for o, rows, heads, box in operands]
-    templates = ("attention", "attention_tiles", "attention_masks", "attention_parts", "attention_out", "attention_hopper")
+    templates = ("attention", "attention_wgmma", "attention_tiles", "attention_masks", "attention_parts", "attention_out")
+    products = _products(request.dtype, tile.keys, {keys, tile.last}, -(-p.head_v // 16) * 16)
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
-        template("base", "hopper"), _products(request.dtype, tile.keys, tile.last, -(-p.head_v // 16) * 16), template(*templates),
+        template("base", "hopper"), products, template(*templates, "attention_whole" if whole else "attention_hopper"),
         _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = _attention.blocks(request, tile.rows)
-    grid = (D.product([count if tile.parts > 1 else D.minimum(count, request.sms * tile.blocks), tile.parts, use]), 1, 1)
+    grid = (D.product([count if whole or tile.parts > 1 else D.minimum(count, request.sms * tile.blocks), tile.parts, use]), 1, 1)
     arguments = (*maps, *_attention.arguments(request, places))
     return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
 
@@ -231,8 +247,8 @@ def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike,
     return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1), together=together)
 
 
-def _products(dtype: DType, keys: int, last: int, width: int) -> str:
-    """`start_scores(Width<n>, s, a, b)`, `add_scores`: s[64 x n] = a b^T, += a b^T from shared memory, of n = `keys` or `last` keys; `multiply_values(out, p, b)`:
+def _products(dtype: DType, keys: int, counts: set[int], width: int) -> str:
+    """`start_scores(Width<n>, s, a, b)`, `add_scores`: s[64 x n] = a b^T, += a b^T from shared memory, of n in `counts` of `keys` keys; `multiply_values(out, p, b)`:
     out[64 x width] += p b, p in registers."""
     kind = "f16" if dtype == DType.F16 else "bf16"
 
@@ -240,7 +256,7 @@ def _products(dtype: DType, keys: int, last: int, width: int) -> str:
         return ", ".join(f"%{k}" for k in range(count)), ", ".join(f'"+f"(d[{k}])' for k in range(count))
 
     text = "template <int N> struct Width { static constexpr int keys = N; };\n"
-    for count in sorted({keys, last}):
+    for count in sorted(counts):
         n = count // 2
         registers, out = outputs(n)
         text += "".join(
@@ -252,8 +268,9 @@ def _products(dtype: DType, keys: int, last: int, width: int) -> str:
     n = width // 2
     registers, out = outputs(n)
     given = ", ".join(f"%{n + k}" for k in range(4))
-    values = (
-        f'DEV void multiply_values(float (&d)[{n}], const u32* a, u64 b) {{ asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} '
-        f'{{{registers}}}, {{{given}}}, %{n + 4}, 1, 1, 1, 1;" : {out} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); }}\n'
+    return text + "".join(
+        f'DEV void {name}(float (&d)[{n}], const u32* a, u64 b) {{ asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} '
+        f'{{{registers}}}, {{{given}}}, %{n + 4}, {add}, 1, 1, 1;" : {out if add else out.replace("+f", "=f")} '
+        f': "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); }}\n'
+        for add, name in enumerate(("start_values", "multiply_values"))
     )
-    return text + values

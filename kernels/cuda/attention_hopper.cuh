@@ -6,20 +6,8 @@
 // RAW: scores stay unscaled up to their exponentials.
 // The generator defines start_scores and add_scores (s[64 x BN or LAST] (+)= q k^T) and multiply_values (out[64 x kDV] += p v).
 
-// Keeps the compiler from moving uses of results before the wait.
-template <int N> DEV void results_ready(float (&d)[N]) {
-#pragma unroll
-  for (int k = 0; k < N; k++) asm volatile("" : "+f"(d[k])::"memory");
-}
 template <int N> DEV void registers_lessened() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_raised() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
-DEV void prefetch(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-DEV float inverse_approximate(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-// Rows of 128 bytes with the 128-byte swizzle, groups of 8 rows 1024 bytes apart. `panel`: bytes between panels of 64 columns when these are the
-// dimension that is not multiplied over. The lower half, in which addresses (in units of 16 bytes) add up, and the whole. An address in a cluster has the
-// block's number above what it is in the block, where descriptors have the panels.
-DEV u32 place(u32 address, u32 panel) { return (PARTS == 1 ? address : address & 0xffffffu) >> 4 | panel >> 4 << 16; }
-DEV u64 descriptor(u32 place) { return u64(64u | 1u << 30) << 32 | place; }
 constexpr float kSlack = 8.f;
 
 DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map_k, const TensorMap& map_v, const TensorMap& map_y) {
@@ -367,15 +355,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     }
 
     const u32 output = queries + q.slot * kSlot;
-    const int r = rows + (warp & 3) * 16 + (lane & 15);
-#pragma unroll
-    for (int j = 0; j < kDV / 8; j += 2) {
-      u32 o[4];
-#pragma unroll
-      for (int q = 0; q < 4; q++) o[q] = pack2((T*)nullptr, out[4 * j + 2 * q] * sum[q & 1], out[4 * j + 2 * q + 1] * sum[q & 1]);
-      const int chunk = j + (lane >> 4);
-      store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
-    }
+    write_rows(output, rows + (warp & 3) * 16, out, sum);
     if (COPIED_OUT) visible_to_copies();
     if (kStores) {
       const int m = rows + (warp & 3) * 16;

@@ -37,6 +37,19 @@ DEV bool gather(float4* parts, int w, float c, float (&out)[kDV / 2], float (&to
   return w == 0;
 }
 
+// A warp's rows of a tile of shared memory, m to m + 15: what its registers hold, each row times its factor.
+DEV void write_rows(u32 output, int m, const float (&out)[kDV / 2], const float (&factor)[2]) {
+  const int lane = threadIdx.x & 31, r = m + (lane & 15);
+#pragma unroll
+  for (int j = 0; j < kDV / 8; j += 2) {
+    u32 o[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) o[q] = pack2((T*)nullptr, out[4 * j + 2 * q] * factor[q & 1], out[4 * j + 2 * q + 1] * factor[q & 1]);
+    const int chunk = j + (lane >> 4);
+    store_matrices(output + chunk / 8 * BM * 128 + r * 128 + (((chunk & 7) ^ (r & 7)) << 4), o[0], o[1], o[2], o[3]);
+  }
+}
+
 // A tile of shared memory goes to a tensor, without what lies outside of it; and until such copies have read what they copy.
 DEV void store4(const TensorMap* map, u32 from, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
