@@ -15,8 +15,8 @@ from tracea_onnx.dims import DimLike
 _attention = registry.module("kernels", "cuda").part("_attention")
 _tf32 = registry.module("kernels", "cuda").part("_attention_tf32")
 
-#: Bytes of shared memory that a block may have: of the architectures with the least, of Hopper's and of others.
-_LEAST_SHARED, _MOST_SHARED, _SHARED = 99 * 1024, 227 * 1024, 163 * 1024
+#: Bytes of shared memory of a multiprocessor whose tiles may lie beside each other.
+_MOST_SHARED = 227 * 1024
 #: Cycles that blocks beside each other take to begin and end, and to join what those of a cluster have.
 _STARTING, _JOINING = 3000, 4000
 #: By how much a larger tile must be better: the cycles are guesses.
@@ -43,10 +43,6 @@ class PlainTile:
         return 4 * max(rows * pitch + keys * (pitch + dv + 4) + rows * (keys + 4), part)
 
 
-def _limit(request: Request) -> int:
-    return _LEAST_SHARED if request.arch in (86, 89) or request.arch >= 120 else _MOST_SHARED if request.arch in (90, 100) else _SHARED
-
-
 def _cycles(request: Request, p: Any, tile: PlainTile, sizes: dict[str, int]) -> float:
     """About how many a launch takes. Shared memory hands a warp 16 bytes per thread in four, also where threads read the same; a multiprocessor multiplies four
     warps' numbers in one."""
@@ -65,16 +61,18 @@ def _large(request: Request, p: Any, keys: tuple[int, ...], parts: tuple[int, ..
     """Tiles whose threads multiply more of what they read, as far as registers and shared memory go."""
     most = 8 if p.widest <= 128 else 4
     tiles = [PlainTile(rows, n, split) for rows in (8, 4) if rows <= most for n in keys for split in parts]
-    return [tile for tile in tiles if tile.smem(p) <= _limit(request)]
+    return [tile for tile in tiles if tile.smem(p) <= _attention.shared(request)]
 
 
 def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
     """Tiles of tensor cores, as far as shared memory goes."""
     if not _tf32.fits(request):
         return []
-    shapes = ((4, 64), (4, 32), (8, 64), (8, 32)) if p.widest > 96 else ((4, 64),)
-    tiles = [_tf32.SplitTile(warps, keys, n) for warps, keys in shapes for n in parts]
-    return [tile for tile in tiles if tile.smem(p) <= _limit(request)]
+    shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1),) if p.widest <= 96 else ((4, 64, 1), (4, 32, 1), (8, 64, 1), (8, 32, 1))
+    if p.widest > 128:  # there is no room for other blocks
+        shapes = ((4, 64, 2), *shapes)
+    tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
+    return [tile for tile in tiles if tile.smem(p) <= _attention.shared(request)]
 
 
 def _many(request: Request, p: Any, keys: int) -> list[tuple[Any, DimLike]]:
@@ -106,7 +104,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
         left = D.sub(left, use)
     for rows in most_rows if fixed else (1,) if _split(request, p, (1,)) else (most_rows[0], 1):
         fitting = keys
-        while PlainTile(rows, fitting, 1).smem(p) > _limit(request):
+        while PlainTile(rows, fitting, 1).smem(p) > _attention.shared(request):
             fitting //= 2
         count = _attention.blocks(request, 16 * rows)
         if rows > 1:
@@ -122,7 +120,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     plain = found[0][0]
     price = {plain: _WORTH * _cycles(request, p, plain, exact)}
     if split := _split(request, p, (1,) if request.arch < 90 else (1, 2, 4, 8)):
-        price |= {tile: _tf32.cycles(request, p, tile, exact, _limit(request) + 1024) for tile in split}
+        price |= {tile: _tf32.cycles(request, p, tile, exact, _attention.shared(request) + 1024) for tile in split}
     else:
         large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
         price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}

@@ -27,14 +27,15 @@ def _padded(head: int) -> int:
 
 @dataclass(frozen=True)
 class SplitTile:
-    """warps: of 16 rows each; keys: of a tile; parts: blocks of a cluster that divide the keys."""
+    """warps: of 16 rows each; keys: of a tile; parts: blocks of a cluster that divide the keys; groups: of so many warps, with their shares of a tile's keys."""
 
     warps: int
     keys: int
     parts: int
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"tensor {16 * self.warps}x{self.keys}{f'/{self.parts}' if self.parts > 1 else ''}"
+        return f"tensor {16 * self.warps}x{self.keys}{f'*{self.groups}' if self.groups > 1 else ''}{f'/{self.parts}' if self.parts > 1 else ''}"
 
     def smem(self, p: Any) -> int:
         d, dv = _padded(int(p.head)), _padded(int(p.head_v))
@@ -50,24 +51,25 @@ def fits(request: Request) -> bool:
 
 def cycles(request: Request, p: Any, tile: SplitTile, sizes: dict[str, int], shared: int) -> float:
     """About how many a launch takes. shared: bytes of shared memory of a multiprocessor."""
-    rows, wide = 16 * tile.warps, min(_attention.access(request, p, o) for o in "kv")
+    rows, wide, warps = 16 * tile.warps, min(_attention.access(request, p, o) for o in "kv"), tile.warps * tile.groups
     blocks = sizes["B"] * sizes["H"] * -(-sizes["S"] // rows) * tile.parts
     device = clustered(request.sms, tile.parts)
     each: int = -(-blocks // device)
-    beside = max(min(_WARPS // tile.warps, shared // (tile.smem(p) + 1024)), 1)
+    beside = max(min(_WARPS // warps, shared // (tile.smem(p) + 1024)), 1)
     steps = -(-sizes["T"] // (tile.keys * tile.parts))
     all_steps = min(each * steps, steps + blocks / device * (steps + 1) / 2) if p.causal else each * steps
     step = tile.keys * (_padded(p.head) + _padded(p.head_v)) * (rows / _MULTIPLIED + _COPYING / wide) + _STEP
-    waiting = 1 + _WAITING * (_WARPS - tile.warps * min(beside, each))
+    waiting = 1 + _WAITING * (_WARPS - warps * min(beside, each))
     joining = each * rows * p.head_v * _JOINING if tile.parts > 1 else 0
     return float(all_steps * step * waiting + -(-each // beside) * _STARTING + joining)
 
 
 def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
     widths = {f"READ_{o.upper()}": _attention.access(request, p, o) for o in "qkv"} | {"WRITE": _attention.access(request, p, "y")}
-    sizes = {"WARPS": tile.warps, "BN": tile.keys, "PARTS": tile.parts, "THREADS": 32 * tile.warps, **widths}
+    block = 32 * tile.warps * tile.groups
+    sizes = {"WARPS": tile.warps, "GROUPS": tile.groups, "BN": tile.keys, "PARTS": tile.parts, "THREADS": block, **widths}
     constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
     templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_rows", "attention_weigh", "attention_tf32")
-    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(32 * tile.warps)}"
+    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(block)}"
     grid = (D.product([_attention.blocks(request, 16 * tile.warps), tile.parts, use]), 1, 1)
-    return Kernel(source, "attention", grid, 32 * tile.warps, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))
+    return Kernel(source, "attention", grid, block, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))

@@ -2,12 +2,13 @@
 // only that of both remainders is left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what comes out.
 //
 // A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched while the values of the one before are multiplied, its values
-// beside its scores. With PARTS blocks in a cluster each has every PARTS-th tile.
+// beside its scores. Each of GROUPS groups of warps has all rows and its share of a tile's keys. With PARTS blocks in a cluster each has every PARTS-th tile.
 //
 // Where something infinite is split, or something so large that rounding makes it infinite, what comes out is not finite: such a block begins again, CAREFUL.
-constexpr int BM = WARPS * 16, kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kWide = kDV / 32, kTail = kDV / 16 % 2;
+constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kWide = kDV / 32, kTail = kDV / 16 % 2;
 constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4;  // floats; where lanes read fours, no two lie in one bank
-static_assert(BN % 32 == 0, "four fragments at a time");
+constexpr int kAtOnce = HEAD_V > 128 ? 1 : kKeys / 16;  // fragments of weights whose products are spelled out: those of wide heads are more instructions than the caches hold
+static_assert(kKeys % 32 == 0, "four fragments at a time");
 
 // high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what multiplies the others' `low` is finite.
 template <bool CAREFUL> struct Parts {
@@ -62,7 +63,7 @@ DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ __align__(16) char memory[];
   float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quad = lane % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
   const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
   const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
   const int b = head_index / g.H, h = head_index % g.H, kv = h / (g.H / g.KVH), m0 = at * BM;
@@ -76,7 +77,7 @@ DEV void attend(const Attention& g) {
   const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
   const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
   const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
-  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + row * kPitch + 4 * quad, *value = values + 2 * quad * kPitchV;
+  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + (group * kKeys + row) * kPitch + 4 * quad, *value = values + (group * kKeys + 2 * quad) * kPitchV;
   float out[kDV / 8][4], top[2], sum[2];
   // put(column, v) with neighbouring elements of row s0 + 8 * e
   auto each = [&](int e, auto put) {
@@ -102,7 +103,7 @@ DEV void attend(const Attention& g) {
       copy_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
-      float s[BN / 8][4] = {};
+      float s[kKeys / 8][4] = {};
 #pragma unroll 1
       for (int d = 0; d < kD; d += 16) {
         Left<CAREFUL> q;
@@ -110,7 +111,7 @@ DEV void attend(const Attention& g) {
         q.v[0][0].split(low.x), q.v[0][1].split(high.x), q.v[0][2].split(low.y), q.v[0][3].split(high.y);
         q.v[1][0].split(low.z), q.v[1][1].split(high.z), q.v[1][2].split(low.w), q.v[1][3].split(high.w);
 #pragma unroll
-        for (int n = 0; n < BN / 8; n += 4) {
+        for (int n = 0; n < kKeys / 8; n += 4) {
           float right[4][4];
 #pragma unroll
           for (int j = 0; j < 4; j++) *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
@@ -119,10 +120,10 @@ DEV void attend(const Attention& g) {
       }
       const bool edge = t0 + BN > least;  // some key of the tile is hidden from some row of the warp
 #pragma unroll
-      for (int n = 0; n < BN / 8; n++)
+      for (int n = 0; n < kKeys / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          const int t = t0 + n * 8 + 2 * quad + e % 2;
+          const int t = t0 + group * kKeys + n * 8 + 2 * quad + e % 2;
           float x = s[n][e] * log_scale;
           if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row[e / 2] + t * g.m_k, log_fill);
           if (edge && t >= see[e / 2]) x = -INF;
@@ -132,13 +133,18 @@ DEV void attend(const Attention& g) {
       copy_wait<0>();
       __syncthreads();  // the values are there, and every warp is done with the keys
       if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
-#pragma unroll
-      for (int n = 0; n < BN / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it has
+#pragma unroll kAtOnce
+      for (int n = 0; n < kKeys / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it has
         Left<CAREFUL> p;
 #pragma unroll
         for (int f = 0; f < 2; f++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) p.v[f][e].split(s[n + f][e % 2 * 2 + e / 2]);
+          for (int e = 0; e < 4; e++) p.v[f][e].split(s[kAtOnce > 1 ? n + f : f][e % 2 * 2 + e / 2]);
+        if (kAtOnce == 1)
+#pragma unroll
+          for (int j = 0; j < kKeys / 8 - 2; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[j][e] = s[j + 2][e];
         const float* x = value + n * 8 * kPitchV;  // columns that one thread reads together are of fragments next to each other
 #pragma unroll
         for (int c = 0; c < kWide; c++) {
@@ -173,6 +179,38 @@ DEV void attend(const Attention& g) {
     return finite;
   };
   if (__syncthreads_or(!attempt(Careful<false>{}))) attempt(Careful<true>{});
+  if constexpr (GROUPS > 1) {  // what the groups have becomes one, the first's
+    float4* const part = (float4*)memory + threadIdx.x % (32 * WARPS);
+    constexpr int kApart = 32 * WARPS, kPart = (kDV / 8 + 1) * kApart;
+    static_assert((GROUPS - 1) * kPart * 16 <= (BM * kPitch + BN * (kPitch + kPitchV)) * 4, "room");
+    __syncthreads();  // all are done with keys and values
+    if (group > 0) {
+      float4* const to = part + (group - 1) * kPart;
+#pragma unroll
+      for (int d = 0; d < kDV / 8; d++) to[d * kApart] = {out[d][0], out[d][1], out[d][2], out[d][3]};
+      to[kDV / 8 * kApart] = {top[0], top[1], sum[0], sum[1]};
+    }
+    __syncthreads();
+    if (group == 0)
+#pragma unroll 1
+      for (int g = 1; g < GROUPS; g++) {
+        const float4 *const from = part + (g - 1) * kPart, of = from[kDV / 8 * kApart];
+        const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
+        float a[2], b[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float best = fmaxf(top[e], tops[e]);
+          a[e] = weight_of(top[e], best), b[e] = weight_of(tops[e], best);
+          top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
+        }
+#pragma unroll
+        for (int d = 0; d < kDV / 8; d++) {
+          const float4 o = from[d * kApart];
+          out[d][0] = out[d][0] * a[0] + o.x * b[0], out[d][1] = out[d][1] * a[0] + o.y * b[0];
+          out[d][2] = out[d][2] * a[1] + o.z * b[1], out[d][3] = out[d][3] * a[1] + o.w * b[1];
+        }
+      }
+  }
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
@@ -182,7 +220,7 @@ DEV void attend(const Attention& g) {
   if (PARTS == 1) {
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      if (s0 + 8 * e >= g.S) continue;
+      if (group > 0 || s0 + 8 * e >= g.S) continue;
       const float inverse = inverse_of(sum[e]);
       T* to = y + (warp * 16 + row + 8 * e) * g.y_s;
       each(e, [&](int column, const float(&r)[4]) {
@@ -200,7 +238,7 @@ DEV void attend(const Attention& g) {
   __syncthreads();
   Part<BM>& part = *(Part<BM>*)memory;
 #pragma unroll
-  for (int e = 0; e < 2; e++) {
+  for (int e = 0; e < 2 && group == 0; e++) {
     const int at_row = warp * 16 + row + 8 * e;
     if (quad == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
     each(e, [&](int column, const float(&r)[4]) {
