@@ -81,6 +81,8 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         ((2, 64, 1, "OVERLAP"), f16, shape(1, 2, 2, 133, 150, 191, 256)), ((1, 64, 1, "ALONE"), bf16, shape(1, 2, 1, 70, 150, 256, 200, causal=True, past=80)),
         ((1, 64, 1, "ALONE", 4), f16, shape(1, 2, 1, 67, 300, 64, 61, mask=1, broadcast="bk")),
         ((1, 128, 1, "ALONE", 8), bf16, shape(1, 2, 2, 40, 700, 128, 128, causal=True, past=600)),
+        ((2, 128, 2, "WHOLE"), f16, shape(2, 3, 1, 131, 127, 128, 128, causal=True)), ((2, 128, 2, "WHOLE", 1, 112), bf16, shape(2, 2, 2, 97, 101, 72, 100, mask=1)),
+        ((1, 64, 4, "WHOLE"), f16, shape(2, 3, 3, 61, 37, 128, 61, mask=2, broadcast="bk", clean=True)),
         ((1, 128, 1, "ALONE", 2), f16, shape(2, 10, 2, 1, 300, 128, 128)), ((1, 64, 1, "ALONE", 8), bf16, shape(1, 71, 1, 1, 600, 64, 64, mask=2)),
     )  # fmt: skip
     for form, dtype, p in hopper:
@@ -88,10 +90,12 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         tile = emitter.hopper_tile(emitter.problem(F.request_of(case)), *form)
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large, split = emitter._few.FewTile, emitter._plain.PlainTile, emitter._tf32.SplitTile
+    spread, large, split, group = emitter._few.FewTile, emitter._plain.PlainTile, emitter._tf32.SplitTile, emitter._group.GroupTile()
     threads = (
         (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
         (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
+        (group, f16, shape(1, 16, 1, 1, 700, 128, 128)), (group, bf16, shape(2, 6, 2, 3, 1031, 72, 40, causal=True, past=1000, mask=1)),
+        (group, f16, shape(1, 20, 1, 1, 300, 64, 64, mask=2, broadcast="bk", clean=True)),
         (large(8, 8, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (large(8, 4, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
         (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
         (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),

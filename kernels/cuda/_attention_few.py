@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ _MOST, _MOST_OF_HEAD = 8, 2
 _WARPS, _STAGES, _IN_FLIGHT = 8, 3, 4
 #: Keys are spread over more blocks than a cluster holds, at most so many, where each of a cluster's would read more bytes than these.
 _MOST_PARTS, _SPREAD_BYTES = 64, 128 << 10
-_JOINING = 512
+#: Threads of a block that joins parts, and how many of these each has at once.
+_JOINING, _TOGETHER = 128, 8
 
 
 @dataclass(frozen=True)
@@ -100,21 +100,35 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
     sizes = {"ROWS": tile.rows, "PARTS": tile.parts, "SPREAD": int(tile.spread), "THREADS": block, "WARPS": _WARPS, "AT_ONCE": at_once, "STAGES": _STAGES}
     sizes |= {"LANES": lanes, "CHUNKS": chunks, "V": 16 // request.dtype.size, **widths}
 
-    def source(sizes: Mapping[str, int], entry: str, *templates: str) -> str:
-        constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
-        return f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template(*templates)}{entry}"
-
-    text = source(sizes, _attention.entry(block, blocks=2), "base", "mma", "attention", "attention_parts", "attention_warps", "attention_fetch", "attention_few")
+    constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
+    templates = template("base", "mma", "attention", "attention_parts", "attention_warps", "attention_fetch", "attention_few")
+    text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(block, blocks=2)}"
     grid = (D.product([count_of(request, tile.rows), tile.parts, use]), parts if tile.spread else 1, 1)
     smem = _STAGES * at_once * 2 * chunks * 16 * block  # what the warps have fits in it, too
-    places, pdl = {"y": place} if tile.spread else {}, overlapped(request)
-    few = Kernel(text, "attention", grid, block, _attention.arguments(request, places), smem=smem, cluster=tile.parts, pdl=pdl)
+    arguments = _attention.arguments(request, {"y": place} if tile.spread else {})
+    few = Kernel(text, "attention", grid, block, arguments, smem=smem, cluster=tile.parts, pdl=overlapped(request))
     if not tile.spread:
         return [few]
-    sizes = {"ROWS": tile.rows, "PARTS": 1, "THREADS": _JOINING, "MOST_PARTS": _MOST_PARTS}
-    text = source(sizes, _attention.entry(_JOINING, last="parts"), "base", "attention", "attention_parts", "attention_join")
-    grid = (D.mul(count_of(request, tile.rows), use), tile.rows, 1)
-    return [few, Kernel(text, "attention", grid, _JOINING, (*_attention.arguments(request, {"q": place}), Int32(parts)), pdl=pdl)]
+    return [few, joining(request, p, tile.rows, D.mul(count_of(request, tile.rows), use), parts, known(parts) or _MOST_PARTS, place)]
+
+
+def joining(request: Request, p: Any, rows: int, count: DimLike, parts: DimLike, most: int, place: str) -> Kernel:
+    """Joins what `parts` blocks, at most `most`, have of the same `rows`, which lies at `place`, for `count` tiles of them. Threads beside each other have the pieces
+    of some columns of a row, each group of them at most _TOGETHER of the parts where a block has room for so many groups."""
+    piece = 4 if p.head_v % 4 == 0 else 1
+    groups = min(16, _power(-(-most // _TOGETHER)))
+    across = min(_power(-(-p.head_v // piece)), max(8, _JOINING // groups))
+    block = max(32, groups * across)
+    constants = f"constexpr int ROWS = {rows}, PARTS = 1, THREADS = {block}, COLUMNS = {across * piece}, TOGETHER = {_TOGETHER};\n"
+    text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'attention', 'attention_parts', 'attention_join')}"
+    grid = (count, D.minimum(rows_of(request), rows), -(-p.head_v // (across * piece)))
+    arguments = (*_attention.arguments(request, {"q": place}), Int32(parts))
+    return Kernel(text + _attention.entry(block, last="parts"), "attention", grid, block, arguments, pdl=overlapped(request))
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (n - 1).bit_length()
 
 
 TILE = FewTile

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Int32, Kernel, Request
+from tracea_onnx.cuda import Kernel, Request
 from tracea_onnx.cuda_source import known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
@@ -17,10 +17,12 @@ from tracea_onnx.ops import DType
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
 
-#: Rows of a tile, keys of a warp at a time, warps of a block, how far ahead they fetch; the widest head that fits a thread's registers.
-_ROWS, _KEYS, _WARPS, _STAGES, _WIDEST = 16, 16, 8, 3, 128
-#: Most blocks that share rows, where another kernel joins what they have, and its threads.
-_MOST_PARTS, _JOINING = 128, 512
+#: Rows of a tile, keys of a warp at a time, warps of a block, the most stages of keys that are under way; the widest head that fits a thread's registers.
+_ROWS, _KEYS, _WARPS, _MOST_STAGES, _WIDEST = 16, 8, 8, 6, 128
+#: Bytes of shared memory beside the stages.
+_OTHER = 4096
+#: Most blocks that share rows, where another kernel joins what they have; of how few tiles each has a multiprocessor to itself.
+_MOST_PARTS, _FEW = 128, 4
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,48 @@ class GroupTile:
         return "group spread"
 
 
+def fits(request: Request, p: Any) -> bool:
+    """Whether rows are whole aligned vectors of heads that are not too wide."""
+    return request.arch >= 80 and request.dtype != DType.F32 and p.widest <= _WIDEST and all(_attention.access(request, p, o) * request.dtype.size == 16 for o in "qkv")
+
+
 def instead(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
-    """The tiles for few rows, where keys are so many that all the device divides them and several tiles would read them: this one, if rows are whole aligned
-    vectors of heads that are not too wide."""
-    fits = request.arch >= 80 and request.dtype != DType.F32 and p.widest <= _WIDEST and all(_attention.access(request, p, o) * request.dtype.size == 16 for o in "qkv")
+    """The tiles for few rows, where several of these read the same keys and several blocks would divide them this one."""
     rows = known(_few.rows_of(request))
-    if not fits or rows is None:
+    if rows is None or rows < 2 or not fits(request, p):
         return few
-    return [(GroupTile() if tile.spread and rows > tile.rows else tile, use) for tile, use in few]
+    use: DimLike = 0
+    for tile, used in few:
+        if tile.spread or tile.parts > 1:
+            use = D.add(use, used)
+    return [*((tile, used) for tile, used in few if not tile.spread and tile.parts == 1), *([(GroupTile(), use)] if use != 0 else [])]
+
+
+def _shares(request: Request) -> DimLike:
+    """Into how many parts keys are divided at most: each has two stages of them."""
+    return D.ceildiv(parameters(request)["T"], 2 * _KEYS * _WARPS)
+
+
+def _residents(request: Request, p: Any) -> tuple[int, int]:
+    """Blocks of a multiprocessor, and the stages that each has: two blocks, which hide each other's waits, where they fit and there are many (of few, which come
+    while others leave, some multiprocessors would have two and others none)."""
+    count = known(_few.count_of(request, _ROWS))
+    parts = known(_shares(request))
+    many = count is not None and parts is not None and count > _FEW and count * parts > request.sms
+    blocks = 2 if many and _attention.shared(request) // 2 - _OTHER >= 2 * _bytes(p) else 1
+    return blocks, min(_MOST_STAGES, (_attention.shared(request) // blocks - _OTHER) // _bytes(p))
+
+
+def _bytes(p: Any) -> int:
+    """Of a stage."""
+    pitches = (-(-int(n) // 16) * 32 + 16 for n in (p.head, p.head_v))
+    return _WARPS * _KEYS * sum(pitches)
 
 
 def parts_of(request: Request, p: Any, tile: GroupTile) -> DimLike:
     """Blocks that have the same rows."""
-    each = 2 if p.head + p.head_v <= _WIDEST else 1  # blocks of a multiprocessor
-    fill = D.floordiv(each * request.sms, D.maximum(_few.count_of(request, _ROWS), 1))
-    return D.maximum(D.minimum(_MOST_PARTS, D.minimum(fill, D.ceildiv(parameters(request)["T"], _KEYS * _WARPS))), 1)
+    fill = D.floordiv(_residents(request, p)[0] * request.sms, D.maximum(_few.count_of(request, _ROWS), 1))
+    return D.maximum(D.minimum(_MOST_PARTS, D.minimum(fill, _shares(request))), 1)
 
 
 def scratch(request: Request, p: Any, tile: GroupTile, use: DimLike) -> DimLike:
@@ -59,16 +88,12 @@ def scratch(request: Request, p: Any, tile: GroupTile, use: DimLike) -> DimLike:
 def kernels(request: Request, p: Any, tile: GroupTile, use: DimLike, place: str) -> list[Kernel]:
     """place: where what blocks have lies until another kernel joins it."""
     block, parts, count = 32 * _WARPS, parts_of(request, p, tile), D.mul(_few.count_of(request, _ROWS), use)
-    start = f"{prelude(request.dtype)}{p.constants(request.dtype)}constexpr int ROWS = {_ROWS}, PARTS = 1"
-    text = f"{start}, THREADS = {block}, WARPS = {_WARPS}, KEYS = {_KEYS}, STAGES = {_STAGES};\n"
-    text += template("base", "mma", "attention", "attention_parts", "attention_warps", "attention_group") + _attention.entry(block)
-    pitches, pdl = sum(-(-n // 16) * 32 + 16 for n in (p.head, p.head_v)), overlapped(request)
-    smem = _WARPS * _STAGES * _KEYS * pitches  # what the warps have fits in it, too
-    group = Kernel(text, "attention", (count, parts, 1), block, _attention.arguments(request, {"y": place}), smem=smem, pdl=pdl)
-    text = f"{start}, THREADS = {_JOINING}, MOST_PARTS = {_MOST_PARTS};\n"
-    text += template("base", "attention", "attention_parts", "attention_join") + _attention.entry(_JOINING, last="parts")
-    joined = (*_attention.arguments(request, {"q": place}), Int32(parts))
-    return [group, Kernel(text, "attention", (count, D.minimum(_few.rows_of(request), _ROWS), 1), _JOINING, joined, pdl=pdl)]
+    blocks, stages = _residents(request, p)
+    constants = f"constexpr int ROWS = {_ROWS}, PARTS = 1, THREADS = {block}, WARPS = {_WARPS}, KEYS = {_KEYS}, STAGES = {stages};\n"
+    text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_parts', 'attention_group')}"
+    arguments = _attention.arguments(request, {"y": place})
+    group = Kernel(text + _attention.entry(block, blocks=blocks), "attention", (count, parts, 1), block, arguments, smem=stages * _bytes(p), pdl=overlapped(request))
+    return [group, _few.joining(request, p, _ROWS, count, parts, known(parts) or _MOST_PARTS, place)]
 
 
 TILE = GroupTile

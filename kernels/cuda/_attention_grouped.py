@@ -14,6 +14,7 @@ from tracea_onnx.dims import DimLike, evaluate
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
+_group = registry.module("kernels", "cuda").part("_attention_group")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 
 #: Fewer rows that read the same keys are cheap for threads.
@@ -22,6 +23,9 @@ _LEAST_ROWS = 4
 _ALONE, _CLUSTER, _SPREAD, _FEW_BYTES = 3500, 11400, 15800, 22
 #: The same of tensor cores: beside those of multiplying, beside those of reading where a block has all keys and where a cluster has; and bytes read in a clock.
 _BEGINNING, _READING, _READING_PARTS, _BYTES = 4000, 4000, 7000, 20
+#: The same of tensor cores that divide keys for another kernel to join: to begin, for each step as far as they are not hidden, for each row, bytes read in a clock
+#: and by how much slower it is where rows are no whole lines of memory.
+_DIVIDING, _STEP, _STEPS, _ROW, _DIVIDED_BYTES, _RAGGED = 7700, 1225, 4, 9, 17.7, 1.15
 #: By how much tensor cores must be better: the clocks are guesses.
 _WORTH = 0.9
 
@@ -49,6 +53,16 @@ def _of_few(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
     return (_SPREAD if tile.spread else _CLUSTER if parts > 1 else _ALONE) + each * -(-keys // parts) * row / _FEW_BYTES
 
 
+def _of_group(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
+    heads, parts = evaluate(_few.count_of(request, tile.rows), {}), evaluate(_group.parts_of(request, p, tile), {})
+    steps = min(_STEPS, -(-keys // (64 * parts)))
+    rows = heads * min(tile.rows, evaluate(_few.rows_of(request), {}))
+    ragged = _RAGGED if row % 256 else 1.0
+    i = parameters(request)
+    reading = evaluate(D.mul(i["B"], i["KVH"]), {}) * keys * row / (_DIVIDED_BYTES * request.sms) * ragged
+    return float(_DIVIDING + steps * _STEP + rows * _ROW + reading)
+
+
 def _of_tile(request: Request, tile: Any, clocks: int, keys: int, row: int) -> float:
     blocks = evaluate(_attention.blocks(request, tile.rows), {}) * tile.parts
     each = -(-blocks // clustered(request.sms, tile.parts))
@@ -71,4 +85,6 @@ def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tupl
     found = [(tile, evaluate(clocks, {})) for tile, clocks in _hopper.priced(rows, merged)]
     price = {tile: (_of_tile(rows, tile, clocks, keys, row), clocks) for tile, clocks in found}
     best = min(price, key=price.__getitem__)
-    return [(best, 1)] if price[best][0] < _WORTH * _of_few(request, p, few[0][0], keys, row) else []
+    other = few[0][0]
+    least = _of_group(request, p, other, keys, row) if isinstance(other, _group.TILE) else _WORTH * _of_few(request, p, other, keys, row)
+    return [(best, 1)] if price[best][0] < least else []

@@ -55,13 +55,12 @@ def _mma(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
 
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run."""
-    few = _few.tiles(request, p)
+    few = _group.instead(request, p, _few.tiles(request, p))
     if request.dtype != DType.F32 and (found := _grouped.tiles(request, p, few)):
         return list(found)
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
-    few = _group.instead(request, p, few)
     others = _plain.tiles(request, p) if request.dtype == DType.F32 else _hopper.tiles(request, p) if request.arch == 90 else [(MmaTile(_warps(request)), 1)]
     return [*few, *((tile, D.mul(use, left)) for tile, use in others if left != 0)]
 

@@ -87,7 +87,7 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "s", "t", "b", "parts"), [(DType.F16, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 2000, 1, 8)]
+    ("dtype", "s", "t", "b", "parts"), [(DType.F32, 1, 1031, 2, 8), (DType.F16, 1, 100, 2, 1), (DType.BF16, 4, 1000, 64, 1), (DType.F32, 1, 2000, 1, 8)]
 )
 def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: int) -> None:
     k = _kernel(attention(dtype, 64, s=s, t=t, b=b))
@@ -106,11 +106,23 @@ def test_few_rows_of_heads_that_share_many_keys_are_one_tile() -> None:
         kernels = cuda.emit(attention(DType.F16, 128, s=1, t=16381, b=1, heads=heads, kv=1))
         return [int(k.source.split("ROWS = ")[1].split(";")[0].split(",")[0]) for k in kernels if "ROWS = " in k.source]
 
-    assert rows(16) == [16, 16] and rows(4) == [4, 4]
+    assert rows(16) == rows(4) == [16, 16] and rows(1) == [1, 1]
     read, join = (k for k in cuda.emit(attention(DType.F16, 128, s=1, t=symbol("T"), b=1, heads=7, kv=1)) if "ROWS = 16" in k.source)
     assert read.scratch == join.scratch
     for keys, grids in ((16381, [(1, 128), (1, 7)]), (100, [(0, 1), (0, 7)])):
         assert [tuple(evaluate(n, {"T": keys}) for n in k.grid[:2]) for k in (read, join)] == grids
+
+
+@pytest.mark.parametrize(
+    ("b", "heads", "kv", "t", "arch", "blocks", "parts"),
+    [(1, 16, 1, 16381, 90, 1, 128), (4, 28, 4, 9124, 90, 2, 16), (2, 8, 2, 300, 90, 1, 3), (4, 28, 4, 9124, 89, 1, 8)],
+)
+def test_tiles_of_few_rows_share_a_multiprocessor_where_they_are_many(b: int, heads: int, kv: int, t: int, arch: int, blocks: int, parts: int) -> None:
+    read, join = cuda.emit(attention(DType.F16, 128, s=1, t=t, b=b, heads=heads, kv=kv, arch=arch))
+    assert read.grid == (b * kv, parts, 1) and join.grid[:2] == (b * kv, heads // kv)
+    room = {90: 228, 89: 100}[arch] * 1024
+    assert blocks * (read.smem + 4096) <= room < (blocks + 1) * (read.smem + 4096)
+    compile_kernels([read, join], arch)
 
 
 def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int, last: str) -> int:
@@ -174,14 +186,14 @@ def test_one_f32_tile_runs_whatever_the_sizes() -> None:
         kernels = cuda.emit(attention(DType.F32, d, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B")))
         for b in (1, 3, 32):
             for s in (1, 9, 64, 65, 128, 200, 1000, 9000):
-                grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels if k.block != 512]
+                grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels if "TOGETHER" not in k.source]
                 assert sorted(grids)[:-1] == [0] * (len(grids) - 1) and max(grids) > 0
 
 
 def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
-    read, join = cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=1))
-    assert read.cluster == 1 and read.grid == (2, 64, 1) and join.grid == (2, 2, 1)
-    assert read.scratch == join.scratch == (2 * 64 * 2 * (128 + 2) * 4,)
+    read, join = cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=1, heads=2, kv=2))
+    assert read.cluster == 1 and read.grid == (2, 64, 1) and join.grid == (2, 1, 2)
+    assert read.scratch == join.scratch == (2 * 64 * 528,)
     assert _kernel(attention(DType.F16, 128, s=1, t=9000, b=80)).cluster == 1  # whose blocks fill the device
     for dtype in (DType.BF16, DType.F32):
         kernels = cuda.emit(attention(dtype, 61, s=symbol("S"), t=symbol("T"), b=symbol("B")))
@@ -189,7 +201,7 @@ def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
         for env in ({"S": s, "T": t, "B": b} for s in (1, 4, 5, 9) for t in (0, 100, 20000) for b in (0, 1, 40)):
             used = [k for k in kernels if min(evaluate(g, env) for g in k.grid) > 0]
             assert bool(used) == (env["B"] > 0)
-            assert [k.grid[0] for k in used if k.block == 512] == [] or env["T"] == 20000
+            assert [k.grid[0] for k in used if "TOGETHER" in k.source] == [] or env["T"] == 20000
 
 
 @pytest.mark.parametrize(
@@ -206,7 +218,7 @@ def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int
     [
         (64, 1, 128, 0, 1, 128, 128, 8), (64, 48, 128, 0, 1, 64, 64, 384), (64, 64, 128, 0, 2, 64, 64, 256), (64, 1, 197, 0, 1, 208, 208, 16),
         (64, 1, 512, 0, 2, 128, 128, 32), (64, 96, 197, 0, 2, 80, 48, 264), (64, 32, 577, 0, 2, 80, 32, 264), (64, 4, 4096, 0, 4, 96, 64, 132),
-        (64, 4, 4096, 1, 4, 96, 96, 132), (128, 64, 128, 0, 2, 128, 128, 132), (128, 64, 128, 1, 2, 64, 64, 132), (128, 32, 263, 0, 2, 96, 80, 132),
+        (64, 4, 4096, 1, 4, 96, 96, 132), (128, 64, 128, 0, 2, 128, 128, 132), (128, 96, 128, 1, 2, 64, 64, 132), (128, 32, 263, 0, 2, 96, 80, 132),
         (128, 16, 2041, 0, 2, 128, 128, 132),
     ],
 )  # fmt: skip
@@ -217,6 +229,25 @@ def test_tiles_fit_short_sequences(d: int, b: int, s: int, causal: int, groups: 
     assert (q.box[1], fetched.box[1], k.block, k.grid[0]) == (128 if "PLAN = OVERLAP" in k.source else 64, keys, 128 * (groups + 1), blocks)
     assert f"BN = {keys}, LAST = {last};" in k.source
     compile_kernels([k], 90)
+
+
+@pytest.mark.parametrize(
+    ("d", "b", "s", "causal", "tile"),
+    [
+        (128, 64, 128, 1, "2x128*2 whole"), (128, 66, 111, 1, "2x128+112*2 whole"), (96, 132, 50, 1, "1x64*4 whole"), (128, 67, 128, 1, "2x64 turns"),
+        (128, 64, 128, 0, "2x128 turns"), (128, 64, 129, 1, "1x64*2"), (64, 64, 128, 1, "2x64*2"),
+    ],
+)  # fmt: skip
+def test_few_causal_keys_are_there_at_once(d: int, b: int, s: int, causal: int, tile: str) -> None:
+    """Where the device has room for all blocks."""
+    r = attention(DType.F16, d, b=b, s=s, t=s, causal=causal)
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+    k = _kernel(r)
+    compile_kernels([k], 90)
+    if "whole" in tile:
+        assert (k.block, k.grid[0]) == (128 * chosen.groups, 4 * b * -(-s // (64 * chosen.groups))) and chosen.blocks * (k.smem + 1024) <= 228 * 1024
 
 
 def test_copies_read_no_more_than_they_bring() -> None:
@@ -236,9 +267,9 @@ def test_grid_is_persistent_on_hopper() -> None:
     assert _kernel(attention(DType.F16, 128, s=100_000, t=500)).grid[0] == 132
 
 
-@pytest.mark.parametrize("d", [64, 128])
-def test_one_tile_runs_whatever_the_sizes(d: int) -> None:
-    kernels = cuda.emit(attention(DType.F16, d, s=symbol("S"), t=symbol("T"), b=symbol("B")))
+@pytest.mark.parametrize(("d", "causal"), [(64, 0), (128, 0), (128, 1)])
+def test_one_tile_runs_whatever_the_sizes(d: int, causal: int) -> None:
+    kernels = cuda.emit(attention(DType.F16, d, s=symbol("S"), t=symbol("T"), b=symbol("B"), causal=causal))
     for b in (1, 3, 32):
         for s in (1, 64, 65, 128, 200, 1000, 9000):
             grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels]
