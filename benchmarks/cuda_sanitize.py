@@ -100,7 +100,9 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
         (large(4, 8, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (large(4, 4, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
         (split(4, 64, 1), f32, shape(1, 2, 1, 131, 150, 61, 61, mask=1)), (split(8, 64, 2), f32, shape(1, 2, 1, 130, 300, 128, 72, causal=True, past=170)),
         (split(4, 64, 4), f32, shape(1, 2, 2, 67, 520, 64, 64, mask=2, broadcast="bk")), (split(8, 32, 2), f32, shape(1, 1, 1, 70, 200, 256, 200)),
-        (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)), (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
+        (split(4, 32, 1), f32, shape(1, 2, 2, 67, 130, 200, 130, wild=True)),
+        (split(4, 64, 2, 2), f32, shape(1, 2, 1, 67, 260, 200, 130, causal=True, past=193)),
+        (split(4, 64, 8), f32, shape(1, 2, 1, 40, 600, 17, 33, odd=True, wild=True)),
     )  # fmt: skip
     for chosen, dtype, p in threads:
         case = A.attention_case(rng, p, dtype)
