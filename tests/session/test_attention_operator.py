@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx import provider
+from tracea_onnx import compiler, provider
+from tracea_onnx.plan import read_pack
 
 CASES: dict[str, tuple[int, dict[str, Any], str]] = {
     "heads": (4, {}, ""), "causal": (4, {"is_causal": 1}, ""), "scaled": (4, {"scale": 0.5}, ""), "added": (4, {}, "float"), "hidden": (4, {}, "bool"),
@@ -35,4 +36,26 @@ def test_as_onnx_runtime(case: str) -> None:
     want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
     session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
     assert all(p.ep_name == provider.PROVIDER_NAME for p in session.get_provider_graph_assignment_info())
+    np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_query_with_heads_in_the_batch() -> None:
+    """As torch.nn.MultiheadAttention pools tokens: the result's first axis holds the heads of every row of the batch."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Reshape", ["q", "one"], ["q3"]), helper.make_node("Transpose", ["q3"], ["qt"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["k", "seven"], ["k3"]), helper.make_node("Transpose", ["k3"], ["kt"], perm=[1, 2, 0]),
+        helper.make_node("Reshape", ["v", "seven"], ["v3"]), helper.make_node("Transpose", ["v3"], ["vt"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["qt", "kt"], ["s"]), helper.make_node("Softmax", ["s"], ["p"], axis=-1), helper.make_node("MatMul", ["p", "vt"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["ot"], perm=[1, 0, 2]), helper.make_node("Reshape", ["ot", "flat"], ["y"]),
+    ]  # fmt: skip
+    stored = [numpy_helper.from_array(np.array(v), n) for n, v in (("one", [1, -1, 8]), ("seven", [7, -1, 8]), ("flat", [-1, 32]))]
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [t, "b", 32]) for n, t in (("q", 1), ("k", 7), ("v", 7))]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    data = {n: rng.standard_normal((t, 3, 32)).astype(np.float32) for n, t in (("q", 1), ("k", 7), ("v", 7))}
+    want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
+    with compiler.recording() as packs:
+        session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
+    assert [launch["k"] for e in read_pack(packs[-1])[0]["entries"] for launch in e["plan"]["run"]].count("attention") == 1
     np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)

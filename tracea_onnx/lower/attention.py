@@ -106,14 +106,18 @@ def attention(ctx: Lowering, op: Op) -> None:
         ints |= {"m_b": m_b, "m_h": m_h, "m_q": m_q, "m_k": m_k, "mask_kind": kind}
         floats["fill"] = fill
     layout = str(op.attr("out")["layout"]) if isinstance(op.attr("out"), Mapping) else str(op.attr("out") or "bhsd")
-    size: dict[str, DimLike] = {"b": q.batch, "h": heads, "s": q.seq, "d": v.dim, "x": heads * v.dim}
+    merged = "b" not in layout  # its first axis holds the heads of every row of the batch
+    size: dict[str, DimLike] = {"b": q.batch, "h": D.mul(q.batch, heads) if merged else heads, "s": q.seq, "d": v.dim, "x": heads * v.dim}
     if layout not in LAYOUTS or not set(layout) <= set(size):
         raise Unsupported(f"attention output layout {layout}")
     out = ctx.define(op.outputs[0], source.dtype, tuple(size[c] for c in layout))
     # Kernels write the elements of a head side by side; where they lie apart, the result is read as a view of those.
     turned = layout in ("bxs", "bhds", "hds")
-    made = ctx.define(out.name + "\0rows", out.dtype, (q.batch, q.seq, heads, v.dim)) if turned else out
-    _, stride, _ = strides("bshd" if turned else layout, made.shape, heads)
+    own = layout if not turned else "bhsd" if merged else "bshd"
+    made = ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own)) if turned else out
+    _, stride, _ = strides(own, made.shape, heads)
+    if merged:
+        stride["b"] = D.mul(stride["h"], heads)
     if stride["d"] != 1 and v.dim != 1:
         raise Unsupported(f"attention output layout {layout}")
     dst = ctx.new_plain(made)
