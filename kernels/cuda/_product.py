@@ -50,8 +50,8 @@ _TILES = (
 )  # fmt: skip
 #: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
-    Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8), Tile(32, 32, 1, 1, 4, warps_k=4),
-    Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
+    Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
+    Tile(32, 32, 1, 1, 4, warps_k=4), Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
 #: Tiles of f32 on tensor cores: clocks of a stage for each element of a block, beside those for which blocks wait together, and of a block's ends.
 _TENSOR = {
@@ -151,6 +151,15 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     ends = 0.077 * results + waves * 3.8 * t.bm * t.bn / t.threads
     anywhere = 0.0 if odd.y else 0.114 * results + waves * (434.0 + 15.6 * t.bm * t.bn / t.threads)
     return 2450.0 + steps * step + (1610.0 if t.split > 1 else 0.0) + 4.7e-4 * memory + ends + anywhere
+
+
+def batched_cost(t: Tile, cost: float, m: int, n: int, k: int, batch: int, sms: int, y: bool) -> float:
+    """What `odd_cost` of f32 is for products of two run-time operands of few steps: fitted apart, to odd sizes."""
+    here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)), -(-k // (32 * t.split))
+    size, waves = t.bm * t.bn, -(-here // _resident(t))
+    if t.terms:
+        return 0.47 * cost + waves * (4080.0 + 666.0 * steps) + here * (0.115 * steps * size + (0.0 if y else 9.0 * t.bm))
+    return 2340.0 + 0.36 * cost + here * size * (0.13 * t.warps_k + 0.29 * steps)
 
 
 Prices = Mapping[Any, float]

@@ -16,7 +16,7 @@ _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _MOST = 8  # rows that count as few
 _TERMS = 32  # most terms of a short product
-_FEW_TERMS = 20  # of two-byte elements: more want registers that there are not
+_FEW_TERMS = 20  # more want registers that there are not
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class ShortTile:
 
 
 #: The cost model, measured on an H200: clocks to start and for a wave of blocks, of a warp's access to shared memory, of four warps' FMA, of a sum over lanes, and of
-#: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory.
-_START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4
+#: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory. Parts of lines that are written in a clock.
+_START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY, _WRITES = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4, 38.0
 
 
 def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -> float:
@@ -68,6 +68,8 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
     here = -(-(-(-rows // t.rows(size)) * t.split * batch) // sms)  # blocks of one multiprocessor
     exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0
     start = _START + -(-here // 4) * _WAVE + exchange + _MEMORY * rows * k * size * batch
+    if size == 4:  # fitted apart
+        start += 660.0 * t.few if not t.deep else 1190.0 + t.few * (234.0 + 0.0187 * k / t.split) if t.share > 1 else 770.0 + 268.0 * t.few
     if not t.deep:
         steps = -(-k // (t.split * 8))
         return start + 1000.0 + here * 8 * chunk * (steps * (t.few + 1) * _FMA / 4 + 3 * t.few * _SHARED)
@@ -76,17 +78,22 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
     return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + filled)
 
 
-def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int) -> float:
-    """Clocks, comparable with `tile_cost`."""
+def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int, along: bool) -> float:
+    """Clocks, comparable with `tile_cost`. along: whether the wide operand is contiguous along k."""
     rows, others = (m, n) if t.wide_a else (n, m)
-    here = -(-(-(-rows // 128) * -(-others // t.others) * batch) // sms)
+    parts = -(-others // t.others) * batch
+    here, together = -(-(-(-rows // 128) * parts) // sms), min(t.others, others)
     apart = min(32, 1 + n * size) if t.wide_a else 4  # lines of 32 bytes that a warp writes at once
-    reads = 4 * t.depth * max(1.0, min(32.0, t.depth * size / 4)) * 2
-    work = min(t.others, others) * (1.2 * t.depth + 12 + 4 * apart)
-    if size == 2:
-        apart *= 2 if t.wide_a and n > t.others else 1  # blocks share lines
-        return (1.4 if t.depth > _FEW_TERMS else 1.0) * (2410.0 + here * (0.58 * reads + min(t.others, others) * (4.5 * t.depth + 3.1 * apart)))
-    return _START + -(-here // 12) * _WAVE + here * (reads + work) + _MEMORY * batch * size * (m * n + (m + n) * t.depth)
+    if size == 4:
+        busy = -(-rows // 32) * parts / (4 * sms)  # blocks of one multiprocessor, with as many warps as have rows
+        work = 2.7 * t.depth * (min(32, t.depth) if along else 1) + together * (2.4 * t.depth + 5.3 * apart)
+        more = 5500.0 if t.depth > _FEW_TERMS else 0.0
+        return 2200.0 + -(-here // 12) * 510.0 + busy * work + 2.8e-4 * batch * size * (m * n + (m + n) * t.depth) + more
+    reads = 8 * t.depth * max(1.0, min(32.0, t.depth / 2))
+    written = 2000.0 + batch * m * n * apart / (32 * _WRITES)
+    apart *= 2 if t.wide_a and n > t.others else 1  # blocks share lines
+    cost = 2410.0 + here * (0.58 * reads + together * (4.5 * t.depth + 3.1 * apart))
+    return max(cost, written) + (6300.0 if t.depth > _FEW_TERMS else 0.0)
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike], terms: DimLike) -> dict[ThinTile | ShortTile, float]:
@@ -98,7 +105,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
         if isinstance(terms, int) and 0 < terms <= _TERMS:
             for others in (8, 32):
                 short = ShortTile(wide_a, terms, others)
-                out[short] = short_cost(short, m, n, batch, r.sms, r.dtype.size)
+                out[short] = short_cost(short, m, n, batch, r.sms, r.dtype.size, k_step == 1)
         if few > _MOST or (k_step != 1 and row_step != 1):
             continue
         for deep, share in ((1, 1), (2, 1), (4, 1), (1, 8)) if k_step == 1 else ((0, 1),):

@@ -27,6 +27,8 @@ _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
 #: More of SplitTile in batches behind copies, and what Tile is there: so many times its clocks. More than `_product.tile_cost` of batches: clocks a byte.
 _COPIES, _BEHIND, _MOVED = 900.0, 1.1, 5.3e-4
 _THIN = (1.05, 1.2)  # what `_thin.tile_cost` is for 16-bit elements, turned and not: so many times its clocks
+_SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
+_FEW_DEEP, _FEW_PRODUCTS = 512, 1 << 30  # most k and multiplications of f32 for which `_product.batched_cost` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -54,7 +56,9 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)
         if maps and not few:
             return costs
-        costs |= _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
+        whole = a.bytes == 16 and y
+        thin = _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
+        costs |= {t: c * (_SHORT if whole and r.dtype == DType.F32 and isinstance(t, _thin.ShortTile) else 1.0) for t, c in thin.items()}
         costs |= _direct.prices(r, rows, n, k, 1, a, b, y)
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
@@ -136,6 +140,8 @@ def matmul(r: Request) -> list[Kernel]:
         if mapped and not odd:
             bytes_ = 2 * batch * (rows * depth + columns * depth + rows * columns)
             costs = {t: c + _MOVED * bytes_ for t, c in costs.items()}
+        if r.dtype == DType.F32 and depth <= _FEW_DEEP and batch * rows * columns * depth < _FEW_PRODUCTS:
+            costs = {t: _product.batched_cost(t, c, rows, columns, depth, batch, r.sms, y) for t, c in costs.items()}
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
             costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
