@@ -23,7 +23,9 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_product, _wgmma, _split, _thin, _align, _direct = (_backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct"))
+_product, _wgmma, _split, _thin, _align, _direct, _flat = (
+    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat")
+)  # fmt: skip
 Rng = np.random.Generator
 
 
@@ -348,6 +350,15 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield _with(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1))
     yield _with(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
     yield _with(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))
+    flat = _flat.FlatTile
+    for dtype, a_turned, b_turned in itertools.product((F16, BF16, F32), (False, True), (False, True)):
+        for t in (flat(1, 4), flat(2, 2), flat(4, 1)):  # whole rows of y, and parts of them
+            yield _with(matmul(rng, dtype, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t)
+        yield _with(matmul(rng, dtype, 1, 2, 40, 136, 72, a_turned=a_turned, b_turned=b_turned), flat(1, 8))  # aligned rows
+        yield _with(matmul(rng, dtype, 1, 2, 36, 70, 38, a_turned=a_turned, b_turned=b_turned), flat(2, 4))  # rows of whole words
+        yield _with(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), flat(2, 2))
+    yield _with(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), flat(2, 2))
+    yield _with(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
 
 
 def batches(rng: Rng) -> Iterator[Case]:

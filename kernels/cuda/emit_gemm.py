@@ -21,6 +21,7 @@ _split = registry.module("kernels", "cuda").part("_split")
 _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
 _direct = registry.module("kernels", "cuda").part("_direct")
+_flat = registry.module("kernels", "cuda").part("_flat")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
@@ -60,6 +61,8 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         thin = _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
         costs |= {t: c * (_SHORT if whole and r.dtype == DType.F32 and isinstance(t, _thin.ShortTile) else 1.0) for t, c in thin.items()}
         costs |= _direct.prices(r, rows, n, k, 1, a, b, y)
+        if not whole:
+            costs |= _flat.prices(r, rows, n, k, 1, a, b, y)
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
@@ -91,6 +94,11 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
         return [_direct.product(
             r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
             y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active,
+        )]  # fmt: skip
+    if isinstance(tile, _flat.FlatTile):
+        return [_flat.product(
+            r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1,
+            batched=False, active=active,
         )]  # fmt: skip
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
@@ -145,7 +153,7 @@ def matmul(r: Request) -> list[Kernel]:
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
             costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
-        costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y)
+        costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y) | _flat.prices(r, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
         if copies:
@@ -187,6 +195,10 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
         return [_direct.product(
             r, tile, params=params, a=a, b=b, pitches=(i["ldr"],),
             y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
+        )]  # fmt: skip
+    if isinstance(tile, _flat.FlatTile):
+        return [_flat.product(
+            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
         )]  # fmt: skip
     return list(_product.product(
         r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),

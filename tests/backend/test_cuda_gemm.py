@@ -187,6 +187,28 @@ def test_small_products_are_read_into_registers() -> None:
     assert not direct.prices(batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)), 9, 9, 9, 6, access(2, gather=True), access(2, trans=True), True)
 
 
+def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat, product = cuda.part("_flat"), cuda.part("_product")
+    for d in TYPES:
+        for a, b in (((31, 1), (247, 1)), ((1, 219), (1, 31))):
+            r = batched(d, 219, 247, 31, a, b)
+            r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
+            monkeypatch.undo()
+            assert {k.symbol for k in kernels_of(r)} == {"product_flat"}, (d, a)
+            for t in flat.TILES_F32 if d == DType.F32 else flat.TILES:
+                monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+                (kernel,) = kernels_of(r)
+                assert kernel.symbol == "product_flat" and kernel.grid[1:] == (9, 9)
+                compile_kernels([kernel], 90)
+    access = product.Access
+    gathered = access(2, gather=True), access(2)
+    monkeypatch.undo()
+    for d, fits in ((DType.F16, False), (DType.F32, True)):
+        assert bool(flat.prices(batched(d, 33, 33, 33, (66, 2), (33, 1)), 33, 33, 33, 6, *gathered, False)) is fits
+    r = batched(DType.F16, 219, 247, 31, (31, 1), (247, 1))
+    compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
+
+
 def test_few_rows_stream_the_other_operand() -> None:
     for d in TYPES:
         for m, n in ((1021, 1), (1, 1021), (1, 1)):

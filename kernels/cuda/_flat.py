@@ -1,0 +1,97 @@
+"""Products with many results and few terms, whose rows begin anywhere (`flat.cuh`, `flat_f32.cuh`): tiles and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Request
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_BK = 32  # k of a step
+
+
+@dataclass(frozen=True)
+class FlatTile:
+    """Warps along rows and columns, each with 32 by 32 results."""
+
+    warps_m: int
+    warps_n: int
+
+    @property
+    def bm(self) -> int:
+        return 32 * self.warps_m
+
+    @property
+    def bn(self) -> int:
+        return 32 * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    def smem(self, a: Any, b: Any, f32: bool) -> int:
+        """Bytes of two steps, then of the results. a, b: how operands are read."""
+        if f32:
+            return max(2 * _BK * (self.bm + self.bn + 8) * 4, self.bm * (self.bn + 4) * 4)
+        stage = sum(rows * _BK * 2 + (_BK * 16 if how.trans else 0) for rows, how in ((self.bm, a), (self.bn, b)))
+        return max(2 * stage, self.bm * (self.bn * 2 + 16))
+
+
+TILES = tuple(FlatTile(*warps) for warps in ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1)))
+TILES_F32 = TILES[:2]
+
+#: The cost model, fitted to measurements on an H200, of two-byte elements and of f32. Clocks to start, of a wave of blocks and of its steps; of a warp: itself, its
+#: steps, or k where FFMA multiplies, and what it reads in a step; of 32 rows of a block that are parts of y's and begin anywhere; clocks a byte from memory.
+_COSTS = ((1938.0, 2650.0, 908.0, 0.0, 10.95, 12.2, 511.0, 5.2e-4), (3120.0, 0.0, 785.0, 21.1, 11.7, 1.21, 0.0, 2.98e-4))
+_TERMS, _MOST, _LEAST = (1, 12), 256, 8  # k, and columns, for which these hold
+
+
+def tile_cost(t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool) -> float:
+    """Clocks, comparable with `_product.odd_cost`."""
+    start, wave, step, warp, deep, read, part, memory = _COSTS[f32]
+    here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms), -(-k // _BK)
+    waves, warps = -(-here // max(1, 512 // t.threads)), here * t.warps_m * t.warps_n
+    reads = 32 // t.warps_n + 32 // t.warps_m if f32 else -(-4 // t.warps_n) + -(-4 // t.warps_m)
+    parts = here * t.warps_m * part if n > t.bn and not y else 0.0
+    each = warp + deep * (-(-k // 4) * 4 if f32 else steps) + steps * reads * read
+    return start + waves * (wave + steps * step) + warps * each + parts + memory * (4 if f32 else 2) * batch * (m * k + n * k + m * n)
+
+
+def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[FlatTile, float]:
+    """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes."""
+    f32 = r.dtype == DType.F32
+    if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST) or n < _LEAST or (not f32 and (a.gather or b.gather)):
+        return {}
+    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y) for t in (TILES_F32 if f32 else TILES)}
+
+
+def product(
+    r: Request, tile: FlatTile, *, params: Sequence[tuple[str, str, Argument]], a: Any, b: Any, pitches: tuple[DimLike, ...],
+    rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
+) -> Kernel:  # fmt: skip
+    """The kernel, with parameters as `_product.product` takes them."""
+    epi = _epilogue.epilogue(r, pitches, 0, scaled=r.family == "matmul", width=2)
+    i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
+    parameters, f32 = [*params, *epi.parameters], r.dtype == DType.F32
+    i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
+    for o, row, count in (("a", "m", rows), ("b", "n", columns)) if not f32 else ():
+        span: DimLike = D.add(D.add(D.mul(D.add(count, -1), i[f"{o}_{row}"]), D.mul(D.add(i["K"], -1), i[f"{o}_k"])), 1)
+        before = D.add(D.mul(D.add(grid_z, -1), i[f"{o}_0"]), D.mul(D.add(grid_y, -1), i[f"{o}_1"])) if batched else 0
+        parameters += [("i64", f"span_{o}", Int64(span)), ("i64", f"all_{o}", Int64(D.add(before, span)))]
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"constexpr int WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
+        f"constexpr bool A_ALONG = {int(not (a.trans or a.gather))}, B_ALONG = {int(not (b.trans or b.gather))};", epi.source,
+        _backend.template("flat_f32" if f32 else "flat"),
+    ])  # fmt: skip
+    grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), active])
+    return Kernel(text, "product_flat", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), tile.smem(a, b, f32), 1, True)
