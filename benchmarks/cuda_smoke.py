@@ -12,10 +12,10 @@ import importlib
 import importlib.util
 import statistics
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,25 +200,21 @@ def session_mixed_with_cpu() -> None:
                 close(y, np.exp(2 * x) * x + 2 * x)
 
 
+def at_once(works: list[Callable[[], None]]) -> None:
+    """Every one of `works` in a thread of its own; the first exception of any is raised."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        for done in [threads.submit(work) for work in works]:
+            done.result()
+
+
 def session_threads() -> None:
-    failures: list[BaseException] = []
+    def work(seed: int, sessions: list[Any]) -> None:
+        for k in range(100):
+            check_cube(sessions[k % 2], (seed * 1237 + k * 331) % 20_011, seed)
+
     for graph in ("0", "1"):
         sessions = [cube_session(enable_cuda_graph=graph) for _ in range(2)]
-
-        def work(seed: int, sessions: list[Any] = sessions) -> None:
-            try:
-                for k in range(100):
-                    check_cube(sessions[k % 2], (seed * 1237 + k * 331) % 20_011, seed)
-            except BaseException as e:
-                failures.append(e)
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    if failures:
-        raise failures[0]
+        at_once([partial(work, k, sessions) for k in range(8)])
 
 
 def session_out_of_memory() -> None:
@@ -250,40 +246,28 @@ def session_two_gpus() -> None:
     if len(gpus) < 2:
         print("     one GPU: skipped")
         return
-    failures: list[BaseException] = []
 
     def work(gpu: int, sessions: list[Any]) -> None:
-        try:
-            for k, session in enumerate(sessions * 20):
-                check_cube(session, 1 + 331 * k, gpu)
-                x = vector(5000, k)
-                given = ort.OrtValue.ortvalue_from_numpy(x, "gpu", gpu, NVIDIA)
-                u, y = (ort.OrtValue.ortvalue_from_shape_and_type([5000], np.float32, "gpu", gpu, NVIDIA) for _ in range(2))
-                session.run_with_iobinding(bound(session, given, u, y))
-                close(y.numpy(), x**3)
-                if torch is not None:
-                    there = torch.randn(5000, device=f"cuda:{gpu}") * 1.0
-                    io = session.io_binding()
-                    io.bind_input("x", "cuda", gpu, np.float32, [5000], there.data_ptr())
-                    cubes = torch.zeros_like(there)
-                    io.bind_output("y", "cuda", gpu, np.float32, [5000], cubes.data_ptr())
-                    io.bind_output("u", "cuda", gpu)
-                    session.run_with_iobinding(io)
-                    torch.testing.assert_close(cubes, there**3)
-        except BaseException as e:
-            failures.append(e)
+        for k, session in enumerate(sessions * 20):
+            check_cube(session, 1 + 331 * k, gpu)
+            x = vector(5000, k)
+            given = ort.OrtValue.ortvalue_from_numpy(x, "gpu", gpu, NVIDIA)
+            u, y = (ort.OrtValue.ortvalue_from_shape_and_type([5000], np.float32, "gpu", gpu, NVIDIA) for _ in range(2))
+            session.run_with_iobinding(bound(session, given, u, y))
+            close(y.numpy(), x**3)
+            if torch is not None:
+                there = torch.randn(5000, device=f"cuda:{gpu}") * 1.0
+                io = session.io_binding()
+                io.bind_input("x", "cuda", gpu, np.float32, [5000], there.data_ptr())
+                cubes = torch.zeros_like(there)
+                io.bind_output("y", "cuda", gpu, np.float32, [5000], cubes.data_ptr())
+                io.bind_output("u", "cuda", gpu)
+                session.run_with_iobinding(io)
+                torch.testing.assert_close(cubes, there**3)
 
-    threads = []
-    for gpu in (1, 0):
-        sessions = [cube_session(device_id=str(gpu), enable_cuda_graph=graph) for graph in ("0", "1")]
-        assert all(s.get_input_memory_infos()[0].device_id == gpu for s in sessions)
-        threads.append(threading.Thread(target=work, args=(gpu, sessions)))
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    sessions = {gpu: [cube_session(device_id=str(gpu), enable_cuda_graph=graph) for graph in ("0", "1")] for gpu in (1, 0)}
+    assert all(s.get_input_memory_infos()[0].device_id == gpu for gpu, both in sessions.items() for s in both)
+    at_once([partial(work, gpu, both) for gpu, both in sessions.items()])
 
 
 def session_microseconds() -> None:
