@@ -68,6 +68,7 @@ DEV void attend(const Attention& g) {
   }
   const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
   const u32 key = (warp * KEYS + (lane & 7)) * kPitch + (lane >> 3) * 16, value = kValues + lane * kPitchV;
+  const u32 last_key = key - (lane >> 4) * 32;  // of the last 16 elements of odd many: twice, and nothing behind the row, where another warp's may be on their way
   const u32 weight = weights + (lane & 15) * kPitchP + (lane >> 4) * 16;
   const int row = lane / 4;
   float out[kTiles][4] = {}, top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
@@ -79,7 +80,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int d = 0; d < kD / 16; d += 2) {
       u32 r[4];
-      load_matrices(r, stage + key + d * 32);  // what it reads behind a row is not used
+      load_matrices(r, stage + (d + 1 < kD / 16 ? key : last_key) + d * 32);
       multiply(x, a[d], r[0], r[1], (T*)nullptr);
       if (d + 1 < kD / 16) multiply(y, a[d + 1], r[2], r[3], (T*)nullptr);
     }
