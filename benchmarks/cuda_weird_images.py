@@ -61,7 +61,8 @@ def cubic(dtype: DType, n: int, c: int, h: int, w: int, oh: int, ow: int) -> Tri
     def eager(x: Tensors) -> object:
         return R.torch().nn.functional.interpolate(x["x"], (oh, ow), mode="bicubic")
 
-    return Trial(f"cubic resize {dtype.name} {n}x{c}x{h}x{w} to {oh}x{ow}", dtype, [r], M._image(n, c, h, w, dtype), eager, M._into(n, c, oh, ow, dtype), 16.0)
+    name = f"cubic resize {dtype.name} {n}x{c}x{h}x{w} to {oh}x{ow}"
+    return Trial(name, dtype, [r], M._image(n, c, h, w, dtype), eager, M._into(n, c, oh, ow, dtype), 16.0, size=M.slopes(dtype, h, w))
 
 
 def trials() -> Iterator[Trial]:
