@@ -64,6 +64,11 @@ def reciprocal(d: DimLike) -> DimLike:
     return D.floordiv(2**31 - 1, D.maximum(d, 1))
 
 
+def shared(request: Request) -> int:
+    """Bytes of shared memory that a block may have, alone on its multiprocessor."""
+    return 99 * 1024 if request.arch in (86, 89) or request.arch >= 120 else 227 * 1024 if request.arch in (90, 100) else 163 * 1024
+
+
 def overlapped(request: Request) -> bool:
     """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`, or its first half."""
     return request.arch >= 90

@@ -12,8 +12,6 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _LARGEST_HEAD = 256
-#: Bytes of shared memory that a block may have: of the architectures with the least, of Hopper's and of others.
-_LEAST_SHARED, _MOST_SHARED, _SHARED = 99 * 1024, 227 * 1024, 163 * 1024
 _SIZES = ("B", "H", "KVH", "S", "T")
 STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m_k")
 
@@ -49,11 +47,6 @@ def problem(request: Request) -> Problem:
         raise Unfit(f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to {_LARGEST_HEAD})")
     mask = static(i["mask_kind"], "mask kind") if "mask" in request.operands else 0
     return Problem(head, head_v, mask, bool(i["causal"]), bool(i["nan_to_zero"]))
-
-
-def shared(request: Request) -> int:
-    """Bytes of shared memory that a block may have."""
-    return _LEAST_SHARED if request.arch in (86, 89) or request.arch >= 120 else _MOST_SHARED if request.arch in (90, 100) else _SHARED
 
 
 def arguments(request: Request, places: Mapping[str, str]) -> tuple[Argument, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import known, overlapped, parameters, shared, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -64,8 +64,8 @@ def _residents(request: Request, p: Any) -> tuple[int, int]:
     count = known(_few.count_of(request, _ROWS))
     parts = known(_shares(request))
     many = count is not None and parts is not None and count > _FEW and count * parts > request.sms
-    blocks = 2 if many and _attention.shared(request) // 2 - _OTHER >= 2 * _bytes(p) else 1
-    return blocks, min(_MOST_STAGES, (_attention.shared(request) // blocks - _OTHER) // _bytes(p))
+    blocks = 2 if many and shared(request) // 2 - _OTHER >= 2 * _bytes(p) else 1
+    return blocks, min(_MOST_STAGES, (shared(request) // blocks - _OTHER) // _bytes(p))
 
 
 def _bytes(p: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, shared, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -61,7 +61,7 @@ def _large(request: Request, p: Any, keys: tuple[int, ...], parts: tuple[int, ..
     """Tiles whose threads multiply more of what they read, as far as registers and shared memory go."""
     most = 8 if p.widest <= 128 else 4
     tiles = [PlainTile(rows, n, split) for rows in (8, 4) if rows <= most for n in keys for split in parts]
-    return [tile for tile in tiles if tile.smem(p) <= _attention.shared(request)]
+    return [tile for tile in tiles if tile.smem(p) <= shared(request)]
 
 
 def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
@@ -72,7 +72,7 @@ def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
     if p.widest > 128:  # there is no room for other blocks
         shapes = ((4, 64, 2), *shapes)
     tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
-    return [tile for tile in tiles if tile.smem(p) <= _attention.shared(request)]
+    return [tile for tile in tiles if tile.smem(p) <= shared(request)]
 
 
 def _many(request: Request, p: Any, keys: int) -> list[tuple[Any, DimLike]]:
@@ -104,7 +104,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
         left = D.sub(left, use)
     for rows in most_rows if fixed else (1,) if _split(request, p, (1,)) else (most_rows[0], 1):
         fitting = keys
-        while PlainTile(rows, fitting, 1).smem(p) > _attention.shared(request):
+        while PlainTile(rows, fitting, 1).smem(p) > shared(request):
             fitting //= 2
         count = _attention.blocks(request, 16 * rows)
         if rows > 1:
@@ -120,7 +120,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     plain = found[0][0]
     price = {plain: _WORTH * _cycles(request, p, plain, exact)}
     if split := _split(request, p, (1,) if request.arch < 90 else (1, 2, 4, 8)):
-        price |= {tile: _tf32.cycles(request, p, tile, exact, _attention.shared(request) + 1024) for tile in split}
+        price |= {tile: _tf32.cycles(request, p, tile, exact, shared(request) + 1024) for tile in split}
     else:
         large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
         price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
+from tracea_onnx.cuda_source import shared
 from tracea_onnx.cuda_text import prelude
 
 _backend = registry.module("kernels", "cuda")
@@ -40,8 +41,7 @@ def _sizes(r: Request) -> tuple[int, ...]:
 
 
 def _piece(r: Request) -> int:
-    kw = int(r.ints["KW"])
-    return kw if kw <= _PIECE else _PIECE
+    return min(int(r.ints["KW"]), _PIECE)
 
 
 def _held(r: Request, tile: FirstTile) -> int:
@@ -65,9 +65,8 @@ def _smem(r: Request, tile: FirstTile) -> int:
 
 def _resident(r: Request, tile: FirstTile) -> int:
     """Blocks of a multiprocessor, by shared memory and registers."""
-    total = 227 * 1024 if r.arch == 90 else 163 * 1024 if r.arch == 80 else 99 * 1024
     registers = tile.pixels * 8 + _held(r, tile) + 40
-    return min(total // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
+    return min(shared(r) // (_smem(r, tile) + 1024), 65536 // (registers * tile.threads), 8)
 
 
 def _tiles(r: Request) -> Iterator[FirstTile]:

@@ -79,7 +79,6 @@ def product(
 ) -> Kernel:  # fmt: skip
     """The kernel, with parameters as `_product.product` takes them."""
     epi = _epilogue.epilogue(r, pitches, 0, scaled=r.family == "matmul", width=2)
-    i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
     parameters, f32 = [*params, *epi.parameters], r.dtype == DType.F32
     i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
     for o, row, count in (("a", "m", rows), ("b", "n", columns)) if not f32 else ():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_source import shared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -107,7 +108,7 @@ def _tiles(r: Request) -> list[StemTile]:
     oc = int(r.ints["OC"])
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
     epilogue = columns // 2 + 8 * _pooled(r) + (16 if r.program is not None else 8 if _epilogue.residual(r) else 0)
-    total = 227 * 1024 if r.arch == 90 else 163 * 1024 if r.arch == 80 else 99 * 1024
+    total = shared(r)
     out = []
     for across in (4, 2, 1):
         for teams in (1, 2) if r.arch == 90 else (1,):
