@@ -11,7 +11,7 @@ from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import COPIES
-from tracea_onnx.lower.context import merge_dims
+from tracea_onnx.lower.axes import merge_dims
 from tracea_onnx.ops import DType
 
 #: Images of at most this many channels change layout a pixel at a time.

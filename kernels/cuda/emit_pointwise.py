@@ -11,7 +11,7 @@ from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, U
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude, program_source
 from tracea_onnx.dims import DimLike
-from tracea_onnx.lower.context import merge_dims
+from tracea_onnx.lower.axes import merge_dims
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
 from tracea_onnx.lower.value import contiguous
 from tracea_onnx.ops import DType

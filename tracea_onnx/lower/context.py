@@ -10,9 +10,10 @@ import numpy as np
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import factor
-from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.dims import DimLike
 from tracea_onnx.families import COPIES, packed_elements, widened_elements
 from tracea_onnx.graph import Graph
+from tracea_onnx.lower.axes import merge_dims, pad_rows
 from tracea_onnx.lower.target import CPU, Target
 from tracea_onnx.lower.value import Deferred, Dims, Nhwc, Unsupported, Value, View, contiguous, same_strides
 from tracea_onnx.lower.views import image_in
@@ -313,36 +314,9 @@ class Lowering:
         return self._packed[key]
 
 
-def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -> list[tuple[DimLike, list[DimLike]]]:
-    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one."""
-    rows: list[tuple[DimLike, list[DimLike]]] = []
-    for k, n in enumerate(shape):
-        if n == 1:
-            continue
-        s = [st[k] for st in strides]
-        if rows:
-            m, outer = rows[-1]
-            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)):
-                rows[-1] = (D.mul(m, n), s)
-                continue
-        rows.append((n, s))
-    return rows
-
-
-def pad_rows(rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: int) -> list[tuple[DimLike, list[DimLike]]]:
-    """Leading loops of one iteration, up to the number of loops a kernel has."""
-    once: tuple[DimLike, list[DimLike]] = (1, [0] * operands)
-    return [*[once] * (count - len(rows)), *rows]
-
-
 def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
     """Whether a copy should go through tiles: its source jumps along the last dim, but not along another."""
     return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
-
-
-def _at_most(d: DimLike, e: DimLike) -> bool:
-    """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1 (then it is e, too)."""
-    return isinstance(d, Dim) and d.op == "min" and any(a == e and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
 
 
 def _counting(data: np.ndarray[Any, Any]) -> View | None:
@@ -373,53 +347,6 @@ def matrix_rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
         if len(merged) == 1:
             return view.ref, merged[0][1][0]
     return ctx.plain(v), last
-
-
-def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
-    """ONNX broadcast of the shapes. A symbol against another dim is resolved at run time by `select`."""
-    rank = max(len(s) for s in shapes)
-    out: list[DimLike] = []
-    for axis in range(rank):
-        d: DimLike = 1
-        for s, name in zip(shapes, names, strict=True):
-            k = axis - (rank - len(s))
-            if k < 0:
-                continue
-            e = s[k]
-            if d == e or e == 1 or _at_most(e, d):
-                continue
-            if _at_most(d, e):
-                d = e
-                continue
-            if isinstance(d, int) and isinstance(e, int):
-                if d != 1:
-                    raise Unsupported(f"'{name}' does not broadcast: {e} against {d}")
-                d = e
-            elif d == 1:
-                d = e
-            elif isinstance(d, int):
-                pass  # e is a symbol: it must be d or 1, and d > 1 decides
-            elif isinstance(e, int):
-                d = e
-            else:
-                d = D.select(D.equal(d, 1), e, d)
-        out.append(d)
-    return tuple(out)
-
-
-def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dims:
-    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what the symbols do not show."""
-    pad = len(out) - len(shape)
-    strides: list[DimLike] = [0] * pad
-    for d, s, o in zip(shape, v.strides, out[pad:], strict=True):
-        if d == 1 and o != 1:
-            strides.append(0)
-        elif d == o or d == 1:
-            strides.append(s)
-        else:
-            plan.require(D.select(D.equal(d, 1), o, d), o)
-            strides.append(D.select(D.equal(d, 1), 0, s))
-    return tuple(strides)
 
 
 LowerFn = Callable[["Lowering", Any], None]

@@ -8,7 +8,8 @@ from string import ascii_letters
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.lower.context import Lowering, merge_dims, pad_rows
+from tracea_onnx.lower.axes import merge_dims, pad_rows
+from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Unsupported, Value, View, contiguous

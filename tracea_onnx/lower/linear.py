@@ -9,7 +9,8 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.families import packed_elements
 from tracea_onnx.lower import merge, rownorm
-from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, matrix_rows, merge_dims, pad_rows
+from tracea_onnx.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.context import Lowering, matrix_rows
 from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression

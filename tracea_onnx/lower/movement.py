@@ -14,7 +14,8 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Array
 from tracea_onnx.lower import staged, summed
-from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides
+from tracea_onnx.lower.axes import broadcast, broadcast_strides
+from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
 from tracea_onnx.lower.views import regrouped, reshape_view

@@ -8,7 +8,8 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower import rownorm, summed
-from tracea_onnx.lower.context import Lowering, broadcast_strides
+from tracea_onnx.lower.axes import broadcast_strides
+from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression

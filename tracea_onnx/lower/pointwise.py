@@ -12,7 +12,8 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.lower import staged, summed
-from tracea_onnx.lower.context import Lowering, broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, contiguous

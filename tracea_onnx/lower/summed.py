@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr
-from tracea_onnx.lower.context import Lowering, broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.axes import broadcast_strides, merge_dims, pad_rows
+from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import ROW_NORMS, Op, makers
 from tracea_onnx.lower.value import Dims, Value, View, contiguous
 from tracea_onnx.plan import Ref
