@@ -142,7 +142,7 @@ def copies(rng: np.random.Generator) -> Iterator[Case]:
 def gather(rng: np.random.Generator) -> Iterator[Case]:
     for size in (1, 2, 4, 8):
         for it in (DType.I32, DType.I64):
-            for outer, n, inner, count in ((1, 30, 64, 7), (2, 9, 1, 5), (3, 4, 17, 11), (2, 5, 8, 0)):
+            for outer, n, inner, count in ((1, 30, 64, 7), (2, 9, 1, 5), (3, 4, 17, 11), (2, 5, 8, 0), (1021, 33, 1, 7), (67, 40, 1, 300)):
                 x = _bits(rng, outer * n * inner, size).reshape(outer, n, inner)
                 idx = rng.integers(-n, n, count).astype(np.int64 if it == DType.I64 else np.int32)
                 ints = {"elem": size, "outer": outer, "n": n, "inner": inner, "count": count, "idx_dtype": int(it)}
@@ -165,6 +165,10 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
     want[0, 1] = x[0, 4]
     ints = {"elem": 2, "outer": 1, "n": 5, "inner": 8, "count": 3, "idx_dtype": 7}
     yield Case("gather out of range", "gather", DType.F32, ints, {"x": x, "idx": np.array([5, -1, -6])}, {"y": plain(DType.U16, want, None)})
+    x, want = x.reshape(8, 5, 1), np.zeros((8, 3, 1), np.uint16)
+    want[:, 1] = x[:, 4]
+    ints = {**ints, "outer": 8, "inner": 1}
+    yield Case("gather elements of rows out of range", "gather", DType.F32, ints, {"x": x, "idx": np.array([5, -1, -6])}, {"y": plain(DType.U16, want, None)})
 
 
 def small(rng: np.random.Generator) -> Iterator[Case]:

@@ -22,6 +22,7 @@ def _pair(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, scale:
 def softmax(rng: np.random.Generator) -> Iterator[Case]:
     shapes = [(3, 1, 1), (5, 17, 1), (2, 128, 1), (7, 1000, 1), (3, 4096, 1), (2, 40000, 1), (3, 5, 7), (2, 64, 33), (0, 8, 1), (4, 1021, 1), (2, 20001, 3)]
     shapes += [(900, 3, 1), (5, 40, 1), (11, 96, 1), (70, 5, 3), (1, 50021, 1), (37, 63, 1), (37, 197, 1), (70001, 5, 1)]
+    shapes += [(5, 3, 143), (350, 13, 302), (2, 16, 132), (140, 321, 11), (133, 625, 2)]  # a thread for each column, slabs of few columns
     for dtype in FLOATS:
         for log in (0, 1):
             for outer, n, inner in shapes:
@@ -197,10 +198,16 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
         return table[name]()
 
 
+_REDUCED = (
+    (3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33), (1, 3, 17011),
+    (3, 5, 143), (350, 11, 302), (140, 321, 11),  # a thread for each column, slabs of few columns
+)  # fmt: skip
+
+
 def reduce(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in FLOATS:
         for kind in range(10):
-            for outer, n, inner in ((3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33), (1, 3, 17011)):
+            for outer, n, inner in _REDUCED:
                 if kind == 4 and n > 300:
                     continue
                 x, v = _pair(rng, (outer, n, inner), dtype)
@@ -234,7 +241,7 @@ def argmax(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in (*FLOATS, DType.I64):
         for least in (0, 1):
             for last in (0, 1):
-                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40)):
+                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40), (3, 5, 143), (140, 321, 3)):
                     v = rng.integers(-3, 4, (outer, n, inner)).astype(np.float64)
                     x = stored(v, dtype)
                     scan = (-v if least else v)[:, ::-1] if last else (-v if least else v)

@@ -13,6 +13,7 @@ from benchmarks import cuda_weird_rows as W
 from benchmarks.cuda_weird import Places, Tensors, Trial, random, result
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.lower import padding
 from tracea_onnx.lower.value import contiguous
 from tracea_onnx.ops import DType
 from tracea_onnx.program import compile_program
@@ -70,24 +71,25 @@ def plus(dtype: DType, *shapes: tuple[int, ...]) -> Trial:
     return pointwise("add", W._ADD, lambda a, b: a + b, [(dtype, s, _same) for s in shapes], dtype)
 
 
-def padded(dtype: DType, shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Trial:
-    """With zeros."""
+def padded(dtype: DType, shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], mode: str = "constant") -> Trial:
     whole = tuple(n + a + b for n, a, b in zip(shape, before, after, strict=True))
-    strides = [int(s) for s in contiguous(whole)]
-    start = sum(a * s for a, s in zip(before, strides, strict=True)) * dtype.size
-    count = int(np.prod(whole))
-    requests = [
-        R.request("fill", F32, {"elem": dtype.size, "count": count, "value": 0}, operands=("y",)),
-        M._copy(dtype, shape, [int(s) for s in contiguous(shape)], strides, "y"),
-    ]
+    rows = padding.merged(list(zip(shape, whole, before, strict=True)), contiguous(shape), contiguous(whole))
+    ints = padding.numbers(rows, dtype, padding.MODES[mode], 0)
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result(whole, dtype)
-        return [{"y": y}, {"x": x["x"], "y": y.data_ptr() + start}], y
+        return [{**x, "y": y}], y
 
     pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
-    name = f"pad {dtype.name} {'x'.join(map(str, shape))} to {'x'.join(map(str, whole))}"
-    return Trial(name, dtype, requests, lambda: {"x": _some(*shape, dtype=dtype)}, lambda x: R.torch().nn.functional.pad(x["x"], pads), ours)
+    name = f"{mode} pad {dtype.name} {'x'.join(map(str, shape))} to {'x'.join(map(str, whole))}"
+    r = R.request("pad", F32, ints, operands=("x", "y"))
+    held = len(pads) if mode == "constant" else 2 * sum(b + a > 0 for b, a in zip(before, after, strict=True))  # PyTorch mirrors the last axes alone
+    return Trial(name, dtype, [r], lambda: {"x": _some(*shape, dtype=dtype)}, lambda x: R.torch().nn.functional.pad(x["x"], pads[:held], mode), ours)
+
+
+def mirrored(dtype: DType, c: int, h: int, w: int, pad: int) -> Trial:
+    """Images padded with their reflections."""
+    return padded(dtype, (1, c, h, w), (0, 0, pad, pad), (0, 0, pad, pad), "reflect")
 
 
 def gather(dtype: DType, shape: tuple[int, ...], axis: int, count: int, index: DType = I64) -> Trial:
@@ -144,7 +146,7 @@ def _copies() -> Iterator[Trial]:
         yield M.concat(dtype, 513, (384, 384))
         yield M.concat(dtype, 1, (1000, 24))
         if dtype in (F16, F32):
-            yield M.mirrored(dtype, 31, 57, 63, 1)
+            yield mirrored(dtype, 31, 57, 63, 1)
         yield padded(dtype, (1, 61, 57, 53), (0, 0, 1, 1), (0, 0, 1, 1))
         yield padded(dtype, (7, 1000), (0, 0), (0, 24))
         yield gather(dtype, (30011, 64), 0, 1021)
@@ -158,8 +160,9 @@ def _copies() -> Iterator[Trial]:
     yield gather(F32, (512, 768), 0, 1)
     yield M.concat(F16, 4001, (17, 31))
     yield M.concat(F16, 1021, (131, 127))
-    yield M.mirrored(F32, 61, 57, 53, 1)
-    yield M.mirrored(F16, 3, 511, 509, 7)
+    yield mirrored(F32, 61, 57, 53, 1)
+    yield mirrored(F16, 3, 511, 509, 7)
+    yield mirrored(F32, 37, 53, 61, 3)
     yield view("to depth", F16, (1, 3, 256, 2, 256, 2), lambda x: x.transpose(0, 3, 5, 1, 2, 4) if isinstance(x, np.ndarray) else x.permute(0, 3, 5, 1, 2, 4))
     yield view("last three turned", F32, (131, 7, 5, 3), lambda x: x.swapaxes(1, 3))
     yield view("transpose", F16, (7, 5), lambda x: x.T)

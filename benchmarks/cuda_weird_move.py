@@ -67,29 +67,6 @@ def concat(dtype: DType, rows: int, widths: Sequence[int]) -> Trial:
     return Trial(f"concat {dtype.name} {rows} rows of {'+'.join(map(str, widths))}", dtype, [r], inputs, lambda x: R.torch().cat(list(x.values()), 1), ours)
 
 
-def mirrored(dtype: DType, c: int, h: int, w: int, pad: int) -> Trial:
-    """Images padded with their reflections."""
-    oh, ow = h + 2 * pad, w + 2 * pad
-    ints: dict[str, DimLike] = {"elem": dtype.size}
-    starts = []
-    sides = [[(n, 0, 1, pad), (pad, pad, -1, 0), (pad, n - 2, -1, pad + n)] for n in (h, w)]  # elements, the first in x, their order, the first in y
-    for k, (down, across) in enumerate((a, b) for a in sides[0] for b in sides[1]):
-        values = (c, down[0], across[0], h * w, w * down[2], across[2], oh * ow, ow, down[3] * ow + across[3])
-        ints |= {f"p{k}_{name}": v for name, v in zip(("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at"), values, strict=True)}
-        starts.append(down[1] * w + across[1])
-    names = [f"x{k}" for k in range(len(starts))]
-    r = R.request("copies", F32, ints, operands=(*names, "y"), unaligned=names[1:])
-
-    def ours(x: Tensors) -> tuple[Places, Any]:
-        y = result((1, c, oh, ow), dtype)
-        return [{"y": y, **{n: x["x"].data_ptr() + s * dtype.size for n, s in zip(names, starts, strict=True)}}], y
-
-    def eager(x: Tensors) -> Any:
-        return R.torch().nn.functional.pad(x["x"], (pad,) * 4, mode="reflect")
-
-    return Trial(f"reflect pad {dtype.name} {c}x{h}x{w} by {pad}", dtype, [r], lambda: {"x": random(1, c, h, w, dtype=dtype)}, eager, ours)
-
-
 def gather(dtype: DType, n: int, inner: int, count: int, *, each: bool = False) -> Trial:
     """Rows of a table; each: elements of a row of their own."""
     ints = {"elem": dtype.size, "outer": count if each else 1, "n": n, "inner": 1 if each else inner, "count": inner if each else count, "idx_dtype": int(DType.I64)}
@@ -201,7 +178,6 @@ def trials() -> Iterator[Trial]:
     yield concat(F16, 1021, (17, 31, 53))
     yield concat(F32, 7, (100003, 3))
     yield concat(F16, 509, (1, 3, 5, 7, 11, 13, 17, 19))
-    yield mirrored(F32, 37, 53, 61, 3)
     yield gather(F16, 50021, 67, 1013)
     yield gather(F32, 30011, 767, 131)
     yield gather(F16, 1031, 127, 509, each=True)

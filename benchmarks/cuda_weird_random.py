@@ -170,7 +170,7 @@ def _concat(g: _Draw) -> Trial:
 def _padded(g: _Draw) -> Trial:
     shape = (g.size(1, 8), g.size(1, 200), *_side(g))
     if g.often(0.4):
-        return M.mirrored(g.floating(), shape[1], *shape[2:], g.randrange(1, 5))
+        return A.mirrored(g.floating(), shape[1], *shape[2:], g.randrange(1, 5))
     before, after = ((0, 0, g.randrange(4), g.randrange(4)) for _ in range(2))
     return A.padded(g.any_type(), shape, before, after)
 

@@ -12,6 +12,8 @@ from tracea_onnx.ops import DType
 SLABS, SLAB = 16384, 1024
 #: Longest contiguous row that is read through shared memory, in elements.
 SLAB_ROW = 48
+#: Bytes of a row of columns of which a thread has one vector; columns so short that this is always best, and threads of a multiprocessor that make it so else.
+FLAT_ROW, FLAT_SHORT, FLAT_THREADS = 128, 8, 768
 #: Threads of a block that has slabs.
 SLAB_THREADS = 256
 
@@ -47,6 +49,24 @@ def in_slabs(dtype: DType, n: DimLike, inner: DimLike, aligned: bool, longest: i
     if known(inner) == 1:
         return 0 if direct(dtype, n, aligned) else up_to(n, longest)
     return up_to(D.mul(n, inner), SLAB // dtype.size)
+
+
+def in_wide_slabs(request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike) -> DimLike:
+    """Whether [n, inner] of few columns, which are no whole sectors of memory next to each other, fits a block and is one for every multiprocessor."""
+    across = known(inner)
+    if across is None or not 1 < across < 32 or across % 8 == 0:
+        return 0
+    return D.mul(up_to(D.mul(n, inner), SLABS // dtype.size), D.less(request.sms - 1, outer))
+
+
+def flat(request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike, aligned: bool, most: int) -> int:
+    """Elements of a vector of columns of which threads have all n each, next to each other: where these are at most `most`, a row of columns is worth a
+    transaction, and there are threads for the whole device or columns are as short as a thread may ask for at once; 0: not so."""
+    length, across = known(n), known(inner)
+    if not length or across is None or length > most or across * dtype.size < FLAT_ROW:
+        return 0
+    w = columns(dtype, inner, aligned)[0]
+    return w if length <= FLAT_SHORT or known(D.less(D.mul(outer, across // w), request.sms * FLAT_THREADS)) == 0 else 0
 
 
 def slabs(request: Request, dtype: DType, outer: DimLike, slab: DimLike) -> tuple[DimLike, DimLike]:

@@ -13,6 +13,8 @@ from tracea_onnx.ops import DType
 _SMALL = 1 << 19
 #: Words of a row that a thread has at a time at most, and up to how many of a row threads of one wave take one after the other where there are more.
 _WORDS, _LEAST = 6, 32
+#: Rows of a column that a thread has under way where rows have one element.
+_ROWS = 8
 
 
 def _head() -> str:
@@ -28,6 +30,11 @@ def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
     return -(-words // (lanes * parts)), lanes, parts
 
 
+def _across(count: int | None) -> int:
+    """Threads of a block next to each other: as many as leave few of them idle."""
+    return 64 if count is None else min((256, 128, 64, 32, 16, 8), key=lambda n: (-(-count // n) * n * (1 + 16 / n), -n))
+
+
 def gather(request: Request) -> list[Kernel]:
     i = parameters(request)
     elem, inner = static(i["elem"], "element size"), i["inner"]
@@ -37,10 +44,16 @@ def gather(request: Request) -> list[Kernel]:
     rows, words = D.mul(i["outer"], i["count"]), known(D.floordiv(inner, width // elem))
     pers: list[DimLike]
     wave = request.sms * 8 * 256
-    if width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
+    if known(inner) == 1 and known(i["outer"]) != 1:
+        across = _across(known(i["count"]))
+        body, pers = f"gather_axis<{across}, {_ROWS}, {word}>(x, idx, y, outer, n, count, fault);", []
+        tiles, rounds = D.ceildiv(i["count"], across), D.ceildiv(i["outer"], 256 // across)
+        parts = D.minimum(rounds, D.maximum(D.floordiv(request.sms * 8, D.maximum(tiles, 1)), D.ceildiv(rounds, 2 * _ROWS)))
+        grid: tuple[DimLike, DimLike, DimLike] = (D.mul(tiles, parts), 1, 1)
+    elif width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
         body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
-        grid: tuple[DimLike, DimLike, DimLike] = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
+        grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
     elif width > elem:  # a wave of threads, which take a word after the other
         body, pers = f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
         grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import PADDED
@@ -31,17 +31,18 @@ def pad(request: Request) -> list[Kernel]:
         word, fill = "uint4", "make_uint4(u32(fill), u32(fill >> 32), u32(fill), u32(fill >> 32))"
     count = range(len(rows))
     arrays = "".join(f"  const {'int' if c in 'nmp' else 'i64'} {c}s[{len(rows)}] = {{{', '.join(f'{c}{k}' for k in count)}}};\n" for c in names)
-    signature = ", ".join([f"int {c}{k}" for c in "nmp" for k in count] + [f"i64 {c}{k}" for c in "xy" for k in count])
-    source = f"""{prelude(DType.F32)}{template("base", "pad")}
+    arrays += f"  const u32 pers[{len(rows)}] = {{{', '.join(f'per{k}' for k in count)}}};\n"
+    signature = ", ".join([f"int {c}{k}" for c in "nmp" for k in count] + [f"u32 per{k}" for k in count] + [f"i64 {c}{k}" for c in "xy" for k in count])
+    source = f"""{prelude(DType.F32)}{template("base", "runs", "pad")}
 extern "C" __global__ void __launch_bounds__(256) pad_kernel(const {word}* from, {word}* to, u64 fill, {signature}) {{
   next_may_start();
-{arrays}  pad<{_MODES[static(i["mode"], "mode")]}>(from, to, {fill}, ns, ms, ps, xs, ys);
+{arrays}  pad<{_MODES[static(i["mode"], "mode")]}>(from, to, {fill}, ns, ms, ps, pers, xs, ys);
 }}
 """
-    sizes: tuple[Argument, ...] = (*(Int32(r[c]) for c in "nmp" for r in rows), *(Int64(r[c]) for c in "xy" for r in rows))
+    sizes: tuple[Argument, ...] = (*(Int32(r[c]) for c in "nmp" for r in rows), *(Int32(reciprocal(r["n"])) for r in rows), *(Int64(r[c]) for c in "xy" for r in rows))
     signed = value - (1 << 64) if value >> 63 else value
     units: DimLike = D.product([r["n"] for r in rows])
-    grid = (blocks(units, 256, request.sms * 32), 1, 1)
+    grid = (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 1024))), 1, 1)
     return [Kernel(source, "pad_kernel", grid, 256, (Pointer("x"), Pointer("y"), Int64(signed), *sizes), pdl=overlapped(request))]
 
 

@@ -22,8 +22,8 @@ _WARP_ROW = 4096
 _BLOCK, _RESIDENT, _PART, _MOST = 256, 4, 24576, 512
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of columns so short that a thread has all of one, where there are more than so many blocks for each multiprocessor of 32 vectors of columns.
-_COLUMN_SHORT, _COLUMN_WAVE = 8, 4
+#: Elements of the longest columns of which a thread has all, and its block.
+_FLAT, _FLAT_BLOCK = 64, 128
 #: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -49,8 +49,9 @@ class _Reduction:
         return "x" not in self.request.unaligned
 
     def kernels(self) -> list[Kernel]:
-        _, n, inner = self.sizes
+        outer, n, inner = self.sizes
         small = _axis.in_slabs(self.element, n, inner, self.aligned)
+        small = D.maximum(small, _axis.in_wide_slabs(self.request, self.element, outer, n, inner))
         found = [self._slabs(small)]
         if known(inner) == 1:
             short = _axis.up_to(n, _WARP_ROW // self.element.size)
@@ -117,11 +118,13 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 
     def _columns(self, use: DimLike) -> list[Kernel]:
         outer, n, inner = self.sizes
+        if w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT):
+            several = 4 if int(n) <= 2 else 2 if int(n) <= 4 else 1
+            body = f"reduce_flat<Policy, {w}, {several}, {_FLAT_BLOCK}>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
+            return self._kernel(_FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), several * _FLAT_BLOCK), use), 1)
         w, across = _axis.columns(self.element, inner, self.aligned)
         length = known(n)
         down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
-        if length is not None and length <= _COLUMN_SHORT and across == 32 and known(D.less(D.mul(outer, inner), _COLUMN_WAVE * self.request.sms * 32 * w)) != 1:
-            across, down = 256, 1
         tiles = D.mul(outer, D.ceildiv(inner, across * w))
         blocks, few = self._column_clusters(tiles, down)
         rest = D.mul(_axis.negated(few), use)

@@ -13,18 +13,25 @@ _axis = registry.module("kernels", "cuda").part("_axis")
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the row; half of it in other blocks.
 _PER_THREAD = 32
-#: So many warps have a row of at least as many vectors for each lane of one where there are at most so many rows for each multiprocessor.
-_WARPS, _FEW_ROWS = (8, 4), 8
+#: So many warps have a row of at least as many vectors for each lane of one where there are at most so many rows for each multiprocessor; the last of them,
+#: where rows are counted and a lane of one had so many bytes, up to so many times those vectors.
+_WARPS, _FEW_ROWS, _SOME_ROWS, _LONG = (8, 4), 8, 4, 64
 #: Elements of the longest contiguous row, its length not known, that is read through shared memory; of the longest that is no whole vectors and of which lanes
-#: take single elements; how many of them each of these takes, if no warp has the row, where the device has room for all of them, and where not.
-_SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, 256, (4, 8), 1024
+#: take single elements, by the size of one; how many of them each of these takes, if no warp has the row, where the device has room for all of them, and where not.
+_SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
+#: Elements of vectors that each lane of half a warp takes, and where there are so many rows for each multiprocessor, of so many vectors.
+_HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
+#: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest of which a thread keeps all, and its block.
+_SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
 
 def softmax(request: Request) -> list[Kernel]:
-    _, n, inner = _sizes(request)
+    outer, n, inner = _sizes(request)
     small = 0 if known(inner) == 1 and known(n) is not None else _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
+    if (known(n) or _SLAB_COLUMN + 1) <= _SLAB_COLUMN:
+        small = D.maximum(small, _axis.in_wide_slabs(request, request.dtype, outer, n, inner))
     rest = _axis.negated(small)
     found = [_slabs(request, small), *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest))]
     return [k for k in found if k.grid[0] != 0]
@@ -76,21 +83,27 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
             _row_kernel(request, widest, _PER_THREAD // widest, 32, 1, D.mul(short, use)), _row_kernel(request, widest, 0, 512, 1, D.mul(long, _axis.negated(few))),
             _row_kernel(request, widest, 0, 512, share, D.mul(long, few)),
         ]  # fmt: skip
-    v = _axis.direct(request.dtype, n, _aligned(request)) or int(length <= _SINGLE_ROW)
+    v = _axis.direct(request.dtype, n, _aligned(request)) or int(length <= _SINGLE_ROW[request.dtype.size])
     kernels = []
     share, few = _axis.clusters(request, outer, n)
     vectors = length // (v or widest)
     each = _EACH[known(D.less(D.mul(outer, -(-length // _EACH[0])), request.sms * _LANES)) != 1]
+    many = known(D.less(outer, request.sms * _MANY)) == 0
     for threads in (1, 2, 4, 8, 16, 32, 128, 256, 512, 1024):
         k = max(-(-vectors // threads), 1)
         most = _PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2 if threads > 32 else each if v == 1 else widest
+        if threads == 16 and v != 1:
+            most = _HALF_MANY if many and k <= _VECTORS else _HALF
         if k * (v or widest) <= most and (v or threads >= 2 * widest - 2):
             break
     else:
         k, threads = 0, 1024
     alone = D.mul(_axis.negated(few), use)
     warps = next((w for w in _WARPS if k >= w), 1)
-    wide = _axis.up_to(outer, request.sms * _FEW_ROWS) if threads == 32 and warps > 1 else 0
+    limit, count = request.sms * _FEW_ROWS, known(outer)
+    if warps > 1 and count is not None and count > limit and k * (v or widest) * request.dtype.size >= _LONG:
+        warps, limit = _WARPS[-1], request.sms * _SOME_ROWS * k
+    wide = _axis.up_to(outer, limit) if threads == 32 and warps > 1 else 0
     kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(wide), alone), edges=not v))
     if wide != 0:
         kernels.append(_row_kernel(request, v or widest, -(-k // warps), 32 * warps, 1, D.mul(wide, alone), edges=not v))
@@ -115,6 +128,9 @@ def _row_kernel(request: Request, v: int, k: int, lanes: int, blocks: int, use: 
 
 def _columns(request: Request, use: DimLike) -> list[Kernel]:
     outer, n, inner = _sizes(request)
+    if w := _axis.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
+        body = f"softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {_axis.literal(inner, 'inner')});"
+        return [_kernel(request, _FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use))]
     w, across = _axis.columns(request.dtype, inner, _aligned(request))
     units, length = D.mul(outer, D.ceildiv(inner, w * across)), known(n)
     threads = 256 if length is None else _axis.power_of_two(across * -(-length // _DEPTH), 64, 1024 // min(w, 2))

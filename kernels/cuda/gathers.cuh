@@ -111,6 +111,28 @@ template <class E, class Index> DEV void gather(const E* x, const Index* idx, E*
   else if (inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
   else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
+// Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j, and the rows o of every so many; U of them are under way together.
+template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int count, u32* fault) {
+  constexpr int DOWN = 256 / ACROSS;
+  const int tiles = (count + ACROSS - 1) / ACROSS, step = gridDim.x / tiles * DOWN;
+  const int j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS, first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
+  wait_with(j, first, step);
+  if (j >= count) return;
+  i64 at = idx[j];
+  if (at < 0) at += n;
+  const bool inside = at >= 0 && at < n;
+  if (!inside) *fault = 1;
+  x += inside ? at : 0, y += j;
+  for (i64 o = first; o < outer; o += U * step) {
+    E v[U];
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || o + k * step < outer) v[k] = inside ? x[(o + k * step) * n] : E{};
+#pragma unroll
+    for (int k = 0; k < U; k++)
+      if (k == 0 || o + k * step < outer) y[(o + k * step) * count] = v[k];
+  }
+}
 
 // y[o, j, k] = x[o, idx[o, j, k], k]
 template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32* fault) {

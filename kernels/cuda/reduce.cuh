@@ -186,6 +186,54 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
   }
 }
 
+// W columns a thread, all of them, and of columns of few elements U of those, THREADS apart: threads next to each other have what follows, in the next row of
+// columns where one ends.
+template <class R, int W, int U, int THREADS> DEV void reduce_flat(const typename R::Element* x, typename R::Result* y, int outer, int n, int inner) {
+  typedef typename R::Held H;
+  constexpr int DEPTH = 8 / U;
+  const int across = inner / W;  // W divides inner
+  const auto run = [&](auto zero) {
+    typedef decltype(zero) I;
+    const I first = I(blockIdx.x) * (U * THREADS) + threadIdx.x, total = I(outer) * across;
+    const typename R::Element* top[U];
+    H h[U][W];
+    Places places;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      const I unit = min(first + u * THREADS, total - 1), o = unit / I(across);
+      top[u] = x + i64(o) * n * inner + i64(unit - o * I(across)) * W;
+      places.have(top[u]);
+    }
+    places.wait();
+#pragma unroll
+    for (int u = 0; u < U; u++)
+#pragma unroll
+      for (int w = 0; w < W; w++) h[u][w] = R::start(top[u] + w);
+    for (int from = 0; from < n; from += DEPTH) {
+      Vec<typename R::Element, W> raw[DEPTH][U];
+#pragma unroll
+      for (int k = 0; k < DEPTH; k++)
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          if (from + k < n) raw[k][u] = load<W>(top[u] + i64(from + k) * inner);
+#pragma unroll
+      for (int k = 0; k < DEPTH; k++)
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          if (from + k < n)
+#pragma unroll
+            for (int w = 0; w < W; w++) R::take(h[u][w], raw[k][u].v[w], from + k);
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (first + u * THREADS < total)
+#pragma unroll
+        for (int w = 0; w < W; w++) y[i64(first + u * THREADS) * W + w] = R::finish(h[u][w], n, top[u] + w);
+  };
+  if (i64(outer) * across >> 31) run(u64(0));
+  else run(u32(0));
+}
+
 // Small slabs [n, inner], so many a block; LANES lanes have a column.
 template <class R, int BYTES, int LANES, int THREADS>
 DEV void reduce_slabs(const typename R::Element* x, typename R::Result* y, int outer, int n, int inner, int each) {

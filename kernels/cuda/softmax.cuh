@@ -1,8 +1,12 @@
 // Softmax over n of [outer, n, inner]: y = e^(x - max) / sum, or x - max - log(sum); NaN, +inf, or nothing but -inf makes all of it NaN. A column is shared
 // by threads, and where there are few long ones by the BLOCKS blocks of a cluster: each has its own maximum and sum, and these are joined.
 
-// exp for softmax: the approximation is good to a few units of f32 near 0 and exact enough for 16-bit results everywhere.
-DEV float exp_of(float x) { return sizeof(T) == 2 ? __expf(x) : expf(x); }
+// exp of 0 or less, off by |x| + 2 units of f32 at most; 0 below 2^-126.
+DEV float exp_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
 
 // The largest value seen, and the sum of e^(v - top) of all.
 struct Tally { float top, sum; };
@@ -191,6 +195,36 @@ template <int BYTES, int LANES, int PER, int THREADS, bool LOG> DEV void softmax
       for (int j = lane; j < end; j += LANES) from_float(top[j * inner], change(to_float(top[j * inner])));
   }
   slabs.take_back(y + at, count * n * inner);
+}
+
+// W columns of N elements a thread, all in registers: threads next to each other have what follows, in the next row of columns where one ends.
+template <int W, int N, int THREADS, bool LOG> DEV void softmax_flat(const T* x, T* y, int outer, int inner) {
+  const int across = inner / W;  // W divides inner
+  const auto run = [&](auto zero) {
+    typedef decltype(zero) I;
+    const I unit = I(blockIdx.x) * THREADS + threadIdx.x, o = unit / I(across);
+    const i64 at = i64(o) * N * inner + i64(unit - o * I(across)) * W;
+    wait_with(at);
+    if (o >= I(outer)) return;
+    Vec<T, W> raw[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) raw[k] = load<W>(x + at + i64(k) * inner);
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+      float v[N];
+      Tally t = nothing();
+#pragma unroll
+      for (int k = 0; k < N; k++) v[k] = to_float(raw[k].v[w]);
+      take(t, v);
+      const Change<LOG> change(t);
+#pragma unroll
+      for (int k = 0; k < N; k++) from_float(raw[k].v[w], change(v[k]));
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++) store<W>(y + at + i64(k) * inner, raw[k]);
+  };
+  if (i64(outer) * across >> 31) run(u64(0));
+  else run(u32(0));
 }
 
 // W columns a thread, ACROSS threads next to each other, the block's and the cluster's others below. KEPT: a thread has at most DEPTH elements of a column.

@@ -183,15 +183,20 @@ def test_few_rows_of_a_warp_get_more() -> None:
     assert "softmax_rows<8, 1, 128," in few.source and "softmax_rows<8, 4, 32," in many.source
     (wide,) = _axis("softmax", 769, 1021, 1, DType.F32)
     assert "softmax_rows<4, 1, 256," in wide.source
+    (some,) = _axis("softmax", 4000, 1000, 1, DType.F32)
+    assert "softmax_rows<4, 2, 128," in some.source
     kernels = _axis("softmax", symbol("rows"), 1031, 1)
     for rows, grids in ((1056, [0, 1056]), (1057, [265, 0])):
         assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
 
 
-def test_odd_rows_of_softmax_are_read_by_elements() -> None:
-    for outer, n, per, lanes in ((4001, 21, 3, 8), (100003, 5, 5, 1), (100003, 33, 5, 8), (1536, 197, 7, 32)):
+def test_short_odd_rows_of_softmax_are_read_by_elements() -> None:
+    shapes = ((4001, 21, 1, 3, 8), (100003, 5, 1, 5, 1), (100003, 33, 1, 5, 8), (1536, 197, 8, 1, 32), (10712, 119, 8, 1, 16), (20000, 197, 8, 2, 16))
+    for outer, n, v, per, lanes in shapes:
         (k,) = _axis("softmax", outer, n, 1)
-        assert f"softmax_rows<1, {per}, {lanes}," in k.source
+        assert f"softmax_rows<{v}, {per}, {lanes}," in k.source
+    (k,) = _axis("softmax", 1536, 197, 1, DType.F32)
+    assert "softmax_rows<1, 7, 32," in k.source
 
 
 def test_running_sums_of_long_rows_know_the_parts_before() -> None:
@@ -215,11 +220,29 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
         assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
 
 
-def test_a_thread_has_short_columns_where_many_lie_side_by_side() -> None:
-    (k,) = _axis("reduce", 12, 1, 20011)
-    assert (k.grid[0], k.block) == (12 * 79, 256)
-    (k,) = _axis("reduce", 1, 3, 2000)
-    assert k.block == 64
+@pytest.mark.parametrize(
+    ("family", "outer", "n", "inner", "kernel", "grid"),
+    [
+        ("reduce", 12, 1, 20011, "reduce_flat<Policy, 1, 4,", 470), ("reduce", 1, 3, 2000, "reduce_flat<Policy, 4, 2,", 2),
+        ("argmax", 500, 40, 602, "reduce_flat<Policy, 2, 1,", 1176), ("argmax", 5, 40, 602, "reduce_columns<", 50),
+        ("softmax", 8698, 3, 343, "softmax_flat<1, 3,", 23308), ("softmax", 200, 17, 1031, "softmax_columns<", 6600),
+    ],
+)  # fmt: skip
+def test_a_thread_has_a_column_where_they_are_short_or_many(family: str, outer: int, n: int, inner: int, kernel: str, grid: int) -> None:
+    (k,) = _axis(family, outer, n, inner)
+    assert kernel in k.source and k.grid[0] == grid
+
+
+def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_some() -> None:
+    for family in ("reduce", "softmax"):
+        (many,) = _axis(family, 132, 320, 11)
+        (few,) = _axis(family, 131, 320, 11)
+        assert "_slabs<" in many.source and "_columns<" in few.source
+        kernels = _axis(family, symbol("outer"), 320, 11)
+        used = [[i for i, k in enumerate(kernels) if evaluate(k.grid[0], {"outer": n})] for n in (0, 131, 132)]
+        assert used == [[], [1], [0]]
+    (long,) = _axis("softmax", 200, 1025, 3)
+    assert "softmax_columns<" in long.source
 
 
 def test_absent_operands_are_no_parameters() -> None:

@@ -15,16 +15,16 @@ from tracea_onnx.lower.copies import bits
 from tracea_onnx.lower.movement import axis_of, identity
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
-from tracea_onnx.plan import Ref
+from tracea_onnx.ops import DType
 
-_MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
+MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 
 
 def pad(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     mode = op.attr("mode", "constant")
     mode = mode.decode() if isinstance(mode, bytes) else mode
-    if mode not in _MODES or (mode == "wrap" and not ctx.target.pads):
+    if mode not in MODES or (mode == "wrap" and not ctx.target.pads):
         raise Unsupported(f"Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads: list[DimLike] = [int(p) for p in op.attr("pads")]
@@ -44,7 +44,7 @@ def pad(ctx: Lowering, op: Op) -> None:
     if not fill.any():
         fill = np.zeros(1, np.int64)
     if ctx.target.pads:
-        _pad_at_once(ctx, op.outputs[0], x, pads, _MODES[mode], bits(fill))
+        _pad_at_once(ctx, op.outputs[0], x, pads, MODES[mode], bits(fill))
         return
     amounts = [p for p in pads if isinstance(p, int)]
     if len(amounts) < len(pads):
@@ -72,7 +72,7 @@ def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mo
     image = x.nhwc is not None and x.view is None and x.rank in (3, 4) and all(p == 0 for p in (*before[:2], *after[:2]))
     if image and x.nhwc is not None:
         to, spatial = ctx.new_nhwc(out), (0,) if x.rank == 3 else ()
-        rows = _rows(
+        rows = merged(
             [(x.image()[k], out.image()[k], ([before[0], before[1], *spatial, *before[2:]])[k]) for k in (0, 2, 3, 1)],
             (x.nhwc.ns, x.nhwc.rs, x.nhwc.cs, 1), (to.ns, to.rs, to.cs, 1),
         )  # fmt: skip
@@ -80,15 +80,15 @@ def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mo
     else:
         view = ctx.strided(x)
         source, target = view.ref, ctx.new_plain(out)
-        rows = _rows(list(zip(x.shape, out.shape, before, strict=True)), view.strides, contiguous(out.shape))
-    _launch(ctx, x, source, target, rows, mode, value, whole=not image)
+        rows = merged(list(zip(x.shape, out.shape, before, strict=True)), view.strides, contiguous(out.shape))
+    ctx.plan.launch("pad", {"x": source}, {"y": target}, numbers(rows, x.dtype, mode, value), whole=not image)
 
 
 #: Elements of x, elements of y, elements of y before the first of x, strides in x and in y.
 Row = tuple[DimLike, DimLike, DimLike, DimLike, DimLike]
 
 
-def _rows(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims) -> list[Row]:
+def merged(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims) -> list[Row]:
     """Dims of 1 go, and neighbours of which neither is padded are one where their strides allow it."""
     rows: list[Row] = []
     for (m, n, p), x, y in zip(sizes, xs, ys, strict=True):
@@ -102,14 +102,14 @@ def _rows(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims)
     return rows
 
 
-def _launch(ctx: Lowering, x: Value, source: Ref, target: Ref, rows: list[Row], mode: int, value: int, *, whole: bool) -> None:
+def numbers(rows: Sequence[Row], dtype: DType, mode: int, value: int) -> dict[str, DimLike]:
+    """The parameters of the family `pad`."""
     if len(rows) > PADDED:
         raise Unsupported(f"a Pad over {len(rows)} separate dims (the kernel takes {PADDED})")
-    rows = [*[(1, 1, 0, 0, 0)] * (PADDED - len(rows)), *rows]
-    ints: dict[str, DimLike] = {"elem": x.dtype.size, "mode": mode, "value": value}
-    for k, row in enumerate(rows):
+    ints: dict[str, DimLike] = {"elem": dtype.size, "mode": mode, "value": value}
+    for k, row in enumerate([*[(1, 1, 0, 0, 0)] * (PADDED - len(rows)), *rows]):
         ints |= {f"{c}{k}": d for c, d in zip("mnpxy", row, strict=True)}
-    ctx.plan.launch("pad", {"x": source}, {"y": target}, ints, whole=whole)
+    return ints
 
 
 def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
