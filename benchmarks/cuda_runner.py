@@ -289,7 +289,10 @@ def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, i
     values: list[Any] = []
     for a in k.args:
         if isinstance(a, Int32):
-            values.append(C.c_int32(evaluate(a.value, env)))
+            value = evaluate(a.value, env)
+            if abs(value) >> 31:
+                raise RuntimeError(f"{k.symbol}: a size of {value} does not fit 32 bits")
+            values.append(C.c_int32(value))
         elif isinstance(a, Int64):
             values.append(C.c_int64(evaluate(a.value, env)))
         elif isinstance(a, Float32):

@@ -12,8 +12,9 @@ from tracea_onnx.ops import DType
 SLABS, SLAB = 16384, 1024
 #: Longest contiguous row that is read through shared memory, in elements.
 SLAB_ROW = 48
-#: Bytes of a row of columns of which a thread has one vector; columns so short that this is always best, and threads of a multiprocessor that make it so else.
-FLAT_ROW, FLAT_SHORT, FLAT_THREADS = 128, 8, 768
+#: Bytes of a row of columns of which a thread has one vector; columns so short that this is always best, and threads of a multiprocessor that make it so for
+#: others, the first of these where they are up to FLAT_FEW long.
+FLAT_ROW, FLAT_SHORT, FLAT_FEW, FLAT_THREADS = 128, 8, 32, (256, 384)
 #: Threads of a block that has slabs.
 SLAB_THREADS = 256
 
@@ -52,9 +53,9 @@ def in_slabs(dtype: DType, n: DimLike, inner: DimLike, aligned: bool, longest: i
 
 
 def in_wide_slabs(request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike) -> DimLike:
-    """Whether [n, inner] of few columns, which are no whole sectors of memory next to each other, fits a block and is one for every multiprocessor."""
+    """Whether [n, inner] of few columns, which do not begin at multiples of 8 elements, fits a block and is one for every multiprocessor."""
     across = known(inner)
-    if across is None or not 1 < across < 32 or across % 8 == 0:
+    if across is None or across == 1 or across * dtype.size >= FLAT_ROW or across % 8 == 0:
         return 0
     return D.mul(up_to(D.mul(n, inner), SLABS // dtype.size), D.less(request.sms - 1, outer))
 
@@ -66,7 +67,8 @@ def flat(request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimL
     if not length or across is None or length > most or across * dtype.size < FLAT_ROW:
         return 0
     w = columns(dtype, inner, aligned)[0]
-    return w if length <= FLAT_SHORT or known(D.less(D.mul(outer, across // w), request.sms * FLAT_THREADS)) == 0 else 0
+    threads = request.sms * FLAT_THREADS[length > FLAT_FEW]
+    return w if length <= FLAT_SHORT or known(D.less(D.mul(outer, across // w), threads)) == 0 else 0
 
 
 def slabs(request: Request, dtype: DType, outer: DimLike, slab: DimLike) -> tuple[DimLike, DimLike]:

@@ -82,14 +82,16 @@ def gather_elements(request: Request) -> list[Kernel]:
     word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
-    int outer, int n, int inner, int count, u32* fault) {{
+    int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {{
   next_may_start();
-  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, fault);
+  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
   wait_for_previous();
 }}
 """
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *(Int32(i[k]) for k in ("outer", "n", "inner", "count")), Fault())
-    grid = (blocks(D.product([i["outer"], i["count"], i["inner"]]), 256, request.sms * 32), 1, 1)
+    sizes = [*(i[k] for k in ("outer", "n", "inner", "count")), reciprocal(i["inner"]), reciprocal(i["count"])]
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, sizes), Fault())
+    total = D.product([i["outer"], i["count"], i["inner"]])
+    grid = (blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024))), 1, 1)
     return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
 
 

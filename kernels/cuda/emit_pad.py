@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
 from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
 from tracea_onnx.families import PADDED
 from tracea_onnx.ops import DType
 
@@ -30,18 +31,20 @@ def pad(request: Request) -> list[Kernel]:
         value = sum(value << 8 * elem * k for k in range(8 // elem))
         word, fill = "uint4", "make_uint4(u32(fill), u32(fill >> 32), u32(fill), u32(fill >> 32))"
     count = range(len(rows))
-    arrays = "".join(f"  const {'int' if c in 'nmp' else 'i64'} {c}s[{len(rows)}] = {{{', '.join(f'{c}{k}' for k in count)}}};\n" for c in names)
-    arrays += f"  const u32 pers[{len(rows)}] = {{{', '.join(f'per{k}' for k in count)}}};\n"
+    axes = ", ".join(f"{{n{k}, m{k}, p{k}, per{k}, x{k}, y{k}}}" for k in count)
+    run = "y" not in request.unaligned and all(a["y"] == D.mul(b["n"], b["y"]) for a, b in itertools.pairwise(rows)) and known(last["y"]) == 1
+    side = max(4 // elem, 1) if run and word != "uint4" else 1
     signature = ", ".join([f"int {c}{k}" for c in "nmp" for k in count] + [f"u32 per{k}" for k in count] + [f"i64 {c}{k}" for c in "xy" for k in count])
     source = f"""{prelude(DType.F32)}{template("base", "runs", "pad")}
 extern "C" __global__ void __launch_bounds__(256) pad_kernel(const {word}* from, {word}* to, u64 fill, {signature}) {{
   next_may_start();
-{arrays}  pad<{_MODES[static(i["mode"], "mode")]}>(from, to, {fill}, ns, ms, ps, pers, xs, ys);
+  const Axis axes[{len(rows)}] = {{{axes}}};
+  pad<{_MODES[static(i["mode"], "mode")]}, {side}>(from, to, {fill}, axes);
 }}
 """
     sizes: tuple[Argument, ...] = (*(Int32(r[c]) for c in "nmp" for r in rows), *(Int32(reciprocal(r["n"])) for r in rows), *(Int64(r[c]) for c in "xy" for r in rows))
     signed = value - (1 << 64) if value >> 63 else value
-    units: DimLike = D.product([r["n"] for r in rows])
+    units = D.ceildiv(D.product([r["n"] for r in rows]), side)
     grid = (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 1024))), 1, 1)
     return [Kernel(source, "pad_kernel", grid, 256, (Pointer("x"), Pointer("y"), Int64(signed), *sizes), pdl=overlapped(request))]
 

@@ -134,21 +134,41 @@ template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E*
   }
 }
 
-// y[o, j, k] = x[o, idx[o, j, k], k]
-template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32* fault) {
-  const u64 total = u64(outer) * count * inner;
-  auto run = [&](auto zero) {
-    typedef decltype(zero) I;
-    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
-      const I r = u / I(inner), k = u - r * I(inner), o = r / I(count);
-      wait_for_previous();
-      i64 at = idx[u];
-      if (at < 0) at += n;
-      const bool inside = at >= 0 && at < n;
-      if (!inside) *fault = 1;
-      y[u] = inside ? x[(i64(o) * n + at) * inner + k] : E{};
+// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. U elements of a thread are under way together.
+template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+  constexpr int U = 4;
+  const u64 all = u64(outer) * count * inner;
+  const auto run = [&](auto total) {
+    typedef decltype(total) I;
+    const I step = I(gridDim.x) * blockDim.x;
+    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
+      i64 from[U], at[U];
+      Places places;
+#pragma unroll
+      for (int k = 0; k < U; k++) {
+        if (k && u + k * step >= total) continue;
+        const I r = quotient(u + k * step, I(inner), per), o = quotient(r, I(count), per_count);
+        from[k] = i64(o) * n * inner + i64(u + k * step - r * I(inner));
+        places.have(from[k]);
+      }
+      places.wait();
+#pragma unroll
+      for (int k = 0; k < U; k++)
+        if (k == 0 || u + k * step < total) at[k] = idx[u + k * step];
+      E v[U];
+#pragma unroll
+      for (int k = 0; k < U; k++) {
+        if (k && u + k * step >= total) continue;
+        if (at[k] < 0) at[k] += n;
+        const bool inside = at[k] >= 0 && at[k] < n;
+        if (!inside) *fault = 1;
+        v[k] = inside ? x[from[k] + at[k] * inner] : E{};
+      }
+#pragma unroll
+      for (int k = 0; k < U; k++)
+        if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
     }
   };
-  if (total >> 31) run(u64(0));
-  else run(u32(0));
+  if (all >> 31) run(all);
+  else run(u32(all));
 }

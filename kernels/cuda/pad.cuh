@@ -12,50 +12,76 @@ template <int MODE> DEV int read_at(int at, int m) {
   return at < 0 ? at + m : at;
 }
 
-// n[d] words of axis d of the result, of which p[d] lie before the first of the source's m[d]. per[d]: what `quotient` takes beside n[d]. U words of a thread are
-// under way together.
-template <int MODE, class I, class Word, int R>
-DEV void pad_words(const Word* x, Word* y, Word fill, const int (&n)[R], const int (&m)[R], const int (&p)[R], const u32 (&per)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
-  constexpr int U = sizeof(Word) > 8 ? 2 : 4;
-  I total = 1;
+// An axis of the result: n words, of which p lie before the first of the source's m; per: what `quotient` takes beside n; strides in the source and the result.
+struct Axis { int n, m, p; u32 per; i64 x, y; };
+// Rows along the last axis: where one starts in the source, NONE where all of it is fill, and in the result.
+constexpr i64 NONE = -(i64(1) << 62);
+struct Row { i64 from, to; };
+
+// The row that word k of the result lies in, at `c`.
+template <int MODE, class I, int R> DEV Row row_of(const Axis (&axes)[R], I k, int& c) {
+  Row row{0, 0};
 #pragma unroll
-  for (int d = 0; d < R; d++) total *= I(n[d]);
-  const I step = I(gridDim.x) * blockDim.x;
-  for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
-    i64 from[U], to[U];
-    bool inside[U];
+  for (int d = R - 1; d >= 0; d--) {
+    const I q = d ? quotient(k, I(axes[d].n), axes[d].per) : 0;
+    const int mine = int(k - q * I(axes[d].n));
+    k = q;
+    if (d == R - 1) {
+      c = mine;
+      continue;
+    }
+    const int s = read_at<MODE>(mine - axes[d].p, axes[d].m);
+    row.from = s < 0 || row.from == NONE ? NONE : row.from + i64(s) * axes[d].x, row.to += i64(mine) * axes[d].y;
+  }
+  return row;
+}
+
+// V words side by side of a thread, where V > 1 of a result that is one run at a multiple of them, and U times as many are under way together.
+template <int MODE, int V, class I, class Word, int R> DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
+  constexpr int U = sizeof(Word) > 8 ? 2 : 4;
+  const Axis last = axes[R - 1];
+  const I step = I(gridDim.x) * blockDim.x, units = (total + V - 1) / V;
+  for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < units; u += U * step) {
+    i64 from[U][V], to[U];
     Places places;
 #pragma unroll
     for (int k = 0; k < U; k++) {
-      if (k && u + k * step >= total) continue;
-      I rest = u + k * step;
-      from[k] = to[k] = 0, inside[k] = true;
+      if (k && u + k * step >= units) continue;
+      const I first = (u + k * step) * V;
+      int c;
+      Row row = row_of<MODE>(axes, first, c);
+      to[k] = V > 1 ? i64(first) : row.to + i64(c) * last.y;
 #pragma unroll
-      for (int d = R - 1; d >= 0; d--) {
-        const I q = d ? quotient(rest, I(n[d]), per[d]) : 0;
-        const int c = int(rest - q * I(n[d])), s = read_at<MODE>(c - p[d], m[d]);
-        inside[k] &= s >= 0, from[k] += i64(s) * xs[d], to[k] += i64(c) * ys[d];
-        rest = q;
+      for (int j = 0; j < V; j++, c++) {
+        if (j && c == last.n) row = row_of<MODE>(axes, first + j, c);
+        const int s = read_at<MODE>(c - last.p, last.m);
+        from[k][j] = s < 0 || row.from == NONE ? NONE : row.from + i64(s) * last.x;
+        places.have(from[k][j]);
       }
-      places.have(from[k]), places.have(to[k]);
+      places.have(to[k]);
     }
     places.wait();
-    Word v[U];
+    Vec<Word, V> v[U];
 #pragma unroll
     for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < total) v[k] = inside[k] ? x[from[k]] : fill;
 #pragma unroll
-    for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < total) y[to[k]] = v[k];
+      for (int j = 0; j < V; j++)
+        if ((u + k * step) * V + j < total) v[k].v[j] = from[k][j] == NONE ? fill : x[from[k][j]];
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+      const I first = (u + k * step) * V;
+      if (first >= total) continue;
+      if constexpr (V > 1) store_part<V>(y + first, v[k], 0, int(min(total - first, I(V))));
+      else y[to[k]] = v[k].v[0];
+    }
   }
 }
 
-template <int MODE, class Word, int R>
-DEV void pad(const Word* x, Word* y, Word fill, const int (&n)[R], const int (&m)[R], const int (&p)[R], const u32 (&per)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
-  i64 total = 1;
+template <int MODE, int V, class Word, int R> DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
+  u64 total = 1;
 #pragma unroll
-  for (int d = 0; d < R; d++) total *= n[d];
-  if (total < i64(1) << 31) pad_words<MODE, u32>(x, y, fill, n, m, p, per, xs, ys);
-  else pad_words<MODE, u64>(x, y, fill, n, m, p, per, xs, ys);
+  for (int d = 0; d < R; d++) total *= axes[d].n;
+  if (total >> 31) pad_words<MODE, V>(x, y, fill, axes, total);
+  else pad_words<MODE, V>(x, y, fill, axes, u32(total));
   wait_for_previous();
 }

@@ -9,9 +9,12 @@ from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.lower.value import Dims, Unsupported, View
 from tracea_onnx.plan import PlanBuilder
 
+#: The largest size of an axis.
+_MOST = 2**31 - 1
+
 
 def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -> list[tuple[DimLike, list[DimLike]]]:
-    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one."""
+    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one, of a size that kernels count to."""
     rows: list[tuple[DimLike, list[DimLike]]] = []
     for k, n in enumerate(shape):
         if n == 1:
@@ -19,8 +22,9 @@ def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -
         s = [st[k] for st in strides]
         if rows:
             m, outer = rows[-1]
-            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)):
-                rows[-1] = (D.mul(m, n), s)
+            whole = D.mul(m, n)
+            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)) and not (isinstance(whole, int) and whole > _MOST):
+                rows[-1] = (whole, s)
                 continue
         rows.append((n, s))
     return rows
