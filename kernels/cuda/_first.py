@@ -115,7 +115,7 @@ def convolution(r: Request) -> Kernel:
     i, tile = r.ints, choose(r)
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += [("i64", "x_c", _product.Int64(i.get("x_c", 0) or 1))]
+    params += [("i64", "x_c", _product.Int64(1 if i.get("x_c", 0) == 0 else i["x_c"]))]
     params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=4)
     parameters = [*params, *epi.parameters]

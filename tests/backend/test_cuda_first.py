@@ -151,3 +151,12 @@ def test_symbolic_batches() -> None:
     r = _request(SHAPES[0])
     (k,) = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | {"N": symbol("n")}, operands=("x", "w", "bias", "y"), arch=90))
     assert k.symbol == "conv_first"
+
+
+def test_symbolic_lines_in_planes() -> None:
+    """A sequence as long as an input says: how far apart its channels lie is known at run time only."""
+    r = _request((1, (1, 10), (1, 5), (1, 1), 0, 64, 1, 400))
+    length = symbol("s")
+    sizes = {"IW": length, "OW": length // 5, "x_c": length, "x_rs": length, "x_ns": length}
+    (k,) = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | sizes, operands=("x", "w", "bias", "y"), arch=90))
+    assert k.symbol == "conv_first"
