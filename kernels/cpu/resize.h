@@ -34,7 +34,7 @@ static inline int64_t nearest(int64_t rounding, float s) {
 }
 
 static inline Tap tap(const Launch& l, int64_t at, int64_t in, int64_t out, float scale) {
-  float s = source(l.i[f::coord], at, in, out, scale);
+  float s = source(l.i[f::coord], at, in, out, scale > 0.f ? scale : float(out) / float(in));
   if (l.i[f::mode] == kNearest) {
     int64_t k = nearest(l.i[f::rounding], s);
     k = k < 0 ? 0 : k > in - 1 ? in - 1 : k;

@@ -163,7 +163,7 @@ def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -
 extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   after_previous();
-  const Resize g{{{", ".join(_RESIZE)}, scale_h, scale_w}};
+  const Resize g{{{", ".join(_RESIZE)}, scale_h > 0.f ? scale_h : float(OH) / float(IH), scale_w > 0.f ? scale_w : float(OW) / float(IW)}};
   {call} Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """

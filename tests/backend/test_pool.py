@@ -124,7 +124,8 @@ COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"
 ROUNDINGS = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
 
 
-def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding: int, isa: str, threads: int) -> tuple[F32, F32]:
+def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding: int, isa: str, threads: int, told: bool = True) -> tuple[F32, F32]:
+    """`told`: the kernel is given the scales, else it takes those of the sizes."""
     attributes: dict[str, Any] = {"mode": "linear" if mode else "nearest", "coordinate_transformation_mode": COORDINATES[coord]}
     if not mode:
         attributes["nearest_mode"] = ROUNDINGS[rounding]
@@ -137,7 +138,7 @@ def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding
         | _pitches("x", source)
         | _pitches("y", target)
     )
-    run_kernel("resize2d", {"x": (source, first), "y": target}, ints, {"scale_h": scales[0], "scale_w": scales[1]}, isa=isa, threads=threads)
+    run_kernel("resize2d", {"x": (source, first), "y": target}, ints, {"scale_h": scales[0] * told, "scale_w": scales[1] * told}, isa=isa, threads=threads)
     assert (target[..., c:] == 8.0).all()
     return target[..., :c].transpose(0, 3, 1, 2), expected
 
@@ -158,4 +159,12 @@ def test_nearest(coord: int, rounding: int, scales: tuple[float, float], isa: st
 def test_linear(coord: int, scales: tuple[float, float], isa: str) -> None:
     for threads, shape in ((1, (2, 17, 7, 9)), (3, (1, 3, 5, 4))):
         got, expected = _resize(_random(3, *shape), scales, 1, coord, 0, isa, threads)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_scales_of_the_sizes(mode: int, isa: str) -> None:
+    for shape, scales in (((2, 5, 8, 12), (1.5, 0.25)), ((1, 3, 9, 4), (2.0, 3.0))):
+        got, expected = _resize(_random(4, *shape), scales, mode, 0, 1, isa, 1, told=False)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

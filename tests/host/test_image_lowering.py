@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from tests.host.test_pooled import Launch, Recorded
 from tracea_onnx import compiler
+from tracea_onnx.dims import evaluate
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.target import CUDA
 
@@ -19,10 +21,13 @@ def lowered(op: str, shape: tuple[Any, ...], inputs: dict[str, Any], *, dtype: A
     element, rng = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), np.random.default_rng(0)
     values = {k: v if isinstance(v, np.ndarray) else rng.standard_normal(v).astype(dtype) for k, v in inputs.items() if not k.startswith("-")}
     node = helper.make_node(op, ["x", *(k if k in values else "" for k in inputs)], ["y"], **attrs)
-    graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", element, shape)], [helper.make_tensor_value_info("y", element, None)],
-        [numpy_helper.from_array(v, k) for k, v in values.items()],
-    )  # fmt: skip
+    infos = [helper.make_tensor_value_info("x", element, shape), helper.make_tensor_value_info("y", element, None)]
+    return launches([node], infos, [numpy_helper.from_array(v, k) for k, v in values.items()])
+
+
+def launches(nodes: list[NodeProto], infos: list[ValueInfoProto], constants: Sequence[TensorProto] = ()) -> list[Launch]:
+    """Launches of a graph, whose result is the last of `infos`."""
+    graph = helper.make_graph(nodes, "g", infos[:-1], infos[-1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     seen: list[Launch] = []
     compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
@@ -79,3 +84,21 @@ def test_resizing(mode: str, shape: tuple[int, ...]) -> None:
         family, ints = lowered("Resize", shape, inputs, mode=mode)[-1]
         assert family == ("resize_cubic" if mode == "cubic" else "resize2d")
         assert (ints["OH"], ints["OW"]) == (size if len(shape) == 4 else (1, size[1]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_resizing_to_the_size_of_another_image(mode: str) -> None:
+    """What segmentation models do whose images have any size."""
+    infos = [helper.make_tensor_value_info(n, 1, d) for n, d in (("x", ("b", 8, "h", "w")), ("z", ("b", 3, "H", "W")), ("y", None))]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["front"], end=2), helper.make_node("Shape", ["z"], ["back"], start=2),
+        helper.make_node("Concat", ["front", "back"], ["sizes"], axis=0), helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode),
+    ]  # fmt: skip
+    (family, ints), *_ = [launch for launch in launches(nodes, infos) if launch[0].startswith("resize")]
+    assert family == ("resize_cubic" if mode == "cubic" else "resize2d") and not isinstance(ints["OH"], int) and ints["OH"] != ints["IH"]
+
+
+@pytest.mark.parametrize(("scale", "height"), [(0.5, 8), (1.5, 25), (2.0, 34)])
+def test_resizing_any_size_by_a_fraction(scale: float, height: int) -> None:
+    _, ints = lowered("Resize", (1, 8, "h", "w"), {"-roi": None, "scales": np.array([1, 1, scale, scale], np.float32)}, mode="linear")[-1]
+    assert evaluate(ints["OH"], {"h": 17}) == height

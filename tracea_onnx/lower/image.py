@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
@@ -90,9 +91,7 @@ def resize(ctx: Lowering, op: Op) -> None:
         if len(sizes) != x.rank or not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
             raise Unsupported("Resize of the batch or channel dim")
         oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
-        if not (isinstance(h, int) and isinstance(w, int) and isinstance(oh, int) and isinstance(ow, int)):
-            raise Unsupported("Resize to sizes of symbolic dims")
-        scale_h, scale_w = oh / h, ow / w
+        scale_h, scale_w = _ratio(oh, h), _ratio(ow, w)
     else:
         scales = [float(s) for s in op.attr("scales")] if op.attr("scales") is not None else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
         if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
@@ -133,12 +132,18 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
 
 
+def _ratio(out: DimLike, of: DimLike) -> float:
+    """The scale that makes `of` positions `out`; 0 (of the sizes themselves, as the kernels take it) where they are known at run time only."""
+    return out / of if isinstance(out, int) and isinstance(of, int) else 0.0
+
+
 def _scaled(n: DimLike, scale: float) -> DimLike:
     if isinstance(n, int):
         return int(n * scale)
-    if scale != int(scale):
+    part = Fraction(scale)
+    if part.denominator > 256:  # else float32 multiplies a dim by it exactly
         raise Unsupported(f"Resize of a symbolic dim by {scale}")
-    return D.mul(n, int(scale))
+    return D.floordiv(D.mul(n, part.numerator), part.denominator)
 
 
 def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
