@@ -218,7 +218,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
     for axis, d in enumerate(dims):
         if isinstance(d, Dim) and d.op == "sym":
             ctx.plan.define_symbol(d.name, len(ctx.plan.inputs) - 1, axis)
-    for symbol in set[str]().union(*(_symbols(d) for d in dims)):  # of a dim that is a sum of others
+    for symbol in dict.fromkeys(s for d in dims for s in D.symbols(d)):  # of a dim that is a sum of others
         if not ctx.plan.knows(symbol):
             _foreign(ctx, next(i for i in ctx.graph.inputs if symbol in (ctx.graph.shape(i) or ())))
     v = ctx.define(name, dtype, dims)
@@ -259,21 +259,15 @@ def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], name:
     return plan.to_json(), plan.blobs
 
 
-def _symbols(e: DimLike) -> set[str]:
-    if not isinstance(e, Dim):
-        return set()
-    return {e.name} if e.op == "sym" else set().union(*(_symbols(a) for a in e.args))
-
-
 def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
     """Partition inputs with the dims the probe found. A dim whose symbols all stand alone somewhere is checked against its
     expression; any other becomes a symbol of its own. Symbolic shape vectors need no input at all."""
     alone = {d.name for v in values if v.ints is None for d in v.shape if isinstance(d, Dim) and d.op == "sym"}
 
     def local(d: DimLike) -> DimLike:
-        return d if not isinstance(d, Dim) or _symbols(d) <= alone else D.symbol(repr(d))
+        return d if not isinstance(d, Dim) or alone.issuperset(D.symbols(d)) else D.symbol(repr(d))
 
-    tensors = [v for v in values if v.ints is None or v.data is not None or not all(_symbols(d) <= alone for d in (*v.ints, *v.shape))]
+    tensors = [v for v in values if v.ints is None or v.data is not None or not all(alone.issuperset(D.symbols(d)) for d in (*v.ints, *v.shape))]
     checks: list[tuple[int, int, DimLike]] = []
     for v in values:
         dims: Dims = tuple(local(d) for d in v.shape)

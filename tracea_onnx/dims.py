@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -19,11 +20,13 @@ EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min"
 
 @dataclass(frozen=True, eq=False)
 class Dim:
-    """One expression node. Equal structure is the same object, so `==` and `is` agree."""
+    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order."""
 
     op: str
     args: tuple[DimLike, ...]
-    name: str = ""
+    name: str
+    text: str
+    symbols: tuple[str, ...]
 
     def __add__(self, o: DimLike) -> DimLike:
         return add(self, o)
@@ -48,9 +51,7 @@ class Dim:
         return mod(self, o)
 
     def __repr__(self) -> str:
-        if self.op == "sym":
-            return self.name
-        return f"{self.op}({', '.join(map(repr, self.args))})"
+        return self.text
 
     def __bool__(self) -> bool:
         raise TypeError(f"the truth of symbolic dim {self!r} is not known")
@@ -61,12 +62,23 @@ class Dim:
 
 DimLike = int | Dim
 _pool: dict[tuple[object, ...], Dim] = {}
+#: Characters of a node that is spelled out.
+_LONGEST = 400
 
 
 def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
     # id() of pooled Dims is stable: the pool keeps every node alive.
     key = (op, tuple(a if isinstance(a, int) else ("d", id(a)) for a in args), name)
-    return _pool.setdefault(key, Dim(op, args, name))
+    if key not in _pool:
+        symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
+        _pool[key] = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols))
+    return _pool[key]
+
+
+def _text(op: str, args: tuple[DimLike, ...]) -> str:
+    """How the node is written and ordered. Nodes share parts, so that what is spelled out may be as long as 2 to the power of its depth: a digest stands for more."""
+    whole = f"{op}({', '.join(map(repr, args))})"
+    return whole if len(whole) <= _LONGEST else f"{op}#{hashlib.sha256(whole.encode()).hexdigest()[:24]}"
 
 
 def symbol(name: str) -> Dim:
@@ -306,6 +318,11 @@ def round_up(a: DimLike, m: int) -> DimLike:
 
 def is_static(dims: Sequence[DimLike]) -> bool:
     return all(isinstance(d, int) for d in dims)
+
+
+def symbols(e: DimLike) -> tuple[str, ...]:
+    """Names of the symbols an expression depends on, in order."""
+    return e.symbols if isinstance(e, Dim) else ()
 
 
 def evaluate(e: DimLike, env: dict[str, int]) -> int:

@@ -38,13 +38,6 @@ class Ref:
         return Ref(self.buffer, self.offset + extra_bytes)
 
 
-def _symbols(e: DimLike) -> list[str]:
-    """Names of the symbols an expression depends on, in order."""
-    if not isinstance(e, Dim):
-        return []
-    return [e.name] if e.op == "sym" else [n for a in e.args for n in _symbols(a)]
-
-
 class PlanBuilder:
     """Collects buffers, expressions and launches of one partition; `to_json` is deterministic."""
 
@@ -58,6 +51,7 @@ class PlanBuilder:
         self._symbol_sources: list[list[int]] = []
         self._exprs: list[list[Any]] = []
         self._expr_index: dict[tuple[Any, ...], int] = {}
+        self._expr_of: dict[Dim, int] = {}
         self._checks: list[list[int]] = []
         self._init: list[dict[str, Any]] = []
         self._run: list[dict[str, Any]] = []
@@ -85,7 +79,7 @@ class PlanBuilder:
         false if there is none."""
         if a is b or a == b:
             return True
-        name = next((n for n in (*_symbols(a), *_symbols(b)) if n in self._symbols), None)
+        name = next((n for n in (*dims.symbols(a), *dims.symbols(b)) if n in self._symbols), None)
         if name is not None:
             index, axis = self._symbol_sources[self._symbols[name]]
             self.check(index, axis, dims.add(dims.symbol(name), dims.sub(a, b)))
@@ -98,7 +92,9 @@ class PlanBuilder:
         if e.op == "sym":
             return self._entry(["sym", self._symbols[e.name]])
         assert e.op in EXPR_OPS
-        return self._entry([e.op, *(self.expr(a) for a in e.args)])
+        if e not in self._expr_of:  # of parts that many share, once
+            self._expr_of[e] = self._entry([e.op, *(self.expr(a) for a in e.args)])
+        return self._expr_of[e]
 
     def _entry(self, row: list[Any]) -> int:
         key = tuple(row)

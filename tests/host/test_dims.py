@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracea_onnx import dims as D
+from tracea_onnx.plan import PlanBuilder
 
 BINARY: dict[str, tuple[Callable[[D.DimLike, D.DimLike], D.DimLike], Callable[[int, int], int]]] = {
     "add": (D.add, lambda a, b: a + b),
@@ -79,3 +80,14 @@ def test_a_dim_that_an_exporter_spells_as_a_sum() -> None:
     for text in ("a", "c", "c + 1", "Min(a, b)", "a.b", "a + ", "a**2", "a + 1.5"):
         d = D.named(text, known)
         assert isinstance(d, D.Dim) and d.op == "sym" and d.name == text
+
+
+def test_what_shares_its_parts_stays_small() -> None:
+    """A model that computes sizes from sizes: spelled out they would double with each step."""
+    n: D.DimLike = D.symbol("n")
+    for k in range(2, 60):
+        n = D.floordiv(D.mul(n, D.add(n, k)), k)
+    assert len(repr(n)) < 500 and D.symbols(n) == ("n",)
+    plan = PlanBuilder("p")
+    plan.define_symbol("n", 0, 0)
+    assert plan.expr(n) == plan.expr(n) < 300
