@@ -67,6 +67,12 @@ def _batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) 
     return scale, shift
 
 
+def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
+    """Where only a run says how many channels an image has, there must be as many as the weight reads."""
+    if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels):
+        x.shape = (x.shape[0], channels, *x.shape[2:])
+
+
 def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
     roles = _roles(op)
@@ -79,6 +85,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     oc, icg = int(w.shape[0]), int(w.shape[1])
     kernel = [int(k) for k in w.shape[2:]]
     g = int(op.attr("group", 1))
+    _as_many_channels(ctx, x, icg * g)
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != icg * g or oc % g:
         raise Unsupported(f"channels do not agree: input {ic}, weight {icg} x {g} groups")
@@ -166,6 +173,7 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     spatial = w.rank - 2
     g = int(op.attr("group", 1))
     oc, kernel = int(w.shape[1]) * g, [int(k) for k in w.shape[2:]]
+    _as_many_channels(ctx, x, int(w.shape[0]))
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != w.shape[0]:
         raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")

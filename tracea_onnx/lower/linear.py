@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
@@ -15,7 +15,7 @@ from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogu
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
-from tracea_onnx.plan import PlanBuilder, Ref
+from tracea_onnx.plan import Ref
 
 
 def gemm(ctx: Lowering, op: Op) -> None:
@@ -120,6 +120,9 @@ def _with_bias(expr: Expr | None, extras: list[Value], b: Value, beta: float) ->
 
 def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a: bool, trans_b: bool, alpha: float, beta: float) -> None:
     """Both operands at run time, any rank (numpy matmul semantics)."""
+    if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:  # which lie one after the other in what is contiguous
+        for v in (x, w):
+            ctx.plain(v)
     a_view, b_view = ctx.strided(x), ctx.strided(w)
     a_shape, a_st = (x.shape, a_view.strides) if x.rank > 1 else ((1, *x.shape), (0, *a_view.strides))
     b_shape, b_st = (w.shape, b_view.strides) if w.rank > 1 else ((*w.shape, 1), (*b_view.strides, 0))
@@ -144,8 +147,8 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
     out = ctx.define(op.outputs[0] if simple else op.outputs[0] + "\0before", x.dtype, shape)
     dst = ctx.new_plain(out)
     assert out.view is not None
-    ya = _expand_strides(ctx.plan, batch, batch, tuple(D.mul(s, D.mul(m, n)) for s in contiguous(batch)))
-    rows = merge_dims(batch, [_expand_strides(ctx.plan, a_shape[:-2], batch, a_st[:-2]), _expand_strides(ctx.plan, b_shape[:-2], batch, b_st[:-2]), ya])
+    ya = tuple(D.mul(s, D.mul(m, n)) for s in contiguous(batch))
+    rows = _batches(ctx, batch, [(a_shape[:-2], a_st[:-2]), (b_shape[:-2], b_st[:-2]), (batch, ya)])
     if len(rows) > 2:
         raise Unsupported(f"a matrix product over {len(rows)} separate batch dims (the kernel takes 2)")
     rows = pad_rows(rows, 2, 3)
@@ -161,8 +164,16 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
         lower_expression(ctx, expr, [out, *extras], op.outputs[0], x.dtype)
 
 
-def _expand_strides(plan: PlanBuilder, shape: Dims, batch: Dims, strides: Dims) -> Dims:
-    return broadcast_strides(plan, View(Ref(0), strides), shape, batch)
+def _batches(ctx: Lowering, batch: Dims, parts: Sequence[tuple[Dims, Dims]]) -> list[tuple[DimLike, list[DimLike]]]:
+    """Separate batch dims of operands of such (shape, strides) before their last two dims."""
+    return merge_dims(batch, [broadcast_strides(ctx.plan, View(Ref(0), strides), shape, batch) for shape, strides in parts])
+
+
+def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
+    """How many separate ones the product of two tensors has as they lie."""
+    parts = [(v.shape[:-2], ctx.strided(v).strides[:-2]) for v in (x, w)]
+    batch = broadcast([shape for shape, _ in parts], [x.name, w.name])
+    return len(_batches(ctx, batch, [*parts, (batch, contiguous(batch))]))
 
 
 def _equal(a: DimLike, b: DimLike) -> bool:
