@@ -42,6 +42,8 @@ PADDED = 5
 #: Columns of a row that one pair of `gemm_norm`'s statistics is of.
 PANEL = 64
 
+_FIVE = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
+
 FAMILIES: dict[str, Family] = {
     # --- convolution, channels-last f32 -------------------------------------------------------------------------------
     # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.
@@ -86,6 +88,11 @@ FAMILIES: dict[str, Family] = {
     # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image is its edge.
     "resize_cubic": Family(
         ("x", "y"), ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w", "a")
+    ),
+    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2]; CUDA only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border,
+    # 2 reflection; corners: align_corners.
+    "grid_sample": Family(
+        ("x", "grid", "y"), ("mode", "pad", "corners", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
     ),
     # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
     "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
@@ -236,6 +243,14 @@ FAMILIES: dict[str, Family] = {
     "range": Family(("y",), ("count", "start", "delta", "dtype")),
     # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner]; negative indices and errors as gather.
     "gather_elements": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
+    # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents m_* and strides s_*. Along one axis (of those five):
+    # y[i] = x[i with i[axis] = idx[i]], and y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of `inner` elements that follow
+    # each other: y[idx[j]] = u[j] for j < count. Negative indices and errors as gather.
+    "gather_along": Family(("x", "idx", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
+    "scatter_along": Family(("idx", "u", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
+    "scatter_tuples": Family(("idx", "u", "y"), ("elem", "idx_dtype", "k", "count", "inner", *_FIVE)),
+    # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
+    "triangle": Family(("x", "y"), ("elem", "outer", "rows", "columns", "diagonal", "upper")),
     # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5 (0 = broadcast) and element type k_dtype; y is
     # contiguous of type y_dtype.
     # f32 programs read F32/F16/BF16/F64/int/bool (converted), i64 programs read I64/I32/int/bool exactly. To bool: != 0. To int from float:

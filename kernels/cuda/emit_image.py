@@ -1,4 +1,4 @@
-"""CUDA kernels over channels-last images: pooling and resizing."""
+"""CUDA kernels over channels-last images: pooling, resizing and sampling."""
 
 from __future__ import annotations
 
@@ -173,4 +173,20 @@ extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {",
     return [Kernel(source, "resize2d", (_pixels(request, wide), 1, 1), 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}
+def grid_sample(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    mode, pad, corners = (static(i[k], f"sampling {k}") for k in ("mode", "pad", "corners"))
+    source = f"""{_head(request)}{template("sample")}
+extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const T* grid, T* y, {", ".join(f"int {n}" for n in _RESIZE)},
+    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
+  after_previous();
+  sample<{mode}, {pad}, {str(bool(corners)).lower()}>(x, grid, y, Sample{{{", ".join(_RESIZE)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+}}
+"""
+    args: tuple[Argument, ...] = (
+        Pointer("x"), Pointer("grid"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *_pitch(request, "x"), *_pitch(request, "y"),
+    )  # fmt: skip
+    return [Kernel(source, "grid_sample", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+
+
+FAMILIES = {"grid_sample": grid_sample, "pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
-from tracea_onnx.lower import summed
+from tracea_onnx.lower import indexed, summed
 from tracea_onnx.lower.blocks import find_blocks
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.movement import axis_of, gather, inside, relabel
@@ -146,13 +146,14 @@ def range_(ctx: Lowering, op: Op) -> None:
 
 
 def gather_elements(ctx: Lowering, op: Op) -> None:
-    """Along one axis; x must match the indices on every other axis."""
+    """Along one axis. Where x is wider than the indices on another, or may be, it is found element by element."""
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
     k = axis_of(int(op.attr("axis", 0)), x.rank)
     if idx.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
     if any(not (a is b or a == b) for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True)) if j != k):
-        raise Unsupported("GatherElements from a tensor wider than its indices")
+        indexed.gather_along(ctx, op, x, idx, k)
+        return
     if idx.counting is not None and inside(ctx, idx.counting, idx.shape, x.shape[k]):
         counting, view = idx.counting, ctx.strided(x)
         steps = tuple((0 if j == k else s) + D.mul(counting.strides[j], view.strides[k]) for j, s in enumerate(view.strides))

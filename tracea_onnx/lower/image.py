@@ -132,6 +132,30 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
 
 
+_SAMPLING = {"nearest": 0, "linear": 1, "bilinear": 1, "cubic": 2, "bicubic": 2}
+_OUTSIDE = {"zeros": 0, "border": 1, "reflection": 2}
+
+
+def grid_sample(ctx: Lowering, op: Op) -> None:
+    """An image read where a grid says."""
+    x, grid = (ctx.value(n) for n in op.inputs)
+    mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
+    if not ctx.target.scatters:
+        raise Unsupported("no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype != x.dtype:
+        raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
+    n, c, h, w = x.image()
+    _, oh, ow, _ = grid.shape
+    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
+    src, places = ctx.nhwc(x), ctx.plain(grid)
+    dst = ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch("grid_sample", {"x": src.ref, "grid": places}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+
+
 def _ratio(out: DimLike, of: DimLike) -> float:
     """The scale that makes `of` positions `out`; 0 (of the sizes themselves, as the kernels take it) where they are known at run time only."""
     return out / of if isinstance(out, int) and isinstance(of, int) else 0.0
@@ -214,5 +238,6 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
 
 OPS = {
     "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool, "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
+    "GridSample": grid_sample,
     ":squeeze_excite": squeeze_excite,
 }  # fmt: skip

@@ -18,7 +18,8 @@ class Target:
     folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.
     any_depthwise: whether depthwise kernels take several output channels of an input channel, and transposed convolutions. cubic: whether Resize may be cubic.
     copies: whether several copies can share a launch. pads: whether a kernel pads. stages: whether a pointwise
-    kernel computes several expressions, each of what the ones before it made. bundles: whether filters in 16-bit types are also packed for several groups at once."""
+    kernel computes several expressions, each of what the ones before it made. scatters: whether there are kernels for elements found by indices in any tensor
+    (scattered ones, too), triangles and sampled images. bundles: whether filters in 16-bit types are also packed for several groups at once."""
 
     name: str
     types: frozenset[DType]
@@ -33,6 +34,7 @@ class Target:
     copies: bool = False
     pads: bool = False
     stages: bool = False
+    scatters: bool = False
     bundles: bool = False
 
     @property
@@ -50,5 +52,5 @@ class Target:
 CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
 CUDA = Target(
     "cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, any_depthwise=True,
-    cubic=True, copies=True, pads=True, stages=True,
+    cubic=True, copies=True, pads=True, stages=True, scatters=True,
 )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Elements found by indices known at run time only: scattered ones, and gathered ones where a row is not one piece; triangles of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Unsupported, Value, View, contiguous
+from tracea_onnx.ops import DType
+
+#: Dims the kernels take.
+_RANK = 5
+
+
+def _axis(op: Op, x: Value) -> int:
+    axis = int(op.attr("axis", 0))
+    return axis + x.rank if axis < 0 else axis
+
+
+def _available(ctx: Lowering, op: Op) -> None:
+    if not ctx.target.scatters:
+        raise Unsupported(f"no kernel computes {op.kind}, nor is one needed where ONNX Runtime's own runs beside it")
+
+
+def _require(ctx: Lowering, op: Op, indices: Value, rank: int) -> None:
+    _available(ctx, op)
+    if indices.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(f"{op.kind} with indices of type {indices.dtype.name}")
+    if rank > _RANK:
+        raise Unsupported(f"{op.kind} over {rank} dims (the kernel takes {_RANK})")
+
+
+def _five(n: Sequence[DimLike], s: Sequence[DimLike], m: Sequence[DimLike], *, first: bool = False) -> dict[str, DimLike]:
+    """The kernels' parameters of so many dims; those that are left over come first unless the dims do."""
+
+    def filled(values: Sequence[DimLike], fill: int) -> list[DimLike]:
+        rest: list[DimLike] = [fill] * (_RANK - len(values))
+        return [*values, *rest] if first else [*rest, *values]
+
+    return {f"{letter}{k}": d for letter, values, fill in (("n", n, 1), ("s", s, 0), ("m", m, 1)) for k, d in enumerate(filled(values, fill))}
+
+
+def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None:
+    """GatherElements from a tensor that has more than the indices on other axes."""
+    _require(ctx, op, idx, x.rank)
+    view = ctx.strided(x)
+    out = ctx.define(op.outputs[0], x.dtype, idx.shape)
+    ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": axis + _RANK - x.rank, **_five(idx.shape, view.strides, x.shape)}
+    ctx.plan.launch("gather_along", {"x": view.ref, "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
+
+
+def _copied(ctx: Lowering, op: Op, x: Value) -> Value:
+    """The result of an operator that changes some elements of x, before it has."""
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    view = ctx.strided(x)
+    ctx.copy(view, View(ctx.new_plain(out), contiguous(x.shape)), x.shape, x.dtype, whole=False)
+    return out
+
+
+def _changes(ctx: Lowering, op: Op, updates: Value, shape: Sequence[DimLike]) -> None:
+    """Refuse updates that are reduced, or of another shape than the indices say."""
+    if op.attr("reduction", "none") != "none":
+        raise Unsupported(f"{op.kind} that reduces: sums would depend on which came first")
+    if len(shape) != updates.rank or not all(ctx.plan.require(a, b) for a, b in zip(updates.shape, shape, strict=True)):
+        raise Unsupported(f"{op.kind} of updates that may not be as many as the indices")
+
+
+def scatter_elements(ctx: Lowering, op: Op) -> None:
+    x, idx, updates = (ctx.value(n) for n in op.inputs)
+    _require(ctx, op, idx, x.rank)
+    _changes(ctx, op, updates, idx.shape)
+    index, update = ctx.plain(idx), ctx.plain(updates)
+    out = _copied(ctx, op, x)
+    ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": _axis(op, x) + _RANK - x.rank, **_five(idx.shape, contiguous(x.shape), x.shape)}
+    ctx.plan.launch("scatter_along", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False)
+
+
+def scatter_nd(ctx: Lowering, op: Op) -> None:
+    x, idx, updates = (ctx.value(n) for n in op.inputs)
+    k = idx.shape[-1]
+    if not isinstance(k, int):
+        raise Unsupported("ScatterND by tuples of symbolic length")
+    _require(ctx, op, idx, k)
+    _changes(ctx, op, updates, (*idx.shape[:-1], *x.shape[k:]))
+    index, update = ctx.plain(idx), ctx.plain(updates)
+    out = _copied(ctx, op, x)
+    ints: dict[str, DimLike] = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "k": k, "count": D.product(idx.shape[:-1]), "inner": D.product(x.shape[k:])}
+    ints |= _five((), contiguous(x.shape)[:k], x.shape[:k], first=True)
+    ctx.plan.launch("scatter_tuples", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False)
+
+
+def trilu(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    _available(ctx, op)
+    diagonal = int(ctx.contents(op.input(1), "the diagonal").reshape(-1)[0]) if op.input(1) else 0
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    rows, columns = x.shape[-2:]
+    ints: dict[str, DimLike] = {"outer": D.product(x.shape[:-2]), "rows": rows, "columns": columns, "diagonal": diagonal, "upper": int(op.attr("upper", 1))}
+    ctx.plan.launch("triangle", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"elem": x.dtype.size, **ints})
+
+
+OPS = {"ScatterElements": scatter_elements, "Scatter": scatter_elements, "ScatterND": scatter_nd, "Trilu": trilu}
