@@ -131,7 +131,7 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
         continue;
       }
       const size_t k = size_t(o.buffer);
-      const int64_t offset = value[size_t(o.offset)];
+      const int64_t offset = bytes[k] ? value[size_t(o.offset)] : 0;  // what has no elements has no place where some of them begin
       if (offset < 0 || offset > bytes[k]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
       switch (plan.buffers[k].kind) {
         case BufferKind::kInput: bound->operands.push_back({Base::kInput, plan.buffers[k].index, offset}); break;
