@@ -20,6 +20,9 @@ from tracea_onnx.lower.window import pair, resolve_pads
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
+#: Up to how many times its pixels an image may have with the zeros that a dilated convolution reads around it; sizes of images and lines not known before a run.
+_MOST_PADDED, _USUAL_SIDE, _USUAL_LINE = 2.5, 32, 1024
+
 
 def _roles(op: Op) -> Mapping[str, str]:
     if op.fused:
@@ -67,6 +70,12 @@ def _batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) 
     return scale, shift
 
 
+def _padded(h: DimLike, w: DimLike, border: Border) -> float:
+    """How many times its pixels an image has with the border around it; unknown sizes are taken to be usual ones."""
+    high, wide = (d if isinstance(d, int) and d > 0 else _USUAL_LINE if h == 1 else _USUAL_SIDE for d in (h, w))
+    return (high + border[0] + border[2]) * (wide + border[1] + border[3]) / (high * wide)
+
+
 def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
     """Where only a run says how many channels an image has, there must be as many as the weight reads."""
     if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels):
@@ -106,6 +115,8 @@ def conv(ctx: Lowering, op: Op) -> None:
     depthwise = g == ic > 1 and (oc == ic or ctx.target.any_depthwise)
     wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
     border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
+    if max(dh, dw) > 1 and _padded(h, wd, border) > _MOST_PADDED:
+        raise Unsupported(f"taps {max(dh, dw)} apart would mostly meet the zeros around the image, and ONNX Runtime passes over these")
     planes: DimLike = 0
     if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
