@@ -89,6 +89,8 @@ FAMILIES: dict[str, Family] = {
     "resize_cubic": Family(
         ("x", "y"), ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w", "a")
     ),
+    # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta, channels-last; CUDA only.
+    "lrn": Family(("x", "y"), ("size", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("alpha", "beta", "bias")),
     # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2]; CUDA only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border,
     # 2 reflection; corners: align_corners.
     "grid_sample": Family(

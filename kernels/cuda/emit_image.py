@@ -1,4 +1,4 @@
-"""CUDA kernels over channels-last images: pooling, resizing and sampling."""
+"""CUDA kernels over channels-last images: pooling, resizing, sampling, responses."""
 
 from __future__ import annotations
 
@@ -141,6 +141,8 @@ extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* 
     return [first, Kernel(source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request))]
 
 
+#: Channels that a response is normalised by, at most: a thread has them in registers.
+_MOST_CHANNELS = 65
 _RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
 
 
@@ -189,4 +191,22 @@ extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const 
     return [Kernel(source, "grid_sample", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"grid_sample": grid_sample, "pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}
+def lrn(request: Request) -> list[Kernel]:
+    i, floats = parameters(request), [request.floats[n] for n in ("alpha", "beta", "bias")]
+    size = static(i["size"], "number of channels")
+    if size > _MOST_CHANNELS:
+        raise Unfit(f"responses of {size} channels")
+    source = f"""{_head(request)}
+extern "C" __global__ void __launch_bounds__(256) lrn(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias,
+    int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
+  after_previous();
+  respond<{size}>(x, y, N, C, H, W, alpha, beta, bias, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+}}
+"""
+    sizes = [i[n] for n in ("N", "C", "H", "W")]
+    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, sizes), *map(Float32, floats), *_pitch(request, "x"), *_pitch(request, "y"))
+    grid = blocks(D.product([i["N"], i["H"], i["W"], D.ceildiv(i["C"], 8)]), 256, request.sms * 16)
+    return [Kernel(source, "lrn", (grid, 1, 1), 256, args, pdl=overlapped(request))]
+
+
+FAMILIES = {"lrn": lrn, "grid_sample": grid_sample, "pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}

@@ -286,3 +286,28 @@ template <bool LINEAR, int COORD, int ROUNDING> DEV void resize(const T* x, T* y
   if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) resize_pixels<LINEAR, COORD, ROUNDING, V>(x, y, g, from, to);
   else resize_pixels<LINEAR, COORD, ROUNDING, 1>(x, y, g, from, to);
 }
+
+// Each channel divided by (bias + alpha / SIZE * the sum of squares of the SIZE channels around it) to the power of beta.
+template <int SIZE> DEV void respond(const T* x, T* y, int N, int C, int H, int W, float alpha, float beta, float bias, Pitch from, Pitch to) {
+  constexpr int V = 8, before = (SIZE - 1) / 2;
+  const u32 vectors = (C + V - 1) / V;
+  const u64 total = u64(N) * H * W * vectors;
+  for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
+    const auto [n, h, w, c] = place_of<V>(u, total, vectors, H, W);
+    const T* const pixel = x + n * from.ns + h * from.rs + i64(w) * from.cs;
+    T* const result = y + n * to.ns + h * to.rs + i64(w) * to.cs;
+    float v[V + SIZE - 1];
+#pragma unroll
+    for (int k = 0; k < V + SIZE - 1; k++) {
+      const int at = c - before + k;
+      v[k] = at >= 0 && at < C ? to_float(pixel[at]) : 0.f;
+    }
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      float sum = 0.f;
+#pragma unroll
+      for (int k = 0; k < SIZE; k++) sum += v[j + k] * v[j + k];
+      if (c + j < C) from_float(result[c + j], v[j + before] * powf(bias + alpha / float(SIZE) * sum, -beta));
+    }
+  }
+}

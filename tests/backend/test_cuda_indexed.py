@@ -38,6 +38,9 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"triangle {upper}", request("triangle", DType.F32, sizes, operands=("x", "y"), arch=arch)
     for mode, (dtype, arch) in itertools.product(range(3), ((DType.F32, 80), (DType.F16, 90), (DType.BF16, 89))):
         yield f"sample {mode} {dtype.name}", request("grid_sample", dtype, {"mode": mode, "pad": mode, "corners": 1, **IMAGE}, operands=("x", "grid", "y"), arch=arch)
+    sizes = {"N": symbol("n"), "C": 13, "H": 5, "W": 6, **{k: v for k, v in IMAGE.items() if "_" in k}}
+    for size, (dtype, arch) in itertools.product((3, 5), ((DType.F32, 80), (DType.F16, 90))):
+        yield f"lrn {size} {dtype.name}", request("lrn", dtype, {"size": size, **sizes}, {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}, operands="xy", arch=arch)
 
 
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} sm_{r.arch}") for n, r in cases()])
@@ -159,3 +162,16 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
         host.run(*_pointers(lying, grid, y, np.array([2, channels, 5, 7, 6, 9], np.int32)), cs)
         want = _wanted("GridSample", {"x": x, "grid": grid}, mode=mode, padding_mode=pad, align_corners=corners)
         np.testing.assert_allclose(y[..., :channels].transpose(0, 3, 1, 2), want, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_responses(tmp_path: Path, size: int) -> None:
+    rng = np.random.default_rng(size)
+    image = cuda.template("image")
+    call = f"respond<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
+    host = _library(tmp_path, "lrn", image[image.index("// Each channel divided by") :] + f'extern "C" void run(const float* x, float* y) {{ {call} }}')
+    x = rng.standard_normal((2, 13, 3, 4), dtype=np.float32)
+    lying, y = np.full((2, 3, 4, 16), np.nan, np.float32), np.zeros((2, 3, 4, 13), np.float32)
+    lying[..., :13] = x.transpose(0, 2, 3, 1)
+    host.run(*_pointers(lying, y))
+    np.testing.assert_allclose(y.transpose(0, 3, 1, 2), _wanted("LRN", {"x": x}, size=size, alpha=0.3, beta=0.75, bias=1.5), rtol=1e-5, atol=1e-6)

@@ -108,7 +108,9 @@ def test_resizing_to_the_size_of_another_image() -> None:
         _agrees(made, {"x": rng.standard_normal((2, 3, 4, 5), dtype=np.float32), "z": rng.standard_normal((2, 2, *big), dtype=np.float32)})
 
 
-@pytest.mark.parametrize(("shape", "dilation", "left"), [((1, 8, 33, 33), 6, False), ((1, 8, 33, 33), 18, True), (("n", 8, "h", "w"), 24, True), (("n", 8, "t"), 64, False)])
+@pytest.mark.parametrize(
+    ("shape", "dilation", "left"), [((1, 8, 33, 33), 6, False), ((1, 8, 33, 33), 18, True), (("n", 8, "h", "w"), 24, True), (("n", 8, "t"), 64, False)]
+)
 def test_dilated_windows_that_mostly_see_padding_are_left(shape: tuple[Any, ...], dilation: int, left: bool) -> None:
     """An image of 33 x 33 with 18 zeros on each side is four times as large on the CPU, whose kernels read them; CUDA's check bounds."""
     spatial = len(shape) - 2

@@ -132,6 +132,24 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
     ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
 
 
+def lrn(ctx: Lowering, op: Op) -> None:
+    """Local response normalisation, of channels."""
+    x = ctx.value(op.input(0))
+    if not ctx.target.samples:
+        raise Unsupported("no kernel computes LRN, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.rank != 4:
+        raise Unsupported(f"LRN of a rank-{x.rank} tensor")
+    n, c, h, w = x.image()
+    src = ctx.nhwc(x)
+    dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
+    ints: dict[str, DimLike] = {
+        "size": int(op.attr("size")), "N": n, "C": c, "H": h, "W": w,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    floats = {"alpha": float(op.attr("alpha", 1e-4)), "beta": float(op.attr("beta", 0.75)), "bias": float(op.attr("bias", 1.0))}
+    ctx.plan.launch("lrn", {"x": src.ref}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+
+
 _SAMPLING = {"nearest": 0, "linear": 1, "bilinear": 1, "cubic": 2, "bicubic": 2}
 _OUTSIDE = {"zeros": 0, "border": 1, "reflection": 2}
 
@@ -140,7 +158,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     """An image read where a grid says."""
     x, grid = (ctx.value(n) for n in op.inputs)
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
-    if not ctx.target.scatters:
+    if not ctx.target.samples:
         raise Unsupported("no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it")
     if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype != x.dtype:
         raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
@@ -238,6 +256,6 @@ def squeeze_excite(ctx: Lowering, op: Op) -> None:
 
 OPS = {
     "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool, "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
-    "GridSample": grid_sample,
+    "GridSample": grid_sample, "LRN": lrn,
     ":squeeze_excite": squeeze_excite,
 }  # fmt: skip

@@ -19,7 +19,8 @@ class Target:
     any_depthwise: whether depthwise kernels take several output channels of an input channel, and transposed convolutions. cubic: whether Resize may be cubic.
     copies: whether several copies can share a launch. pads: whether a kernel pads. stages: whether a pointwise
     kernel computes several expressions, each of what the ones before it made. scatters: whether there are kernels for elements found by indices in any tensor
-    (scattered ones, too), triangles and sampled images. bundles: whether filters in 16-bit types are also packed for several groups at once."""
+    (scattered ones, too) and triangles. samples: for images sampled at a grid's places and responses of channels.
+    bundles: whether filters in 16-bit types are also packed for several groups at once."""
 
     name: str
     types: frozenset[DType]
@@ -35,6 +36,7 @@ class Target:
     pads: bool = False
     stages: bool = False
     scatters: bool = False
+    samples: bool = False
     bundles: bool = False
 
     @property
@@ -52,5 +54,5 @@ class Target:
 CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
 CUDA = Target(
     "cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, any_depthwise=True,
-    cubic=True, copies=True, pads=True, stages=True, scatters=True,
+    cubic=True, copies=True, pads=True, stages=True, scatters=True, samples=True,
 )  # fmt: skip
