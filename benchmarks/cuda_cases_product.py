@@ -370,6 +370,8 @@ def batches(rng: Rng) -> Iterator[Case]:
     yield _with(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
     for t in (split(64, 64, False, 4), split(64, 64, True, 3), split(128, 64, True, 4)):  # chosen for more steps than there turn out to be: parts without any
         yield _with(matmul(rng, F16, 1, 2, 72, 136, 72), t)
+    yield matmul(rng, F16, 1, 65_537, 3, 5, 7, b_turned=True)  # more than a grid has places for
+    yield matmul(rng, F16, 1, 98_307, 19, 21, 17)
 
 
 def convolutions(rng: Rng) -> Iterator[Case]:

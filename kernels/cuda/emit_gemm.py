@@ -22,6 +22,7 @@ _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
 _direct = registry.module("kernels", "cuda").part("_direct")
 _flat = registry.module("kernels", "cuda").part("_flat")
+_batches = registry.module("kernels", "cuda").part("_batches")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
@@ -207,4 +208,4 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
 
 
 _MATMUL_STRIDES = ("a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr")
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"gemm": gemm, "gemm_norm": gemm, "matmul": matmul}
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"gemm": gemm, "gemm_norm": gemm, "matmul": _batches.of(matmul)}

@@ -10,7 +10,7 @@ import pytest
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, TensorMap, Unfit, multiple_of
+from tracea_onnx.cuda import Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.ops import ACTIVATIONS, DType
 
@@ -274,6 +274,23 @@ def test_few_rows_at_run_time() -> None:
     for k in kernels_of(gemm(DType.F32, m, 1021, 4099)):
         if k.symbol == "product_thin":
             assert evaluate(k.grid[0], {"m": 8}) > 0 and evaluate(k.grid[0], {"m": 9}) == 0
+
+
+@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 64, 64, 64)])
+def test_more_matrices_than_a_grid_has_places_for(dtype: DType, m: int, n: int, k: int) -> None:
+    strides = {"a_0": 0, "a_1": m * k, "a_m": k, "a_k": 1, "b_0": 0, "b_1": k * n, "b_k": n, "b_n": 1, "y_0": 0, "y_1": m * n, "ldy": n}
+
+    def kernels(b0: int, b1: int) -> list[Kernel]:
+        return kernels_of(request("matmul", dtype, {"B0": b0, "B1": b1, "M": m, "N": n, "K": k, **strides}, {"alpha": 1.0}, operands=("a", "b", "y")))
+
+    whole = 2 << 15
+    assert {k.grid[1:] for k in kernels(1, whole)} == {(1 << 15, 2)}
+    found = kernels(1, whole + 9)
+    assert {k.grid[1:] for k in found} == {(1 << 15, 2), (9, 1)} and len({k.scratch for k in found} - {()}) <= 1
+    moved = {p.operand: p.offset for k in found for p in k.args if isinstance(p, Pointer) and p.operand in "aby" and k.grid[1] == 9}
+    assert {o: b for o, b in moved.items() if b != {"a": m * k, "b": k * n, "y": m * n}[o] * whole * dtype.size} == {} and "y" in moved
+    with pytest.raises(Unfit, match="2 x 65536 matrices"):
+        kernels(2, whole)
 
 
 def test_sizes_the_kernels_cannot_take() -> None:
