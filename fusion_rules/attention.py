@@ -188,8 +188,10 @@ def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Ma
 
 
 def _covers(extent: Sequence[DimLike], frame: Sequence[DimLike]) -> bool:
-    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them to broadcast at all)."""
-    return len(extent) >= 2 and not any(m == 1 and f != 1 for m, f in zip(extent[-2:], frame[-2:], strict=True))
+    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them to broadcast at all), and nothing that would enlarge it."""
+    if not 2 <= len(extent) <= len(frame) or any(m != 1 and f == 1 for m, f in zip(extent[::-1], frame[::-1], strict=False)):
+        return False
+    return not any(m == 1 and f != 1 for m, f in zip(extent[-2:], frame[-2:], strict=True))
 
 
 def _aligned(offset: DimLike, frame: Sequence[DimLike]) -> bool:

@@ -187,3 +187,11 @@ def test_bfloat16_constants_are_read(value: str) -> None:
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v", name="y"))
     a = find(m, "attention")[1][0].spec.attrs
     assert (a["scale"], a["causal"], a["mask_kind"]) == (0.5 if value == "scale" else 1.0, value != "scale", "none")
+
+
+@pytest.mark.parametrize("shape", [(3, T), (2, 1, 1, T)])
+def test_a_causal_mask_that_enlarges_scores_refuses(shape: tuple[int, ...]) -> None:
+    n = Net(q=(1, H, 1, D), k=(1, H, D, T), v=(1, H, T, D))
+    mask = np.broadcast_to(np.where(np.tri(shape[-2], T, dtype=bool), F(0), F(-1e9)), shape)
+    y = n.add("MatMul", n.add("Softmax", n.add("Add", n.add("MatMul", "q", "k"), n.const(mask)), axis=-1, name="p"), "v")
+    assert "does not broadcast" in reason(n.model(y), "attention", "n_p")
