@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import clustered, parameters, static
+from tracea_onnx.cuda_source import clustered, known, parameters, static
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -18,13 +18,16 @@ STRIDES = (*(f"{o}_{a}" for o in "qkvy" for a in "bsh"), "m_b", "m_h", "m_q", "m
 
 @dataclass(frozen=True)
 class Problem:
-    """What of an attention launch is known when its kernel is made. head, head_v: sizes of a query/key and of a value row."""
+    """What of an attention launch is known when its kernel is made. head, head_v: sizes of a query/key and of a value row; rows_masked: whether rows have masks
+    of their own; mask_step: of how many elements, a power of two, rows of a mask whose elements lie beside each other begin at a multiple (0: they do not lie so)."""
 
     head: int
     head_v: int
     mask: int
     causal: bool
     nan_to_zero: bool
+    rows_masked: bool
+    mask_step: int
 
     @property
     def widest(self) -> int:
@@ -46,7 +49,10 @@ def problem(request: Request) -> Problem:
     if not (0 < head <= _LARGEST_HEAD and 0 < head_v <= _LARGEST_HEAD):
         raise Unfit(f"attention heads of {head} and {head_v} elements (the CUDA kernels take 1 to {_LARGEST_HEAD})")
     mask = static(i["mask_kind"], "mask kind") if "mask" in request.operands else 0
-    return Problem(head, head_v, mask, bool(i["causal"]), bool(i["nan_to_zero"]))
+    own, step = mask != 0 and known(i["m_q"]) != 0, 0
+    if mask and known(i["m_k"]) == 1:
+        step = 1 if "mask" in request.unaligned else min(16 // (request.dtype.size if mask == 1 else 1), *(multiple_of(i[f"m_{a}"]) for a in "bhq"))
+    return Problem(head, head_v, mask, bool(i["causal"]), bool(i["nan_to_zero"]), own, step)
 
 
 def arguments(request: Request, places: Mapping[str, str]) -> tuple[Argument, ...]:

@@ -68,13 +68,22 @@ def _rows(groups: int, plan: str) -> int:
     return 64 * (1 if plan == "SPLIT" else groups)
 
 
+def _mask_bytes(p: Any, rows: int, keys: int) -> int:
+    """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at an odd number of
+    16 bytes from the next (attention_masks.cuh)."""
+    if not p.mask or (p.rows_masked and not p.mask_step):
+        return 0
+    units = keys * (2 if p.mask == 1 else 1) // 16
+    return rows * 16 * (units + 1 + units % 2) if p.rows_masked else 4 * (keys + 4)
+
+
 def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0) -> HopperTile | None:
     """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     if plan == "WHOLE":
         smem = 2048 + _rows(groups, plan) * 128 * max(panels, panels_v) + keys * 128 * (panels + panels_v)
         return HopperTile(groups, keys, last or keys, blocks, plan, 1, 1, smem) if (smem + 1024) * blocks <= HOPPER_SHARED + 1024 else None
-    slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + (4 * (keys + 4) if p.mask else 0)
+    slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + _mask_bytes(p, _rows(groups, plan), keys)
     other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
     room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
     for slots in (2, 1):
@@ -126,8 +135,6 @@ _WIDE = (
 _UNEVEN = 60
 #: Clocks more of 64 rows whose last tile of keys is narrower.
 _NARROWER = 100
-#: By how much longer a warpgroup of OVERLAP takes for rows with masks of their own, which it reads beside its own products.
-_MASKED = 10, 9
 #: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
 _NEVER = 1 << 40
 
@@ -145,6 +152,15 @@ def _delay(form: Form, keys: DimLike, tile: HopperTile) -> DimLike:
     return _clocks(form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), tile)
 
 
+def _slower(p: Any, form: Form) -> int:
+    """Percent of the clocks of other rows that those with masks of their own take: the more rows a block has, the more of these two warps bring."""
+    if not p.mask_step:
+        return 111 if form.plan == "OVERLAP" else 100  # reads them beside its own products
+    if form.groups == 2 and form.blocks == 1:
+        return 125 if p.mask == 1 else 100
+    return {4: 180, 1: 112 if form.blocks == 3 else 100}.get(form.groups, 100)
+
+
 def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
     keys, rows = parameters(request)["T"], tile.rows
@@ -157,8 +173,8 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
         work = D.add(work, _UNEVEN * rows // 64)
-    if p.mask and form.plan == "OVERLAP" and known(parameters(request)["m_q"]) != 0:
-        work = D.floordiv(D.mul(work, _MASKED[0]), _MASKED[1])
+    if p.rows_masked:
+        work = D.floordiv(D.mul(work, _slower(p, form)), 100)
 
     def together(tiles: DimLike) -> DimLike:
         return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
@@ -171,7 +187,7 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
 def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     """The tile of a form with the keys that cost least."""
     i = parameters(request)
-    t, widest = known(i["T"]), form.masked if p.mask and known(i["m_q"]) != 0 else form.widest
+    t, widest = known(i["T"]), form.masked if p.rows_masked else form.widest
     if form.plan == "WHOLE":  # causal: other forms leave none of the products out whose keys no row sees
         keys = 64 * -(-(t or widest) // 64)
         return hopper_tile(p, form.groups, keys, form.blocks, form.plan, last=-(-t // 16) * 16 if t else keys) if p.causal and 0 < keys <= widest else None
@@ -218,7 +234,7 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     i = parameters(request)
     whole = tile.plan == "WHOLE"
     block = 128 * (tile.groups + (not whole))
-    flags = {"RAW": _raw(request, p), "MASK_ROWS": known(i["m_q"]) != 0, "COPIED_OUT": copied(request, "y")}
+    flags = {"RAW": _raw(request, p), "MASK_ROWS": p.rows_masked, "COPIED_OUT": copied(request, "y")}
     stored = 16 if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
     asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
     keys = 64 if whole else tile.keys
@@ -231,6 +247,7 @@ def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Map
     products = _products(request.dtype, tile.keys, {keys, tile.last}, -(-p.head_v // 16) * 16)
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
+        f"constexpr int MASK_STEP = {p.mask_step};\n",
         template("base", "hopper"), products, template(*templates, "attention_whole" if whole else "attention_hopper"),
         _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip

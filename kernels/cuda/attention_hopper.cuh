@@ -17,7 +17,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
             k_full = y_full + 8 * SLOTS, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES,
             m_full = v_empty + 8 * STAGES, m_empty = m_full + 8 * STAGES, masks_at = (m_empty + 8 * STAGES + 15) & ~15u;
   float* const masks = (float*)(memory + (masks_at - start));
-  float4* const parts = (float4*)(masks + (kKeyMask ? STAGES * kMask / 4 : 0));
+  float4* const parts = (float4*)(masks + (kBrought ? STAGES * kMask / 4 : 0));
   Tile* const tiles = (Tile*)(memory + (tiles_at - start));
   const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x >> 5), 0), w = warp / 4;
   if (threadIdx.x == GROUPS * 128) {
@@ -25,7 +25,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     if (COPIED_OUT) prefetch(map_y);
     for (int i = 0; i < SLOTS * kTakers; i++) barrier_init(q_full + 8 * i, 1);
     for (int i = 0; i < SLOTS; i++) barrier_init(q_empty + 8 * i, kStores ? GROUPS * 4 * kWarp : 1), barrier_init(y_full + 8 * i, kReaders * 4 * kWarp);
-    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
+    for (int i = 0; i < STAGES; i++) barrier_init(m_full + 8 * i, kRowsBrought ? kMaskWarps * 32 : kWarp), barrier_init(m_empty + 8 * i, kReaders * 4 * kWarp);
     for (int i = 0; i < STAGES; i++) barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
     for (int i = 0; i < STAGES; i++) barrier_init(k_empty + 8 * i, kReaders), barrier_init(v_empty + 8 * i, kReaders);
     barriers_ready();
@@ -39,6 +39,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     Ring<STAGES> k, v;
     Ring<SLOTS> q;
     if (kKeyMask && warp == GROUPS * 4 + 1) bring_masks(g, order, tile, masks, m_full, m_empty);
+    if (kRowsBrought && warp % 2 == 1) bring_rows_masked(g, order, tile, (warp & 3) / 2, masks_at, m_full, m_empty);
     if (!kStores && warp == GROUPS * 4 + 2 && elected())
       for (;; q.next()) {
         wait(q_full + 8 * q.slot * kTakers, q.phase);
@@ -103,7 +104,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     if (tile.steps < 0) break;
     const int s0 = tile.m + row, see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, tile.m + rows + (warp & 3) * 16);
     const i64 mask_at[2] = {tile.b * g.m_b + tile.h * g.m_h + min(s0, g.S - 1) * g.m_q, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
-    const int from = first_step(g, tile);
+    const int from = first_step(g, tile), behind[2] = {bytes_behind((const MaskElement*)g.mask + mask_at[0]), bytes_behind((const MaskElement*)g.mask + mask_at[1])};
     float out[kDV / 2], s[BN / 2], top[2] = {-INF, -INF}, sum[2] = {0.f, 0.f}, shrink[2] = {1.f, 1.f};
     u32 p[BN / 4];
 #pragma unroll
@@ -130,13 +131,16 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       if (kRowMask)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          MaskPair mask[N / 8];
-          mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
+          u32 mask[N / 8];
+          if (kRowsBrought) {
+            if (e == 0) wait(m_full + 8 * k.slot, k.phase);
+            mask_row((const MaskElement*)((const char*)masks + k.slot * kMask + (row + 8 * e) * kMaskPitch + behind[e]) + column, mask);
+            if (e == 1) free_mask();
+          } else
+            mask_row(g, mask_at[e], (from + step) * BN + column, mask_pairs, mask);
           if (!all_seen(mask))
 #pragma unroll
-            for (int j = 0; j < N / 8; j++)
-#pragma unroll
-              for (int f = 2 * e; f < 2 * e + 2; f++) s[4 * j + f] = masked_in(s[4 * j + f], mask[j].v[f - 2 * e], unit, fill);
+            for (int j = 0; j < N / 8; j++) mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
         }
       if (kKeyMask) {
         wait(m_full + 8 * k.slot, k.phase);
@@ -235,7 +239,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(k_full + 8 * k.slot, k.phase);
       wait(v_full + 8 * v.slot, v.phase);
-      if (kKeyMask) wait(m_full + 8 * k.slot, k.phase), free_mask();
+      if (kBrought) wait(m_full + 8 * k.slot, k.phase), free_mask();
       take_turn();
       sync_group(4 + w, 128);
       pass_turn();

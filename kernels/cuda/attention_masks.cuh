@@ -1,31 +1,44 @@
-// Masks of attention on Hopper: one of keys is brought to shared memory by a warp, of one that rows have each their own threads read what they need.
+// Masks of attention on Hopper: one of keys is brought to shared memory by a warp, those that rows have of their own by several; where these do not have a row's
+// elements beside each other, threads read what they need.
 
 constexpr bool kKeyMask = MASK && !MASK_ROWS, kRowMask = MASK && MASK_ROWS;  // all rows have the same mask or each its own
-constexpr int kMask = (BN + 4) * 4;  // of a tile of keys: what is added, or whether a key is hidden; behind it whether there is any such key
+constexpr bool kRowsBrought = kRowMask && MASK_STEP > 0, kBrought = kKeyMask || kRowsBrought;
+constexpr int kMaskUnits = BN * sizeof(MaskElement) / 16, kMaskPitch = (kMaskUnits + 1 + kMaskUnits % 2) * 16;  // where rows lie beside each other, no two in one bank
+// Of a tile of keys: what is added, or whether a key is hidden, and behind it whether there is any such key; or the rows' masks.
+constexpr int kMask = kRowsBrought ? BM * kMaskPitch : (BN + 4) * 4, kMaskWarps = 2;
 
-// The mask of two neighbouring keys.
-struct alignas(2 * sizeof(MaskElement)) MaskPair { MaskElement v[2]; };
+// Masks of two neighbouring keys are one number, as they lie in memory.
+DEV u32 mask_bits(u8 v) { return v; }
+template <class A> DEV u32 mask_bits(A v) { return v.bits; }
+DEV u32 mask_pair(const MaskElement* p) { return MASK == 1 ? *(const u32*)p : *(const u16*)p; }
+DEV u32 mask_pair(MaskElement a, MaskElement b) { return mask_bits(a) | mask_bits(b) << 8 * sizeof(MaskElement); }
 // The mask of a thread's keys in one tile, for the row whose mask begins at element `at`; `first` is the thread's first key. pairs: keys are even
 // in number, neighbours lie next to each other, the first of two at an even element of an aligned mask.
-template <int N> DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, MaskPair (&m)[N]) {
+template <int N> DEV void mask_row(const Attention& g, i64 at, int first, bool pairs, u32 (&m)[N]) {
   const MaskElement* p = (const MaskElement*)g.mask + at;
   if (pairs) {
 #pragma unroll
-    for (int j = 0; j < N; j++) m[j] = first + 8 * j < g.Tk ? *(const MaskPair*)(p + first + 8 * j) : MaskPair{};
+    for (int j = 0; j < N; j++) m[j] = first + 8 * j < g.Tk ? mask_pair(p + first + 8 * j) : 0;
     return;
   }
+  auto one = [&](int key) { return key < g.Tk ? p[key * g.m_k] : MaskElement{}; };
 #pragma unroll
-  for (int j = 0; j < N; j++)
-#pragma unroll
-    for (int f = 0; f < 2; f++) m[j].v[f] = first + 8 * j + f < g.Tk ? p[(first + 8 * j + f) * g.m_k] : MaskElement{};
+  for (int j = 0; j < N; j++) m[j] = mask_pair(one(first + 8 * j), one(first + 8 * j + 1));
 }
 
+// The same from shared memory, `row` being where the thread's first key is.
+template <int N> DEV void mask_row(const MaskElement* row, u32 (&m)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j++) m[j] = MASK_STEP > 1 ? mask_pair(row + 8 * j) : mask_pair(row[8 * j], row[8 * j + 1]);
+}
+// By how many bytes the mask of a row begins behind a multiple of 16; so it does in shared memory, since what is copied are multiples.
+DEV int bytes_behind(const void* row) { return MASK_STEP * sizeof(MaskElement) == 16 ? 0 : int(u64(row) & 15); }
+
 // Whether no key that the warp's threads hold masks of is masked (by values known at a glance).
-template <int N> DEV bool all_seen(const MaskPair (&m)[N]) {
+template <int N> DEV bool all_seen(const u32 (&m)[N]) {
   u32 changed = 0;
 #pragma unroll
-  for (int j = 0; j < N; j++)
-    changed |= MASK == 1 ? *(const u32*)&m[j] & 0x7fff7fffu : *(const u16*)&m[j] ^ (MASK == 2 ? 0x0101u : 0u);
+  for (int j = 0; j < N; j++) changed |= MASK == 1 ? m[j] & 0x7fff7fffu : m[j] ^ (MASK == 2 ? 0x0101u : 0u);
   return __all_sync(FULL_WARP, changed == 0);
 }
 // A finite value stays finite in units of what scores are counted in.
@@ -33,9 +46,15 @@ DEV float in_units(float v, float unit) {
   const float r = v * unit;
   return MASK == 1 && IS_HALF ? r : r == -INF && v != -INF ? kLowest : r;
 }
-DEV float masked_in(float score, MaskElement mask, float unit, float fill) {
-  const float m = number(mask);
-  return MASK == 1 ? score + in_units(m, unit) : (m != 0.f) == (MASK == 2) ? score : fill;
+DEV void mask_two(float& a, float& b, u32 mask, float unit, float fill) {
+  if (MASK == 1) {
+    float x, y;
+    unpack2((T*)nullptr, mask, x, y);
+    a += in_units(x, unit), b += in_units(y, unit);
+    return;
+  }
+  if (((mask & 0xffu) != 0) != (MASK == 2)) a = fill;
+  if (((mask & 0xff00u) != 0) != (MASK == 2)) b = fill;
 }
 
 // One warp: what the mask of keys does, a tile of keys after the other.
@@ -65,5 +84,31 @@ DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* m
         if (j * 32 + lane < BN) to[j * 32 + lane] = m[j];
       if (lane == 0) to[BN] = any;
       arrive_warp(full + 8 * k.slot);
+    }
+}
+DEV void arrive_copied(u32 b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory"); }
+// Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after the other. A thread has the same 16 bytes of every kTogether-th
+// row, none in which there is nothing of it.
+DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, int of, u32 masks, u32 full, u32 empty) {
+  constexpr int kBytes = BN * int(sizeof(MaskElement)), kPieces = kMaskUnits + (MASK_STEP * sizeof(MaskElement) < 16), kRows = BM / kMaskWarps;
+  constexpr int kAcross = kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32, kTogether = 32 / kAcross;
+  static_assert(kPieces <= 32, "a row for a warp");
+  const int at = threadIdx.x % kAcross * 16, first_row = of * kRows + (threadIdx.x & 31) / kAcross;
+  const i64 apart = kTogether * g.m_q;
+  Ring<STAGES> k;
+  after_previous();
+  for (int n = 0; order.has(n); tile = order.nth(g, ++n))
+    for (int step = tile.steps - 1; step >= 0; step--, k.next()) {
+      const int first = (first_step(g, tile) + step) * BN, end = min((of + 1) * kRows, g.S - tile.m), seen = min(kBytes, (g.Tk - first) * int(sizeof(MaskElement)));
+      const MaskElement* row = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h + (tile.m + first_row) * g.m_q + first;
+      u32 to = masks + k.slot * kMask + first_row * kMaskPitch + at;
+      wait(empty + 8 * k.slot, k.phase ^ 1);
+#pragma unroll 4
+      for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
+        const int from = at - bytes_behind(row);
+        if (at < kPieces * 16 && from < seen)
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"((const char*)row + from), "r"(min(seen - from, 16)) : "memory");
+      }
+      arrive_copied(full + 8 * k.slot);
     }
 }

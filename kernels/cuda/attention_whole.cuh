@@ -73,13 +73,11 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       const bool pairs = g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        MaskPair mask[N / 8];
+        u32 mask[N / 8];
         mask_row(g, tile.b * g.m_b + tile.h * g.m_h + min(s0 + 8 * e, g.S - 1) * g.m_q, column, pairs, mask);
         if (!all_seen(mask))
 #pragma unroll
-          for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int f = 2 * e; f < 2 * e + 2; f++) s[4 * j + f] = masked_in(s[4 * j + f], mask[j].v[f - 2 * e], unit, fill);
+          for (int j = 0; j < N / 8; j++) mask_two(s[4 * j + 2 * e], s[4 * j + 2 * e + 1], mask[j], unit, fill);
       }
     }
     if (N > least)

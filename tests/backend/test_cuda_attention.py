@@ -52,6 +52,10 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"large tiles of {d} sm_80", attention(DType.F32, d, s=s, t=700, arch=80)
     yield "symbolic large tiles", attention(DType.F32, 64, s=symbol("S"), t=symbol("T"), b=symbol("B"))
     yield "odd pitches", attention(DType.BF16, 64, pad=1)
+    for mask, pitch in ((1, 300), (1, 301), (2, 304), (3, 299)):
+        r = attention(DType.F16, 96, mask=mask)
+        yield f"mask {mask} of rows, {pitch} apart", replace(r, ints={**r.ints, "m_q": pitch})
+    yield "mask of rows, its keys apart", replace(attention(DType.F16, 64, mask=1), ints={**attention(DType.F16, 64, mask=1).ints, "m_q": 600, "m_k": 2})
     yield "negative scale", attention(DType.BF16, 128, scale=-0.1)
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
 
@@ -159,6 +163,20 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int,
     assert any(isinstance(a, TensorMap) for k in kernels for a in k.args) == tiles
     for k in cuda.emit(attention(DType.BF16, d, s=1, t=t, b=symbol("B"), heads=heads, kv=kv)):
         assert not any(isinstance(a, TensorMap) for a in k.args) or evaluate(k.grid[0], {"B": b}) == 0
+
+
+def test_masks_of_rows_have_room_in_shared_memory() -> None:
+    """What is copied of a row are 16 bytes that begin before it where rows do; one 16 bytes more, so that rows beside each other lie in other banks."""
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    for mask, pitch, step, row in ((1, 300, 4, 128 * 2 + 16), (2, 304, 16, 128 + 16), (3, 301, 1, 128 + 16), (1, 299, 1, 128 * 2 + 16)):
+        r = attention(DType.F16, 64, mask=mask, s=300, t=300)
+        own = replace(r, ints={**r.ints, "m_q": pitch, "m_b": 300 * pitch})
+        assert emitter.problem(own).mask_step == step
+        tiles = [emitter.hopper_tile(emitter.problem(q), 1, 128, 1, "ALONE") for q in (own, replace(own, ints={**own.ints, "m_k": 2}))]
+        assert tiles[0].smem - 2048 - tiles[0].slots * 64 * 128 == tiles[0].stages * (2 * 128 * 128 + 64 * row)
+        assert tiles[1].smem - 2048 - tiles[1].slots * 64 * 128 == tiles[1].stages * 2 * 128 * 128
+        assert emitter.problem(replace(own, unaligned=frozenset({"mask"}))).mask_step == 1
+        compile_kernels(cuda.emit(own), 90)
 
 
 @pytest.mark.parametrize(
