@@ -59,6 +59,11 @@ def _least(request: Request, widest: int) -> int:
     return _IN_FLIGHT * _WARPS * 32 // _lanes(request, widest)[0]
 
 
+def applies(request: Request) -> DimLike:
+    """Whether rows are few."""
+    return D.maximum(D.less(rows_of(request), _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
+
+
 def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     """The tiles worth having, each with whether it is for the sizes of a run; none is where rows are many."""
     rows, keys = rows_of(request), parameters(request)["T"]
@@ -66,7 +71,7 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
     count = count_of(request, some)
     most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
-    few = D.maximum(D.less(rows, _MOST + 1), D.less(parameters(request)["S"], _MOST_OF_HEAD + 1))
+    few = applies(request)
     together = D.minimum(most[-1], D.maximum(D.floordiv(2 * clustered(request.sms, most[-1]), D.maximum(count, 1)), 1))
     if (n := known(together)) is not None:
         together = max(m for m in most if m <= n)

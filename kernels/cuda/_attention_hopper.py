@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -16,8 +16,11 @@ from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
+_few = registry.module("kernels", "cuda").part("_attention_few")
 
 _MOST_STAGES = 6
+#: Most blocks that share rows, where another kernel joins what they have, and tiles of keys that each has at least.
+_MOST_PARTS, _LEAST_STEPS = 128, 2
 
 
 def copied(request: Request, operand: str) -> bool:
@@ -30,7 +33,7 @@ def copied(request: Request, operand: str) -> bool:
 class HopperTile:
     """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile, what is computed with; blocks: resident on a multiprocessor;
     plan: what runs beside what (attention_tiles.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight; parts: blocks of a
-    cluster that divide the keys (ALONE)."""
+    cluster that divide the keys (ALONE); spread: as many blocks divide them as fill the device, and a second kernel joins what they have (ALONE)."""
 
     groups: int
     keys: int
@@ -41,9 +44,10 @@ class HopperTile:
     slots: int
     smem: int
     parts: int = 1
+    spread: bool = False
 
     def __str__(self) -> str:
-        plan, parts = "" if self.plan == "FREE" else f" {self.plan.lower()}", f"/{self.parts}" if self.parts > 1 else ""
+        plan, parts = "" if self.plan == "FREE" else f" {self.plan.lower()}", " spread" if self.spread else f"/{self.parts}" if self.parts > 1 else ""
         last = f"+{self.last}" if self.last < self.keys else ""
         return f"{self.groups}x{self.keys}{last}{f'*{self.blocks}' if self.blocks > 1 else ''}{plan}{parts}"
 
@@ -58,7 +62,7 @@ class HopperTile:
         registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
         return (
             f"constexpr int PARTS = {self.parts}, THREADS = 128, GROUPS = {self.groups}, BN = {self.keys}, LAST = {self.last};\n"
-            f"constexpr int STAGES = {self.stages}, SLOTS = {self.slots};\n"
+            f"constexpr bool SPREAD = {str(self.spread).lower()};\nconstexpr int STAGES = {self.stages}, SLOTS = {self.slots};\n"
             f"constexpr int REGISTERS = {registers}, REGISTERS_LEFT = {left};\n"
             f"enum Plan {{ FREE, OVERLAP, TURNS, ALONE, SPLIT, WHOLE }};\nconstexpr Plan PLAN = {self.plan};\n"
         )
@@ -66,6 +70,11 @@ class HopperTile:
 
 def _rows(groups: int, plan: str) -> int:
     return 64 * (1 if plan == "SPLIT" else groups)
+
+
+def spread_tile(p: Any) -> HopperTile | None:
+    """Of few rows of many keys, which as many blocks divide as fill the device."""
+    return hopper_tile(p, 1, 64, 2 if p.widest <= 128 else 1, "ALONE", spread=True)
 
 
 def _mask_bytes(p: Any, rows: int, keys: int) -> int:
@@ -77,7 +86,7 @@ def _mask_bytes(p: Any, rows: int, keys: int) -> int:
     return rows * 16 * (units + 1 + units % 2) if p.rows_masked else 4 * (keys + 4)
 
 
-def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0) -> HopperTile | None:
+def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0, spread: bool = False) -> HopperTile | None:
     """With as many stages as shared memory holds, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     if plan == "WHOLE":
@@ -89,7 +98,7 @@ def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FR
     for slots in (2, 1):
         stages = min(_MOST_STAGES, (room - slots * slot) // stage)
         if stages >= 2:
-            return HopperTile(groups, keys, last or keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts)
+            return HopperTile(groups, keys, last or keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts, spread)
     return None
 
 
@@ -229,30 +238,61 @@ def _raw(request: Request, p: Any) -> bool:
     return small and 1e-3 < request.floats["scale"] < 0.69
 
 
-def kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]) -> Kernel:
-    """places: where an operand lies that was copied to where tensor copies can read it."""
+def parts_of(request: Request, tile: HopperTile) -> DimLike:
+    """Blocks that have the same rows."""
+    if not tile.spread:
+        return tile.parts
+    fill = D.floordiv(request.sms * tile.blocks, D.maximum(_attention.blocks(request, tile.rows), 1))
+    return D.maximum(D.minimum(_MOST_PARTS, D.minimum(fill, D.ceildiv(parameters(request)["T"], _LEAST_STEPS * tile.keys))), 1)
+
+
+def _held(request: Request, tile: HopperTile) -> int:
+    """Rows of what a block has for another kernel to join."""
+    return min(tile.rows, known(parameters(request)["S"]) or tile.rows)
+
+
+def scratch(request: Request, p: Any, tile: HopperTile, use: DimLike) -> DimLike:
+    """Bytes of what blocks have that another kernel joins."""
+    part = -(-_held(request, tile) * (p.head_v + 2) * 4 // 16) * 16
+    return D.product([_attention.blocks(request, tile.rows), parts_of(request, tile), part, use])
+
+
+def kernels(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str], place: str) -> list[Kernel]:
+    """places: where an operand lies that was copied to where tensor copies can read it; place: where what blocks have lies until another kernel joins it."""
+    if not tile.spread:
+        return [_kernel(request, p, tile, use, places)]
+    parts, i = parts_of(request, tile), parameters(request)
+    alone = replace(request, ints=dict(request.ints) | {"KVH": i["H"]})  # rows of one head
+    count = D.mul(_attention.blocks(request, tile.rows), use)
+    join = _few.joining(alone, p, _held(request, tile), count, parts, known(parts) or _MOST_PARTS, place)
+    return [_kernel(request, p, tile, use, {**places, "y": place}), join]
+
+
+def _kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]) -> Kernel:
     i = parameters(request)
     whole = tile.plan == "WHOLE"
     block = 128 * (tile.groups + (not whole))
-    flags = {"RAW": _raw(request, p), "MASK_ROWS": p.rows_masked, "COPIED_OUT": copied(request, "y")}
+    flags = {"RAW": _raw(request, p), "MASK_ROWS": p.rows_masked, "COPIED_OUT": copied(request, "y") and not tile.spread}
     stored = 16 if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
     asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
     keys = 64 if whole else tile.keys
     operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], keys), ("v", i["T"], i["KVH"], keys)]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
-    together = 256 if tile.plan == "OVERLAP" else 128  # long heads: their other panel comes next
+    together = 256 if tile.plan == "OVERLAP" else 64 if tile.spread else 128  # long heads: their other panel comes next
     maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box, together) for o, rows, heads, box in operands]
     templates = ("attention", "attention_wgmma", "attention_tiles", "attention_masks", "attention_parts", "attention_out")
     products = _products(request.dtype, tile.keys, {keys, tile.last}, -(-p.head_v // 16) * 16)
     source = "".join([
         prelude(request.dtype), p.constants(request.dtype), "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items()), tile.constants(),
-        f"constexpr int MASK_STEP = {p.mask_step};\n",
+        f"constexpr int ROWS = {_held(request, tile)}, MASK_STEP = {p.mask_step};\n",
         template("base", "hopper"), products, template(*templates, "attention_whole" if whole else "attention_hopper"),
         _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = _attention.blocks(request, tile.rows)
-    grid = (D.product([count if whole or tile.parts > 1 else D.minimum(count, request.sms * tile.blocks), tile.parts, use]), 1, 1)
+    divided = tile.spread or tile.parts > 1
+    columns = D.product([count if whole or divided else D.minimum(count, request.sms * tile.blocks), tile.parts, use])
+    grid = (columns, parts_of(request, tile) if tile.spread else 1, 1)
     arguments = (*maps, *_attention.arguments(request, places))
     return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
 

@@ -235,7 +235,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     };
 
     // A warpgroup of earlier rows sees fewer keys, one without rows none.
-    const int mine = tile.m + rows >= g.S ? 0 : CAUSAL && PARTS == 1 ? key_tiles(g, tile.m + rows + 64) : tile.steps;
+    const int mine = tile.m + rows >= g.S ? 0 : CAUSAL && !kDivided ? key_tiles(g, tile.m + rows + 64) : tile.steps;
     for (int step = tile.steps - 1; step >= mine; step--) {
       wait(k_full + 8 * k.slot, k.phase);
       wait(v_full + 8 * v.slot, v.phase);
@@ -351,7 +351,12 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
-      if (PARTS == 1) sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
+      if (!kDivided) sum[e] = sum[e] == 0.f || !kEager ? inverse_of(sum[e]) : inverse_approximate(sum[e]);
+    }
+    if (SPREAD) {
+      store_part(g, tile, c, out, top, sum);
+      arrive_warp(q_empty + 8 * q.slot);
+      continue;
     }
     if (PARTS > 1) {
       store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);

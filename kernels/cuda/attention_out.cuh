@@ -95,3 +95,23 @@ DEV void store_joined(const Attention& g, Part<64>& part, const Tile& tile, floa
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + tile.m * g.y_s;
   join_parts(part, min(64, g.S - tile.m), [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
 }
+// What a block has of the rows' keys, for another kernel to join.
+DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2], const float (&top)[2], const float (&sum)[2]) {
+  const int lane = threadIdx.x & 31, column = lane % 4 * 2, item = (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM;
+  Part<ROWS>& part = ((Part<ROWS>*)g.y)[i64(item) * gridDim.y + blockIdx.y];
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
+    if (tile.m + row >= g.S) continue;
+    if (lane % 4 == 0) part.top[row] = top[e] == -INF ? -INF : top[e] * c, part.sum[row] = sum[e];
+#pragma unroll
+    for (int j = 0; j < kDV / 8; j++) {
+      const int at = 8 * j + column;
+      float* const to = part.out + row * HEAD_V + at;
+      if (HEAD_V % 2 == 0 && at < HEAD_V) *(float2*)to = make_float2(out[4 * j + 2 * e], out[4 * j + 2 * e + 1]);
+#pragma unroll
+      for (int f = 0; f < 2; f++)
+        if (HEAD_V % 2 != 0 && at + f < HEAD_V) to[f] = out[4 * j + 2 * e + f];
+    }
+  }
+}

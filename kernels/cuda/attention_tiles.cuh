@@ -14,12 +14,19 @@ constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the firs
 constexpr int kTakers = kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
+// Blocks that have the same rows and divide their keys: those of a cluster or (SPREAD) of a grid's column, whose parts another kernel joins.
+constexpr bool kDivided = SPREAD || PARTS > 1;
+DEV int parts_of_keys() { return SPREAD ? gridDim.y : PARTS; }
+DEV int part_of_keys() { return SPREAD ? blockIdx.y : blockIdx.x % PARTS; }
+// Of so many tiles of keys those before the block's part, or before the next.
+DEV int before_part(int tiles, int next = 0) { return (part_of_keys() + next) * tiles / parts_of_keys(); }
+
 // An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).
 struct alignas(16) Tile { int m, b, h, steps; };
 DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
 // The first of the block's tiles of keys.
 DEV int first_step(const Attention& g, const Tile& tile) {
-  return PARTS == 1 ? 0 : int(blockIdx.x) % PARTS * ((key_tiles(g, tile.m + BM) + PARTS - 1) / PARTS);
+  return kDivided ? before_part(key_tiles(g, tile.m + BM)) : 0;
 }
 // Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
 // it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
@@ -42,10 +49,7 @@ struct Order {
       if ((bands - band) & 1) m = rows - 1 - m;
     }
     Tile tile{m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
-    if (PARTS > 1) {
-      const int share = (tile.steps + PARTS - 1) / PARTS;
-      tile.steps = max(0, min(share, tile.steps - int(blockIdx.x) % PARTS * share));
-    }
+    if (kDivided) tile.steps = before_part(tile.steps, 1) - before_part(tile.steps);
     return tile;
   }
   // Whether any block, or cluster, whose blocks divide the keys, has an n-th.

@@ -55,9 +55,11 @@ def _mma(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
 
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run."""
-    few = _group.instead(request, p, _few.tiles(request, p))
+    few: list[tuple[Any, DimLike]] = _grouped.spread(request, _group.instead(request, p, _few.tiles(request, p)))
     if request.dtype != DType.F32 and (found := _grouped.tiles(request, p, few)):
         return list(found)
+    if known(_few.applies(request)) == 1:
+        return few
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
@@ -117,7 +119,11 @@ def attention(request: Request) -> list[Kernel]:
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
     kernels += [_tf32.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _tf32.SplitTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]
-    kernels += [*copies, *(_hopper.kernel(copied, _attention.problem(rows), tile, use, places) for tile, use in by_copies)]
+    kernels += copies
+    for tile, use in by_copies:
+        kernels += _hopper.kernels(copied, _attention.problem(rows), tile, use, places, f"scratch{len(scratch)}")
+        if tile.spread:
+            scratch.append(_hopper.scratch(copied, p, tile, use))
     return [replace(k, scratch=tuple(scratch)) for k in kernels]
 
 
