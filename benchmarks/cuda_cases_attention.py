@@ -31,12 +31,14 @@ class Shape:
     scale: float = 0.0
     odd: bool = False  # pitches that allow no vector access
     wild: bool = False  # a few elements are infinite, NaN or as large as can be
+    cap: float = 0.0
 
     @property
     def name(self) -> str:
         flags = [k for k in ("causal", "clean", "packed", "odd", "wild") if getattr(self, k)]
         mask = f" mask{self.mask}[{self.broadcast}]" if self.mask else ""
-        return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask} {' '.join(flags)}"
+        cap = f" cap {self.cap:g}" if self.cap else ""
+        return f"attention {self.b}x{self.h}/{self.kv}x{self.s}x{self.t}x{self.d},{self.dv}{mask}{cap} {' '.join(flags)}"
 
 
 SHAPES = (
@@ -76,6 +78,9 @@ SHAPES = (
     Shape(2, 71, 1, 1, 2039, 64, 64), Shape(7, 40, 8, 1, 1531, 128, 128), Shape(3, 64, 4, 1, 3001, 128, 72, causal=True, past=3000),
     Shape(1, 130, 2, 1, 1000, 64, 64, mask=1), Shape(3, 66, 2, 1, 1021, 64, 61), Shape(2, 36, 2, 1, 1500, 128, 128, mask=2, broadcast="bk", clean=True),
     Shape(2, 44, 4, 1, 1300, 80, 80, mask=3, broadcast="hk", fill=-1e4),
+    # whose scores are capped
+    Shape(1, 4, 2, 127, 65, 128, 128, cap=0.7), Shape(2, 8, 2, 1, 700, 128, 128, cap=2), Shape(1, 16, 1, 1, 3000, 128, 128, causal=True, past=2999, cap=50),
+    Shape(1, 2, 2, 300, 260, 64, 72, mask=1, broadcast="qk", cap=1.5), Shape(40, 16, 16, 61, 61, 96, 96, causal=True, cap=1), Shape(1, 4, 4, 390, 515, 61, 61, cap=3),
 )  # fmt: skip
 #: What is infinite must come out where products of f32 have it.
 WILD = (
@@ -125,6 +130,8 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
     group = p.h // p.kv
     k, v = (np.repeat(a, group, 1) for a in (k, v))
     scores = (p.scale or p.d**-0.5) * (q @ k.swapaxes(2, 3))
+    if p.cap:
+        scores = p.cap * np.tanh(scores / p.cap)
     if effect is not None:
         scores = np.where(np.isnan(effect), p.fill, scores + np.nan_to_num(effect, nan=0.0, neginf=-np.inf))
     seen = np.arange(p.t)[None, :] <= np.arange(p.s)[:, None] + p.past if p.causal else np.ones((p.s, p.t), bool)
@@ -167,7 +174,7 @@ def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic
         ints |= strides | {"mask_kind": p.mask, "nan_to_zero": int(p.clean)}
     want, size = reference(p, values["q"], values["k"], values["v"], effect)
     u = ROUNDOFF[dtype]
-    bound = rounding(want, dtype, 0) + (2.02 * u if dtype != DType.F32 else 0.0) * size + 2.0**-24 * (32 + 2 * p.d) * (size + np.abs(want)) + 1e-30
+    bound = rounding(want, dtype, 0) + (2.02 * u if dtype != DType.F32 else 0.0) * size + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want)) + 1e-30
     row = p.h * (p.dv + pad)
     ints |= {"y_b": p.s * row, "y_s": row, "y_h": p.dv + pad}
     out = Output(dtype, max(p.b * p.s * row, 1), want.shape, [p.s * row, p.dv + pad, row, 1], want, bound)
@@ -175,7 +182,7 @@ def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic
     if symbolic:
         env = {"B": p.b, "S": p.s, "T": p.t}
         ints |= {"B": symbol("B"), "S": symbol("S"), "T": symbol("T")}
-    floats = {"scale": p.scale or p.d**-0.5, "fill": p.fill}
+    floats = {"scale": p.scale or p.d**-0.5, "fill": p.fill, "softcap": p.cap}
     return Case(p.name + (" symbolic" if symbolic else ""), "attention", dtype, ints, operands, {"y": out}, floats, env=env)
 
 

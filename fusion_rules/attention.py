@@ -1,6 +1,6 @@
 """Scaled dot-product attention: softmax(scale * q k^T + masks) v.
 
-before  MatMul, Mul/Div, Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and the head splits and transposes around them;
+before  MatMul, Mul/Div, Tanh (a cap), Add/Where (masks), Softmax, Cast, Where(IsNaN), MatMul and the head splits and transposes around them;
 after   attention(q, k, v, masks*) that reads the projections where they lie
 """
 
@@ -17,7 +17,7 @@ from tracea_onnx.core import Match, Refuse, Rule
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.patterns import FLOATS, narrower
-from tracea_onnx.patterns_attention import Axes, Operand, finish, heads, query_key, trace, with_values
+from tracea_onnx.patterns_attention import PRODUCTS, Axes, Operand, finish, heads, probabilities, query_key, trace, with_values
 from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
 from tracea_onnx.patterns_shape import Shapes, same, shapes
 from tracea_onnx.patterns_softmax import Softmax, decomposed, operator
@@ -27,15 +27,17 @@ _LOWEST: dict[int, float] = {
     TensorProto.BFLOAT16: -3.3895313892515355e38,
 }  # fmt: skip
 _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
-_PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 
 
 @dataclass
 class _Scores:
-    """What was read between the product of q and k and the softmax; masks outermost first. `floor`: what Max or Clip lifts scores to."""
+    """What was read between the product of q and k and the softmax; masks outermost first. `floor`: what Max or Clip lifts scores to; `cap`: what tanh of
+    the scores that `scale` makes is multiplied by, 0 without one; `per_head`: constant factors [.., heads, 1, 1] of the scores, which no mask precedes."""
 
     product: Node
     scale: float = 1.0
+    cap: float = 0.0
+    per_head: str = ""
     floor: float = float("-inf")
     masks: list[Mask] = field(default_factory=list)
     causal: DimLike | None = None
@@ -45,7 +47,7 @@ class _Scores:
     def unmasked(self, frame: str) -> str:
         """What `frame` was before any mask of unknown size was applied to it: masks broadcast to the scores and do not enlarge them."""
         at = next(k for k, n in enumerate(self.nodes) if n.outputs[0] == frame)
-        return next(n.outputs[0] for n in self.nodes[at:] if n.op in _PRODUCTS or n.op in _REGROUPS)
+        return next(n.outputs[0] for n in self.nodes[at:] if n.op in PRODUCTS or n.op in _REGROUPS)
 
 
 def match(g: Graph, anchor: Node) -> Match:
@@ -55,7 +57,7 @@ def match(g: Graph, anchor: Node) -> Match:
     if soft.axis != -1 or soft.log:
         axis = None if soft.axis is None else soft.axis + len(s.dims(soft.x) or ())
         raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis" if not soft.log else "a logarithm is taken of the probabilities", anchor)
-    after, product, transposed, nan_to_zero = _probabilities(g, soft, scores)
+    after, product, transposed, nan_to_zero = probabilities(g, soft, lambda where, value, before: _cleared(g, where, value, scores, before))
     _settle(g, s, scores, anchor)
     core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
@@ -85,10 +87,10 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
     node = g.producer(value)
     if node is None or depth == 0:
         return False
-    if node.op in _PRODUCTS:
+    if node.op in PRODUCTS:
         # Learned queries may be constant, one matrix per head; a constant matrix is the weight of a layer.
         return len(node.inputs) == 2 and not all(map(g.is_const, node.inputs)) and not any(g.is_const(i) and (g.rank(i) or 0) < 3 for i in node.inputs)
-    if node.op in ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
+    if node.op in ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Tanh", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
         data = node.inputs if node.op in ("Add", "Mul", "Max") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
         return any(_is_product(g, i, depth - 1) for i in data)
     return False
@@ -103,7 +105,7 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
         node = g.producer(value)
         assert node is not None  # _is_product
         out.nodes.append(node)
-        if node.op in _PRODUCTS:
+        if node.op in PRODUCTS:
             out.product = node
             if node.op == "com.microsoft.FusedMatMul":
                 out.scale *= node.attr("alpha", 1.0)
@@ -120,6 +122,8 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
             value = node.input(0)
         elif node.op in ("Mul", "Div"):
             value = _scaled(g, s, node, out)
+        elif node.op == "Tanh":
+            value = _capped(node, out)
         elif node.op == "Add":
             inner = next(i for i in node.inputs if _is_product(g, i))
             other = node.inputs[1 - node.inputs.index(inner)]
@@ -166,11 +170,27 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
                 raise Refuse("the scores are divided by zero", node)
             out.scale *= factor if node.op == "Mul" else 1.0 / factor
             return x
-    raise Refuse(f"the factor of the scores in {node.op} is not a constant scalar", node)
+        factors = g.const(c)
+        if node.op == "Mul" and factors is not None and not out.per_head and factors.ndim > 2 and factors.size == factors.shape[-3] and _is_product(g, x):
+            out.per_head = c
+            return x
+    raise Refuse(f"the factor of the scores in {node.op} is not a constant scalar, nor one of each head", node)
+
+
+def _capped(node: Node, out: _Scores) -> str:
+    """cap * tanh(scores / cap), which all masks must come after (Gemma 2)."""
+    if out.cap or out.per_head:
+        raise Refuse("the scores go through Tanh twice" if out.cap else "scores that Tanh capped have factors for each head", node)
+    if not 0 < out.scale < np.inf:
+        raise Refuse(f"what Tanh makes of the scores is multiplied by {out.scale:g}, which is no cap", node)
+    out.cap, out.scale = out.scale, 1.0
+    return node.input(0)
 
 
 def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None) -> None:
     """Record a mask; its triangle says whether it is causal."""
+    if out.cap or out.per_head:
+        raise Refuse(f"the scores are masked before {'Tanh caps them' if out.cap else 'they are multiplied by factors for each head'}", node)
     if shape is not None and not shape.uniform:
         if mask.kind == "add":
             hides = shape.below == 0 and shape.above * out.scale <= MASKED
@@ -238,8 +258,9 @@ def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     floor = node.attr("min", floor)
     if len(node.inputs) > (3 if node.op == "Clip" else 2) or floor is None or not floor <= MASKED or (ceiling is not None and not ceiling >= -MASKED):
         raise Refuse(f"{node.op} bounds the scores", node)
-    if out.masks:
-        raise Refuse(f"{node.op} stands between two masks", node)
+    if out.masks or out.cap or out.per_head:
+        before = "Tanh caps them" if out.cap else "they are multiplied by factors for each head"
+        raise Refuse(f"{node.op} stands between two masks" if out.masks else f"{node.op} bounds the scores before {before}", node)
     out.floor = max(out.floor, floor * out.scale)
     return inner
 
@@ -270,54 +291,6 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
             masks[k] = replace(simple, fill=max(simple.fill, scores.floor))
         else:
             masks[k] = replace(m, met=m.value)
-
-
-def _probabilities(g: Graph, soft: Softmax, scores: _Scores) -> tuple[list[Node], Node, bool, bool]:
-    """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared)."""
-    nodes: list[Node] = []
-    value, transposed, nan_to_zero, softmax = soft.output, False, False, soft.anchor
-    while True:
-        uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
-        if g.is_output(value):
-            raise Refuse(f"the probabilities '{value}' are a graph output", softmax)
-        if len(uses) == 2 and uses[0].op == "IsNaN" and uses[1].op == "Where" and uses[1].inputs[0] == uses[0].outputs[0] and uses[1].inputs[2] == value:
-            if g.scalar(uses[1].inputs[1]) != 0.0 or g.sole_consumer(uses[0].outputs[0]) is not uses[1]:
-                raise Refuse("NaN probabilities are replaced by something other than 0", uses[1])
-            nodes += uses
-            value, nan_to_zero = uses[1].outputs[0], True
-            continue
-        if len(uses) != 1:
-            raise Refuse(f"the probabilities '{value}' have {len(uses)} consumers, not one", softmax, near=len(uses) > 1)
-        node = uses[0]
-        if node.op in _PRODUCTS:
-            if any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB")) or node.attr("alpha", 1.0) != 1.0:
-                raise Refuse("FusedMatMul transposes or scales the product with the values", node)
-            if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
-                raise Refuse("the probabilities are not the left operand of the product with the values", node)
-            kind = g.dtype(value)
-            for n in nodes:
-                if n.op == "Cast" and kind in FLOATS and narrower(n.attr("to"), kind):
-                    raise Refuse("the probabilities are rounded to a type narrower than that of the values", n)
-            return nodes, node, transposed, nan_to_zero
-        perm = node.attr("perm", [])
-        if node.op == "Transpose" and not transposed and perm[:-2] == list(range(len(perm) - 2)) and perm[-2:] == [len(perm) - 1, len(perm) - 2]:
-            transposed = True
-        elif node.op == "Dropout":
-            if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len([o for o in node.outputs if o]) > 1:
-                raise Refuse("Dropout is in training mode", node)
-        elif node.op == "Where":
-            _cleared(g, node, value, scores, nodes)
-            nan_to_zero = True
-        elif node.op not in ("Cast", "Identity", "Reshape"):
-            raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
-        elif node.op == "Cast" and node.attr("to") not in FLOATS:
-            raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
-        elif node.op == "Reshape":
-            a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
-            if not a or not b or not same(a[-1], b[-1]):
-                raise Refuse("Reshape regroups the probabilities' columns", node)
-        nodes.append(node)
-        value = node.outputs[0]
 
 
 def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequence[Node]) -> None:
@@ -360,8 +333,20 @@ def _build(
             return Refuse(f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]", scores.product)
     if t.v.scale != 1.0:
         return Refuse("the values are scaled inside the chain", product)
-    attrs = {"scale": scores.scale * t.q.scale * t.k.scale, "nan_to_zero": nan_to_zero, **causal_attrs(scores.causal), **mask_attrs(masks)}
-    return finish(g, "attention", softmax, t, counts, [m.value for m in masks], attrs)
+    if scores.per_head and not _one_each(g, s, scores, t.q):
+        return Refuse(f"the factors '{scores.per_head}' of the scores are not one for each head, in the type of the queries", scores.product)
+    scale = scores.scale * t.q.scale * t.k.scale
+    attrs = {"scale": scale, "nan_to_zero": nan_to_zero, **causal_attrs(scores.causal), **mask_attrs(masks)}
+    if scores.cap:
+        attrs |= {"scale": scale * scores.cap, "softcap": scores.cap}
+    return finish(g, "attention", softmax, t, counts, [m.value for m in masks], attrs, head_scale=scores.per_head)
+
+
+def _one_each(g: Graph, s: Shapes, scores: _Scores, q: Operand) -> bool:
+    factors, frame = g.const(scores.per_head), s.dims(scores.product.outputs[0])
+    if factors is None or frame is None or len(frame) != 4 or factors.ndim > 4:
+        return False
+    return factors.size == q.view.sizes["h"] and g.dtype(scores.per_head) == g.dtype(q.value)
 
 
 def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:

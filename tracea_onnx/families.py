@@ -164,6 +164,7 @@ FAMILIES: dict[str, Family] = {
     # key/value head h // (H // KVH). mask? f32 additive: b*m_b + h*m_h + s*m_q + t*m_k (0 = broadcast). causal: key t visible iff t <= s + past.
     # kv_len counts the keys (T). mask_kind 0 = none, 1 = f32 additive, 2 = bool/u8 (true = keep), 3 = bool/u8 (true = drop);
     # 2 and 3 write `fill` over what they mask. A row whose every key is masked by -inf gives NaN, or zeros with nan_to_zero.
+    # softcap (0 = none): scores s are softcap * tanh(s / softcap) before any mask.
     "attention": Family(
         ("q", "k", "v", "mask?", "y"),
         (
@@ -195,7 +196,7 @@ FAMILIES: dict[str, Family] = {
             "past",
             "nan_to_zero",
         ),
-        ("scale", "fill"),
+        ("scale", "fill", "softcap"),
     ),
     # --- rows: norms, softmax, reductions ------------------------------------------------------------------------------------
     # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms = 1: mean not removed, no beta.

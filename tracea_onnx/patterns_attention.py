@@ -13,7 +13,9 @@ from tracea_onnx import dims, patterns_view
 from tracea_onnx.core import Match, Refuse, Spec
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_shape import Shapes, same
+from tracea_onnx.patterns import FLOATS, narrower
+from tracea_onnx.patterns_shape import Shapes, same, shapes
+from tracea_onnx.patterns_softmax import Softmax
 from tracea_onnx.patterns_view import Named, Step
 
 
@@ -89,6 +91,7 @@ def result(
 
 
 # --- products -----------------------------------------------------------------------------------------------------------
+PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 #: A value and the letter of each of its axes.
 Axes = tuple[str, tuple[str, ...]]
 
@@ -138,6 +141,56 @@ def with_values(node: Node, probabilities: str, lead: tuple[str, ...], transpose
         return None
     letter = dict(zip(p[:-1], (*lead, "s"), strict=True)) | {fresh.pop(): "d"}
     return (node.input(1 - place), tuple("s" if c == columns else letter[c] for c in v)), tuple(letter[c] for c in out)
+
+
+# --- probabilities ------------------------------------------------------------------------------------------------------
+def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]) -> tuple[list[Node], Node, bool, bool]:
+    """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared). cleared(where, value, before) refuses a Where
+    that overwrites other probabilities than those of keys that nothing sees."""
+    nodes: list[Node] = []
+    value, transposed, nan_to_zero, softmax = soft.output, False, False, soft.anchor
+    while True:
+        uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
+        if g.is_output(value):
+            raise Refuse(f"the probabilities '{value}' are a graph output", softmax)
+        if len(uses) == 2 and uses[0].op == "IsNaN" and uses[1].op == "Where" and uses[1].inputs[0] == uses[0].outputs[0] and uses[1].inputs[2] == value:
+            if g.scalar(uses[1].inputs[1]) != 0.0 or g.sole_consumer(uses[0].outputs[0]) is not uses[1]:
+                raise Refuse("NaN probabilities are replaced by something other than 0", uses[1])
+            nodes += uses
+            value, nan_to_zero = uses[1].outputs[0], True
+            continue
+        if len(uses) != 1:
+            raise Refuse(f"the probabilities '{value}' have {len(uses)} consumers, not one", softmax, near=len(uses) > 1)
+        node = uses[0]
+        if node.op in PRODUCTS:
+            if any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB")) or node.attr("alpha", 1.0) != 1.0:
+                raise Refuse("FusedMatMul transposes or scales the product with the values", node)
+            if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
+                raise Refuse("the probabilities are not the left operand of the product with the values", node)
+            kind = g.dtype(value)
+            for n in nodes:
+                if n.op == "Cast" and kind in FLOATS and narrower(n.attr("to"), kind):
+                    raise Refuse("the probabilities are rounded to a type narrower than that of the values", n)
+            return nodes, node, transposed, nan_to_zero
+        perm = node.attr("perm", [])
+        if node.op == "Transpose" and not transposed and perm[:-2] == list(range(len(perm) - 2)) and perm[-2:] == [len(perm) - 1, len(perm) - 2]:
+            transposed = True
+        elif node.op == "Dropout":
+            if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len([o for o in node.outputs if o]) > 1:
+                raise Refuse("Dropout is in training mode", node)
+        elif node.op == "Where":
+            cleared(node, value, nodes)
+            nan_to_zero = True
+        elif node.op not in ("Cast", "Identity", "Reshape"):
+            raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
+        elif node.op == "Cast" and node.attr("to") not in FLOATS:
+            raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
+        elif node.op == "Reshape":
+            a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
+            if not a or not b or not same(a[-1], b[-1]):
+                raise Refuse("Reshape regroups the probabilities' columns", node)
+        nodes.append(node)
+        value = node.outputs[0]
 
 
 # --- regions ------------------------------------------------------------------------------------------------------------
@@ -276,19 +329,21 @@ def heads(q: Operand, k: Operand, v: Operand) -> tuple[int, int] | str:
     return (0, 0) if explicit and same(h, kv) and repeat == 1 else "the number of heads is not constant"
 
 
-def finish(g: Graph, rule: str, anchor: Node, t: Traced, counts: tuple[int, int], masks: Sequence[str], attrs: dict[str, Any]) -> Match:
-    """The match of a traced attention; raises `Refuse` when fusing it would make a cycle."""
+def finish(
+    g: Graph, rule: str, anchor: Node, t: Traced, counts: tuple[int, int], masks: Sequence[str], attrs: dict[str, Any], *, head_scale: str = ""
+) -> Match:
+    """The match of a traced attention; raises `Refuse` when fusing it would make a cycle. head_scale: a factor of the scores for each head."""
     if not g.is_convex(t.nodes):
         raise Refuse("a value leaves the chain and comes back into it", anchor)
     ends = (t.q.value, t.k.value, t.v.value, t.out.value)
     if len({g.dtype(v) for v in ends} - {None}) > 1:
         kinds = ", ".join(f"'{v}' is {TensorProto.DataType.Name(g.dtype(v) or 0).lower()}" for v in ends)
         raise Refuse(f"queries, keys, values and result are not all of one element type: {kinds}", anchor)
-    inputs = [t.q.value, t.k.value, t.v.value, *masks]
+    inputs = [t.q.value, t.k.value, t.v.value, *masks, *([head_scale] if head_scale else [])]
     made = {o for n in t.nodes for o in n.outputs}
     if inside := next((i for i in inputs if i in made), ""):
         raise Refuse(f"'{inside}' is an operand of the attention and a step towards another", anchor)
-    roles = ("q", "k", "v", *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))))
+    roles = ("q", "k", "v", *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))), *(["head_scale"] if head_scale else []))
     layouts = {"q": t.q.layout(), "k": t.k.layout(), "v": t.v.layout(), "out": {"layout": t.out.view.layout}}
     spec = Spec("attention", roles, {**layouts, "num_heads": counts[0], "kv_heads": counts[1], **attrs})
     return Match(rule, anchor, tuple(t.nodes), tuple(inputs), (t.out.value,), spec)

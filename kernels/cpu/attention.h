@@ -1,4 +1,4 @@
-// y = softmax(scale q k^T + mask) v, one (batch, key/value head) and a range of its query rows per task. Keys are packed transposed and
+// y = softmax(capped(scale q k^T) + mask) v, one (batch, key/value head) and a range of its query rows per task. Keys are packed transposed and
 // values in panels of 32 once per task (in super-blocks that fit L2); a tile of query rows then goes through blocks of keys whose scores
 // stay in L1, with a running maximum and sum per row (online softmax). Uses the tiles of the gemm unit (build `--only gemm,attention`).
 #pragma once
@@ -96,6 +96,11 @@ struct MaskRow {
   }
 };
 
+// Scores s[0..n) become cap * tanh(s); the lanes behind them hold anything.
+static inline void cap_scores(float* s, int64_t n, float cap) {
+  for (int64_t j = 0; j < n; j += W) store(s + j, vtanh(load(s + j)) * cap);
+}
+
 // Scores s[0..n) (keys t0..) become exp(s + mask - top); lanes n..stop become 0. Updates the row's maximum and sum and returns the factor
 // by which what was summed before shrinks. A NaN score makes the sum NaN; with every key masked so far the maximum stays -inf and the sum 0.
 static inline float softmax_row(float* s, int64_t n, int64_t stop, const MaskRow* mask, int64_t t0, float* top, float* sum) {
@@ -171,7 +176,7 @@ struct AttentionTask {
     alignas(64) static const float zeros[kPanel] = {};
     const int64_t pitch = spread_pitch(g.D);
     const float* q = (const float*)l.buf[f::q] + b * l.i[f::q_b];
-    const vf scale = splat(l.f[f::scale]);
+    const vf scale = splat(score_scale());
     int64_t most = 0;
     Row r = row(r0);
     for (int64_t i = 0; i < h; i++, r = next(r)) {
@@ -193,6 +198,7 @@ struct AttentionTask {
       r = row(r0);
       for (int64_t i = 0; i < h; i++, r = next(r)) {
         const int64_t n_row = std::max<int64_t>(0, std::min(keys, visible(r) - t));
+        if (l.f[f::softcap] > 0) cap_scores(s.scores + i * kScorePitch, n_row, l.f[f::softcap]);
         const MaskRow mask = mask_row(r);
         const float shrink = softmax_row(s.scores + i * kScorePitch, n_row, keys, mask.kind ? &mask : nullptr, t, top + i, sum + i);
         if (t > 0 && shrink != 1.f)
@@ -203,6 +209,12 @@ struct AttentionTask {
         tile_for(h, g.DV - d)(s.scores, kScorePitch, panel, out + d, g.padded, t == 0 ? zeros : nullptr, keys, panel, 0);
       }
     }
+  }
+
+  // What products of queries and keys are multiplied by, before tanh where scores are capped.
+  float score_scale() const {
+    namespace f = fam::attention;
+    return l.f[f::softcap] > 0 ? l.f[f::scale] / l.f[f::softcap] : l.f[f::scale];
   }
 
   MaskRow mask_row(Row r) const {
@@ -241,8 +253,9 @@ struct AttentionTask {
         for (; d + 2 * W <= whole; d += 2 * W) a = fma(load(q + d), load(row + d), a), c = fma(load(q + d + W), load(row + d + W), c);
         for (; d < whole; d += W) a = fma(load(q + d), load(row + d), a);
         if (rest) c = fma(load_n(q + d, rest), load_n(row + d, rest), c);
-        s.scores[j] = sum_lanes(a + c) * l.f[f::scale];
+        s.scores[j] = sum_lanes(a + c) * score_scale();
       }
+      if (l.f[f::softcap] > 0) cap_scores(s.scores, n, l.f[f::softcap]);
       const float shrink = softmax_row(s.scores, n, n, mask.kind ? &mask : nullptr, t, s.top, s.sum);
       for (int64_t d = 0; d < g.DV; d += 4 * W) add_values(v + t * v_s + d, v_s, n, g.DV - d, shrink, s.out + d);
     }

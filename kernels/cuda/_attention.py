@@ -28,6 +28,7 @@ class Problem:
     nan_to_zero: bool
     rows_masked: bool
     mask_step: int
+    softcap: float
 
     @property
     def widest(self) -> int:
@@ -36,7 +37,7 @@ class Problem:
     def constants(self, dtype: DType) -> str:
         flags = {"CAUSAL": self.causal, "NAN_TO_ZERO": self.nan_to_zero, "IS_HALF": dtype == DType.F16}
         text = "".join(f"constexpr bool {k} = {str(v).lower()};\n" for k, v in flags.items())
-        return f"{text}constexpr int HEAD = {self.head}, HEAD_V = {self.head_v}, MASK = {self.mask};\n"
+        return f"{text}constexpr int HEAD = {self.head}, HEAD_V = {self.head_v}, MASK = {self.mask};\nconstexpr float SOFTCAP = {float(self.softcap)!r};\n"
 
     def size(self, operand: str) -> int:
         """Elements of a row of q, k, v or y."""
@@ -52,7 +53,7 @@ def problem(request: Request) -> Problem:
     own, step = mask != 0 and known(i["m_q"]) != 0, 0
     if mask and known(i["m_k"]) == 1:
         step = 1 if "mask" in request.unaligned else min(16 // (request.dtype.size if mask == 1 else 1), *(multiple_of(i[f"m_{a}"]) for a in "bhq"))
-    return Problem(head, head_v, mask, bool(i["causal"]), bool(i["nan_to_zero"]), own, step)
+    return Problem(head, head_v, mask, bool(i["causal"]), bool(i["nan_to_zero"]), own, step, request.floats.get("softcap", 0.0))
 
 
 def arguments(request: Request, places: Mapping[str, str]) -> tuple[Argument, ...]:

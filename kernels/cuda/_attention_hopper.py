@@ -235,7 +235,7 @@ def _raw(request: Request, p: Any) -> bool:
     """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the scale, must leave room for the scores' digits."""
     fill = request.floats.get("fill", 0.0)
     small = p.mask == 0 or (request.dtype == DType.F16 if p.mask == 1 else fill == -math.inf or abs(fill) <= 65504)
-    return small and 1e-3 < request.floats["scale"] < 0.69
+    return small and not p.softcap and 1e-3 < request.floats["scale"] < 0.69
 
 
 def parts_of(request: Request, tile: HopperTile) -> DimLike:

@@ -10,6 +10,17 @@ struct Attention {
 };
 constexpr float kLog2e = 1.4426950408889634f, kLowest = -3.402823466e38f;
 
+// What products of queries and keys are multiplied by to be scores in units of log2, or (SOFTCAP) what tanh, in 16 bits 1 - 2 / (1 + exp2), is taken of; capped()
+// makes them scores.
+constexpr bool kCapped = SOFTCAP != 0.f;
+DEV float score_scale(const Attention& g) { return kCapped ? g.scale / SOFTCAP * (sizeof(T) == 4 ? 1.f : 2.f * kLog2e) : g.scale * kLog2e; }
+DEV float capped(float x) {
+  if (!kCapped) return x;
+  if (sizeof(T) == 4) return SOFTCAP * kLog2e * tanhf(x);
+  float y;
+  asm("{.reg .f32 e; ex2.approx.ftz.f32 e, %1; add.f32 e, e, 0f3f800000; rcp.approx.ftz.f32 %0, e;}" : "=f"(y) : "f"(x));
+  return fmaf(-2.f * SOFTCAP * kLog2e, y, SOFTCAP * kLog2e);
+}
 // A finite mask value stays finite in units of log2.
 DEV float to_log2(float m) {
   const float r = m * kLog2e;

@@ -74,7 +74,7 @@ DEV void attend(const Attention& g) {
       Vec<T, READ_Q> part{};
       if (at < HEAD) part = load<READ_Q>(from + at);
 #pragma unroll
-      for (int j = 0; j < READ_Q; j++) q[i][e + j] = to_float(part.v[j]) * (g.scale * kLog2e), out[i][e + j] = 0.f;
+      for (int j = 0; j < READ_Q; j++) q[i][e + j] = to_float(part.v[j]) * score_scale(g), out[i][e + j] = 0.f;
     }
     top[i] = -INF, sum[i] = 0.f;
   }
@@ -111,7 +111,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int j = 0; j < kHeld; j++) {
       const int t = t0 + (held + j) % AT_ONCE * kUnits + unit;
-      mine[j] = x[j];
+      mine[j] = capped(x[j]);
       if (MASK && t < to) mine[j] = masked(mine[j], g.mask, mask_row[j] + t * g.m_k, log_fill);
       if (t >= min(to, see[j])) mine[j] = -INF;
     }

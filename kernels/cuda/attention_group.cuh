@@ -66,7 +66,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int d = 0; d < kD / 8; d++) a[d / 2][e + d % 2 * 2] = d * 8 < HEAD ? *(const u32*)(q + d * 8) : 0;
   }
-  const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
+  const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   const u32 key = (warp * KEYS + (lane & 7)) * kPitch + (lane >> 3) * 16, value = kValues + lane * kPitchV;
   const u32 last_key = key - (lane >> 4) * 32;  // of the last 16 elements of odd many: twice, and nothing behind the row, where another warp's may be on their way
   const u32 weight = weights + (lane & 15) * kPitchP + (lane >> 4) * 16;
@@ -88,7 +88,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
     for (int c = 0; c < 4; c++) {
       const int t = t0 + (c & 1), e = c >> 1;
-      x[c] = (x[c] + y[c]) * log_scale;
+      x[c] = capped((x[c] + y[c]) * log_scale);
       if (MASK && t < to) x[c] = masked(x[c], g.mask, mask_row[e] + t * g.m_k, log_fill);
       if (t >= see[e]) x[c] = -INF;
     }

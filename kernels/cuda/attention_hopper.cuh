@@ -92,7 +92,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
   const int lane = threadIdx.x & 31, rows = kSplit ? 0 : w * 64, row = rows + (warp & 3) * 16 + lane / 4, column = lane % 4 * 2;
   const bool leader = threadIdx.x % 128 == 0;
   const u32 query = place(queries + rows * 128, 16), key = place(keys, 16), value = place(values, BN * 128);
-  const float log_scale = g.scale * kLog2e, unit = RAW ? 1.f / g.scale : kLog2e, fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
+  const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e, fill = in_units(g.fill, unit), c = RAW ? log_scale : 1.f;
   const bool mask_pairs = MASK && g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));
   Ring<STAGES> k, v;
   Ring<SLOTS> q;
@@ -127,7 +127,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       constexpr int N = width.keys;
       if (!RAW)
 #pragma unroll
-        for (int j = 0; j < N / 2; j++) s[j] *= log_scale;
+        for (int j = 0; j < N / 2; j++) s[j] = capped(s[j] * log_scale);
       if (kRowMask)
 #pragma unroll
         for (int e = 0; e < 2; e++) {

@@ -49,7 +49,7 @@ DEV void attend(const Attention& g) {
   // This thread's rows are s0 and s0 + 8; its columns of an 8-wide tile are column and column + 1.
   const int s0 = m0 + warp * 16 + lane / 4, column = lane % 4 * 2;
   const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
-  const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
+  const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
   const u32 query = base + (warp * 16 + (lane & 7) + (lane >> 3 & 1) * 8) * kPitch + (lane >> 4) * 16;
   const u32 key = ((lane & 7) + (lane >> 4) * 8) * kPitch + (lane >> 3 & 1) * 16, value = ((lane & 7) + (lane >> 3 & 1) * 8) * kPitchV + (lane >> 4) * 16;
@@ -84,7 +84,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         const int t = t0 + n * 8 + (e & 1);
-        float x = s[n][e] * log_scale;
+        float x = capped(s[n][e] * log_scale);
         if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row[e >> 1] + t * g.m_k, log_fill);
         if (edge && t >= see[e >> 1]) x = -INF;
         s[n][e] = x;

@@ -18,7 +18,7 @@ DEV void attend(const Attention& g) {
   auto fetch_keys = [&](int t0) { fetch_rows<HEAD, kD, kPitch, READ_K>(keys, k, g.k_s, t0, BN, g.Tk); };
   fetch_rows<HEAD, kD, kPitch, READ_Q>(queries, g.q + b * g.q_b + h * g.q_h, g.q_s, m0, BM, g.S);
   if (rank * BN < seen) fetch_keys(rank * BN);
-  const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
+  const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   float out[R][kGroups * 4] = {}, top[R], sum[R];
 #pragma unroll
   for (int i = 0; i < R; i++) top[i] = -INF, sum[i] = 0.f;
@@ -50,7 +50,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int j = 0; j < J; j++) {
         const int t = t0 + tx + 16 * j;
-        float x = s[i][j] * log_scale;
+        float x = capped(s[i][j] * log_scale);
         if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row + t * g.m_k, log_fill);
         s[i][j] = t < see ? x : -INF;
         best = fmaxf(best, s[i][j]);

@@ -75,7 +75,7 @@ DEV void attend(const Attention& g) {
   // This thread's rows are s0 and s0 + 8; its keys of a fragment are 2 * quad and the next one.
   const int s0 = m0 + warp * 16 + row;
   const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
-  const float log_scale = g.scale * kLog2e, log_fill = to_log2(g.fill);
+  const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
   const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + (group * kKeys + row) * kPitch + 4 * quad, *value = values + (group * kKeys + 2 * quad) * kPitchV;
   float out[kDV / 8][4], top[2], sum[2];
@@ -124,7 +124,7 @@ DEV void attend(const Attention& g) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           const int t = t0 + group * kKeys + n * 8 + 2 * quad + e % 2;
-          float x = s[n][e] * log_scale;
+          float x = capped(s[n][e] * log_scale);
           if (MASK && t < g.Tk) x = masked(x, g.mask, mask_row[e / 2] + t * g.m_k, log_fill);
           if (edge && t >= see[e / 2]) x = -INF;
           s[n][e] = x;

@@ -45,7 +45,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
 
   const int m = w * 64 + (warp & 3) * 16, s0 = tile.m + m + lane / 4, column = lane % 4 * 2;
   const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, tile.m + m);
-  const float log_scale = g.scale * kLog2e, unit = RAW ? 1.f / g.scale : kLog2e, c = RAW ? log_scale : 1.f;
+  const float log_scale = score_scale(g), unit = RAW ? 1.f / g.scale : kLog2e, c = RAW ? log_scale : 1.f;
   float out[kDV / 2], sum[2] = {0.f, 0.f};
   auto attend_to = [&](auto width) {
     constexpr int N = width.keys;
@@ -67,7 +67,7 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
     results_ready(s);
     if (!RAW)
 #pragma unroll
-      for (int j = 0; j < N / 2; j++) s[j] *= log_scale;
+      for (int j = 0; j < N / 2; j++) s[j] = capped(s[j] * log_scale);
     if (MASK) {
       const float fill = in_units(g.fill, unit);
       const bool pairs = g.m_k == 1 && g.Tk % 2 == 0 && ((g.m_b | g.m_h | g.m_q) & 1) == 0 && aligned(g.mask, 2 * sizeof(MaskElement));

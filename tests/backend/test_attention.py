@@ -18,11 +18,13 @@ def _random(seed: int, *shape: int) -> F32:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def _reference(q: F32, k: F32, v: F32, scale: float, mask: npt.NDArray[Any] | None, causal: bool, past: int) -> F64:
+def _reference(q: F32, k: F32, v: F32, scale: float, mask: npt.NDArray[Any] | None, causal: bool, past: int, cap: float = 0.0) -> F64:
     """q [B, S, H, D], k [B, T, KVH, D], v [B, T, KVH, DV]; rows without a key are zeros for a bool mask, NaN for an additive one."""
     group = q.shape[2] // k.shape[2]
     k64, v64 = np.repeat(k.astype(np.float64), group, 2), np.repeat(v.astype(np.float64), group, 2)
     scores = scale * np.einsum("bshd,bthd->bhst", q.astype(np.float64), k64)
+    if cap:
+        scores = cap * np.tanh(scores / cap)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
@@ -37,7 +39,8 @@ def _reference(q: F32, k: F32, v: F32, scale: float, mask: npt.NDArray[Any] | No
 
 
 def _attention(
-    q: F32, k: F32, v: F32, isa: str, *, scale: float = 0.125, mask: npt.NDArray[Any] | None = None, causal: bool = False, past: int = 0, threads: int = 1
+    q: F32, k: F32, v: F32, isa: str, *, scale: float = 0.125, mask: npt.NDArray[Any] | None = None, causal: bool = False, past: int = 0, threads: int = 1,
+    cap: float = 0.0,
 ) -> F32:
     """q, k, v may be views of one packed projection; mask is any broadcast view of [B, H, S, T]."""
     (b, s, h, d), (t, kv, dv) = q.shape, (k.shape[1], k.shape[2], v.shape[3])
@@ -51,7 +54,7 @@ def _attention(
     operands = {"q": _operand(q), "k": _operand(k), "v": _operand(v), "mask": None if mask is None else _operand(mask), "y": y}
     if mask is not None and mask.dtype == np.bool_:
         ints["nan_to_zero"] = 1
-    run_kernel("attention", operands, ints, {"scale": scale, "fill": -np.inf}, isa=isa, threads=threads)
+    run_kernel("attention", operands, ints, {"scale": scale, "fill": -np.inf, "softcap": cap}, isa=isa, threads=threads)
     assert np.isnan(y[..., dv:]).all(), "wrote past a row's end"
     return y[..., :dv]
 
@@ -87,6 +90,16 @@ def test_shapes(isa: str, shape: tuple[int, ...], causal: bool) -> None:
     scale, past = d**-0.5, max(0, t - s)
     for threads in (1, 5):
         _check(_attention(q, k, v, isa, scale=scale, causal=causal, past=past, threads=threads), _reference(q, k, v, scale, None, causal, past))
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("shape", [(2, 4, 2, 21, 300, 24, 40), (1, 2, 2, 2, 259, 17, 9), (1, 2, 1, 1, 700, 64, 64)], ids=str)
+@pytest.mark.parametrize("cap", [0.5, 2.0, 50.0])
+def test_capped_scores(isa: str, shape: tuple[int, ...], cap: float) -> None:
+    b, h, kv, s, t, d, dv = shape
+    q, k, v, mask = 3 * _random(1, b, s, h, d), _random(2, b, t, kv, d), _random(3, b, t, kv, dv), _random(4, b, h, s, t)
+    for m, causal in ((None, True), (mask, False)):
+        _check(_attention(q, k, v, isa, mask=m, causal=causal, past=t - s, cap=cap), _reference(q, k, v, 0.125, m, causal, t - s, cap))
 
 
 @pytest.mark.parametrize("isa", isas())

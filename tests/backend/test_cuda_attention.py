@@ -18,7 +18,7 @@ cuda = registry.module("kernels", "cuda")
 
 def attention(
     dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2, mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
-    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4, kv: int = 0,
+    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4, kv: int = 0, cap: float = 0.0,
 ) -> Request:  # fmt: skip
     dv, kv = dv or d, kv or heads // 2
     ints: dict[str, DimLike] = {"B": b, "H": heads, "KVH": kv, "S": s, "T": t, "D": d, "DV": dv, "causal": causal, "past": 0, "nan_to_zero": clean}
@@ -27,7 +27,7 @@ def attention(
     if mask:
         ints |= {"mask_kind": mask, "m_k": 1, "m_b": 300}
     operands = ("q", "k", "v", "y", *(["mask"] if mask else []))
-    return request("attention", dtype, ints, {"scale": scale, "fill": float("-inf")}, operands=operands, arch=arch, unaligned=unaligned)
+    return request("attention", dtype, ints, {"scale": scale, "fill": float("-inf"), "softcap": cap}, operands=operands, arch=arch, unaligned=unaligned)
 
 
 def cases() -> Iterator[tuple[str, Request]]:
@@ -52,6 +52,9 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"large tiles of {d} sm_80", attention(DType.F32, d, s=s, t=700, arch=80)
     yield "symbolic large tiles", attention(DType.F32, 64, s=symbol("S"), t=symbol("T"), b=symbol("B"))
     yield "odd pitches", attention(DType.BF16, 64, pad=1)
+    for dtype, arch in ((DType.F16, 90), (DType.BF16, 80), (DType.F32, 90), (DType.F32, 89)):
+        for d, s, t in ((256, 700, 700), (128, 1, 5000), (64, 64, 64)):
+            yield f"capped scores of {s}x{d} sm_{arch}", attention(dtype, d, s=s, t=t, causal=int(s > 1), arch=arch, cap=50.0)
     for mask, pitch in ((1, 300), (1, 301), (2, 304), (3, 299)):
         r = attention(DType.F16, 96, mask=mask)
         yield f"mask {mask} of rows, {pitch} apart", replace(r, ints={**r.ints, "m_q": pitch})

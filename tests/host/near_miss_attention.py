@@ -98,6 +98,16 @@ def _scaled(r: Random, n: Net, q: str, k: str) -> str:
     return n.add("Div", product, n.const(F(2.0))) if how == "div" else product
 
 
+def _shaped(r: Random, n: Net, z: _Sizes, s: str, rank: int) -> str:
+    """Scores as they are, capped, or with a factor for each head."""
+    how = r.choice((*["none"] * 6, "capped", "factors"))
+    if how == "capped":
+        return n.add("Mul", *r.sample((n.add("Tanh", n.add("Div", s, n.const(F(2.0)))), n.const(F(2.0))), 2))
+    if how == "factors" and rank == 4:
+        return n.add("Mul", *r.sample((s, n.const(np.linspace(0.5, 2, z.h).astype(F).reshape(z.h, 1, 1))), 2))
+    return s
+
+
 def _masked(r: Random, n: Net, z: _Sizes, s: str, rank: int, t: int) -> str:
     kind = r.choice(("none", "add", "row", "where", "drop", "causal", "causal add"))
     lead = (1,) * (rank - 2)
@@ -119,7 +129,7 @@ def attention(r: Random) -> ModelProto:
     z, n = _sizes(r), Net()
     q, k, v, join = _operands(r, n, z)
     rank, t = (3, z.t) if join == "none" and len(n.inputs["q"]) == 3 else (4, z.s if "x" in n.inputs else z.t)
-    s = _masked(r, n, z, _scaled(r, n, q, k), rank, t)
+    s = _masked(r, n, z, _shaped(r, n, z, _scaled(r, n, q, k), rank), rank, t)
     p = n.add("Softmax", s, axis=r.choice((-1, rank - 1)), name="p")
     if r.random() < 0.2:
         p = n.add("Where", n.add("IsNaN", p), n.const(F(0.0)), p)

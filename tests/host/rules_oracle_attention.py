@@ -57,6 +57,10 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
     repeat = q.shape[1] // k.shape[1]
     k, val = np.repeat(k, repeat, axis=1), np.repeat(val, repeat, axis=1)
     s = a["scale"] * q @ np.swapaxes(k, -1, -2)
+    if "head_scale" in v:
+        s = s * v["head_scale"].reshape(-1, 1, 1)
+    if cap := a.get("softcap", 0.0):
+        s = cap * np.tanh(s / cap)
     rows, columns = s.shape[-2:]
     for tail in ("", "1"):
         if f"mask{tail}" in v:

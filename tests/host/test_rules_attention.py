@@ -186,3 +186,35 @@ def test_constant_masks_that_are_not_causal_stay_operands(form: str) -> None:
     n, s = plain()
     a = whole(close(n, n.add("Add", s, n.const(table))))
     assert (a["causal"], a["mask_kind"]) == (False, "add")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("cap", "how"), [(50.0, "div"), (0.5, "div"), (0.5, "mul"), (2.0, "scale folded")])
+def test_capped_scores(cap: float, how: str, masked: bool) -> None:
+    """cap * tanh(scores / cap), as Gemma 2 has it, before a mask is added."""
+    n, s = plain("none" if how == "scale folded" else "mul")
+    inner = {"div": ("Div", cap), "mul": ("Mul", 1 / cap), "scale folded": ("Mul", 0.5 / cap)}[how]
+    s = n.add("Mul", n.const(F(cap)), n.add("Tanh", n.add(inner[0], s, n.const(F(inner[1])))))
+    if masked:
+        n.inputs["mask"] = (B, 1, S, T)
+        s = n.add("Add", s, "mask")
+    m = close(n, s)
+    a = whole(m)
+    assert a["scale"] == pytest.approx(0.5, rel=1e-6) and a["softcap"] == pytest.approx(cap) and a["mask_kind"] == ("add" if masked else "none")
+    assert len(only(m, "attention").nodes) == len(m.graph.node)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_factors_for_each_head(rank: int, masked: bool) -> None:
+    """Cosine attention of Swin V2: products of normalised queries and keys times a learned factor for each head, and a bias."""
+    n = Net(q=(B, H, S, D), k=(B, H, D, T), v=(B, H, T, D), bias=(1, H, S, T))
+    q, k = (n.add("LpNormalization", x, axis=axis) for x, axis in (("q", 3), ("k", 2)))
+    factors = np.linspace(0.5, 9, H).astype(F).reshape((1,) * (rank - 3) + (H, 1, 1))
+    s = n.add("Mul", n.add("MatMul", q, k), n.const(factors))
+    s = n.add("Add", s, "bias") if masked else s
+    m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), "v"))
+    a = whole(m, ("bhsd", "bhds", "bhsd", "bhsd"))
+    match = only(m, "attention")
+    assert match.spec.roles[-1] == "head_scale" and a["mask_kind"] == ("add" if masked else "none")
+    assert [x.op for x in match.nodes] == ["MatMul", "Mul", *(["Add"] if masked else []), "Softmax", "MatMul"]

@@ -73,7 +73,7 @@ def test_captured_by_a_body_counts_as_a_use() -> None:
 REFUSALS = (
     "scale at run time",
     "overridable scale",
-    "scale per head",
+    "scale per key",
     "bounded scores",
     "unknown mask lifted",
     "three masks",
@@ -103,8 +103,8 @@ def test_refusals(what: str) -> None:
     elif what == "overridable scale":
         factor = n.const(F(0.5))
         s, why, kw = n.add("Mul", s, factor), "not a constant scalar", {"overridable": (factor,)}
-    elif what == "scale per head":
-        s, why = n.add("Mul", s, n.const(np.ones((H, 1, 1), F))), "not a constant scalar"
+    elif what == "scale per key":
+        s, why = n.add("Mul", s, n.const(np.ones((1, 1, T), F))), "not a constant scalar"
     elif what == "bounded scores":
         s, why = n.add("Max", s, n.const(F(-5.0))), "bounds the scores"
     elif what == "unknown mask lifted":
@@ -187,6 +187,50 @@ def test_bfloat16_constants_are_read(value: str) -> None:
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v", name="y"))
     a = find(m, "attention")[1][0].spec.attrs
     assert (a["scale"], a["causal"], a["mask_kind"]) == (0.5 if value == "scale" else 1.0, value != "scale", "none")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("twice", "Tanh twice"), ("negative", "is no cap"), ("mask inside", "masked before Tanh caps them"), ("floor inside", "before Tanh caps them")],
+)
+def test_what_is_no_cap_refuses(how: str, why: str) -> None:
+    n, s = plain()
+    if how == "mask inside":
+        n.inputs["mask"] = (1, 1, S, T)
+        s = n.add("Add", s, "mask")
+    if how == "floor inside":
+        s = n.add("Max", s, n.const(F(-1e30)))
+    s = n.add("Mul", n.add("Tanh", n.add("Tanh", s) if how == "twice" else s), n.const(F(-3.0 if how == "negative" else 3.0)))
+    assert why in reason(close(n, s), "attention", "n_p")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("twice", "nor one of each head"), ("batch", "nor one of each head"), ("mask inside", "masked before they are multiplied"),
+        ("floor inside", "bounds the scores before they are multiplied"), ("capped", "Tanh capped"),
+    ],
+)  # fmt: skip
+def test_factors_that_are_not_one_for_each_head_refuse(how: str, why: str) -> None:
+    n, s = plain()
+    if how == "mask inside":
+        n.inputs["mask"] = (1, 1, S, T)
+        s = n.add("Add", s, "mask")
+    if how == "floor inside":
+        s = n.add("Max", s, n.const(F(-1e30)))
+    if how == "capped":
+        s = n.add("Tanh", s)
+    if how == "twice":
+        s = n.add("Mul", s, n.const(np.ones((H, 1, 1), F)))
+    s = n.add("Mul", s, n.const(np.ones((B, H, 1, 1) if how == "batch" else (H, 1, 1), F)))
+    assert why in reason(close(n, s), "attention", "n_p")
+
+
+def test_factors_of_heads_in_the_batch_refuse() -> None:
+    n = Net(q=(H, S, D), k=(H, D, T), v=(H, T, D))
+    s = n.add("Mul", n.add("MatMul", "q", "k"), n.const(np.ones((H, 1, 1), F)))
+    m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), "v"))
+    assert "not one for each head" in reason(m, "attention", "n_p")
 
 
 @pytest.mark.parametrize("shape", [(3, T), (2, 1, 1, T)])

@@ -1,4 +1,5 @@
-"""Masks that are scaled or subtracted, and rows with nothing left to see, on the provider: ONNX Runtime's own results."""
+"""Masks that are scaled or subtracted, rows with nothing left to see, scores that are capped or have factors for each head, on the provider: ONNX Runtime's own
+results."""
 
 from __future__ import annotations
 
@@ -28,6 +29,12 @@ def graph(kind: str) -> ModelProto:
     if kind == "causal":  # two masks that write finite numbers
         s = n.add("Where", n.const(np.tri(T, dtype=bool)[None, None]), s, n.const(F(LOWEST)))
         s = n.add("Add", s, n.add("Where", "keep", n.const(F(0)), n.const(F(LOWEST))))
+    elif kind == "capped":
+        s = n.add("Mul", n.add("Tanh", n.add("Div", s, n.const(F(1.5)))), n.const(F(1.5)))
+        s = n.add("Where", "keep", s, n.const(F(LOWEST)))
+    elif kind == "factors":
+        s = n.add("Mul", s, n.const(np.linspace(0.3, 2, H).astype(F).reshape(1, H, 1, 1)))
+        s = n.add("Where", "keep", s, n.const(F(LOWEST)))
     else:
         n.inputs["bias"] = (1, H, T, T)
         s = n.add("Sub", s, "bias") if kind == "subtracted" else n.add("Div", n.add("Add", s, "bias"), n.const(F(4)))
@@ -35,7 +42,7 @@ def graph(kind: str) -> ModelProto:
     return n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v"))
 
 
-@pytest.mark.parametrize("kind", ["scaled", "subtracted", "causal", "operator"])
+@pytest.mark.parametrize("kind", ["scaled", "subtracted", "causal", "operator", "capped", "factors"])
 def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, rng = graph(kind), np.random.default_rng(4)
     data: dict[str, Any] = {i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(F) for i in model.graph.input}

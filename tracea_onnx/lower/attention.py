@@ -82,6 +82,8 @@ def attention(ctx: Lowering, op: Op) -> None:
     k = heads_of(ctx, ctx.value(op.role("k")), op.attr("k"), kv_heads or heads)
     kv_heads = kv_heads or k.heads
     v = heads_of(ctx, ctx.value(op.role("v")), op.attr("v"), kv_heads)
+    if factors := op.role("head_scale"):
+        q = _times_factors(ctx, q, ctx.value(factors), source.dtype, op)
     if (q.heads, k.heads, v.heads, q.dim) != (heads, kv_heads, kv_heads, k.dim) or kv_heads == 0 or heads % kv_heads:
         raise Unsupported(f"attention heads do not agree: {q.heads}x{q.dim}, {k.heads}x{k.dim} and {v.heads}x{v.dim}")
     for one, two in ((q.batch, k.batch), (q.batch, v.batch), (k.seq, v.seq)):
@@ -95,7 +97,7 @@ def attention(ctx: Lowering, op: Op) -> None:
         past = op.attr("past", 0)
         ints["past"] = (k.seq - q.seq) if past == "kv" else int(past or 0)
     operands: dict[str, Ref | None] = {"q": q.ref, "k": k.ref, "v": v.ref}
-    floats = {"scale": float(op.attr("scale", 1.0))}
+    floats = {"scale": float(op.attr("scale", 1.0)), "softcap": float(op.attr("softcap", 0.0))}
     scores: Dims = (q.batch, heads, q.seq, k.seq)
     kind, mask, fill = _mask(ctx, op, source.dtype, q.batch)
     if mask is not None:
@@ -126,6 +128,19 @@ def attention(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch("attention", operands, {"y": dst}, ints, floats, dtype=out.dtype)
     if turned:
         out.view = View(dst, tuple({**stride, "x": 1}[c] for c in layout))
+
+
+def _times_factors(ctx: Lowering, q: Heads, factors: Value, dtype: DType, op: Op) -> Heads:
+    """Queries times a factor for each head, which is what scores are multiplied by."""
+    shape: Dims = (q.batch, q.seq, q.heads, q.dim)
+    rows = ctx.define(f"{op.outputs[0]}\0queries", dtype, shape)
+    rows.view = View(q.ref, (q.b, q.s, q.h, 1))
+    each = ctx.define(f"{op.outputs[0]}\0factors", dtype, (q.heads, 1))
+    each.view = View(ctx.plain(factors), (1, 0))
+    name = f"{op.outputs[0]}\0scaled"
+    lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), [rows, each], name, dtype)
+    b, s, h, _ = contiguous(shape)
+    return Heads(ctx.plain(ctx.value(name)), b, s, h, q.batch, q.seq, q.heads, q.dim)
 
 
 #: A fill at or below this leaves nothing of a score it is added to.
