@@ -9,6 +9,7 @@ from tracea_onnx.core import Match, Refuse
 from tracea_onnx.graph import Graph, Node, Shape
 from tracea_onnx.patterns import Prelude, build_match, dims_of, element_type, float_type, grow_epilogue, label, refuse_quantised, same_shape
 from tracea_onnx.patterns_attention import region
+from tracea_onnx.patterns_conv import batch_norm_fault
 from tracea_onnx.patterns_ops import fused_activation
 from tracea_onnx.patterns_shape import same
 
@@ -31,6 +32,7 @@ class Linear:
     nodes: list[Node]
     shapes: list[tuple[str, str]] = field(default_factory=list)  # run-time target shapes of the Reshapes taken in, with their roles
     prelude: Prelude | None = None
+    bn: tuple[str, ...] = ()  # scale, shift, mean and variance of a BatchNormalization of the output features
 
     @property
     def plain(self) -> bool:
@@ -114,6 +116,31 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
     found.shapes = [(role, n.input(1)) for role, n in (("flat_shape", before), ("shape", after)) if not graph.is_const(n.input(1))]
 
 
+def take_batch_norm(graph: Graph, found: Linear) -> None:
+    """An inference BatchNormalization of the output features, of a matrix or between Reshapes to one and back (LeViT): it goes into weights and bias."""
+    n, first = columns(graph, found), graph.sole_consumer(found.value)
+    if n is None or first is None or found.prelude is not None or not graph.is_const(found.w) or graph.rank(found.w) != 2:
+        return
+    if found.b and not (graph.is_const(found.b) and graph.shape(found.b) in ((n,), (1, n)) and found.attrs["beta"] == 1.0):
+        return
+    nodes, shape = [first], dims_of(graph, found.value)
+    if first.op in ("Reshape", "Flatten"):
+        bn = graph.sole_consumer(first.outputs[0])
+        back = graph.sole_consumer(bn.outputs[0]) if bn is not None else None
+        if bn is None or back is None or back.op != "Reshape" or first.input(0) != found.value or back.input(0) != bn.outputs[0]:
+            return
+        nodes = [first, bn, back]
+        if shape is None or not same_shape(dims_of(graph, back.outputs[0]), shape):
+            return
+    bn = nodes[len(nodes) // 2]
+    flat = dims_of(graph, bn.input(0))
+    if bn.op != "BatchNormalization" or flat is None or len(flat) != 2 or flat[1] != n or batch_norm_fault(graph, bn, n):
+        return
+    found.bn, found.value = tuple(bn.inputs[1:5]), nodes[-1].outputs[0]
+    found.attrs["bn_eps"] = float(bn.attr("epsilon", 1e-5))
+    found.nodes += nodes
+
+
 def row(shape: Shape | None) -> bool:
     """Whether a bias holds the same for every row of the result."""
     return shape is not None and all(d == 1 for d in shape[:-1])
@@ -131,11 +158,12 @@ def read_linear(graph: Graph, node: Node) -> Linear:
 def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
     """Linear layer (+ bias Add) (+ epilogue), as a `gemm` spec; refuses when nothing beyond the anchor fuses."""
     found = read_linear(graph, node)
+    take_batch_norm(graph, found)
     tail = grow_epilogue(graph, found.value, prelude=found.prelude)
     nodes = [*found.nodes, *tail.nodes]
     if len(nodes) == 1 and not node.op.startswith("com.microsoft."):
         raise Refuse(f"nothing after {label(node)} fuses: {tail.stopped}", node, near=False)
-    roles = [("x", found.x), ("w", found.w), ("b", found.b), *tail.roles()]
+    roles = [("x", found.x), ("w", found.w), ("b", found.b), *zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False), *tail.roles()]
     nodes = region(graph, nodes, [v for _, v in roles])  # with the towers that compute the shapes of reshapes
     roles += [(r, v) for r, v in found.shapes if graph.producer(v) not in nodes]
     return build_match(graph, rule=rule, anchor=node, nodes=nodes, op="gemm", roles=roles, attrs={**found.attrs, **tail.attrs()}, outputs=[tail.output])

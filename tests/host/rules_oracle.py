@@ -193,7 +193,10 @@ def _product(x: F64, w: F64, trans_a: int, trans_b: int) -> F64:
 def _gemm(spec: Spec, v: Mapping[str, F64]) -> F64:
     a = spec.attrs
     acc = a["alpha"] * _product(v["x"], v["w"], a["trans_a"], a["trans_b"])
-    return _epilogue(spec, acc + a["beta"] * v["b"] if "b" in v else acc, v)
+    acc = acc + a["beta"] * v["b"] if "b" in v else acc
+    if "bn_scale" in v:
+        acc = (acc - v["bn_mean"]) * v["bn_scale"] / np.sqrt(v["bn_var"] + a["bn_eps"]) + v["bn_bias"]
+    return _epilogue(spec, acc, v)
 
 
 def _swiglu(spec: Spec, v: Mapping[str, F64]) -> F64:

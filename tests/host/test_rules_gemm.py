@@ -98,6 +98,37 @@ def test_conv1d_of_gpt2_absorbs_its_reshapes(shape: Sequence[int | str], known: 
     check(m, match, sizes={"b": 3, "s": 4})
 
 
+NORM: dict[str, npt.ArrayLike] = {"gamma": weights(N), "beta": weights(N, seed=2), "mean": weights(N, seed=3), "var": 0.5 + weights(N, seed=4) ** 2}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_batch_norm_of_the_columns(bias: bool, between: bool) -> None:
+    """Of a matrix (ArcFace, PointNet), or between Reshapes to one and back (LeViT)."""
+    norm = [node("BatchNormalization", "d gamma beta mean var", "y", epsilon=1e-3)]
+    constants: dict[str, npt.ArrayLike] = {**NORM, **({"b": weights(N)} if bias else {})}
+    if between:
+        constants |= {"flat": np.array([-1, N]), "back": np.array([-1, 5, N])}
+        norm = [node("Reshape", "d flat", "f"), node("BatchNormalization", "f gamma beta mean var", "n"), node("Reshape", "n back", "y")]
+    m = linear([node("Add", "c b", "d") if bias else node("Identity", "c", "d"), *norm], constants, shape=("n", 5, K) if between else ("n", K))
+    if not bias:
+        del m.graph.node[1]
+        m.graph.node[1].input[0] = "c"
+    match = only(m, "gemm")
+    assert len(match.nodes) == len(m.graph.node)
+    assert match.spec.roles == ("x", "w", *(("b",) if bias else ()), "bn_scale", "bn_bias", "bn_mean", "bn_var")
+    check(m, match, sizes={"n": 3})
+
+
+@pytest.mark.parametrize("fault", ["second reader", "other rows", "weight of a run"])
+def test_batch_norm_that_stays(fault: str) -> None:
+    norm = [node("Reshape", "c flat", "f"), node("BatchNormalization", "f gamma beta mean var", "n"), node("Reshape", "n back", "y")]
+    constants: dict[str, npt.ArrayLike] = {**NORM, "flat": np.array([-1, N]), "back": np.array([5, -1, N] if fault == "other rows" else [-1, 5, N])}
+    tail = [*norm, node("Neg", "f", "z")] if fault == "second reader" else norm
+    m = linear(tail, constants, shape=("n", 5, K), outputs=("y", "z") if fault == "second reader" else ("y",), overridable=["w"] if "run" in fault else ())
+    assert not [match for match in find(m, "gemm")[1] if "bn_scale" in match.spec.roles]
+
+
 def test_conv1d_with_both_shapes_computed_at_run_time() -> None:
     tower = [
         node("Shape", "x", "s"),

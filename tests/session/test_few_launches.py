@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.session.test_models import feeds, small
-from tracea_onnx import compiler, provider
+from tracea_onnx import compiler, pipeline, provider
 from tracea_onnx.modelbuilder import Net
 from tracea_onnx.plan import PlanBuilder, read_pack
 
@@ -211,3 +211,27 @@ def test_tokens_and_lines_of_channels_are_the_same(channels: int, monkeypatch: p
     got, launches = run(model, data, FEW, monkeypatch, tmp_path)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
     assert "nhwc_to_nchw" not in launches
+
+
+@pytest.mark.parametrize("backend", [compiler.CPU_BACKEND, FEW])
+def test_batch_norm_of_columns_goes_into_the_weights(backend: compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two such layers of one input, each with its own norm; the model as it came and optimized."""
+    rng = np.random.default_rng(0)
+    nodes, constants = [], {"flat": np.array([-1, 16]), "back": np.array([-1, 5, 16])}
+    for k in "ab":
+        constants |= {f"{n}{k}": rng.standard_normal(s).astype(np.float32) for n, s in (("w", (24, 16)), ("s", 16), ("t", 16), ("m", 16))}
+        constants[f"v{k}"] = rng.uniform(0.5, 2, 16).astype(np.float32)
+        nodes += [helper.make_node("MatMul", ["x", f"w{k}"], [f"c{k}"]), helper.make_node("Reshape", [f"c{k}", "flat"], [f"f{k}"])]
+        nodes += [helper.make_node("BatchNormalization", [f"f{k}", *(n + k for n in "stmv")], [f"n{k}"]), helper.make_node("Reshape", [f"n{k}", "back"], [f"r{k}"])]
+    nodes += [helper.make_node("Concat", ["ra", "rb"], ["y"], axis=1)]
+    infos = [helper.make_tensor_value_info("x", 1, ["b", 5, 24]), helper.make_tensor_value_info("y", 1, ["b", 10, 16])]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], [numpy_helper.from_array(v, k) for k, v in constants.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = {"x": rng.standard_normal((3, 5, 24), dtype=np.float32)}
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (want,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, x)
+    for m in (model, pipeline.optimize(model, backend="cpu").model):
+        (got,), launches = run(m, x, backend, monkeypatch, tmp_path)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        assert launches.count("gemm") == 2 and "pointwise" not in launches

@@ -50,7 +50,7 @@ def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     return roles["x"], (t, left, b, r)
 
 
-def _batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -> tuple[Ref | None, Ref | None]:
+def batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -> tuple[Ref | None, Ref | None]:
     """(scale, shift) that fold an inference BatchNormalization into weights and bias."""
     if "bn_scale" not in roles:
         return None, None
@@ -127,7 +127,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
-    scale, shift = _batch_norm(ctx, roles, op, oc)
+    scale, shift = batch_norm(ctx, roles, op, oc)
     if depthwise:
         family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
     elif wino:
@@ -199,7 +199,7 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
     ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
     src = ctx.nhwc(x)
-    scale, shift = _batch_norm(ctx, roles, op, oc)
+    scale, shift = batch_norm(ctx, roles, op, oc)
     depthwise = ctx.target.any_depthwise and g == ic > 1 and dh == dw == 1
     packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
     if depthwise:

@@ -11,10 +11,12 @@ from tracea_onnx.families import packed_elements
 from tracea_onnx.lower import merge, rownorm
 from tracea_onnx.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.lower.context import Lowering, matrix_rows
+from tracea_onnx.lower.conv import batch_norm
 from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
 
 
@@ -33,10 +35,35 @@ def gemm(ctx: Lowering, op: Op) -> None:
     trans_a, trans_b = bool(op.attr("trans_a", op.attr("transA", 0))), bool(op.attr("trans_b", op.attr("transB", 0)))
     alpha, beta = float(op.attr("alpha", 1.0)), float(op.attr("beta", 1.0))
     b = ctx.optional(roles.get("b"))
+    if "bn_scale" in roles:
+        w, b = _normalised(ctx, op, w, b, trans_b)
     if w.rank == 2 and w.is_constant and x.rank >= 2 and not trans_a:
         _packed(ctx, op, x, w, b, trans_b, alpha, beta)
     else:
         _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
+
+
+def _normalised(ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool) -> tuple[Value, Value]:
+    """Weights and bias that include the BatchNormalization behind the product."""
+    n = int(w.shape[0 if trans_b else 1])
+    made = [ctx.define(f"{op.outputs[0]}\0bn_{k}", DType.F32, (n,)) for k in ("scale", "shift")]
+    for v, ref in zip(made, batch_norm(ctx, op.by_role, op, n), strict=True):
+        assert ref is not None
+        v.view = View(ref, (1,))
+    scale, shift = made
+    if trans_b:
+        scale = ctx.define(scale.name + "\0column", DType.F32, (n, 1))
+        scale.view = View(made[0].view.ref, (1, 1)) if made[0].view is not None else None
+    names = [f"{op.outputs[0]}\0{k}" for k in ("w", "b")]
+    lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), [w, scale], names[0], w.dtype)
+    if b is None:
+        lower_expression(ctx, Expr(1, (), 0), [shift], names[1], w.dtype)
+    else:
+        lower_expression(ctx, Expr(3, (Instr("fma", (0, 1, 2)),), 3), [b, made[0], shift], names[1], w.dtype)
+    both = ctx.value(names[0]), ctx.value(names[1])
+    for v in both:
+        v.prepared = True
+    return both
 
 
 def _is_row(b: Value, beta: float, n: int) -> bool:

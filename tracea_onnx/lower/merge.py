@@ -95,7 +95,7 @@ def part_of(ctx: Lowering, op: Op) -> Part | None:
     roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
     if op.kind not in PRODUCTS or op.attr("trans_a", op.attr("transA", 0)) or op.attr("expr") is not None or float(op.attr("beta", 1.0)) != 1.0:
         return None
-    if not ctx.graph.is_const(roles["w"]) or (roles.get("b") and not ctx.graph.is_const(roles["b"])):
+    if "bn_scale" in roles or not ctx.graph.is_const(roles["w"]) or (roles.get("b") and not ctx.graph.is_const(roles["b"])):
         return None
     trans = bool(op.attr("trans_b", op.attr("transB", 0)))
     return Part(op.outputs[0], ctx.value(roles["w"]), ctx.optional(roles.get("b")), trans, float(op.attr("alpha", 1.0)))

@@ -62,6 +62,7 @@ class Value:
     ints: Dims | None = None  # contents of a small integer tensor, row-major, possibly symbolic
     data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
     deferred: Deferred | None = field(default=None, repr=False)
+    prepared: bool = False  # made once per session, of constants
     counting: View | None = None  # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means nothing)
 
     @property
@@ -74,7 +75,7 @@ class Value:
 
     @property
     def is_constant(self) -> bool:
-        return bool(self.initializer) or self.data is not None
+        return bool(self.initializer) or self.data is not None or self.prepared
 
     def image(self) -> tuple[DimLike, DimLike, DimLike, DimLike]:
         """(N, C, H, W) of a rank-3 or rank-4 tensor."""
