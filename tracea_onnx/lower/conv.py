@@ -12,9 +12,10 @@ from tracea_onnx.graph import Graph
 from tracea_onnx.lower import pooled
 from tracea_onnx.lower.blocks import spread_weight
 from tracea_onnx.lower.context import Border, Lowering
-from tracea_onnx.lower.epilogue import expression, plan_epilogue
+from tracea_onnx.lower.epilogue import plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
+from tracea_onnx.lower.scaled import Scaled, scaled
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
 from tracea_onnx.lower.window import pair, resolve_pads
 from tracea_onnx.ops import DType
@@ -48,26 +49,6 @@ def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
     if kernel == [3, 3] and strides == [1, 1] and dilations == [1, 1] and int(op.attr("group", 1)) == 1:
         b, r = b + 1, r + 1  # Winograd tiles may read one row and column further
     return roles["x"], (t, left, b, r)
-
-
-def batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -> tuple[Ref | None, Ref | None]:
-    """(scale, shift) that fold an inference BatchNormalization into weights and bias."""
-    if "bn_scale" not in roles:
-        return None, None
-    parts = {k: ctx.value(roles[f"bn_{r}"]) for k, r in (("gamma", "scale"), ("beta", "bias"), ("mean", "mean"), ("var", "var"))}
-    kinds = {v.dtype for v in parts.values()}
-    if not all(v.is_constant for v in parts.values()) or len(kinds) > 1 or not kinds <= ctx.target.types:
-        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
-    scale, shift = ctx.plan.arena(4 * channels), ctx.plan.arena(4 * channels)
-    ctx.plan.launch(
-        "fold_bn",
-        {k: ctx.plain(v) for k, v in parts.items()},
-        {"scale": scale, "shift": shift},
-        {"C": channels},
-        {"eps": float(op.attr("bn_eps", 1e-5))},
-        dtype=kinds.pop(),
-    )
-    return scale, shift
 
 
 def _padded(h: DimLike, w: DimLike, border: Border) -> float:
@@ -127,7 +108,7 @@ def conv(ctx: Lowering, op: Op) -> None:
         src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
-    scale, shift = batch_norm(ctx, roles, op, oc)
+    after = scaled(ctx, op, roles, oc, out_shape)
     if depthwise:
         family, packing, params = "conv2d_dw", "pack_conv2d_dw", {"OC": oc, "KH": kh, "KW": kw}
     elif wino:
@@ -135,12 +116,12 @@ def conv(ctx: Lowering, op: Op) -> None:
     else:
         pitch = int(src.cs) if isinstance(src.cs, int) else 0
         family, packing, params = "conv2d", "pack_conv2d", {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch}
-    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": scale}, params, dtype=x.dtype)
+    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, **({"x_c": planes} if planes != 0 else {}),
     }  # fmt: skip
-    _launch(ctx, op, x.dtype, family, src, packed, _bias(ctx, roles, scale, shift, oc), ints, out_shape)
+    _launch(ctx, op, after, x.dtype, family, src, packed, _bias(ctx, roles, after, oc), ints, out_shape)
 
 
 #: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel together.
@@ -199,20 +180,20 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
     ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
     src = ctx.nhwc(x)
-    scale, shift = batch_norm(ctx, roles, op, oc)
+    shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
+    after = scaled(ctx, op, roles, oc, shape)
     depthwise = ctx.target.any_depthwise and g == ic > 1 and dh == dw == 1
     packing, params = "pack_deconv2d", {"OC": oc, "KH": kh, "KW": kw}
     if depthwise:
         packing = "pack_conv2d_dw"
     else:
         params |= {"IC": ic, "G": g}
-    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": scale}, params, dtype=x.dtype)
+    packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
     }  # fmt: skip
-    shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
-    _launch(ctx, op, x.dtype, "deconv2d_dw" if depthwise else "deconv2d", src, packed, _bias(ctx, roles, scale, shift, oc), ints, shape)
+    _launch(ctx, op, after, x.dtype, "deconv2d_dw" if depthwise else "deconv2d", src, packed, _bias(ctx, roles, after, oc), ints, shape)
 
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
@@ -225,21 +206,20 @@ def _check(ctx: Lowering, x: Value, w: Value) -> None:
         raise Unsupported(f"a convolution over {w.rank - 2} spatial dims")
 
 
-def _bias(ctx: Lowering, roles: Mapping[str, str], scale: Ref | None, shift: Ref | None, channels: int) -> Ref:
+def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int) -> Ref:
     b = ctx.optional(roles.get("b"))
     if b is not None and not b.is_constant:
         raise Unsupported("a convolution whose bias is computed at run time")
     return ctx.packed(
         "pack_bias",
-        {"b": ctx.plain(b) if b is not None else None, "scale": scale, "shift": shift},
+        {"b": ctx.plain(b) if b is not None else None, "scale": after.scale, "shift": after.shift},
         {"OC": channels},
         dtype=b.dtype if b is not None else DType.F32,
     )
 
 
-def _launch(ctx: Lowering, op: Op, dtype: DType, family: str, src: Nhwc, packed: Ref, bias: Ref, ints: dict[str, DimLike], shape: Dims) -> None:
-    expr = expression(op.attr("expr"))
-    extras = [ctx.value(n) for n in op.extras]
+def _launch(ctx: Lowering, op: Op, after: Scaled, dtype: DType, family: str, src: Nhwc, packed: Ref, bias: Ref, ints: dict[str, DimLike], shape: Dims) -> None:
+    expr, extras = after.expr, after.extras
     epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
     name = op.outputs[0]
     out = ctx.define(name if epi is not None else name + "\0before", dtype, shape)

@@ -11,10 +11,10 @@ from tracea_onnx.families import packed_elements
 from tracea_onnx.lower import merge, rownorm
 from tracea_onnx.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
 from tracea_onnx.lower.context import Lowering, matrix_rows
-from tracea_onnx.lower.conv import batch_norm
 from tracea_onnx.lower.epilogue import activation_only, expression, plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
+from tracea_onnx.lower.scaled import batch_norm
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
