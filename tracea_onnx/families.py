@@ -91,10 +91,10 @@ FAMILIES: dict[str, Family] = {
     ),
     # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta, channels-last; CUDA only.
     "lrn": Family(("x", "y"), ("size", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("alpha", "beta", "bias")),
-    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2]; CUDA only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border,
+    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype; CUDA only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border,
     # 2 reflection; corners: align_corners.
     "grid_sample": Family(
-        ("x", "grid", "y"), ("mode", "pad", "corners", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
+        ("x", "grid", "y"), ("mode", "pad", "corners", "grid_dtype", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
     ),
     # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
     "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import prelude
+from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -178,8 +178,9 @@ extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {",
 def grid_sample(request: Request) -> list[Kernel]:
     i = parameters(request)
     mode, pad, corners = (static(i[k], f"sampling {k}") for k in ("mode", "pad", "corners"))
+    grid = C_TYPES[DType(static(i["grid_dtype"], "type of places"))]
     source = f"""{_head(request)}{template("sample")}
-extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const T* grid, T* y, {", ".join(f"int {n}" for n in _RESIZE)},
+extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const {grid}* grid, T* y, {", ".join(f"int {n}" for n in _RESIZE)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   after_previous();
   sample<{mode}, {pad}, {str(bool(corners)).lower()}>(x, grid, y, Sample{{{", ".join(_RESIZE)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});

@@ -44,13 +44,13 @@ template <int MODE, int PAD, bool CORNERS> DEV Near<MODE> near(float g, int n) {
   for (int k = 0; k < int(sizeof(r.at) / sizeof(Pixel)); k++) r.at[k] = pixel<PAD, CORNERS>(low + float(k), n);
   return r;
 }
-template <int MODE, int PAD, bool CORNERS, int V> DEV void sample_pixels(const T* x, const T* grid, T* y, const Sample& g, Pitch from, Pitch to) {
+template <int MODE, int PAD, bool CORNERS, int V, class G> DEV void sample_pixels(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
   constexpr int M = MODE == 0 ? 1 : 2 * MODE;
   const u32 vectors = vectors_of<V>(g.C, to.cs);
   const u64 total = u64(g.N) * g.OH * g.OW * vectors;
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
-    const T* const place = grid + 2 * ((i64(n) * g.OH + oh) * g.OW + ow);
+    const G* const place = grid + 2 * ((i64(n) * g.OH + oh) * g.OW + ow);
     const Near<MODE> across = near<MODE, PAD, CORNERS>(to_float(place[0]), g.IW), down = near<MODE, PAD, CORNERS>(to_float(place[1]), g.IH);
     float sum[V] = {};
 #pragma unroll
@@ -72,7 +72,7 @@ template <int MODE, int PAD, bool CORNERS, int V> DEV void sample_pixels(const T
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, out);
   }
 }
-template <int MODE, int PAD, bool CORNERS> DEV void sample(const T* x, const T* grid, T* y, const Sample& g, Pitch from, Pitch to) {
+template <int MODE, int PAD, bool CORNERS, class G> DEV void sample(const T* x, const G* grid, T* y, const Sample& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
   if (wide_pitch(x, from, V) && wide_pitch(y, to, V)) sample_pixels<MODE, PAD, CORNERS, V>(x, grid, y, g, from, to);
   else sample_pixels<MODE, PAD, CORNERS, 1>(x, grid, y, g, from, to);

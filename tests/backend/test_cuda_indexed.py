@@ -37,7 +37,8 @@ def cases() -> Iterator[tuple[str, Request]]:
         sizes: dict[str, DimLike] = {"elem": 4, "outer": symbol("n"), "rows": 3, "columns": 4, "diagonal": -1, "upper": upper}
         yield f"triangle {upper}", request("triangle", DType.F32, sizes, operands=("x", "y"), arch=arch)
     for mode, (dtype, arch) in itertools.product(range(3), ((DType.F32, 80), (DType.F16, 90), (DType.BF16, 89))):
-        yield f"sample {mode} {dtype.name}", request("grid_sample", dtype, {"mode": mode, "pad": mode, "corners": 1, **IMAGE}, operands=("x", "grid", "y"), arch=arch)
+        ints = {"mode": mode, "pad": mode, "corners": 1, "grid_dtype": int(DType.F32 if mode else dtype), **IMAGE}
+        yield f"sample {mode} {dtype.name}", request("grid_sample", dtype, ints, operands=("x", "grid", "y"), arch=arch)
     sizes = {"N": symbol("n"), "C": 13, "H": 5, "W": 6, **{k: v for k, v in IMAGE.items() if "_" in k}}
     for size, (dtype, arch) in itertools.product((3, 5), ((DType.F32, 80), (DType.F16, 90))):
         yield f"lrn {size} {dtype.name}", request("lrn", dtype, {"size": size, **sizes}, {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}, operands="xy", arch=arch)

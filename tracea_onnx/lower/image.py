@@ -16,6 +16,7 @@ from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.lower.window import pooling
+from tracea_onnx.ops import DType
 
 
 def pool(ctx: Lowering, op: Op) -> None:
@@ -160,7 +161,7 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
     if not ctx.target.samples:
         raise Unsupported("no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it")
-    if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype != x.dtype:
+    if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype not in (x.dtype, DType.F32):
         raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
     n, c, h, w = x.image()
     _, oh, ow, _ = grid.shape
@@ -168,7 +169,8 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     src, places = ctx.nhwc(x), ctx.plain(grid)
     dst = ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
-        "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)),
+        "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
     ctx.plan.launch("grid_sample", {"x": src.ref, "grid": places}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
