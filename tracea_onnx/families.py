@@ -252,6 +252,8 @@ FAMILIES: dict[str, Family] = {
     "gather_along": Family(("x", "idx", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
     "scatter_along": Family(("idx", "u", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
     "scatter_tuples": Family(("idx", "u", "y"), ("elem", "idx_dtype", "k", "count", "inner", *_FIVE)),
+    # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the end.
+    "one_hot": Family(("idx", "values", "y"), ("elem", "idx_dtype", "outer", "depth", "inner")),
     # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
     "triangle": Family(("x", "y"), ("elem", "outer", "rows", "columns", "diagonal", "upper")),
     # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5 (0 = broadcast) and element type k_dtype; y is

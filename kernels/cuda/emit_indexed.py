@@ -1,4 +1,4 @@
-"""CUDA kernels for elements found by indices along an axis or by tuples, and for triangles of matrices."""
+"""CUDA kernels for elements found by indices along an axis or by tuples, for triangles of matrices and for indices as rows of one and zeros."""
 
 from __future__ import annotations
 
@@ -60,4 +60,13 @@ def triangle(request: Request) -> list[Kernel]:
     return _kernel(request, f"const {word}* x, {word}* y, i64 total, int rows, int columns, int diagonal", body, total, args)
 
 
-FAMILIES = {"gather_along": gather_along, "scatter_along": scatter_along, "scatter_tuples": scatter_tuples, "triangle": triangle}
+def one_hot(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    total = D.product([i["outer"], i["depth"], i["inner"]])
+    args: tuple[Argument, ...] = (Pointer("idx"), Pointer("values"), Pointer("y"), Int64(total), Int32(i["depth"]), Int32(i["inner"]))
+    declared = f"const {index}* idx, const {word}* values, {word}* y, i64 total, int depth, int inner"
+    return _kernel(request, declared, "one_hot(idx, values, y, total, depth, inner);", total, args)
+
+
+FAMILIES = {"one_hot": one_hot, "gather_along": gather_along, "scatter_along": scatter_along, "scatter_tuples": scatter_tuples, "triangle": triangle}

@@ -69,3 +69,12 @@ template <bool UPPER, class E> DEV void triangle(const E* x, E* y, i64 total, in
     y[u] = (UPPER ? past >= diagonal : past <= diagonal) ? x[u] : E{};
   }
 }
+
+// y[o, d, i] is values[1] where d is idx[o, i], which counts from the end where it is negative, else values[0].
+template <class E, class Index> DEV void one_hot(const Index* idx, const E* values, E* y, i64 total, int depth, int inner) {
+  const E off = values[0], on = values[1];
+  for (i64 u = i64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += i64(gridDim.x) * blockDim.x) {
+    const i64 row = u / inner, o = row / depth, d = row - o * depth, at = idx[o * inner + (u - row * inner)];
+    y[u] = (at < 0 ? at + depth : at) == d ? on : off;
+  }
+}

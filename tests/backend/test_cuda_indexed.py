@@ -36,6 +36,9 @@ def cases() -> Iterator[tuple[str, Request]]:
     for upper, arch in ((0, 80), (1, 90)):
         sizes: dict[str, DimLike] = {"elem": 4, "outer": symbol("n"), "rows": 3, "columns": 4, "diagonal": -1, "upper": upper}
         yield f"triangle {upper}", request("triangle", DType.F32, sizes, operands=("x", "y"), arch=arch)
+    for elem, index in ((1, DType.I32), (4, DType.I64)):
+        ints = {"elem": elem, "idx_dtype": int(index), "outer": symbol("n"), "depth": 5, "inner": 3}
+        yield f"one hot {elem}", request("one_hot", DType.F32, ints, operands=("idx", "values", "y"))
     for mode, (dtype, arch) in itertools.product(range(3), ((DType.F32, 80), (DType.F16, 90), (DType.BF16, 89))):
         ints = {"mode": mode, "pad": mode, "corners": 1, "grid_dtype": int(DType.F32 if mode else dtype), **IMAGE}
         yield f"sample {mode} {dtype.name}", request("grid_sample", dtype, ints, operands=("x", "grid", "y"), arch=arch)
@@ -82,10 +85,10 @@ def _library(tmp_path: Path, name: str, text: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def _wanted(op: str, feeds: Mapping[str, Array], **attrs: Any) -> Array:
+def _wanted(op: str, feeds: Mapping[str, Array], out: int = 0, **attrs: Any) -> Array:
     infos = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()]
-    out = helper.make_tensor_value_info("y", infos[0].type.tensor_type.elem_type, None)
-    model = helper.make_model(helper.make_graph([helper.make_node(op, list(feeds), ["y"], **attrs)], "g", infos, [out]), ir_version=10)
+    result = helper.make_tensor_value_info("y", out or infos[0].type.tensor_type.elem_type, None)
+    model = helper.make_model(helper.make_graph([helper.make_node(op, list(feeds), ["y"], **attrs)], "g", infos, [result]), ir_version=10)
     del model.opset_import[:]
     model.opset_import.append(helper.make_opsetid("", 20))
     return np.asarray(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, dict(feeds))[0])
@@ -114,6 +117,7 @@ extern "C" void scatter(const float* x, const i64* idx, float* y, const i64* d, 
 extern "C" void tuples(const float* x, const i64* idx, float* y, int count, int inner, const i64* d, u32* fault) {
   scatter_tuples<2>(x, idx, y, count, inner, dims(d), fault);
 }
+extern "C" void hot(const i64* idx, const float* values, float* y, i64 total, int depth, int inner) { one_hot(idx, values, y, total, depth, inner); }
 extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns, int k) { triangle<false>(x, y, total, rows, columns, k); }
 """
 
@@ -142,6 +146,11 @@ def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
         pairs[0, 1, 0], fault[0] = beyond, 0
         host.tuples(*_pointers(u, pairs, y), 4, 6, d, *_pointers(fault))
         assert fault[0]
+    labels, values, shape = rng.integers(-7, 8, (3, 5)), np.array([0.5, 2], np.float32), [(6, 3, 5), (3, 6, 5), (3, 5, 6)][axis]
+    y = np.zeros(shape, np.float32)
+    host.hot(*_pointers(labels, values, y), ctypes.c_longlong(y.size), 6, int(np.prod(labels.shape[axis:])))
+    np.testing.assert_array_equal(y, _wanted("OneHot", {"idx": labels, "depth": np.array(6), "values": values}, out=1, axis=axis))
+    y = np.zeros_like(x)
     host.keep(*_pointers(x, y), ctypes.c_longlong(x.size), 5, 6, axis - 1)
     np.testing.assert_array_equal(y, np.tril(x, axis - 1))
 

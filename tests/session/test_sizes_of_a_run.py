@@ -119,3 +119,24 @@ def test_dilated_windows_that_mostly_see_padding_are_left(shape: tuple[Any, ...]
     found = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True)
     assert [("zeros around the image" in reason) for _, reason in found.refused] == ([True] if left else [])
     assert not cuda(m)[1]
+
+
+def test_norms_by_statistics_of_a_run() -> None:
+    """What TensorFlow makes of a layer norm: each row a channel, with a mean and a variance of its own."""
+    rng = np.random.default_rng(0)
+    nodes: Nodes = [
+        ("Reshape", "x lead", "r", {}), ("ReduceMean", "r axes", "m", {"keepdims": 0}), ("Mul", "r r", "q", {}), ("ReduceMean", "q axes", "v", {"keepdims": 0}),
+        ("ConstantOfShape", "rows", "s", {"value": numpy_helper.from_array(np.array([2], np.float32))}), ("BatchNormalization", "r s m m v", "n", {"epsilon": 1e-3}),
+        ("MatMul", "n w", "y", {}),
+    ]  # fmt: skip
+    constants = {"lead": np.array([1, 6, 4, 8]), "axes": np.array([0, 2, 3]), "rows": np.array([6]), "w": rng.standard_normal((8, 3), dtype=np.float32)}
+    m = model(nodes, {"x": (F, ("a", "b", 8))}, constants)
+    _agrees(m, {"x": rng.standard_normal((3, 8, 8), dtype=np.float32)})
+    assert not cuda(m)[1]
+
+
+def test_labels_as_rows() -> None:
+    nodes: Nodes = [("OneHot", "i depth values", "h", {"axis": 1}), ("MatMul", "h w", "y", {})]
+    constants = {"depth": np.array(7), "values": np.array([0, 1], np.float32), "w": np.ones((5, 3), np.float32)}
+    launches, refused = cuda(model(nodes, {"i": (INDEX, ("b", 5))}, constants))
+    assert launches[0][0] == "one_hot" and launches[0][1]["depth"] == 7 and not refused

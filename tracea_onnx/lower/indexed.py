@@ -102,4 +102,16 @@ def trilu(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch("triangle", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"elem": x.dtype.size, **ints})
 
 
-OPS = {"ScatterElements": scatter_elements, "Scatter": scatter_elements, "ScatterND": scatter_nd, "Trilu": trilu}
+def one_hot(ctx: Lowering, op: Op) -> None:
+    idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
+    _require(ctx, op, idx, idx.rank)
+    depth = ctx.int_list(op.input(1), "the depth")[0]
+    axis = int(op.attr("axis", -1))
+    axis = axis + idx.rank + 1 if axis < 0 else axis
+    out = ctx.define(op.outputs[0], values.dtype, (*idx.shape[:axis], depth, *idx.shape[axis:]))
+    ints: dict[str, DimLike] = {"outer": D.product(idx.shape[:axis]), "depth": depth, "inner": D.product(idx.shape[axis:])}
+    operands = {"idx": ctx.plain(idx), "values": ctx.plain(values)}
+    ctx.plan.launch("one_hot", operands, {"y": ctx.new_plain(out)}, {"elem": values.dtype.size, "idx_dtype": int(idx.dtype), **ints})
+
+
+OPS = {"OneHot": one_hot, "ScatterElements": scatter_elements, "Scatter": scatter_elements, "ScatterND": scatter_nd, "Trilu": trilu}

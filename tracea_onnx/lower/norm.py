@@ -255,6 +255,18 @@ def cumsum(ctx: Lowering, op: Op) -> None:
     ctx.plan.launch("cumsum", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
 
 
+def _by_statistics(ctx: Lowering, op: Op, x: Value, parts: Sequence[Value]) -> None:
+    """BatchNormalization with statistics of a run (what TensorFlow makes of a layer norm), as it is written."""
+    columns = []
+    for p in parts:
+        column = ctx.define(f"{op.outputs[0]}\0{p.name}", p.dtype, (*p.shape, *(1 for _ in x.shape[2:])))
+        column.view = View(ctx.plain(p), contiguous(column.shape))
+        columns.append(column)
+    eps = Instr("const", (), float(op.attr("epsilon", 1e-5)))
+    code = (Instr("sub", (0, 3)), eps, Instr("add", (4, 6)), Instr("sqrt", (7,)), Instr("div", (1, 8)), Instr("fma", (5, 9, 2)))
+    lower_expression(ctx, Expr(5, code, 10), [x, *columns], op.outputs[0], x.dtype)
+
+
 def batchnorm(ctx: Lowering, op: Op) -> None:
     """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale + shift, ...) per channel."""
     roles = op.by_role if op.fused else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
@@ -264,6 +276,9 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
     kinds = {p.dtype for p in parts}
+    if not op.fused and kinds == {x.dtype} and not all(p.is_constant for p in parts):
+        _by_statistics(ctx, op, x, parts)
+        return
     if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
         raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
     c = x.shape[1]
