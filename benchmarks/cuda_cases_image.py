@@ -19,7 +19,7 @@ from tracea_onnx.recognise import evaluate
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
-def _image(rng: np.random.Generator, n: int, c: int, h: int, w: int, dtype: DType, gap: int = 0) -> tuple[Array, Array, dict[str, DimLike]]:
+def image(rng: np.random.Generator, n: int, c: int, h: int, w: int, dtype: DType, gap: int = 0) -> tuple[Array, Array, dict[str, DimLike]]:
     """A channels-last image with NaN in its pad channels and in `gap` pixels after each row, its values as [N, C, H, W], its pitches."""
     cs = -(-c // 8) * 8
     packed = np.full((n, h, w + gap, cs), np.nan)
@@ -28,7 +28,7 @@ def _image(rng: np.random.Generator, n: int, c: int, h: int, w: int, dtype: DTyp
     return s, value(s, dtype)[:, :, :w, :c].transpose(0, 3, 1, 2), {"x_cs": cs, "x_rs": (w + gap) * cs, "x_ns": h * (w + gap) * cs}
 
 
-def _out(want: Array, dtype: DType, bound: Array) -> tuple[Output, dict[str, DimLike]]:
+def channels_last(want: Array, dtype: DType, bound: Array) -> tuple[Output, dict[str, DimLike]]:
     n, c, h, w = want.shape
     cs = -(-c // 8) * 8
     return Output(dtype, max(n * h * w * cs, 1), want.shape, [h * w * cs, 1, w * cs, cs], want, bound), {"y_cs": cs, "y_rs": w * cs, "y_ns": h * w * cs}
@@ -44,7 +44,7 @@ _POOLS = (
 def pool(rng: np.random.Generator) -> Iterator[Case]:
     for dtype, mode, p in itertools.product(FLOATS, (0, 1, 2), _POOLS):
         n, c, h, w, kh, kw, sh, sw, dh, dw, (pt, pl, pb, pr) = p
-        x, v, pitch = _image(rng, n, c, h, w, dtype)
+        x, v, pitch = image(rng, n, c, h, w, dtype)
         oh, ow = (h + pt + pb - dh * (kh - 1) - 1) // sh + 1, (w + pl + pr - dw * (kw - 1) - 1) // sw + 1
         empty = -np.inf if mode == 0 else 0.0
         padded = np.full((n, c, h + pt + pb, w + pl + pr), empty)
@@ -60,13 +60,13 @@ def pool(rng: np.random.Generator) -> Iterator[Case]:
         counts = sum(windows(inside, *t) for t in taps)
         with np.errstate(all="ignore"):
             want = parts.max(0) if mode == 0 else np.where(counts > 0, parts.sum(0) / counts, 0.0) if mode == 1 else parts.sum(0) / len(taps)
-        out, to = _out(want, dtype, rounding(want, dtype, 0 if mode == 0 else 4))
+        out, to = channels_last(want, dtype, rounding(want, dtype, 0 if mode == 0 else 4))
         ints = {"mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
                 "PT": pt, "PL": pl, "PB": pb, "PR": pr, **pitch, **to}  # fmt: skip
         yield Case(f"pool2d mode={mode} {n}x{c}x{h}x{w} {kh}x{kw}", "pool2d", dtype, ints, {"x": x}, {"y": out})
     images = (2, 64, 7, 7), (1, 5, 3, 1), (3, 100, 33, 37), (1, 1280, 7, 7), (1, 17, 64, 40), (70, 40, 5, 9), (9, 520, 3, 40), (1, 64, 70, 71)
     for dtype, mode, (n, c, h, w) in itertools.product(FLOATS, (0, 1), images):
-        x, v, pitch = _image(rng, n, c, h, w, dtype)
+        x, v, pitch = image(rng, n, c, h, w, dtype)
         want = v.max((2, 3)) if mode == 0 else v.mean((2, 3))
         out = plain(dtype, want, rounding(want, dtype, 4))
         sizes = {"mode": mode, "N": n, "C": c, "H": h, "W": w, **pitch, "y_ns": c}
@@ -98,7 +98,7 @@ def resize(rng: np.random.Generator) -> Iterator[Case]:
     sizes = ((2, 8, 4, 5, 8, 10), (1, 5, 7, 6, 3, 13), (1, 16, 1, 3, 1, 1))
     for dtype, mode, coord, (n, c, h, w, oh, ow) in itertools.product(FLOATS, (0, 1, 2), range(4), sizes):
         for rounding_mode in range(4) if mode == 0 else (0,):
-            x, v, pitch = _image(rng, n, c, h, w, dtype)
+            x, v, pitch = image(rng, n, c, h, w, dtype)
             scales = (oh / h, ow / w)
             sh, sw = _source(coord, np.arange(oh), h, oh, scales[0]), _source(coord, np.arange(ow), w, ow, scales[1])
             if mode == 0:
@@ -113,12 +113,15 @@ def resize(rng: np.random.Generator) -> Iterator[Case]:
                 a, b = (sh - r)[:, None].astype(np.float64), (sw - q).astype(np.float64)
                 r1, q1 = np.minimum(r + 1, h - 1), np.minimum(q + 1, w - 1)
                 want = (1 - a) * ((1 - b) * v[:, :, r][..., q] + b * v[:, :, r][..., q1]) + a * ((1 - b) * v[:, :, r1][..., q] + b * v[:, :, r1][..., q1])
-            out, to = _out(want, dtype, rounding(want, dtype, 8))
+            out, to = channels_last(want, dtype, rounding(want, dtype, 8))
             ints = {"coord": coord, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, **pitch, **to}
             ints |= {} if mode == 2 else {"mode": mode, "rounding": rounding_mode}
             floats = {"scale_h": scales[0], "scale_w": scales[1]} | ({"a": -0.75} if mode == 2 else {})
             family = "resize_cubic" if mode == 2 else "resize2d"
-            yield Case(f"{family} mode={mode} coord={coord} rounding={rounding_mode} {h}x{w}->{oh}x{ow}", family, dtype, ints, {"x": x}, {"y": out}, floats)
+            name = f"{family} mode={mode} coord={coord} rounding={rounding_mode} {h}x{w}->{oh}x{ow}"
+            yield Case(name, family, dtype, ints, {"x": x}, {"y": out}, floats)
+            if (h, coord) == (4, 0):  # scales of the sizes
+                yield Case(f"{name} sizes", family, dtype, ints, {"x": x}, {"y": out}, floats | {"scale_h": 0.0, "scale_w": 0.0})
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------------
@@ -266,18 +269,18 @@ def _arity_expression(op: str) -> Expr:
 
 def _images(rng: np.random.Generator, dtype: DType) -> Iterator[Case]:
     for n, c, h, w in ((2, 64, 5, 6), (1, 20, 3, 3), (3, 7, 4, 1), (1, 8, 1, 1)):
-        x, v, pitch = _image(rng, n, c, h, w, dtype)
+        x, v, pitch = image(rng, n, c, h, w, dtype)
         for other in ("full", "channel", "gate", "scalar"):
             ints: dict[str, DimLike] = {"N": symbol("N"), "C": c, "H": h, "W": w, "x0_kind": 0, **{k.replace("x_", "x0_"): p for k, p in pitch.items()}}
             if other == "full":
-                y, u, more = _image(rng, n, c, h, w, dtype)
+                y, u, more = image(rng, n, c, h, w, dtype)
                 ints |= {"x1_kind": 0, **{k.replace("x_", "x1_"): p for k, p in more.items()}}
             else:
                 y = stored(rng.standard_normal({"channel": (1, c, 1, 1), "gate": (n, c, 1, 1), "scalar": (1, 1, 1, 1)}[other]), dtype)
                 u = value(y, dtype)
                 ints |= {"x1_kind": 3 if other == "scalar" else 1, "x1_ns": c if other == "gate" else 0}
             want = np.asarray(evaluate(_CHAIN, [v, u]))
-            out, to = _out(want, dtype, _bound(want, dtype, 1 + np.abs(v) + np.abs(u)))
+            out, to = channels_last(want, dtype, _bound(want, dtype, 1 + np.abs(v) + np.abs(u)))
             program = compile_program(_CHAIN, type="f32")
             yield Case(
                 f"pointwise_nhwc {other} {n}x{c}x{h}x{w}", "pointwise_nhwc", dtype, ints | to, {"x0": x, "x1": y}, {"y": out}, program=program, env={"N": n}
@@ -337,7 +340,7 @@ def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
     """Some with a symbolic batch or height, and with pixels between the rows that do not belong to the image."""
     for dtype, (k, form), (biased, early) in itertools.product(FLOATS, enumerate(_EXCITES), ((True, False), (True, True), (False, True))):
         n, c, r, h, w, first, second = form
-        x, v, pitch = _image(rng, n, c, h, w, dtype, k % 3 // 2)
+        x, v, pitch = image(rng, n, c, h, w, dtype, k % 3 // 2)
         c8 = -(-c // 8) * 8
         weights = [np.zeros((r, c8)) for _ in range(2)]
         for packed in weights:
@@ -355,7 +358,7 @@ def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
         want = v * gate[:, :, None, None]
         magnitude = np.abs(v) * (1 + np.abs(hidden) @ np.abs(w2) + np.abs(gate))[:, :, None, None]
         bound = rounding(want, dtype, magnitude, 32.0) + (0.0 if dtype == DType.F32 else 2.0**-11) * np.abs(v)
-        out, to = _out(want, dtype, bound)
+        out, to = channels_last(want, dtype, bound)
         sizes: dict[str, DimLike] = {"N": symbol("N") if k % 2 else n, "C": c, "R": r, "H": symbol("H") if k % 4 == 1 else h, "W": w}
         ints = {**sizes, **pitch, **to, "act1": ACTIVATIONS.index(first[0]), "act2": ACTIVATIONS.index(second[0])}
         floats = {"p0": first[1], "p1": first[2], "q0": second[1], "q1": second[2]}

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_move, cuda_cases_rows
+from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_rows
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request, Unfit
 from tracea_onnx.ops import DType
 
-MODULES: tuple[ModuleType, ...] = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_attention)
+MODULES: tuple[ModuleType, ...] = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed, cuda_cases_attention)
 
 
 def cases() -> Iterator[Case]:
