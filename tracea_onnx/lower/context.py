@@ -138,6 +138,10 @@ class Lowering:
         v.nhwc = self._nhwc_storage(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
         return v.nhwc
 
+    def images(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike) -> Nhwc:
+        """Channels-last storage of images that no tensor of the model is."""
+        return self._nhwc_storage(dtype, n, c, h, w, (0, 0, 0, 0))
+
     def _nhwc_storage(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike, border: Border, pitch: int = 0) -> Nhwc:
         t, left, b, r = border
         cs = pitch or self.target.channel_pitch(c)

@@ -9,7 +9,7 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph
-from tracea_onnx.lower import pooled
+from tracea_onnx.lower import pooled, volume
 from tracea_onnx.lower.blocks import spread_weight
 from tracea_onnx.lower.context import Border, Lowering
 from tracea_onnx.lower.epilogue import plan_epilogue
@@ -67,6 +67,9 @@ def conv(ctx: Lowering, op: Op) -> None:
     """y = epilogue(conv(x, w) * scale + shift + bias), channels-last inside."""
     roles = _roles(op)
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
+    if x.rank == w.rank == 5 and not op.fused and w.is_constant and w.dtype == x.dtype:
+        volume.conv(ctx, op, x, w, conv)
+        return
     _check(ctx, x, w)
     blocks = ctx.blocks.get(x.name)
     if blocks is not None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.lower import volume
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.conv import conv
 from tracea_onnx.lower.epilogue import activation_only, expression
@@ -24,13 +25,16 @@ def pool(ctx: Lowering, op: Op) -> None:
     if op.outputs[0] in ctx.values:
         return  # the convolution that made its input pooled it
     x = ctx.value(op.input(0))
+    mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
+    if x.rank == 5:
+        volume.pool(ctx, op, x, mode)
+        return
     p = pooling(op, x)
     n, c, h, w = x.image()
     (oh, ow), (kh, kw), (sh, sw), (dh, dw), pads = p.out, p.kernel, p.strides, p.dilations, p.pads
     shape: Dims = (n, c, oh, ow) if x.rank == 4 else (n, c, ow)
     ctx.require(x, "pooling")
     out = ctx.define(op.outputs[0], x.dtype, shape)
-    mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
     src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
     ints: dict[str, DimLike] = {
         "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,

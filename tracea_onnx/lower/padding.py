@@ -54,16 +54,26 @@ def pad(ctx: Lowering, op: Op) -> None:
     if mode != "constant":
         _pad_mirrored(ctx, op, x, amounts, reflect=mode == "reflect")
         return
-    out = ctx.define(op.outputs[0], x.dtype, tuple(d + (amounts[k] + amounts[k + x.rank]) for k, d in enumerate(x.shape)))
+    _fill_and_copy(ctx, op.outputs[0], x, amounts, bits(fill))
+
+
+def with_zeros(ctx: Lowering, name: str, x: Value, pads: Sequence[int]) -> Value:
+    """`x` with zeros before and behind each axis."""
+    return _pad_at_once(ctx, name, x, pads, 0, 0) if ctx.target.pads else _fill_and_copy(ctx, name, x, pads, 0)
+
+
+def _fill_and_copy(ctx: Lowering, name: str, x: Value, pads: Sequence[int], value: int) -> Value:
+    out = ctx.define(name, x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape)))
     ref, strides = ctx.new_plain(out), contiguous(out.shape)
-    ctx.plan.launch("fill", {}, {"y": ref}, {"elem": x.dtype.size, "count": out.elements, "value": bits(fill)}, whole=False)
+    ctx.plan.launch("fill", {}, {"y": ref}, {"elem": x.dtype.size, "count": out.elements, "value": value}, whole=False)
     start: DimLike = 0
     for k in range(x.rank):
-        start = start + D.mul(strides[k], amounts[k])
+        start = start + D.mul(strides[k], pads[k])
     ctx.copy(ctx.strided(x), View(ref.at(D.mul(start, x.dtype.size)), strides), x.shape, x.dtype, whole=False)
+    return out
 
 
-def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int, value: int) -> None:
+def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int, value: int) -> Value:
     """An image stays one where its height and width are padded."""
     before, after = pads[: x.rank], pads[x.rank :]
     if x.dtype.size not in (1, 2, 4, 8):
@@ -82,6 +92,7 @@ def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mo
         source, target = view.ref, ctx.new_plain(out)
         rows = merged(list(zip(x.shape, out.shape, before, strict=True)), view.strides, contiguous(out.shape))
     ctx.plan.launch("pad", {"x": source}, {"y": target}, numbers(rows, x.dtype, mode, value), whole=not image)
+    return out
 
 
 #: Elements of x, elements of y, elements of y before the first of x, strides in x and in y.
