@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -14,7 +15,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_product, _epilogue, _large = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_large")
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 _BLOCK = 128
@@ -25,6 +26,8 @@ _FILL, _STRIPS_FROM = 192, 65536
 _EARLY = 400
 #: Taps of a window from which on a thread goes through it row by row.
 _LARGE = 121
+#: Taps of a window from which on what a block reads lies in shared memory.
+_MANY = 81
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
 _BATCHES = (4, 8, 16, 32)
 
@@ -32,6 +35,8 @@ _BATCHES = (4, 8, 16, 32)
 def convolution(r: Request) -> list[Kernel]:
     i = r.ints
     kh, kw = _window(r)[:2]
+    if kh * kw >= _MANY and _large.applies(r) and (wide := _large.choose(r)) is not None:
+        return [large(r, wide)]
     tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
     if tile is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
@@ -200,8 +205,23 @@ def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
     return _kernel(r, ("depthwise_channels", "depthwise"), "depthwise", width, grid, defines, extra, ("x_cs",) if isinstance(r.ints["x_cs"], int) else ())
 
 
+def large(r: Request, tile: Any) -> Kernel:
+    """A window of many taps."""
+    i = r.ints
+    early = f"constexpr bool EARLY = {int('w' in r.constant)};"
+    extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(i["OC"]))]
+    across, bands = D.ceildiv(i["OW"], tile.columns * tile.groups), D.ceildiv(i["OH"], tile.rows)
+    grid = D.product([i["N"], bands, across, -(-_product.static(r, "OC") // _large.CHANNELS)])
+    templates, defines = ("depthwise_channels", "depthwise_large"), [_large.constants(r, tile), early]
+    return _kernel(r, templates, "depthwise_large", 4, grid, defines, extra, (), tile.threads, _large.smem(r, tile))
+
+
 def transposed(r: Request) -> list[Kernel]:
     """Without dilation."""
+    i = r.ints
+    if i["SH"] == i["SW"] == 1:  # a convolution whose filters are read from their ends
+        pads = {p: D.sub(_product.static(r, k) - 1, i[p]) for p, k in (("PT", "KH"), ("PL", "KW"))}
+        return convolution(replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1}))
     width = next((w for w in (8, 4) if not isinstance(many := _threads(r, 1, 1, w), int) or many >= r.sms * _FILL), 2)
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
@@ -210,22 +230,23 @@ def transposed(r: Request) -> list[Kernel]:
 
 def _kernel(
     r: Request, templates: Sequence[str], symbol: str, width: int, grid: DimLike, defines: Sequence[str], extra: Sequence[tuple[str, str, Argument]],
-    fixed: Sequence[str],
+    fixed: Sequence[str], threads: int = _BLOCK, smem: int = 0,
 ) -> Kernel:  # fmt: skip
     """width: channels that the epilogue takes. extra: more parameters. fixed: pitches that the text knows."""
     i = r.ints
+    pitch, last = -(-_product.static(r, "OC") // 8) * 8, int(i.get("last_tap", 0))
     vectors = [f"{s.upper()}_VECTOR = {int(_epilogue.vector(r, s, tuple(i[f'{s}_{p}'] for p in ('cs', 'rs', 'ns'))))}" for s in "xy"]
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=width)
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
     params += extra
     params += [*(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed), *epi.parameters]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
-        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {_BLOCK}, MULTIPLE = {_multiple(r)};",
-        f"constexpr int weight_pitch = {-(-_product.static(r, 'OC') // 8) * 8};",
+        f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {threads}, MULTIPLE = {_multiple(r)};",
+        f"constexpr int weight_pitch = {-pitch if last else pitch};",
         *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, *(_backend.template(t) for t in templates),
     ])  # fmt: skip
-    return Kernel(text, symbol, (grid, 1, 1), _BLOCK, tuple(v for _, _, v in params), pdl=r.arch >= 90)
+    return Kernel(text, symbol, (grid, 1, 1), threads, tuple(v for _, _, v in params), smem, pdl=r.arch >= 90)
