@@ -268,7 +268,7 @@ def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
     yield _case("pack_bias", r, {"b": b[0]}, {"packed": plain(F32, tail, rounding(tail, F32, 0))})
 
 
-def _with(case: Case, tile: Any) -> Case:
+def with_tile(case: Case, tile: Any) -> Case:
     outputs = case.outputs
     if T.rounds(tile):  # to 11 bits rather than 24
         outputs = {name: replace(o, bound=None if o.bound is None else o.bound * 2.0**13) for name, o in outputs.items()}
@@ -280,20 +280,20 @@ def products(rng: Rng) -> Iterator[Case]:
     hopper, split = _wgmma.HopperTile, _split.SplitTile
     for bm, bn, ping in ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False)):
         for cluster in (1, 2):
-            yield _with(gemm(rng, F16, 300, 264, 200, "relu", early=cluster == 1), hopper(bm, bn, ping, cluster))
-        yield _with(gemm(rng, F16, 270, 328, 136, "silu", res_mode=1), hopper(bm, bn, ping, 1))
+            yield with_tile(gemm(rng, F16, 300, 264, 200, "relu", early=cluster == 1), hopper(bm, bn, ping, cluster))
+        yield with_tile(gemm(rng, F16, 270, 328, 136, "silu", res_mode=1), hopper(bm, bn, ping, 1))
         if ping:
-            yield _with(gemm(rng, BF16, 520, 136, 200), hopper(bm, bn, True, 1, 4))
-    yield _with(gemm(rng, F16, 300, 200, 200, "relu", res_mode=2), hopper(128, 64, True, 1, 4))
-    yield _with(gemm(rng, F16, 257, 328, 200, kinds=(0, 1, 2)), hopper(128, 128, True, 2))
-    yield _with(gemm(rng, F16, 131, 389, 264, "relu"), hopper(128, 128, True, 2))  # rows of y begin anywhere
-    yield _with(gemm(rng, F16, 131, 389, 264), hopper(128, 192, False, 1))
+            yield with_tile(gemm(rng, BF16, 520, 136, 200), hopper(bm, bn, True, 1, 4))
+    yield with_tile(gemm(rng, F16, 300, 200, 200, "relu", res_mode=2), hopper(128, 64, True, 1, 4))
+    yield with_tile(gemm(rng, F16, 257, 328, 200, kinds=(0, 1, 2)), hopper(128, 128, True, 2))
+    yield with_tile(gemm(rng, F16, 131, 389, 264, "relu"), hopper(128, 128, True, 2))  # rows of y begin anywhere
+    yield with_tile(gemm(rng, F16, 131, 389, 264), hopper(128, 192, False, 1))
     for bm, bn, ping, cluster, kept in ((128, 128, True, 2, 0), (64, 256, True, 1, 0), (128, 192, False, 1, 0), (128, 64, True, 1, 3)):
-        yield _with(gemm(rng, F16, 520, 328, 136, "relu"), hopper(bm, bn, ping, cluster, kept, True))
-        yield _with(norm(rng, F16, 300, 320, 192, "xry"), hopper(bm, bn, ping, cluster, kept))
-        yield _with(norm(rng, BF16, 300, 328, 192, "x", "silu"), hopper(bm, bn, ping, cluster, kept, True))
+        yield with_tile(gemm(rng, F16, 520, 328, 136, "relu"), hopper(bm, bn, ping, cluster, kept, True))
+        yield with_tile(norm(rng, F16, 300, 320, 192, "xry"), hopper(bm, bn, ping, cluster, kept))
+        yield with_tile(norm(rng, BF16, 300, 328, 192, "x", "silu"), hopper(bm, bn, ping, cluster, kept, True))
     for kind in ((64, 64, False, 3, 1, 1), (64, 56, True, 1, 1, 2), (128, 64, True, 2, 2, 1)):
-        yield _with(norm(rng, F16, 90, 192, 384, "xry"), split(*kind))
+        yield with_tile(norm(rng, F16, 90, 192, 384, "xry"), split(*kind))
     kinds = (
         (64, 8, True, 4, 1, 3), (64, 16, True, 1, 2, 2), (64, 24, True, 3, 1, 1), (64, 56, True, 8, 1, 2), (128, 64, True, 2, 2, 1), (128, 104, True, 1, 1, 1),
         (192, 80, True, 2, 1, 1), (192, 192, True, 1, 1, 1), (128, 256, True, 1, 2, 1), (64, 64, False, 4, 1, 2), (192, 144, False, 1, 2, 1),
@@ -302,7 +302,7 @@ def products(rng: Rng) -> Iterator[Case]:
     for j, kind in enumerate(kinds):
         m, k = (kind[1] - 3 if kind[2] and kind[1] < 64 else 210), 64 * max(2 * kind[3], 3) + 8
         extra: dict[str, Any] = ({}, {"res_mode": 1}, {"kinds": (0, 1, 2)}, {"res_mode": 2, "pad": 8})[j % 4]
-        yield _with(gemm(rng, BF16 if j % 5 == 4 else F16, m, 203 if j % 2 else 264, k, "relu" if j % 3 else "silu", early=j % 2 == 0, **extra), split(*kind))
+        yield with_tile(gemm(rng, BF16 if j % 5 == 4 else F16, m, 203 if j % 2 else 264, k, "relu" if j % 3 else "silu", early=j % 2 == 0, **extra), split(*kind))
     for dtype, m, n, k in ((F16, 127, 131, 137), (BF16, 17, 1, 13), (F32, 65, 67, 71), (F16, 1, 257, 1), (F16, 3, 72, 2048), (F32, 5, 40, 1024)):
         yield gemm(rng, dtype, m, n, k, "relu")
     yield gemm(rng, F16, 77, 131, 67, "silu", res_mode=1)
@@ -319,46 +319,46 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _product.Tile
     for dtype in (F16, F32):
         for deep, split, share in ((1, 1, 1), (2, 2, 1), (4, 1, 1), (1, 1, 8), (1, 4, 8), (1, 16, 8)):
-            yield _with(gemm(rng, dtype, 67, 1, 1031, "relu"), thin(True, 1, deep, split, share))
-            yield _with(gemm(rng, dtype, 5, 35, 1031, "silu", res_mode=1), thin(False, 5, deep, split, share))
-        yield _with(matmul(rng, dtype, 1, 2, 3, 517, 67), thin(False, 3, 0, 1, 1))
-        yield _with(matmul(rng, dtype, 1, 2, 259, 1, 131, a_turned=True), thin(True, 1, 0, 2, 1))
-        yield _with(matmul(rng, dtype, 1, 3, 2, 3, 67), thin(False, 2, 0, 1, 1))
-        yield _with(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
-        yield _with(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
-        yield _with(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
+            yield with_tile(gemm(rng, dtype, 67, 1, 1031, "relu"), thin(True, 1, deep, split, share))
+            yield with_tile(gemm(rng, dtype, 5, 35, 1031, "silu", res_mode=1), thin(False, 5, deep, split, share))
+        yield with_tile(matmul(rng, dtype, 1, 2, 3, 517, 67), thin(False, 3, 0, 1, 1))
+        yield with_tile(matmul(rng, dtype, 1, 2, 259, 1, 131, a_turned=True), thin(True, 1, 0, 2, 1))
+        yield with_tile(matmul(rng, dtype, 1, 3, 2, 3, 67), thin(False, 2, 0, 1, 1))
+        yield with_tile(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
+        yield with_tile(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
+        yield with_tile(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
         for t in _product.tiles(dtype, tf32=True):  # every way to read operands, also between several products
-            yield _with(gemm(rng, dtype, 67, 131, 519, "relu"), t)
+            yield with_tile(gemm(rng, dtype, 67, 131, 519, "relu"), t)
             if t.bm >= 64 or dtype == F32:
-                yield _with(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
-        yield _with(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
+                yield with_tile(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
+        yield with_tile(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
     for t in _product.tiles(F32, tf32=True):
-        yield _with(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
+        yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
         if t.terms == 3:
-            yield _with(gemm(rng, F32, 67, 131, 72, special=(np.inf, -np.inf, np.nan, float(np.finfo(np.float32).max))), t)
-    yield _with(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[0], split=2))
-    yield _with(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[-1], split=4))
-    yield _with(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
-    yield _with(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
-    yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
-    yield _with(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(_split.SplitTile(64, 64, False)))
+            yield with_tile(gemm(rng, F32, 67, 131, 72, special=(np.inf, -np.inf, np.nan, float(np.finfo(np.float32).max))), t)
+    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[0], split=2))
+    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[-1], split=4))
+    yield with_tile(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
+    yield with_tile(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
+    yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
+    yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(_split.SplitTile(64, 64, False)))
     direct = _direct.DirectTile
     for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):
         for t in (direct(2), direct(1, 1, 1, 4), direct(2, 2, 2, 1, 2), direct(2, 1, 1, 2, 2)):
-            yield _with(matmul(rng, dtype, 2, 2, 37, 41, 77, a_turned=a_turned, b_turned=b_turned), t)
-        yield _with(matmul(rng, dtype, 1, 2, 40, 72, 136, a_turned=a_turned, b_turned=b_turned), direct(2, 1, 1, 4))  # aligned rows
-        yield _with(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1))
-    yield _with(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
-    yield _with(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))
+            yield with_tile(matmul(rng, dtype, 2, 2, 37, 41, 77, a_turned=a_turned, b_turned=b_turned), t)
+        yield with_tile(matmul(rng, dtype, 1, 2, 40, 72, 136, a_turned=a_turned, b_turned=b_turned), direct(2, 1, 1, 4))  # aligned rows
+        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1))
+    yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
+    yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))
     flat = _flat.FlatTile
     for dtype, a_turned, b_turned in itertools.product((F16, BF16, F32), (False, True), (False, True)):
         for t in (flat(1, 4), flat(2, 2), flat(4, 1)):  # whole rows of y, and parts of them
-            yield _with(matmul(rng, dtype, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t)
-        yield _with(matmul(rng, dtype, 1, 2, 40, 136, 72, a_turned=a_turned, b_turned=b_turned), flat(1, 8))  # aligned rows
-        yield _with(matmul(rng, dtype, 1, 2, 36, 70, 38, a_turned=a_turned, b_turned=b_turned), flat(2, 4))  # rows of whole words
-        yield _with(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), flat(2, 2))
-    yield _with(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), flat(2, 2))
-    yield _with(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
+            yield with_tile(matmul(rng, dtype, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t)
+        yield with_tile(matmul(rng, dtype, 1, 2, 40, 136, 72, a_turned=a_turned, b_turned=b_turned), flat(1, 8))  # aligned rows
+        yield with_tile(matmul(rng, dtype, 1, 2, 36, 70, 38, a_turned=a_turned, b_turned=b_turned), flat(2, 4))  # rows of whole words
+        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), flat(2, 2))
+    yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), flat(2, 2))
+    yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
 
 
 def batches(rng: Rng) -> Iterator[Case]:
@@ -366,10 +366,10 @@ def batches(rng: Rng) -> Iterator[Case]:
     split = _split.SplitTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
         for dtype, t in ((F16, split(64, 64, False)), (F16, split(64, 64, True)), (BF16, split(128, 128, True, 2)), (F16, split(64, 128, False, 1, 1, 2))):
-            yield _with(matmul(rng, dtype, 2, 2, 136, 72, 264, a_turned=a_turned, b_turned=b_turned), t)
-    yield _with(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
+            yield with_tile(matmul(rng, dtype, 2, 2, 136, 72, 264, a_turned=a_turned, b_turned=b_turned), t)
+    yield with_tile(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
     for t in (split(64, 64, False, 4), split(64, 64, True, 3), split(128, 64, True, 4)):  # chosen for more steps than there turn out to be: parts without any
-        yield _with(matmul(rng, F16, 1, 2, 72, 136, 72), t)
+        yield with_tile(matmul(rng, F16, 1, 2, 72, 136, 72), t)
     yield matmul(rng, F16, 1, 65_537, 3, 5, 7, b_turned=True)  # more than a grid has places for
     yield matmul(rng, F16, 1, 98_307, 19, 21, 17)
 
@@ -380,22 +380,22 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     hopper, split = _wgmma.HopperTile, _split.SplitTile
     image = Conv(3, 72, 13, 11, 136)
     for tile in (hopper(128, 128, True, 1), hopper(64, 256, True, 2), hopper(128, 192, False, 1), hopper(128, 64, True, 1, 18)):
-        yield _with(conv(rng, image, F16), tile)
-    yield _with(conv(rng, Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1), BF16), hopper(128, 64, True, 2))
+        yield with_tile(conv(rng, image, F16), tile)
+    yield with_tile(conv(rng, Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1), BF16), hopper(128, 64, True, 2))
     for tile in (split(64, 64, False, 4, 1, 2), split(128, 64, True, 2, 2, 1), split(192, 80, True, 2, 1, 1)):
-        yield _with(conv(rng, image, F16), tile)
-    yield _with(conv(rng, Conv(2, 96, 9, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", kinds=(0, 1, 0)), F16), split(128, 64, False, 2, 1, 1))
+        yield with_tile(conv(rng, image, F16), tile)
+    yield with_tile(conv(rng, Conv(2, 96, 9, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", kinds=(0, 1, 0)), F16), split(128, 64, False, 2, 1, 1))
     for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
         for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
-            yield _with(conv(rng, v, F16), window)
+            yield with_tile(conv(rng, v, F16), window)
     bundles = Conv(3, 48, 11, 9, 48, groups=12), Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)), Conv(1, 40, 9, 11, 320, (3, 2), groups=10)
     for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
         r = V.conv_request(v, dtype)
         windows = _backend.part("_window").candidates(r, v.kernel[0] * v.kernel[1])
         tiles = hopper(128, 64, True, 2), hopper(128, 64, True, 1, v.kernel[0] * v.kernel[1]), split(64, 24, True, 2, 1, 1), split(64, 48, False, 2, 2, 1)
         for tile in (*tiles, *windows):
-            yield _with(conv(rng, v, dtype), tile)
-    yield _with(conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2))
+            yield with_tile(conv(rng, v, dtype), tile)
+    yield with_tile(conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2))
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), F16)
     yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), planes=True, act="silu"), BF16)
@@ -416,7 +416,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
     turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
     for tile in (split(64, 64, False), split(64, 40, True, 4), split(128, 64, True, 2, 2, 1), split(128, 72, False, 1, 1, 2)):
-        yield _with(conv(rng, turned, F16), tile)
+        yield with_tile(conv(rng, turned, F16), tile)
     yield conv(rng, Conv(1, 40, 5, 8, 24, (3, 3), (2, 2), one, (1, 1, 1, 1), transposed=True, extra=(1, 1), res_mode=1), BF16)
     yield conv(rng, Conv(2, 32, 1, 21, 19, (1, 16), (1, 8), one, (0, 4, 0, 4), transposed=True, slack=3, act="silu", kinds=(0, 1, 3)), F16)
     for dtype in (F16, F32):

@@ -73,6 +73,10 @@ def tile_name(t: Any) -> str:
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
+    if hasattr(t, "beside"):
+        return f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} threads{t.threads}"
+    if hasattr(t, "wide"):
+        return f"patch {t.high}x{t.wide} blocks{t.blocks} groups{t.groups}x{t.columns}"
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):

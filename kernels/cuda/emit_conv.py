@@ -18,7 +18,7 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
-_bundles, _depthwise, _turned = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned"))
+_bundles, _depthwise, _turned, _narrow, _patch = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow", "_patch"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 #: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price, in clocks too.
 _NARROW, _TILES_OF_PIXELS = 48, (1.5, 5000.0)
@@ -104,7 +104,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             tiles = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1)
             worse, more = (1.0, 0.0) if not maps else (_bundles.ALONE, 0.0) if g > 1 else _TILES_OF_PIXELS
             costs |= {t: cost * worse + more for t, cost in tiles.items()}
-        return costs
+        return costs | _narrow.prices(r, transposed, size * phases) | _patch.prices(r, transposed, size * phases)
 
     kernels: list[Kernel] = []
     for tile, active in _product.choose(rows, price):
@@ -117,11 +117,19 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         if isinstance(tile, _window.WindowTile):
             kernels.append(_window.convolution(r, tile, active))
             continue
+        if isinstance(tile, (_narrow.NarrowTile, _patch.PatchTile)):
+            kernels.append(_of(tile).convolution(r, tile, transposed, active))
+            continue
         kernels += _product.product(
             r, tile, source=1, params=params, a=a, b=_product.Access(16), pitches=full, y_vector=y_vector, rows=rows, columns=oc, grid_y=1, grid_z=g * phases,
             defines=(f"#define TRANSPOSED {int(transposed)}", f"constexpr bool Y_FLAT = {int(flat)};"), group=columns, active=active,
         )  # fmt: skip
     return list(_product.shared_scratch(kernels))
+
+
+def _of(tile: Any) -> Any:
+    """The part that computes convolutions of either kind with this tile."""
+    return _patch if isinstance(tile, _patch.PatchTile) else _narrow
 
 
 def _turned_phases(r: Request, rows: DimLike) -> list[Kernel]:
@@ -132,9 +140,12 @@ def _turned_phases(r: Request, rows: DimLike) -> list[Kernel]:
         costs: dict[Any, float] = {}
         for steps in (mean, least):
             costs = costs or {t: cost for t, cost in _product.prices(size, oc, 0, 1, r, maps=steps, bundles=_turned.phases(r)).items() if t.split <= least}
-        return costs
+        return costs | _narrow.prices(r, True, size * _turned.phases(r)) | _patch.prices(r, True, size * _turned.phases(r))
 
-    return [_split.deconvolution(r, tile, rows, active) for tile, active in _product.choose(rows, price)]
+    return [
+        _split.deconvolution(r, tile, rows, active) if isinstance(tile, _split.SplitTile) else _of(tile).convolution(r, tile, True, active)
+        for tile, active in _product.choose(rows, price)
+    ]
 
 
 def conv_pool(r: Request) -> list[Kernel]:

@@ -1,0 +1,208 @@
+"""Convolutions of few channels, transposed and in groups too, by FFMA (`narrow.cuh`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
+#: Groups of output channels of a block at most.
+_BESIDE = 32
+#: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most; bytes of filters of a block.
+_HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
+#: Channels of a group, in or out, of which the fewer must be so few; input channels at most.
+_FEW, _MOST = 20, 256
+#: Where a size is symbolic.
+_USUAL, _BATCH = 56, 8
+#: Clocks to start, to copy filters for each four elements of a thread, that loads take, of what a thread does for each pixel of a store, of a load of pixels;
+#: bytes a clock that are read, and written as whole sectors of memory or as parts of them.
+_START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
+_READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
+#: How much longer elements of two bytes take.
+_SHORT = 1.4
+
+
+@dataclass(frozen=True)
+class NarrowTile:
+    """Output pixels and channels of a thread, threads that divide the input channels, groups of output channels of a block, input channels at a time; its threads."""
+
+    pixels: int
+    channels: int
+    parts: int
+    beside: int
+    step: int
+    threads: int = 128
+
+    @property
+    def unit(self) -> int:
+        """Filters of a load."""
+        return 4 if self.channels > 2 else self.channels
+
+    @property
+    def together(self) -> int:
+        """Threads of one pixel."""
+        return self.parts * self.beside
+
+
+def _window(r: Request) -> tuple[int, ...]:
+    return tuple(_product.static(r, n) for n in _WINDOW)
+
+
+def _of_group(r: Request) -> tuple[int, int]:
+    """Input and output channels of a group."""
+    g = _product.static(r, "G")
+    return _product.static(r, "IC") // g, _product.static(r, "OC") // g
+
+
+def _hits(r: Request, transposed: bool) -> tuple[int, int]:
+    """Taps of a pixel along both axes."""
+    kh, kw, sh, sw = _window(r)[:4]
+    return (-(-kh // sh), -(-kw // sw)) if transposed else (kh, kw)
+
+
+def _span(r: Request, tile: NarrowTile, transposed: bool) -> int:
+    kw, sw, dw = (_window(r)[k] for k in (1, 3, 5))
+    return tile.pixels + _hits(r, transposed)[1] - 1 if transposed else (tile.pixels - 1) * sw + (kw - 1) * dw + 1
+
+
+def vector(r: Request, step: int) -> int:
+    """Elements that one load of input channels may take, `step` of which are read at a time."""
+    inner, size = _of_group(r)[0], r.dtype.size
+    steps = (r.ints["x_cs"], r.ints["x_rs"], r.ints["x_ns"], *((inner,) if r.ints["G"] != 1 else ()), *((step,) if step < inner else ()))
+    most = 1 if "x" in r.unaligned else min(16 // size, *(multiple_of(s) for s in steps))
+    return next(v for v in (8, 4, 2, 1) if v <= most and v < 2 * step)
+
+
+def _chunks(r: Request, tile: NarrowTile) -> int:
+    return int(r.ints["G"]) * -(-_of_group(r)[1] // tile.channels)
+
+
+def smem(r: Request, tile: NarrowTile) -> int:
+    (kh, kw), unit = _window(r)[:2], tile.unit
+    step = tile.step * -(-tile.channels // unit) * unit * tile.beside + (tile.beside * unit if tile.parts > 1 else 0)
+    return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
+
+
+def _tiles(r: Request, transposed: bool) -> Iterator[NarrowTile]:
+    inner, outer = _of_group(r)
+    step = inner if inner <= 8 else 8 if r.dtype.size == 2 else 4
+    wide = [outer] if outer <= 8 else [c for c in (8, 7, 6, 5, 4) if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))]
+    for channels in {*wide[:1], *([4] if outer > 4 else [])}:
+        for pixels in (1, 2, 4, 8):
+            for parts in (1, 2, 4, 8, 16):
+                if parts > -(-inner // step):
+                    break
+                count = int(r.ints["G"]) * -(-outer // channels)
+                beside = -(-count // -(-count // _BESIDE))
+                for threads in (64, 128, 256):
+                    tile = NarrowTile(pixels, channels, parts, beside, step, threads)
+                    fits = tile.together <= threads and pixels * channels <= _SUMS and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
+                    if fits and smem(r, tile) <= _SMEM:
+                        yield tile
+
+
+def applies(r: Request, transposed: bool) -> bool:
+    i = r.ints
+    if any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G")) or "w" in r.unaligned or (transposed and (i["DH"], i["DW"]) != (1, 1)):
+        return False
+    inner, outer = _of_group(r)
+    return min(inner, outer) <= _FEW and inner <= _MOST
+
+
+def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]:
+    """Tiles of pixels, and blocks beside each other."""
+    i, sw = r.ints, int(r.ints["SW"])
+    across = D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw) if transposed else D.ceildiv(i["OW"], tile.pixels)
+    return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(-_chunks(r, tile) // tile.beside)
+
+
+def _registers(r: Request, tile: NarrowTile, transposed: bool) -> int:
+    held = _span(r, tile, transposed) * tile.step * r.dtype.size // 4
+    return int(min(255, 48 + tile.pixels * tile.channels + held * min(2, _rows_ahead(r, tile, transposed)) + tile.channels))
+
+
+def _resident(r: Request, tile: NarrowTile, transposed: bool) -> int:
+    return int(max(1, min(65536 // (_registers(r, tile, transposed) * tile.threads), 1024 // tile.threads, 200 * 1024 // (smem(r, tile) + 1024))))
+
+
+def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
+    """Clocks for so many output pixels."""
+    inner, (down, across) = _of_group(r)[0], _hits(r, transposed)
+    kh, _, sh, sw = _window(r)[:4]
+    size, f32 = r.dtype.size, r.dtype.size == 4
+    width = int(_product.known(r.ints["OW"], _USUAL))
+    per = tile.pixels * (sw if transposed else 1)
+    tiles = -(-int(rows * (-(-width // per) * per / width) / tile.pixels) // (tile.threads // tile.together))
+    beside = -(-_chunks(r, tile) // tile.beside)
+    resident, warps = _resident(r, tile, transposed), tile.threads / 32
+    blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
+    turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)  # of a block; blocks of a multiprocessor
+    taps = (min(down, kh / sh + 0.5) if transposed else down) * across  # neighbouring threads have different columns' taps
+    steps = -(-inner // (tile.step * tile.parts))
+    each = taps * steps * tile.step  # channels of taps of a thread
+    loads = down * steps * _span(r, tile, transposed) * -(-tile.step // vector(r, tile.step))
+    filters = -(-tile.channels // 4)
+    issued = each * (tile.pixels * tile.channels + filters) + loads * 5 + (0 if f32 else each * tile.pixels / 2)
+    issued += 150 + 40 * down * steps + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.parts + 2 * tile.pixels * tile.channels * (tile.parts.bit_length() - 1)
+    reads = each * filters * 4.0 + loads * _LINES
+    copies = -(-smem(r, tile) // (16 * tile.threads)) * _COPY
+    rounds = max(1, -(-down // _rows_ahead(r, tile, transposed)) * steps)
+    busy = turns * here * warps * max(issued / 4, reads)
+    alone = turns * (rounds * _LOAD + issued * 1.5)
+    images = rows / max(1, width * int(_product.known(r.ints["OH"], _USUAL)))
+    read = images * float(_product.known(D.mul(r.ints["IH"], r.ints["IW"]), _USUAL**2)) * int(r.ints["IC"]) * size * beside
+    pixel = int(r.ints["OC"]) * size
+    parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed) if pixel % 32 else 0.0
+    memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTS)
+    clocks = _START + copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
+    return clocks if f32 else _SHORT * clocks
+
+
+def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
+    """Rows of a window whose loads may be under way together."""
+    down, across = _hits(r, transposed)
+    if -(-_of_group(r)[0] // tile.step) > 1:
+        return 1
+    most = min(_TEXT // (across * tile.step * tile.pixels * tile.channels), 2 * _HELD * 4 // (_span(r, tile, transposed) * tile.step * r.dtype.size))
+    return int(max(1, min(down, most)))
+
+
+def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
+    return {t: price(r, t, transposed, rows) for t in _tiles(r, transposed)} if applies(r, transposed) else {}
+
+
+def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike = 1) -> Kernel:
+    """active: 0 empties the grid."""
+    i, (inner, outer) = r.ints, _of_group(r)
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    woven = i["G"] == 1 and tile.beside > 1 and tile.channels % tile.unit == 0
+    together = tile.unit if woven else tile.channels  # channels that are stored at a time
+    columns = 0 if _chunks(r, tile) == 1 else together if i["G"] == 1 else gcd(together, outer)
+    width = 2 if together <= 2 else 4 if together <= 4 else 8
+    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), columns, width=width)
+    params += epi.parameters
+    steps = (i["y_cs"], i["y_rs"], i["y_ns"], *((columns,) if columns else ()))
+    store = r.dtype.size if "y" in r.unaligned else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
+    constants = dict(zip(_WINDOW, _window(r), strict=True)) | {"IN": inner, "OUT": outer, "G": i["G"], "OCT": tile.channels, "CB": tile.beside, "KS": tile.parts}
+    constants |= {"P": tile.pixels, "CSTEP": tile.step, "V": vector(r, tile.step), "FILTER_PITCH": _product.channels(r, inner), "THREADS": tile.threads}
+    constants |= {"Y_BYTES": store, "ROWS_AHEAD": _rows_ahead(r, tile, transposed)}
+    text = "\n".join([
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
+        f"constexpr bool TRANSPOSED = {int(transposed)}, EARLY = {int('w' in r.constant)};",
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        epi.source, _backend.template("narrow"),
+    ])  # fmt: skip
+    tiles, beside = _grid(r, tile, transposed)
+    blocks = D.minimum(tiles, max(1, _resident(r, tile, transposed) * r.sms // beside))
+    return Kernel(text, "conv_narrow", (D.mul(blocks, active), beside, 1), tile.threads, tuple(v for _, _, v in params), smem(r, tile), pdl=r.arch >= 90)

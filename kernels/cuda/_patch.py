@@ -1,0 +1,200 @@
+"""Convolutions of few input channels, more than `_few` takes or with larger windows, in 16-bit types on Hopper (`patch.cuh`); transposed ones of stride 1 too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tracea_onnx import dims as D
+from tracea_onnx import registry
+from tracea_onnx.cuda import HOPPER_SHARED, Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+_backend = registry.module("kernels", "cuda")
+_product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
+_WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
+#: Input channels for which the kernel is considered, units of k whose text stays small, output channels of a block.
+_MOST, _UNITS, _COLUMNS = 64, 400, 128
+#: An image's height or width where it is symbolic.
+_USUAL = 56
+#: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of a warpgroup; bytes of filters a clock; how much of the time that
+#: wgmma should take it does, and of the rest that no product hides.
+_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN = 4900.0, 520.0, 0.94, 8.1, 7.0, 0.75, 0.8
+
+
+@dataclass(frozen=True)
+class PatchTile:
+    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block, its output channels."""
+
+    high: int
+    wide: int
+    blocks: int
+    groups: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Input channels, window, strides, dilations."""
+
+    channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.channels // 8)
+
+    @property
+    def units(self) -> int:
+        return self.kernel[0] * self.kernel[1] * self.chunks
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Places of one residue that the window goes beyond an output, along both axes."""
+        down, across = ((k - 1) * d // s for k, s, d in zip(self.kernel, self.stride, self.dilation, strict=True))
+        return down, across
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """Places of a row, of one residue, of a chunk of 8 channels, of everything."""
+
+    pitch: int
+    phase: int
+    plane: int
+    size: int
+
+
+def _patch(s: _Shape, t: PatchTile) -> _Patch:
+    (down, across), rows = s.reach, 64 * t.blocks
+    pitch = t.wide + across
+    phase = max((t.high + down) * pitch, rows + down * pitch + across)
+    plane = (phase * s.stride[0] * s.stride[1] + 4) // 8 * 8 + 3  # planes begin in other banks
+    return _Patch(pitch, phase, plane, s.chunks * plane + s.units % 2 * rows)
+
+
+def _shape(r: Request) -> _Shape:
+    kh, kw, sh, sw, dh, dw = (_product.static(r, n) for n in _WINDOW)
+    return _Shape(_product.static(r, "IC"), (kh, kw), (sh, sw), (dh, dw))
+
+
+def _smem(s: _Shape, t: PatchTile) -> int:
+    return (-(-s.units // 2) * 2 * t.columns + t.groups * 2 * _patch(s, t).size) * 16
+
+
+def _resident(s: _Shape, t: PatchTile) -> int:
+    registers = t.blocks * t.columns // 2 + t.columns // 4 + 56
+    return min((HOPPER_SHARED + 1024) // (_smem(s, t) + 1024), 65536 // (registers * 128 * t.groups), 16 // t.groups)
+
+
+@cache
+def _tiles(s: _Shape, channels: int, high: int, wide: int) -> tuple[PatchTile, ...]:
+    out = []
+    for count in range(1, 5):
+        columns = (-(-channels // count) + 7) // 8 * 8
+        if columns > _COLUMNS:
+            continue
+        for blocks in (1, 2):
+            options = []
+            for across in range(1, -(-wide // 8) + 1):
+                w = -(-wide // across)
+                h = min(64 * blocks // (w + s.reach[1]), high)
+                if h:
+                    options.append((across * -(-high // h), h, w))
+            for groups in (1, 2, 4):
+                for _, h, w in sorted(options)[:2]:
+                    tile = PatchTile(h, w, blocks, groups, columns)
+                    if _smem(s, tile) <= HOPPER_SHARED and _resident(s, tile) > 0:
+                        out.append(tile)
+    return tuple(out)
+
+
+def applies(r: Request, transposed: bool) -> bool:
+    i = r.ints
+    if r.arch != 90 or r.dtype not in (DType.F16, DType.BF16) or not all(isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G", "PT", "PL")):
+        return False
+    if {"x", "w"} & r.unaligned or any(multiple_of(i[n]) < 8 for n in ("x_cs", "x_rs", "x_ns")) or (transposed and (i["SH"], i["SW"]) != (1, 1)):
+        return False
+    s = _shape(r)
+    return s.channels <= _MOST and i["G"] == 1 and s.kernel != (1, 1) and s.units <= _UNITS
+
+
+def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
+    """Clocks."""
+    high, wide = (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
+    tiles, across = images * -(-high // t.high) * -(-wide // t.wide), -(-int(r.ints["OC"]) // t.columns)
+    multiply = -(-s.units // 2) * t.blocks * (16.0 + t.columns / 4) * _MULTIPLY
+    copies = s.chunks * (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0]) * _patch(s, t).pitch * s.stride[1]
+    other = _TILE + copies * _COPY + t.blocks * t.columns * _RESULT
+    resident = _resident(s, t)
+    turns = -(-tiles // (max(1, r.sms * resident // across) * t.groups))
+    here = max(1.0, tiles * across / r.sms)  # tiles of a multiprocessor
+    together = min(resident * t.groups, here)
+    filters = s.units * t.columns * 16 / _BYTES * min(resident, max(1.0, here / t.groups))
+    return _START + filters + turns * max(together * (multiply + _SHOWN * other), multiply + other)
+
+
+def prices(r: Request, transposed: bool, rows: int) -> dict[PatchTile, float]:
+    """Clocks of tiles for so many output pixels."""
+    if not applies(r, transposed):
+        return {}
+    s, (high, wide) = _shape(r), (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
+    return {t: _price(r, s, t, rows / (high * wide)) for t in _tiles(s, int(r.ints["OC"]), high, wide)} if high and wide else {}
+
+
+def _units(s: _Shape, p: _Patch, transposed: bool) -> Iterator[tuple[int, int]]:
+    """Where each unit lies, and which tap and chunk it is."""
+    kh, kw = s.kernel
+    for tap in range(kh * kw):
+        down, across = (kh - 1 - tap // kw, kw - 1 - tap % kw) if transposed else (tap // kw, tap % kw)
+        y, x = down * s.dilation[0], across * s.dilation[1]
+        phase = y % s.stride[0] * s.stride[1] + x % s.stride[1]
+        for c in range(s.chunks):
+            yield c * p.plane + phase * p.phase + y // s.stride[0] * p.pitch + x // s.stride[1], tap * s.chunks + c
+
+
+def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
+    """Text of the function from tap * chunks + chunk to the unit."""
+    if s.stride == (1, 1):
+        taps = s.kernel[0] * s.kernel[1]
+        return f"DEV int unit_of(int j) {{ return j % {s.chunks} * {taps} + {f'{taps - 1} - ' if transposed else ''}j / {s.chunks}; }}"
+    return f"static __constant__ u16 UNITS_OF[] = {{{', '.join(map(str, units))}}};\nDEV int unit_of(int j) {{ return UNITS_OF[j]; }}"
+
+
+def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike = 1) -> Kernel:
+    """active: 0 empties the grid."""
+    i, s = r.ints, _shape(r)
+    p, oc = _patch(s, tile), int(i["OC"])
+    units = sorted(_units(s, p, transposed))
+    offsets = [at for at, _ in units] + [p.size - 64 * tile.blocks] * (s.units % 2)
+    unit_of = [0] * s.units
+    for u, (_, j) in enumerate(units):
+        unit_of[j] = u
+    before = [(k - 1) * d - int(i[n]) if transposed else int(i[n]) for k, d, n in zip(s.kernel, s.dilation, ("PT", "PL"), strict=True)]
+    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params += _product.int_params(r, ("N", "IH", "IW", "OH", "OW"))
+    params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
+    params += epi.parameters
+    rows_in, columns_in = (((n - 1) * st + (k - 1) * d + 1) for n, k, st, d in zip((tile.high, tile.wide), s.kernel, s.stride, s.dilation, strict=True))
+    constants = {"IC": s.channels, "OC": oc, "SH": s.stride[0], "SW": s.stride[1], "PT": before[0], "PL": before[1], "TILE_H": tile.high, "TILE_W": tile.wide}
+    constants |= {"PITCH": p.pitch, "ROWS_IN": rows_in, "COLUMNS_IN": columns_in, "PHASE": p.phase, "PLANE": p.plane, "SIZE": p.size, "UNITS": s.units}
+    constants |= {"BLOCKS": tile.blocks, "GROUPS": tile.groups, "RESIDENT": _resident(s, tile), "BN": tile.columns}
+    mma = _product.MMA_TYPE[r.dtype]
+    text = "\n".join([
+        prelude(r.dtype), "#define IS_F32 0", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
+        f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};", _unit_of(s, unit_of, transposed),
+        f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
+        f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
+        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
+        _wgmma.multiply(tile.columns, mma), _backend.template("hopper"), _backend.template("chunks"), _backend.template("patch"),
+    ])  # fmt: skip
+    across = -(-oc // tile.columns)
+    tiles = D.product([i["N"], D.ceildiv(i["OH"], tile.high), D.ceildiv(i["OW"], tile.wide)])
+    blocks = D.minimum(D.ceildiv(tiles, tile.groups), max(1, _resident(s, tile) * r.sms // across))
+    return Kernel(text, "conv_patch", (D.mul(blocks, active), across, 1), 128 * tile.groups, tuple(v for _, _, v in params), _smem(s, tile), pdl=True)

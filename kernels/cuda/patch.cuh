@@ -1,0 +1,105 @@
+// Convolutions of few input channels (more than a network's first layer has, or with larger windows) in 16-bit types on Hopper: no product is wasted on channels
+// that there are not.
+//
+// A warpgroup computes TILE_H x TILE_W output pixels times BN channels from a patch of the image in shared memory, which lies there as planes of 8 channels, for each
+// residue of the strides: 16 bytes for a pixel, rows PITCH pixels long, so that the pixels which a tap and 8 channels (a unit of k) meet follow each other, PITCH
+// for each output row. Units have any distance, in one wgmma two; results of the places behind TILE_W are not stored. Filters stay in shared memory while warpgroups
+// go from tile to tile, each for itself; the next patch is copied while one is multiplied.
+//
+// The generator defines: T, IC, OC, SH, SW, TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places of one residue), PLANE
+// (of all), SIZE (of a patch), UNITS, OFFSETS (of units, increasing, an even number), unit_of (of tap * C8 + chunk of 8 channels), BLOCKS (of 64 rows), GROUPS
+// (warpgroups), RESIDENT, BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+
+constexpr int C8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8, THREADS = 128 * GROUPS, ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
+
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+DEV void wait_for_producers() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEV void zero16(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAMETERS) {
+  extern __shared__ __align__(128) char shared[];
+  // The same in a warp, and known to be: descriptors are computed by the uniform unit.
+  const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0), thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
+  const int n0 = blockIdx.y * BN;
+  const u32 weights = shared_address(shared), patches = weights + STEPS * 2 * BN * 16 + group * (2 * SIZE * 16);
+  const int across = (OW + TILE_W - 1) / TILE_W, bands = (OH + TILE_H - 1) / TILE_H, tiles = N * bands * across;
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (!EARLY) wait_for_producers();
+  constexpr int ODD = UNITS % 2;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < (UNITS + ODD) * BN; i += THREADS) {
+    const int j = i / 8 % (UNITS + ODD), oc = i / 8 / (UNITS + ODD) * 8 + i % 8, u = j < UNITS ? unit_of(j) : j;
+    const bool real = n0 + oc < OC && j < UNITS;
+    copy16(weights + (u * NT + oc / 8) * 128 + oc % 8 * 16, real ? w + ((i64)(n0 + oc) * UNITS + j) * 8 : w, real ? 16 : 0);
+  }
+  copy_commit();
+  if (ODD)  // what the last unit's filters of zeros meet must be finite
+    for (int i = thread; i < 2 * ROWS; i += 128) zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
+  wait_for_producers();
+  const auto fetch = [&](int tile, u32 to) {
+    const int top = tile / across % bands * (TILE_H * SH) - PT, left = tile % across * (TILE_W * SW) - PL;
+    const T* const image = x + tile / across / bands * x_ns;
+#pragma unroll 4
+    for (int i = thread; i < COPIES; i += 128) {
+      const int c = i % C8, at = i / C8, row = at / COLUMNS_IN, column = at % COLUMNS_IN, ih = top + row, iw = left + column;
+      const bool inside = (u32)ih < (u32)IH && (u32)iw < (u32)IW;
+      const int place = c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
+      copy16(to + place * 16, inside ? image + ih * x_rs + iw * x_cs + c * 8 : x, inside ? min(IC - c * 8, 8) * 2 : 0);
+    }
+  };
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  Columns columns[NT];
+#pragma unroll
+  for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
+  const int first = blockIdx.x * GROUPS + group, step = gridDim.x * GROUPS;
+  if (first < tiles) fetch(first, patches);
+  copy_commit();
+  copy_wait<1>();
+  visible_to_copies();
+  __syncthreads();  // the filters have come
+  int buffer = 0;
+#pragma unroll 1
+  for (int tile = first; tile < tiles; tile += step, buffer ^= 1) {
+    copy_wait<0>();
+    visible_to_copies();
+    sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
+    if (tile + step < tiles) fetch(tile + step, patches + (buffer ^ 1) * (SIZE * 16));
+    copy_commit();
+    float sum[BLOCKS][BN / 2];
+    const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32, b = (u64)(weights >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
+    multiply_fence();
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+      for (int i = 0; i < BLOCKS; i++) multiply(sum[i], a + (u64)(i * 64 + OFFSETS[2 * s]) + ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16), b + (u64)(s * (2 * NT * 8)), s != 0);
+    multiply_commit();
+    multiply_wait<0>();
+    const int image = tile / across / bands, h0 = tile / across % bands * TILE_H, w0 = tile % across * TILE_W;
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int p = i * 64 + warp * 16 + (lane >> 2) + half * 8, oh = h0 + p / PITCH, ow = w0 + p % PITCH, h = min(oh, OH - 1), v = min(ow, OW - 1);
+        const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW;
+        const int m = (image * OH + h) * OW + v;
+        const i64 full = image * r_ns + h * r_rs + v * r_cs;
+        T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;
+#pragma unroll
+        for (int j = 0; j < NT; j += 4) {  // four chunks of 8 channels
+          u32 o[4] = {0, 0, 0, 0};
+#pragma unroll
+          for (int k = 0; k < 4 && j + k < NT; k++) {
+            const int c = j + k, n = n0 + c * 8 + (lane & 3) * 2;
+            float pair[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
+            finish(epilogue, columns[c], pair, m, full, n, OC - n);
+            o[k] = pack2((T*)0, pair[0], pair[1]);
+          }
+          gather_chunks(o, lane);
+          const int n = n0 + (j + (lane & 3)) * 8;
+          if (inside && j + (lane & 3) < NT && n < OC) store8(to + j * 8, o, OC - n);
+        }
+      }
+  }
+}

@@ -1,0 +1,117 @@
+"""Runs the text of CUDA kernels of f32 on the host: the host's compiler, a thread for each thread of a block, one block after the other."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tracea_onnx.cuda import Float32, Int32, Int64, Kernel, Pointer
+from tracea_onnx.dims import evaluate
+
+Array = npt.NDArray[Any]
+_HOST = """
+#include <cmath>
+#include <pthread.h>
+#include <string.h>
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __shared__
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define __CUDA_ARCH__ 900
+struct float4 { float x, y, z, w; } __attribute__((may_alias));
+struct float2 { float x, y; } __attribute__((may_alias));
+static struct { unsigned x, y, z; } blockIdx, gridDim;
+static thread_local struct { unsigned x; } threadIdx;
+static pthread_barrier_t barrier, warps[32];
+static float told[1024];
+static void __syncthreads() { pthread_barrier_wait(&barrier); }
+template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) {
+  pthread_barrier_t* const b = &warps[threadIdx.x / 32];
+  told[threadIdx.x] = v;
+  pthread_barrier_wait(b);
+  v = told[threadIdx.x ^ apart];
+  pthread_barrier_wait(b);
+  return v;
+}
+static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
+static float __int_as_float(int v) { return __uint_as_float(v); }
+static float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
+template <class A> static A __ldg(const A* p) { return *p; }
+template <class A> static A min(A a, A b) { return a < b ? a : b; }
+template <class A> static A max(A a, A b) { return a > b ? a : b; }
+static unsigned min(unsigned a, int b) { return min(a, (unsigned)b); }
+"""
+_RUN = """
+static void** arguments;
+static void* thread_main(void* p) {
+  threadIdx.x = (unsigned)(size_t)p;
+  for (unsigned b = 0; b < gridDim.x * gridDim.y; b++) {
+    if (!threadIdx.x) blockIdx.x = b % gridDim.x, blockIdx.y = b / gridDim.x;
+    __syncthreads();
+    CALL;
+    __syncthreads();
+  }
+  return 0;
+}
+extern "C" void run(void** given, unsigned across, unsigned down) {
+  arguments = given, gridDim.x = across, gridDim.y = down;
+  pthread_barrier_init(&barrier, 0, BLOCK);
+  for (int w = 0; w < BLOCK / 32; w++) pthread_barrier_init(&warps[w], 0, 32);
+  pthread_t threads[BLOCK];
+  for (size_t t = 0; t < BLOCK; t++) pthread_create(&threads[t], 0, thread_main, (void*)t);
+  for (int t = 0; t < BLOCK; t++) pthread_join(threads[t], 0);
+}
+"""
+
+
+def aligned(a: Array) -> Array:
+    """A copy that begins at a multiple of 64 bytes."""
+    raw = np.empty(a.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    out: Array = raw[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
+    out[...] = a
+    return out
+
+
+def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
+    """places: what operands are; null where not named."""
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    quoted = r'"(?:[^"\\]|\\.)*"'
+    text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", kernel.source)
+    declared = re.search(r"#define PARAMETERS (.*)", text)
+    assert declared is not None
+    parameters = [re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", "")) for p in declared.group(1).split(",")]
+    call = ", ".join(f"*({p.group(1)}*)arguments[{j}]" for j, p in enumerate(parameters) if p)
+    # Shared memory is one array for all threads, of a fixed size.
+    text = re.sub(r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];", r"static \2 \3[1 << 16] \1;", text)
+    source, library = folder / f"{kernel.symbol}.cc", folder / f"{kernel.symbol}.so"
+    source.write_text("\n".join([_HOST, text, f"#define BLOCK {kernel.block}", _RUN.replace("CALL", f"{kernel.symbol}({call})")]))
+    flags = ["-std=c++17", "-O1", "-w", "-fpermissive", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True)
+    values: list[Any] = []
+    for a in kernel.args:
+        if isinstance(a, Int32):
+            values.append(ctypes.c_int32(evaluate(a.value, {})))
+        elif isinstance(a, Int64):
+            values.append(ctypes.c_int64(evaluate(a.value, {})))
+        elif isinstance(a, Float32):
+            values.append(ctypes.c_float(a.value))
+        else:
+            assert isinstance(a, Pointer)
+            values.append(ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0))
+    assert len(values) == len(parameters)
+    pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
+    ctypes.CDLL(str(library)).run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))
