@@ -18,22 +18,23 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
 #: An image's height or width where it is symbolic; taps of a row whose pixels a thread holds, where a row has more.
 _USUAL, _PIECE = 112, 8
-#: Clocks to start a block, for what one thread copies, for a row of the window of one warp; until its first products, and those of a tap alone.
-_START, _COPY, _ROW, _LATENCY, _TAP = 2000.0, 12.0, 12.0, 60.0, 8.0
+#: Clocks to start, to start a block, for 32 pixels or half as many filters that a warp copies; how many warps' time products wait.
+_BEGIN, _START, _COPY, _ALONE = 1100.0, 3500.0, 46.0, 1.5
 
 
 @dataclass(frozen=True)
 class FirstTile:
-    """Output pixels of a thread, groups of them side by side and rows of a block, its output channels."""
+    """Output pixels of a thread, groups of them side by side and rows of a block, its output channels, threads that divide the rows of a window."""
 
     pixels: int
     groups: int
     down: int
     columns: int
+    parts: int = 1
 
     @property
     def threads(self) -> int:
-        return self.groups * self.down * self.columns // 8
+        return self.groups * self.down * self.columns // 8 * self.parts
 
 
 def _sizes(r: Request) -> tuple[int, ...]:
@@ -60,7 +61,7 @@ def _patch(r: Request, tile: FirstTile) -> tuple[int, int]:
 def _smem(r: Request, tile: FirstTile) -> int:
     ic, kh, kw = _sizes(r)[:3]
     rows, pitch = _patch(r, tile)
-    return (ic * kh * kw * (tile.columns + 4) + rows * pitch) * 4
+    return max(ic * kh * kw * (tile.columns + 4) + rows * pitch, (tile.parts - 1) * tile.threads // tile.parts * tile.pixels * 8) * 4
 
 
 def _resident(r: Request, tile: FirstTile) -> int:
@@ -70,15 +71,16 @@ def _resident(r: Request, tile: FirstTile) -> int:
 
 
 def _tiles(r: Request) -> Iterator[FirstTile]:
-    sw, most = int(r.ints["SW"]), (99 if r.arch in (86, 89) else 160) * 1024
+    (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), (99 if r.arch in (86, 89) else 160) * 1024
     for pixels in (8, 4):
         for columns in (64, 32, 16):
             for threads in (128, 64):
                 groups = 1
                 while groups <= threads * 8 // columns:
-                    tile = FirstTile(pixels, groups, threads * 8 // columns // groups, columns)
-                    if pixels * sw % 4 == 0 and _held(r, tile) <= 64 and _smem(r, tile) <= most and _resident(r, tile) > 0:
-                        yield tile
+                    for parts in (1, 2, 3, 4):
+                        tile = FirstTile(pixels, groups, threads * 8 // columns // groups, columns, parts)
+                        if pixels * sw % 4 == 0 and _held(r, tile) <= 64 and _smem(r, tile) <= most and _resident(r, tile) > 0 and parts <= ic * kh // 2 + 1:
+                            yield tile
                     groups *= 2
 
 
@@ -95,14 +97,15 @@ def _price(r: Request, tile: FirstTile, images: int) -> float:
     ic, kh, kw = _sizes(r)[:3]
     height, width = (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
     blocks = images * -(-height // tile.down) * -(-width // (tile.groups * tile.pixels)) * -(-int(r.ints["OC"]) // tile.columns)
-    rows, pitch = _patch(r, tile)
-    copies = -(-rows * pitch // tile.threads) + -(-kh * kw * tile.columns // tile.threads)
-    multiply = ic * kh * (_ROW + _held(r, tile) / 2 + kw * (tile.pixels * 8 + 4))  # instructions of a warp
+    rows = _patch(r, tile)[0]
+    span = (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1
+    copies = -(-rows * -(-span // 32) * 32 // tile.threads) + 2 * -(-kh * kw * tile.columns // tile.threads)
+    multiply = -(-ic * kh // tile.parts) * (_held(r, tile) / 2 + kw * tile.pixels * 8)  # instructions of a warp
     resident = _resident(r, tile)
-    together = max(1.0, min(resident, -(-blocks // r.sms)) * tile.threads / 128)  # warps of a scheduler
-    one = _START + max(ic * kh * (_LATENCY + kw * _TAP), together * multiply) + together * copies * _COPY
+    together = min(resident, -(-blocks // r.sms)) * tile.threads / 128  # warps of a scheduler
+    one = _START + (together + _ALONE) * multiply + together * copies * _COPY
     idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply  # of equally fast ones, that which computes least
-    return -(-blocks // (resident * r.sms)) * one + idle
+    return _BEGIN + -(-blocks // (resident * r.sms)) * one + idle
 
 
 def choose(r: Request) -> FirstTile:
@@ -119,7 +122,7 @@ def convolution(r: Request) -> Kernel:
     params += _product.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=4)
     parameters = [*params, *epi.parameters]
-    constants = {n: i[n] for n in _STATIC} | {"P": tile.pixels, "GROUPS": tile.groups, "DOWN": tile.down, "BN": tile.columns, "PIECE": _piece(r)}
+    constants = {n: i[n] for n in _STATIC} | {"P": tile.pixels, "GROUPS": tile.groups, "DOWN": tile.down, "BN": tile.columns, "PIECE": _piece(r), "PARTS": tile.parts}
     constants |= {"THREADS": tile.threads, "RESIDENT": _resident(r, tile), "FILTER_PITCH": _product.channels(r, int(i["IC"])), "MULTIPLE": 1}
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",

@@ -1,16 +1,17 @@
 // Convolutions of few input channels by FFMA: the image lies in any order of axes, filters and the pixels that a block reads are f32 in shared memory.
 //
 // A block computes DOWN rows of GROUPS groups of P neighbouring output pixels, for BN channels; a thread one such group for 8 channels, 4 from each half of BN. Of a
-// row of the window it reads every pixel once, for PIECE taps at a time.
+// row of the window it reads every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide the rows of all channels' windows.
 //
-// Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW, P, GROUPS, DOWN, BN, PIECE, THREADS, RESIDENT, EARLY (weights are
+// Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW, P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are
 // constant), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
 
 constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1, SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
 constexpr int HELD = ((P - 1) * SW + (PIECE - 1) * DW + 4) / 4 * 4;  // pixels that a thread holds
 constexpr int FILTERS = BN + 4;  // floats from a tap to the next: neighbouring ones lie in other banks
 constexpr int PITCH = ((GROUPS - 1) * P * SW + (KW - 1) / PIECE * PIECE * DW + HELD + 3) / 4 * 4, CHANNEL_GROUPS = BN / 8;
-static_assert(THREADS == GROUPS * DOWN * CHANNEL_GROUPS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
+constexpr int BESIDE = GROUPS * DOWN * CHANNEL_GROUPS;  // threads of a part
+static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAMETERS) {
@@ -24,7 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #endif
   // What lies outside is read at the edge and what is too much done twice, so that no load waits behind a branch. Output channels beyond the last are computed
   // with the last one's filters.
-  constexpr int AHEAD = 8, PIXELS = IC * ROWS * SPAN;
+  constexpr int AHEAD = 8, ACROSS = (SPAN + 31) / 32, PIECES = IC * ROWS * ACROSS, WARPS = THREADS / 32;
+  const int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
 #pragma unroll 1
   for (int first = threadIdx.x; first < TAPS * BN; first += THREADS * AHEAD) {
     Raw channels[AHEAD];  // of a tap, which begin at multiples of 8 bytes
@@ -47,46 +49,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #endif
   const int top = oh0 * SH - PT, left = ow0 * SW - PL;
   const T* image = x + n * x_ns;
+  // A warp has every WARPS-th piece of 32 pixels of a row: where the row lies is the same for all its threads.
 #pragma unroll 1
-  for (int first = threadIdx.x; first < PIXELS; first += THREADS * AHEAD) {
+  for (int first = warp; first < PIECES; first += WARPS * AHEAD) {
     T v[AHEAD];
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
-      const int i = min(first + q * THREADS, PIXELS - 1), s = i % SPAN, r = i / SPAN, ih = top + r % ROWS, iw = left + s;
-      v[q] = image[r / ROWS * x_c + min(max(ih, 0), IH - 1) * x_rs + min(max(iw, 0), IW - 1) * x_cs];
+      const int i = min(first + q * WARPS, PIECES - 1), r = i / ACROSS, iw = left + i % ACROSS * 32 + lane;
+      v[q] = image[r / ROWS * x_c + min(max(top + r % ROWS, 0), IH - 1) * x_rs + min(max(iw, 0), IW - 1) * x_cs];
     }
 #pragma unroll
     for (int q = 0; q < AHEAD; q++) {
-      const int i = min(first + q * THREADS, PIXELS - 1), s = i % SPAN, r = i / SPAN, ih = top + r % ROWS, iw = left + s;
-      patch[r * PITCH + s] = (u32)ih < (u32)IH && (u32)iw < (u32)IW ? to_float(v[q]) : 0.f;
+      const int i = min(first + q * WARPS, PIECES - 1), r = i / ACROSS, s = i % ACROSS * 32 + lane;
+      if (SPAN % 32 == 0 || s < SPAN) patch[r * PITCH + s] = (u32)(top + r % ROWS) < (u32)IH && (u32)(left + s) < (u32)IW ? to_float(v[q]) : 0.f;
     }
   }
   __syncthreads();
-  const int channel = threadIdx.x % CHANNEL_GROUPS * 4, group = threadIdx.x / CHANNEL_GROUPS % GROUPS, down = threadIdx.x / CHANNEL_GROUPS / GROUPS;
+  const int channel = threadIdx.x % CHANNEL_GROUPS * 4, group = threadIdx.x / CHANNEL_GROUPS % GROUPS, down = threadIdx.x / CHANNEL_GROUPS / GROUPS % DOWN;
+  const int part = threadIdx.x / BESIDE;
   float sum[P][2][4] = {};
-  const float *from = patch + down * SH * PITCH + group * P * SW, *filter = filters + channel;
 #pragma unroll 1
-  for (int c = 0; c < IC; c++, from += ROWS * PITCH) {
+  for (int row = part; row < IC * KH; row += PARTS) {
+    const float *const from = patch + (row / KH * ROWS + down * SH + row % KH * DH) * PITCH + group * P * SW, *filter = filters + row * KW * FILTERS + channel;
 #pragma unroll 1
-    for (int kh = 0; kh < KH; kh++) {
-#pragma unroll 1
-      for (int first = 0; first < KW; first += PIECE) {
-        float held[HELD];
+    for (int first = 0; first < KW; first += PIECE) {
+      float held[HELD];
 #pragma unroll
-        for (int s = 0; s < HELD; s += 4) *(float4*)(held + s) = *(const float4*)(from + kh * DH * PITCH + first * DW + s);
+      for (int s = 0; s < HELD; s += 4) *(float4*)(held + s) = *(const float4*)(from + first * DW + s);
 #pragma unroll
-        for (int k = 0; k < PIECE; k++) {
-          if (KW % PIECE && first + k >= KW) break;
-          float f[2][4];
-          *(float4*)f[0] = *(const float4*)filter, *(float4*)f[1] = *(const float4*)(filter + BN / 2);
-          filter += FILTERS;
+      for (int k = 0; k < PIECE; k++) {
+        if (KW % PIECE && first + k >= KW) break;
+        float f[2][4];
+        *(float4*)f[0] = *(const float4*)filter, *(float4*)f[1] = *(const float4*)(filter + BN / 2);
+        filter += FILTERS;
 #pragma unroll
-          for (int p = 0; p < P; p++)
+        for (int p = 0; p < P; p++)
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum[p][j / 4][j % 4] = fmaf(held[p * SW + k * DW], f[j / 4][j % 4], sum[p][j / 4][j % 4]);
-        }
+          for (int j = 0; j < 8; j++) sum[p][j / 4][j % 4] = fmaf(held[p * SW + k * DW], f[j / 4][j % 4], sum[p][j / 4][j % 4]);
       }
     }
+  }
+  if (PARTS > 1) {
+    __syncthreads();
+    float* const sums = shared + threadIdx.x % BESIDE;
+    if (part > 0)
+#pragma unroll
+      for (int k = 0; k < P * 8; k++) sums[((part - 1) * P * 8 + k) * BESIDE] = sum[k / 8][k / 4 % 2][k % 4];
+    __syncthreads();
+    if (part > 0) return;
+#pragma unroll
+    for (int k = 0; k < P * 8; k++)
+#pragma unroll
+      for (int q = 0; q < PARTS - 1; q++) sum[k / 8][k / 4 % 2][k % 4] += sums[(q * P * 8 + k) * BESIDE];
   }
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int oh = oh0 + down, oc = oc0 + channel;

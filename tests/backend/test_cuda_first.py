@@ -38,6 +38,7 @@ static struct { int x, y; } blockIdx;
 static thread_local struct { int x; } threadIdx;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
+static int __shfl_sync(unsigned, int v, int) { return v; }
 float shared[1 << 16] __attribute__((aligned(16)));
 DEV float to_float(float v) { return v; }
 DEV void from_float(float& to, float v) { to = v; }
@@ -106,9 +107,10 @@ def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
         r = _request(shape, planes=planes)
         i = {n: int(v) for n, v in r.ints.items() if isinstance(v, int)}
         tiles = [t for t in first._tiles(r) if first._smem(r, t) <= 1 << 18]
-        tile = max(tiles, key=lambda t: (t.pixels, t.groups)) if planes else first.choose(r)
+        tile = max(tiles, key=lambda t: (t.pixels, t.groups, t.parts)) if planes else first.choose(r)
         (kernel,) = cuda.emit(r)
         constants = {n: i[n] for n in first._STATIC} | {"P": tile.pixels, "GROUPS": tile.groups, "DOWN": tile.down, "BN": tile.columns, "PIECE": first._piece(r)}
+        constants |= {"PARTS": tile.parts}
         constants |= {"THREADS": tile.threads, "RESIDENT": 1, "FILTER_PITCH": 4, "MULTIPLE": 1, "WIDTH": 4}
         text = [_HOST, f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};", "constexpr bool X_VECTOR = 0, Y_VECTOR = 1, EARLY = 0;"]
         text += [cuda.template("depthwise_channels"), cuda.template("first"), _RUN.replace("PARAMETERS_", _MEMBERS)]
