@@ -13,20 +13,24 @@ from tracea_onnx.ops import DType
 
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice, and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
+#: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks of a cluster (that divide an image, where clusters are few).
+_AHEAD, _ROUNDS, _BESIDE = 8, 6, 8
+#: Bytes of images from which on memory bounds global pooling; pixels that threads beside each other should have, at most, before they have more channels.
+_MUCH, _SMALL = 4_000_000, 16
 
 
 def _head(request: Request) -> str:
-    return prelude(request.dtype) + template("base", "pairs", "image")
+    return prelude(request.dtype) + template("base", "pairs", "cluster", "image")
 
 
 def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
     return Int32(parameters(request)[f"{side}_cs"]), Int64(parameters(request)[f"{side}_rs"]), Int64(parameters(request)[f"{side}_ns"])
 
 
-def _pixels(request: Request, bytes: int = 16) -> DimLike:
-    """Blocks for a thread per output pixel and that many bytes of channels."""
+def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
+    """Blocks for so many threads per output pixel and that many bytes of channels."""
     i, wide = parameters(request), bytes // request.dtype.size
-    return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide)]), 256, request.sms * 16)
+    return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide), lanes]), 256, request.sms * 16)
 
 
 #: Windows of at most so many taps along an axis are unrolled.
@@ -39,6 +43,8 @@ _POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "
 #: Results a multiprocessor should have before pooling marches down strips, threads it should then have, registers of one, the longest strip.
 _MARCH_FROM, _FILL, _REGISTERS, _LONGEST = 4096, 192, 150, 16
 _MARCH_BLOCK = 128
+#: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and of such a thread at least.
+_DIVIDE, _WINDOW_FROM, _LEAST_TAPS = 1024, 12, 2
 
 
 def pool2d(request: Request) -> list[Kernel]:
@@ -46,11 +52,13 @@ def pool2d(request: Request) -> list[Kernel]:
     mode = static(i["mode"], "pooling mode")
     window = known(i["KH"]), known(i["KW"])
     kh, kw = window if max(k or _UNROLLED + 1 for k in window) <= _UNROLLED else (0, 0)
+    lanes = _lanes(request)
+    kh, kw = window if lanes > 1 else (kh, kw)
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", ".join(f"int {n}" for n in _POOL)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   after_previous();
-  pool<{mode}, {kh}, {kw}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
+  pool<{mode}, {kh}, {kw}, {lanes}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
@@ -58,8 +66,20 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
     much = 0 if strip is None else D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM))
     kernels = [] if strip is None or much == 0 else [_pool_march(request, *strip, much)]
     if much != 1:
-        kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
+        kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
     return kernels
+
+
+def _lanes(request: Request) -> int:
+    """Threads that divide the window of an output, where these are known to be few."""
+    i = parameters(request)
+    results, kh, kw = (known(d) for d in (D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]), i["KH"], i["KW"]))
+    if results is None or kh is None or kw is None or kh * kw < _WINDOW_FROM:
+        return 1
+    lanes = 1
+    while lanes < 32 and results * lanes * 2 <= request.sms * _DIVIDE and kh * kw >= 2 * lanes * _LEAST_TAPS:
+        lanes *= 2
+    return lanes
 
 
 def _strip(request: Request) -> tuple[int, int, int] | None:
@@ -118,13 +138,16 @@ def global_pool(request: Request) -> list[Kernel]:
     wide = 16 // request.dtype.size if all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
     # As many threads across the channels as leave a block for each multiprocessor, but whole lines of memory where they can.
     lanes = next((k for k in (32, 16, 8) if (known(n) or 1) * -(-c // (k * wide)) >= request.sms), 2 if wide > 1 else 8)
+    lanes = _wider(request, lanes, wide, size)
     slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM * (256 // lanes) else 1
     across = -(-c // (lanes * wide))
+    beside = _beside(request, size, 256 // lanes, across)
+    slices = 1 if beside > 1 else slices
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__(256) global_pool(const T* x, T* y, float* partial, int N, int C, int H, int W, int cs, i64 rs, i64 ns, i64 y_ns,
     int across) {{
   after_previous();
-  pool_whole<{largest}, {'true' if wide > 1 else 'false'}, {lanes}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
+  pool_whole<{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {beside}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
 }}
 extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {{
   after_previous();
@@ -134,11 +157,39 @@ extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* 
     scratch: tuple[DimLike, ...] = (D.mul(n, slices * c * 4),) if slices > 1 else ()
     sizes = (Int32(n), Int32(c), Int32(i["H"]), Int32(i["W"]))
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("scratch0"), *sizes, *_pitch(request, "x"), Int64(i["y_ns"]), Int32(across))
-    first = Kernel(source, "global_pool", (D.mul(n, across), slices, 1), 256, args, scratch=scratch, pdl=overlapped(request))
+    first = Kernel(source, "global_pool", (D.mul(n, across * beside), slices, 1), 256, args, cluster=beside, scratch=scratch, pdl=overlapped(request))
     if slices == 1:
         return [first]
     args = (Pointer("scratch0"), Pointer("y"), Int32(slices), Int32(n), Int32(c), Int32(pixels), Int64(i["y_ns"]))
     return [first, Kernel(source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request))]
+
+
+def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
+    """Threads across the channels of global pooling of few images: more where clusters divide much memory, of which threads should read whole lines, and where
+    there are few pixels."""
+    n, c, size = known(request.ints["N"]), static(request.ints["C"], "channel count"), request.dtype.size
+    if pixels is None:
+        return lanes
+    vectors = -(-c // wide)
+    if lanes == 2 and wide > 1 and n is not None and request.arch >= 90 and n * c * pixels * size >= _MUCH:
+        lanes = next((k for k in (32, 16, 8) if vectors >= k and n * -(-vectors // k) * _BESIDE >= request.sms // 2), lanes)
+    while lanes < 32 and lanes < vectors and pixels * lanes <= _SMALL:
+        lanes *= 2
+    return lanes
+
+
+def _beside(request: Request, pixels: int | None, down: int, across: int) -> int:
+    """Blocks of a cluster that divide the pixels of a few images, of which each reads `down` at a time."""
+    n = known(request.ints["N"])
+    if pixels is None or n is None or request.arch < 90:
+        return 1
+    rounds = -(-pixels // (_AHEAD * down))
+    if rounds == 1 or rounds > _BESIDE * _ROUNDS:
+        return 1
+    beside = 1
+    while beside < min(rounds, _BESIDE) and 2 * beside * n * across <= 4 * request.sms:
+        beside *= 2
+    return beside
 
 
 #: Channels that a response is normalised by, at most: a thread has them in registers.

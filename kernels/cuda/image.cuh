@@ -66,6 +66,13 @@ template <int MODE, int V, int SIZE> struct Pooled {
 #pragma unroll
     for (int j = 0; j < V; j++) a[j] = MODE == 0 ? keep_max(a[j], to_float(v.v[j])) : a[j] + to_float(v.v[j]);
   }
+  __device__ __forceinline__ void meet(int apart) {
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+      const float other = __shfl_xor_sync(FULL_WARP, a[j], apart);
+      a[j] = MODE == 0 ? keep_max(a[j], other) : a[j] + other;
+    }
+  }
   __device__ __forceinline__ Vec<T, V> result(float scale) const {
     Vec<T, V> out;
 #pragma unroll
@@ -84,6 +91,10 @@ template <> struct Pooled<0, 8, 2> {
   __device__ __forceinline__ void add(const Vec<T, 8>& v) {
 #pragma unroll
     for (int j = 0; j < 4; j++) a[j] = pair_max((T*)0, a[j], ((const u32*)&v)[j]);
+  }
+  __device__ __forceinline__ void meet(int apart) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) a[j] = pair_max((T*)0, a[j], __shfl_xor_sync(FULL_WARP, a[j], apart));
   }
   __device__ __forceinline__ Vec<T, 8> result(float) const { return *(const Vec<T, 8>*)a; }
 };
@@ -121,22 +132,60 @@ template <int MODE, int V, int KH, int KW> DEV void pool_windows(const T* x, T* 
     store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(scale));
   }
 }
-// KH, KW: 0 where the window is large.
-template <int MODE, int KH, int KW> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+// A few outputs: LANES neighbouring threads divide the taps of each.
+template <int MODE, int V, int KH, int KW, int LANES> DEV void pool_lanes(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
+  constexpr int ROUNDS = (KH * KW + LANES - 1) / LANES, AHEAD = ROUNDS < 8 ? ROUNDS : 8;
+  const u32 vectors = vectors_of<V>(g.C, to.cs);
+  const u64 total = u64(g.N) * g.OH * g.OW * vectors, apart = u64(gridDim.x) * (blockDim.x / LANES);
+  const int lane = threadIdx.x % LANES;
+  for (u64 first = u64(blockIdx.x) * (blockDim.x / LANES); first < total; first += apart) {  // all of a block take each turn
+    const u64 u = min(first + threadIdx.x / LANES, total - 1);
+    const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
+    const int top = oh * g.SH - g.PT, left = ow * g.SW - g.PL;
+    const T* p = x + n * from.ns + i64(top) * from.rs + i64(left) * from.cs + c;
+    Pooled<MODE, V, int(sizeof(T))> pooled;
+#pragma unroll 1
+    for (int k = 0; k < ROUNDS; k += AHEAD) {
+      Vec<T, V> v[AHEAD];
+      bool inside[AHEAD];
+#pragma unroll
+      for (int q = 0; q < AHEAD; q++) {
+        const int at = (k + q) * LANES + lane, kh = at / KW, kw = at % KW;
+        inside[q] = kh < KH && u32(top + kh * g.DH) < u32(g.IH) && u32(left + kw * g.DW) < u32(g.IW);
+        if (inside[q]) v[q] = load<V>(p + kh * g.DH * from.rs + kw * g.DW * from.cs);
+      }
+#pragma unroll
+      for (int q = 0; q < AHEAD; q++)
+        if (inside[q]) pooled.add(v[q]);
+    }
+#pragma unroll
+    for (int other = LANES / 2; other; other /= 2) pooled.meet(other);
+    if (lane || first + threadIdx.x / LANES >= total) continue;
+    const int low_h = MODE == 2 ? -g.PT : 0, low_w = MODE == 2 ? -g.PL : 0, high_h = g.IH + (MODE == 2 ? g.PB : 0), high_w = g.IW + (MODE == 2 ? g.PR : 0);
+    const int count = clip_taps(top, KH, g.DH, low_h, high_h).count * clip_taps(left, KW, g.DW, low_w, high_w).count;
+    store<V>(y + n * to.ns + oh * to.rs + i64(ow) * to.cs + c, pooled.result(count ? 1.f / float(count) : 0.f));
+  }
+}
+// KH, KW: 0 where the window is large. LANES: threads of an output.
+template <int MODE, int KH, int KW, int LANES> DEV void pool(const T* x, T* y, const Pool& g, Pitch from, Pitch to) {
   constexpr int V = 16 / sizeof(T);
   if (!wide_pitch(x, from, V) || !wide_pitch(y, to, V)) pool_pixels<MODE, 1>(x, y, g, from, to);
-  else if (KH) pool_windows<MODE, V, KH ? KH : 1, KW ? KW : 1>(x, y, g, from, to);
+  else if constexpr (LANES > 1) pool_lanes<MODE, V, KH, KW, LANES>(x, y, g, from, to);
+  else if constexpr (KH > 0) pool_windows<MODE, V, KH, KW>(x, y, g, from, to);
   else pool_pixels<MODE, V>(x, y, g, from, to);
 }
 
 // LANES threads across vectors of V channels, the others down the pixels; partial sums meet in a warp, then in shared memory. blockIdx.x: image x channel block
-// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c].
-template <bool MAX, int V, int LANES> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+// (`across` of them), blockIdx.y: slice of the pixels. With one slice the result is y[n, c]; with more, f32 sums (or maxima) go to partial[slice, n, c]. The BESIDE
+// blocks of a cluster have a slice each and join these themselves.
+template <bool MAX, int V, int LANES, int BESIDE> DEV void pool_slice(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
   constexpr int AHEAD = 8, DOWN = 256 / LANES;  // pixels on their way at once
   __shared__ float shared[8][LANES * V];
-  const int lane = threadIdx.x % LANES, n = blockIdx.x / across, slices = gridDim.y, pixels = H * W;
-  const int begin = int(i64(pixels) * blockIdx.y / slices), end = int(i64(pixels) * (blockIdx.y + 1) / slices);
-  for (int first = blockIdx.x % across * LANES * V; first < C; first += across * LANES * V) {
+  __shared__ float whole[LANES * V];
+  const int lane = threadIdx.x % LANES, block = blockIdx.x / BESIDE, n = block / across, pixels = H * W;
+  const int slices = BESIDE > 1 ? BESIDE : gridDim.y, slice = BESIDE > 1 ? blockIdx.x % BESIDE : blockIdx.y;
+  const int begin = int(i64(pixels) * slice / slices), end = int(i64(pixels) * (slice + 1) / slices);
+  for (int first = block % across * LANES * V; first < C; first += across * LANES * V) {
     const int c = first + lane * V;
     float a[V];
 #pragma unroll
@@ -174,15 +223,32 @@ template <bool MAX, int V, int LANES> DEV void pool_slice(const T* x, T* y, floa
       float s = shared[0][k];
 #pragma unroll
       for (int w = 1; w < 8; w++) s = MAX ? keep_max(s, shared[w][k]) : s + shared[w][k];
-      if (slices == 1) from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
-      else partial[(i64(blockIdx.y) * N + n) * C + first + k] = s;
+      if (BESIDE > 1) whole[k] = s;
+      else if (slices == 1) from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
+      else partial[(i64(slice) * N + n) * C + first + k] = s;
+    }
+    if (BESIDE > 1) {
+      __syncthreads();
+      cluster_arrive();
+      cluster_wait();
+      for (int k = threadIdx.x; slice == 0 && k < LANES * V && first + k < C; k += 256) {
+        float s = whole[k];
+#pragma unroll
+        for (int b = 1; b < BESIDE; b++) {
+          const float other = of_block(whole + k, b);
+          s = MAX ? keep_max(s, other) : s + other;
+        }
+        from_float(y[n * y_ns + first + k], MAX ? s : s / float(pixels));
+      }
+      cluster_arrive_relaxed();  // until the first block has read what the others have
+      cluster_wait();
     }
   }
 }
-template <bool MAX, bool WIDE, int LANES> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
+template <bool MAX, bool WIDE, int LANES, int BESIDE> DEV void pool_whole(const T* x, T* y, float* partial, int N, int C, int H, int W, Pitch from, i64 y_ns, int across) {
   constexpr int V = 16 / sizeof(T);
-  if (WIDE && wide_pitch(x, from, V)) pool_slice<MAX, V, LANES>(x, y, partial, N, C, H, W, from, y_ns, across);
-  else pool_slice<MAX, 1, LANES>(x, y, partial, N, C, H, W, from, y_ns, across);
+  if (WIDE && wide_pitch(x, from, V)) pool_slice<MAX, V, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
+  else pool_slice<MAX, 1, LANES, BESIDE>(x, y, partial, N, C, H, W, from, y_ns, across);
 }
 template <bool MAX> DEV void pool_join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
