@@ -70,9 +70,12 @@ def test_lines_of_few_channels_are_read_where_they_lie() -> None:
 
 
 def test_windows_that_tile_an_image_are_rows_of_a_product() -> None:
-    for kernel in (4, 16):
-        launches = lowered("Conv", (1, 3, 64, 64), {"w": (8, 3, kernel, kernel)}, strides=[kernel] * 2, dtype=np.float32)
-        assert [family for family, _ in launches] == ["copy", "conv2d"] and launches[-1][1]["KH"] == 1
+    for channels, kernel, dtype in ((3, 4, np.float16), (3, 16, np.float32), (1, 14, np.float16), (5, 3, np.float32)):
+        (_, copy), (family, ints) = lowered("Conv", (1, channels, 84, 84), {"w": (8, channels, kernel, kernel)}, strides=[kernel] * 2, dtype=dtype)
+        terms = channels * kernel * kernel
+        assert (family, ints["IC"], ints["KH"]) == ("conv2d", terms, 1) and ints["x_cs"] == -(-terms // 8) * 8 and copy["elem"] == np.dtype(dtype).itemsize
+    # Few terms of f32 are multiplied where they lie.
+    assert [family for family, _ in lowered("Conv", (1, 3, 64, 64), {"w": (8, 3, 4, 4)}, strides=[4] * 2, dtype=np.float32)] == ["conv2d"]
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

@@ -16,7 +16,7 @@ from tracea_onnx.lower.epilogue import plan_epilogue
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.scaled import Scaled, scaled
-from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
+from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View
 from tracea_onnx.lower.window import pair, resolve_pads
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import Ref
@@ -102,10 +102,12 @@ def conv(ctx: Lowering, op: Op) -> None:
     if max(dh, dw) > 1 and _padded(h, wd, border) > _MOST_PADDED:
         raise Unsupported(f"taps {max(dh, dw)} apart would mostly meet the zeros around the image, and ONNX Runtime passes over these")
     planes: DimLike = 0
-    if blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g):
+    planar = ic <= ctx.target.planar and g == 1 and x.nhwc is None and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic]))
+    patches = blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g)
+    if patches and not (planar and x.dtype.size == 4 and ic * kh * kw <= _SHORT):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
-    elif ic <= ctx.target.planar and g == 1 and x.nhwc is None and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic])):
+    elif planar:
         view = ctx.strided(x)
         s_n, planes, s_h, s_w = view.strides if x.rank == 4 else (*view.strides[:2], 0, view.strides[2])
         src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
@@ -129,6 +131,8 @@ def conv(ctx: Lowering, op: Op) -> None:
 
 #: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel together.
 _LITTLE = 1 << 25
+#: Terms of windows side by side for which FFMA is done before a launch has made rows of them.
+_SHORT = 64
 
 
 def _in_planes(x: Value, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int], each: DimLike) -> bool:
@@ -143,9 +147,8 @@ def _in_planes(x: Value, kernel: tuple[int, int], strides: tuple[int, int], dila
 
 
 def _patches(x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Border, groups: int) -> bool:
-    """Whether the windows of a convolution tile the image, and rows of them are whole vectors."""
-    whole = isinstance(x.shape[1], int) and x.shape[1] * math.prod(kernel) % 8 == 0
-    return x.rank == 4 and list(kernel) == list(strides) and math.prod(kernel) > 1 and set(dilations) == {1} and not any(pads) and groups == 1 and whole
+    """Whether the windows of a convolution tile the image."""
+    return x.rank == 4 and list(kernel) == list(strides) and math.prod(kernel) > 1 and set(dilations) == {1} and not any(pads) and groups == 1
 
 
 def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int) -> Nhwc:
@@ -153,11 +156,12 @@ def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int)
     n, c, _, _ = x.image()
     view = ctx.strided(x)
     s_n, s_c, s_h, s_w = view.strides
-    width = D.product([c, kh, kw])
-    ref = ctx.plan.arena(D.mul(D.product([n, oh, ow, width]), x.dtype.size))
-    shape: Dims = (n, oh, ow, c, kh, kw)
-    ctx.copy(View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w)), View(ref, contiguous(shape)), shape, x.dtype)
-    return Nhwc(ref, width, D.mul(ow, width), D.product([oh, ow, width]), (0, 0, 0, 0))
+    if not isinstance(c, int):
+        raise Unsupported(f"'{x.name}' has a symbolic channel count")
+    to = ctx.images(x.dtype, n, c * kh * kw, oh, ow)
+    source = View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w))
+    ctx.copy(source, View(to.ref, (to.ns, to.rs, to.cs, kh * kw, kw, 1)), (n, oh, ow, c, kh, kw), x.dtype, whole=False)
+    return to
 
 
 def conv_transpose(ctx: Lowering, op: Op) -> None:
