@@ -162,12 +162,12 @@ def _delay(form: Form, keys: DimLike, tile: HopperTile) -> DimLike:
 
 
 def _slower(p: Any, form: Form) -> int:
-    """Percent of the clocks of other rows that those with masks of their own take: the more rows a block has, the more of these two warps bring."""
+    """Percent of the clocks of other rows that those with masks of their own take: of 256 rows two warps bring too many, and small tiles hide less."""
     if not p.mask_step:
         return 111 if form.plan == "OVERLAP" else 100  # reads them beside its own products
-    if form.groups == 2 and form.blocks == 1:
-        return 125 if p.mask == 1 else 100
-    return {4: 180, 1: 112 if form.blocks == 3 else 100}.get(form.groups, 100)
+    if form.groups == 1:
+        return 115 if p.widest > 64 else 112 if form.blocks == 3 else 100
+    return 180 if form.groups == 4 else 100
 
 
 def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
@@ -182,15 +182,14 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
         work = D.add(work, _UNEVEN * rows // 64)
-    if p.rows_masked:
-        work = D.floordiv(D.mul(work, _slower(p, form)), 100)
 
     def together(tiles: DimLike) -> DimLike:
         return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
 
     rest = D.mod(count, form.blocks)
     last = D.select(D.less(form.blocks, D.mul(rest, 2)), together(form.blocks), together(rest))  # more than half of its blocks: somewhere it is all of them
-    return D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
+    cost = D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
+    return D.floordiv(D.mul(cost, _slower(p, form)), 100) if p.rows_masked else cost
 
 
 def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:

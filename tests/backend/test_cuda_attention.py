@@ -199,6 +199,21 @@ def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> No
         compile_kernels([read, join], 90)
 
 
+@pytest.mark.parametrize(
+    ("d", "b", "heads", "s", "t", "mask", "tile"),
+    [
+        (128, 4, 16, 1024, 1024, 1, "2x112+16 turns"), (72, 8, 4, 631, 1760, 2, "2x128 overlap"), (64, 2, 12, 777, 777, 1, "1x80+64*3"),
+        (64, 4, 16, 1000, 1000, 2, "1x128+112*2"), (128, 16, 16, 256, 256, 1, "2x96+64 turns"),
+    ],
+)  # fmt: skip
+def test_tiles_of_rows_with_masks_of_their_own(d: int, b: int, heads: int, s: int, t: int, mask: int, tile: str) -> None:
+    r = attention(DType.F16, d, b=b, heads=heads, kv=heads, s=s, t=t, mask=mask)
+    r = replace(r, ints={**r.ints, "m_q": t, "m_b": 0})
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+
+
 def test_masks_of_rows_have_room_in_shared_memory() -> None:
     """What is copied of a row are 16 bytes that begin before it where rows do; one 16 bytes more, so that rows beside each other lie in other banks."""
     emitter = registry.module("kernels", "cuda").part("emit_attention")
