@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -16,14 +16,16 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _BK = 32  # k of a step
+_THREADS = 512  # of all blocks that a multiprocessor holds
 
 
 @dataclass(frozen=True)
 class FlatTile:
-    """Warps along rows and columns, each with 32 by 32 results."""
+    """Warps along rows and columns, each with 32 by 32 results. held: threads of all blocks of a multiprocessor, more than _THREADS where k is short."""
 
     warps_m: int
     warps_n: int
+    held: int = _THREADS
 
     @property
     def bm(self) -> int:
@@ -45,24 +47,26 @@ class FlatTile:
         return max(2 * stage, self.bm * (self.bn * 2 + 16))
 
 
-TILES = tuple(FlatTile(*warps) for warps in ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1)))
+TILES = tuple(FlatTile(*warps) for warps in ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1), (1, 2), (1, 3), (1, 5), (1, 7), (2, 1), (2, 3), (3, 1), (3, 2)))
 TILES_F32 = TILES[:2]
 
-#: The cost model, fitted to measurements on an H200, of two-byte elements and of f32. Clocks to start, of a wave of blocks and of its steps; of a warp: itself, its
-#: steps, or k where FFMA multiplies, and what it reads in a step; of 32 rows of a block that are parts of y's and begin anywhere; clocks a byte from memory.
-_COSTS = ((1938.0, 2650.0, 908.0, 0.0, 10.95, 12.2, 511.0, 5.2e-4), (3120.0, 0.0, 785.0, 21.1, 11.7, 1.21, 0.0, 2.98e-4))
+#: The cost model, fitted to measurements on an H200, of two-byte elements and of f32. Clocks to start, of a wave of blocks, of its steps and of those that none before
+#: covers; of a warp: itself, its k where FFMA multiplies, and what it reads in a step; of 32 rows of a block that are parts of y's and begin anywhere; clocks a byte
+#: from memory.
+_COSTS = ((2481.0, 916.0, 1286.0, 1310.0, 0.0, 0.0, 13.0, 557.0, 6.16e-4), (3120.0, 0.0, 785.0, 0.0, 21.1, 11.7, 1.21, 0.0, 2.98e-4))
 _TERMS, _MOST, _LEAST = (1, 12), 256, 8  # k, and columns, for which these hold
 
 
 def tile_cost(t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool) -> float:
     """Clocks, comparable with `_product.odd_cost`."""
-    start, wave, step, warp, deep, read, part, memory = _COSTS[f32]
+    start, wave, step, late, warp, deep, read, part, memory = _COSTS[f32]
     here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms), -(-k // _BK)
-    waves, warps = -(-here // max(1, 512 // t.threads)), here * t.warps_m * t.warps_n
+    waves, warps = -(-here // max(1, t.held // t.threads)), here * t.warps_m * t.warps_n
     reads = 32 // t.warps_n + 32 // t.warps_m if f32 else -(-4 // t.warps_n) + -(-4 // t.warps_m)
     parts = here * t.warps_m * part if n > t.bn and not y else 0.0
-    each = warp + deep * (-(-k // 4) * 4 if f32 else steps) + steps * reads * read
-    return start + waves * (wave + steps * step) + warps * each + parts + memory * (4 if f32 else 2) * batch * (m * k + n * k + m * n)
+    each = warp + deep * (-(-k // 4) * 4) + steps * reads * read
+    alone = (steps - 1) * late if t.held > _THREADS else 0.0
+    return start + waves * (wave + steps * step + alone) + warps * each + parts + memory * (4 if f32 else 2) * batch * (m * k + n * k + m * n)
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[FlatTile, float]:
@@ -70,7 +74,8 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
     f32 = r.dtype == DType.F32
     if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST) or n < _LEAST or (not f32 and (a.gather or b.gather)):
         return {}
-    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y) for t in (TILES_F32 if f32 else TILES)}
+    tiles = TILES_F32 if f32 else (*TILES, *(replace(t, held=2 * _THREADS) for t in TILES if k <= 2 * _BK))
+    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y) for t in tiles}
 
 
 def product(
@@ -81,6 +86,7 @@ def product(
     epi = _epilogue.epilogue(r, pitches, 0, scaled=r.family == "matmul", width=2)
     parameters, f32 = [*params, *epi.parameters], r.dtype == DType.F32
     i = {name: v.value for _, name, v in params if isinstance(v, (Int32, Int64))}
+    depth = _product.known(i["K"], 1 << 30)
     for o, row, count in (("a", "m", rows), ("b", "n", columns)) if not f32 else ():
         span: DimLike = D.add(D.add(D.mul(D.add(count, -1), i[f"{o}_{row}"]), D.mul(D.add(i["K"], -1), i[f"{o}_k"])), 1)
         before = D.add(D.mul(D.add(grid_z, -1), i[f"{o}_0"]), D.mul(D.add(grid_y, -1), i[f"{o}_1"])) if batched else 0
@@ -89,6 +95,7 @@ def product(
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
+        f"constexpr int HELD = {tile.held}, WHOLE = {-(-depth // _BK) if depth <= 2 * _BK else 0};",
         f"constexpr bool A_ALONG = {int(not (a.trans or a.gather))}, B_ALONG = {int(not (b.trans or b.gather))};", epi.source,
         _backend.template("flat_f32" if f32 else "flat"),
     ])  # fmt: skip

@@ -5,8 +5,8 @@
 //
 // A warp has 32 rows by 32 columns and takes 32 k at a time.
 //
-// The generator defines: T, MMA_TYPE, WARPS_M, WARPS_N, A_ALONG, B_ALONG (contiguous along k, else along rows), A_BYTES, B_BYTES (that lines and matrices lie at multiples of),
-// TO_BATCH and the epilogue (struct Epilogue, finish). Parameters span_a, span_b: elements from a matrix's first to its last; all_a, all_b: of all matrices.
+// The generator defines: T, MMA_TYPE, WARPS_M, WARPS_N, HELD (threads of all blocks of a multiprocessor), WHOLE (steps, where all of k lies in shared memory at once: that
+// takes few registers; else 0), A_ALONG, B_ALONG (contiguous along k, else along rows), A_BYTES, B_BYTES (that lines and matrices lie at multiples of), TO_BATCH and the epilogue (struct Epilogue, finish). Parameters span_a, span_b: elements from a matrix's first to its last; all_a, all_b: of all matrices.
 
 constexpr int BK = 32, BM = 32 * WARPS_M, BN = 32 * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
 
@@ -153,7 +153,7 @@ DEV void store_chunk(T* to, u32 from, int low, int high) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_flat(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_flat(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   const u32 memory = (u32)__cvta_generic_to_shared(shared);
@@ -172,19 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_fla
   left.read_ends(first_a, all_a);
   right.read_ends(first_b, all_b);
   float sum[2][4][4] = {};
-  u32 stage = memory;
-#pragma unroll 1
-  for (int k = -BK; k < K; k += BK) {  // in the first turn there is nothing to multiply yet
-    if (k >= 0) {
-      left.write(stage, k);
-      right.write(stage + Left::SIZE, k);
-      __syncthreads();
-    }
-    if (k + BK < K) {
-      left.read(k + BK);
-      right.read(k + BK);
-    }
-    if (k < 0) continue;
+  const auto multiply = [&](u32 stage) {
 #pragma unroll
     for (int kk = 0; kk < 2; kk++) {
       u32 fa[2][4], fb[2][4];
@@ -202,7 +190,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_fla
                        : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]), "r"(fb[j / 2][j % 2 * 2]), "r"(fb[j / 2][j % 2 * 2 + 1]));
         }
     }
-    stage ^= memory ^ (memory + STAGE);  // the other one
+  };
+  if (WHOLE) {
+#pragma unroll
+    for (int s = 0; s < WHOLE; s++) {
+      left.read(s * BK);
+      right.read(s * BK);
+      left.write(memory + s * STAGE, s * BK);
+      right.write(memory + s * STAGE + Left::SIZE, s * BK);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int s = 0; s < WHOLE; s++) multiply(memory + s * STAGE);
+  } else {
+    u32 stage = memory;
+#pragma unroll 1
+    for (int k = -BK; k < K; k += BK) {  // in the first turn there is nothing to multiply yet
+      if (k >= 0) {
+        left.write(stage, k);
+        right.write(stage + Left::SIZE, k);
+        __syncthreads();
+      }
+      if (k + BK < K) {
+        left.read(k + BK);
+        right.read(k + BK);
+      }
+      if (k < 0) continue;
+      multiply(stage);
+      stage ^= memory ^ (memory + STAGE);  // the other one
+    }
   }
   __syncthreads();
   const int rows = min(BM, M - m0), columns = min(BN, N - n0);

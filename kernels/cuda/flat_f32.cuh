@@ -2,7 +2,7 @@
 //
 // A warp has 32 rows by 32 columns, of which a lane has eight rows by four columns.
 //
-// The generator defines: WARPS_M, WARPS_N, A_ALONG, B_ALONG (contiguous along k, else along rows), TO_BATCH and the epilogue (struct Epilogue, finish).
+// The generator defines: WARPS_M, WARPS_N, HELD, A_ALONG, B_ALONG (contiguous along k, else along rows), TO_BATCH and the epilogue (struct Epilogue, finish).
 
 constexpr int BK = 32, BM = 32 * WARPS_M, BN = 32 * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
 
@@ -38,7 +38,7 @@ template <int ROWS, bool ALONG> struct Elements {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_flat(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_flat(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   float* const memory = (float*)shared;
