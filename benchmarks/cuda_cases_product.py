@@ -23,8 +23,8 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_product, _wgmma, _split, _thin, _align, _direct, _flat = (
-    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat")
+_product, _wgmma, _split, _thin, _align, _direct, _flat, _lanes = (
+    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat", "lanes")
 )  # fmt: skip
 Rng = np.random.Generator
 
@@ -359,6 +359,16 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), flat(2, 2))
     yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), flat(2, 2))
     yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
+    for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):  # all of k in shared memory
+        yield with_tile(matmul(rng, dtype, 2, 2, 67, 71, 45, a_turned=a_turned, b_turned=b_turned), flat(1, 5, 1024))
+    lane = _lanes.LaneTile
+    for a_turned, b_turned in itertools.product((False, True), (False, True)):
+        for t in (lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3), lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2)):
+            yield with_tile(matmul(rng, F32, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t)
+            yield with_tile(matmul(rng, F32, 1, 2, 36, 100, 72, a_turned=a_turned, b_turned=b_turned), t)  # fours of rows
+            yield with_tile(matmul(rng, F32, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), t)
+    yield with_tile(gemm(rng, F32, 67, 131, 45, "silu", res_mode=1), lane(8, 8, 1, 1, 4))
+    yield with_tile(gemm(rng, F32, 35, 131, 45, kinds=(0, 1, 2)), lane(4, 8, 1, 1, 4, 3))
 
 
 def batches(rng: Rng) -> Iterator[Case]:

@@ -64,6 +64,8 @@ def rounds(t: Any) -> bool:
 
 
 def tile_name(t: Any) -> str:
+    if hasattr(t, "lane_m"):
+        return f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages}"
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
     if hasattr(t, "wide_a"):
@@ -80,7 +82,7 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):
-        return f"flat {t.bm}x{t.bn}"
+        return f"flat {t.bm}x{t.bn} held{t.held}"
     if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
     return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"

@@ -23,6 +23,7 @@ _align = registry.module("kernels", "cuda").part("_align")
 _direct = registry.module("kernels", "cuda").part("_direct")
 _flat = registry.module("kernels", "cuda").part("_flat")
 _batches = registry.module("kernels", "cuda").part("_batches")
+_lanes = registry.module("kernels", "cuda").part("_lanes")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
@@ -31,6 +32,7 @@ _COPIES, _BEHIND, _MOVED = 900.0, 1.1, 5.3e-4
 _THIN = (1.05, 1.2)  # what `_thin.tile_cost` is for 16-bit elements, turned and not: so many times its clocks
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
 _FEW_DEEP, _FEW_PRODUCTS = 512, 1 << 30  # most k and multiplications of f32 for which `_product.batched_cost` holds
+_BESIDE, _FEW_TERMS = 1.1, 4  # what other products of f32 cost where there are LaneTiles: so many times their clocks, but short ones of so few terms
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -64,6 +66,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         costs |= _direct.prices(r, rows, n, k, 1, a, b, y)
         if not whole:
             costs |= _flat.prices(r, rows, n, k, 1, a, b, y)
+            costs = _with_lanes(costs, _lanes.prices(r, rows, n, k, 1, a, b, y))
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
@@ -78,6 +81,12 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         else:
             kernels += _by_tile(r, tile, m, n, k, ldx, ldy, ldr, active)
     return list(_product.shared_scratch(kernels))
+
+
+def _with_lanes(costs: dict[Any, float], lanes: dict[Any, float]) -> dict[Any, float]:
+    """The clocks of all tiles."""
+    few = {t for t in costs if isinstance(t, _thin.ShortTile) and t.depth <= _FEW_TERMS}
+    return {t: c if t in few else _BESIDE * c for t, c in costs.items()} | lanes if lanes else costs
 
 
 def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
@@ -98,6 +107,11 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
         )]  # fmt: skip
     if isinstance(tile, _flat.FlatTile):
         return [_flat.product(
+            r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1,
+            batched=False, active=active,
+        )]  # fmt: skip
+    if isinstance(tile, _lanes.LaneTile):
+        return [_lanes.product(
             r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1,
             batched=False, active=active,
         )]  # fmt: skip
@@ -155,6 +169,7 @@ def matmul(r: Request) -> list[Kernel]:
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
             costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
         costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y) | _flat.prices(r, rows, columns, depth, batch, a, b, y)
+        costs = _with_lanes(costs, _lanes.prices(r, rows, columns, depth, batch, a, b, y))
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
         if copies:
@@ -199,6 +214,10 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
         )]  # fmt: skip
     if isinstance(tile, _flat.FlatTile):
         return [_flat.product(
+            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
+        )]  # fmt: skip
+    if isinstance(tile, _lanes.LaneTile):
+        return [_lanes.product(
             r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
         )]  # fmt: skip
     return list(_product.product(

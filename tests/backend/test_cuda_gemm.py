@@ -194,7 +194,7 @@ def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) 
             r = batched(d, 219, 247, 31, a, b)
             r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
             monkeypatch.undo()
-            assert {k.symbol for k in kernels_of(r)} == {"product_flat"}, (d, a)
+            assert {k.symbol for k in kernels_of(r)} <= {"product_flat", "product_lanes" if d == DType.F32 else ""}, (d, a)
             for t in flat.TILES_F32 if d == DType.F32 else flat.TILES:
                 monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
                 (kernel,) = kernels_of(r)
@@ -207,6 +207,26 @@ def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) 
         assert bool(flat.prices(batched(d, 33, 33, 33, (66, 2), (33, 1)), 33, 33, 33, 6, *gathered, False)) is fits
     r = batched(DType.F16, 219, 247, 31, (31, 1), (247, 1))
     compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
+
+
+def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, product = cuda.part("_lanes"), cuda.part("_product")
+    for a, b in (((107, 1), (87, 1)), ((1, 185), (1, 107)), ((214, 2), (174, 2))):  # along k and along rows, and neither
+        r = batched(DType.F32, 185, 87, 107, a, b)
+        r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
+        monkeypatch.undo()
+        assert {k.symbol for k in kernels_of(r)} == {"product_lanes"}, a
+        for t in lanes.TILES:
+            monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+            (kernel,) = kernels_of(r)
+            assert kernel.symbol == "product_lanes" and kernel.grid == (-(-185 // t.bm) * -(-87 // t.bn), 9, 9) and kernel.block == t.threads
+            compile_kernels([kernel], 90)
+    monkeypatch.undo()
+    r = batched(DType.F32, 185, 87, 107, (107, 1), (87, 1))
+    compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
+    access = product.Access
+    for r, how in ((batched(DType.F16, 185, 87, 107, (107, 1), (87, 1)), 2), (batched(DType.F32, 64, 64, 64, (64, 1), (64, 1)), 16)):  # no f32, whole copies
+        assert not lanes.prices(r, 64, 64, 64, 6, access(how), access(how), True)
 
 
 def test_few_rows_stream_the_other_operand() -> None:
@@ -229,7 +249,8 @@ def test_few_terms_are_summed_by_each_thread() -> None:
         for m, n, k in ((1021, 1031, 1), (1021, 1031, 3), (100003, 7, 11)):
             for r in (gemm(d, m, n, k), batched(d, m, n, k, (1, m), (n, 1))):
                 kernels = kernels_of(r)
-                assert [kernel.symbol for kernel in kernels] == ["product_short"], (d, m, n, k)
+                either = {"product_short", "product_lanes" if d == DType.F32 and k > 4 else "product_short"}
+                assert len(kernels) == 1 and kernels[0].symbol in either, (d, m, n, k)
                 compile_kernels(kernels, 90)
 
 
