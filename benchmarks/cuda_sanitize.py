@@ -91,7 +91,7 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)
-        tile = emitter.hopper_tile(emitter.problem(F.request_of(case)), *form)
+        tile = emitter.hopper_tile(emitter.problem(emitter._grouped.as_rows(F.request_of(case))), *form)
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
     spread, large, split, group = emitter._few.FewTile, emitter._plain.PlainTile, emitter._tf32.SplitTile, emitter._group.GroupTile()

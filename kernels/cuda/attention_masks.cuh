@@ -86,6 +86,16 @@ DEV void bring_masks(const Attention& g, const Order& order, Tile tile, float* m
       arrive_warp(full + 8 * k.slot);
     }
 }
+// 16 bytes, of which so many are read; the rest is zero.
+DEV void copy_piece(u32 to, const char* from, int count) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+// As many bytes, one after the other, for others of the block to see.
+DEV void copy_bytes(u32 to, const char* from, int count) {
+#pragma unroll 1
+  for (int k = 0; k < count; k++) asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + k), "r"(u32(u8(from[k]))) : "memory");
+  asm volatile("fence.acq_rel.cta;" ::: "memory");
+}
 DEV void arrive_copied(u32 b) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(b) : "memory"); }
 // Warp `of` of kMaskWarps: its rows of the masks that rows have of their own, a tile of keys after the other. A thread has the same 16 bytes of every kTogether-th
 // row, none in which there is nothing of it.
@@ -103,11 +113,22 @@ DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, in
       const MaskElement* row = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h + (tile.m + first_row) * g.m_q + first;
       u32 to = masks + k.slot * kMask + first_row * kMaskPitch + at;
       wait(empty + 8 * k.slot, k.phase ^ 1);
+      if (first + BN < g.Tk || tile.m + BM + 16 < g.S) {  // 16 bytes are of as many rows at most
 #pragma unroll 4
-      for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
-        const int from = at - bytes_behind(row);
-        if (at < kPieces * 16 && from < seen)
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"((const char*)row + from), "r"(min(seen - from, 16)) : "memory");
+        for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
+          const int from = at - bytes_behind(row);
+          if (at < kPieces * 16 && from < seen) copy_piece(to, (const char*)row + from, min(seen - from, 16));
+        }
+      } else {  // nothing is read behind the last mask
+#pragma unroll 1
+        for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
+          const int from = at - bytes_behind(row), count = min(seen - from, 16);
+          if (at >= kPieces * 16 || count <= 0) continue;
+          const MaskElement* const after = (const MaskElement*)g.mask + (g.B - 1) * g.m_b + (g.H - 1) * g.m_h + (g.S - 1) * g.m_q + g.Tk;
+          const char* const piece = (const char*)row + from;
+          if (piece + 16 > (const char*)after) copy_bytes(to, piece, count);
+          else copy_piece(to, piece, count);
+        }
       }
       arrive_copied(full + 8 * k.slot);
     }

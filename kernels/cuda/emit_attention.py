@@ -63,7 +63,13 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     left: DimLike = 1
     for _, use in few:
         left = D.mul(left, D.sub(1, use))
-    others = _plain.tiles(request, p) if request.dtype == DType.F32 else _hopper.tiles(request, p) if request.arch == 90 else [(MmaTile(_warps(request)), 1)]
+    if request.dtype == DType.F32:
+        others = _plain.tiles(request, p)
+    elif request.arch == 90:
+        rows = _grouped.as_rows(request)
+        others = _hopper.tiles(rows, _attention.problem(rows))
+    else:
+        others = [(MmaTile(_warps(request)), 1)]
     return [*few, *((tile, D.mul(use, left)) for tile, use in others if left != 0)]
 
 
