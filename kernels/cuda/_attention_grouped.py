@@ -22,6 +22,10 @@ _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 _LEAST_ROWS = 4
 #: Clocks that few rows take beside those of reading: where a block has all keys, where a cluster has, where another kernel joins; and bytes read in a clock.
 _ALONE, _CLUSTER, _SPREAD, _FEW_BYTES = 3500, 11400, 15800, 22
+#: Bytes read in a clock where one block has all keys of several rows.
+_SEVERAL_BYTES = 10
+#: Up to so many keys tiles of tensor cores are best for the rows of heads that share them.
+_SHORT_KEYS = 256
 #: The same of tensor cores: beside those of multiplying, beside those of reading where a block has all keys and where a cluster has; and bytes read in a clock.
 _BEGINNING, _READING, _READING_PARTS, _BYTES = 4000, 4000, 7000, 20
 #: The same of tensor cores that divide keys for another kernel to join: to begin, for each step as far as they are not hidden, for each row, bytes read in a clock
@@ -56,7 +60,8 @@ def _of_few(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
     """row: bytes of a key and its value."""
     count, parts = evaluate(_few.count_of(request, tile.rows), {}), evaluate(_few.parts_of(request, p, tile), {})
     each = -(-count * parts // request.sms)  # blocks of a multiprocessor
-    return (_SPREAD if tile.spread else _CLUSTER if parts > 1 else _ALONE) + each * -(-keys // parts) * row / _FEW_BYTES
+    rate = _SEVERAL_BYTES if tile.rows >= _LEAST_ROWS and parts == 1 and not tile.spread else _FEW_BYTES
+    return (_SPREAD if tile.spread else _CLUSTER if parts > 1 else _ALONE) + each * -(-keys // parts) * row / rate
 
 
 def _of_group(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
@@ -111,6 +116,8 @@ def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tupl
     merged = _attention.problem(rows)
     row = (p.head + p.head_v) * request.dtype.size
     found = [(tile, evaluate(clocks, {})) for tile, clocks in _hopper.priced(rows, merged)]
+    if found and rows is not request and keys <= _SHORT_KEYS:
+        return [(min(found, key=lambda one: one[1])[0], 1)]
     price: dict[Any, tuple[float, int]] = {tile: (_of_tile(rows, tile, clocks, keys, row), clocks) for tile, clocks in found}
     usual = min(price.values())[0] if price else 0.0
     divided = _hopper.spread_tile(merged)

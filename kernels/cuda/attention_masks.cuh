@@ -113,7 +113,7 @@ DEV void bring_rows_masked(const Attention& g, const Order& order, Tile tile, in
       const MaskElement* row = (const MaskElement*)g.mask + tile.b * g.m_b + tile.h * g.m_h + (tile.m + first_row) * g.m_q + first;
       u32 to = masks + k.slot * kMask + first_row * kMaskPitch + at;
       wait(empty + 8 * k.slot, k.phase ^ 1);
-      if (first + BN < g.Tk || tile.m + BM + 16 < g.S) {  // 16 bytes are of as many rows at most
+      if (first + BN + 16 < g.Tk || tile.m + BM + 16 < g.S) {  // 16 bytes are as many keys of a row at most, or as many rows
 #pragma unroll 4
         for (int r = first_row; r < end; r += kTogether, row += apart, to += kTogether * kMaskPitch) {
           const int from = at - bytes_behind(row);

@@ -161,7 +161,7 @@ def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     ("heads", "kv", "t", "d", "b", "tile", "symbolic"),
     [
         (71, 1, 2039, 64, 2, "1x128 alone/8", "1x64*2 alone spread"), (64, 8, 4093, 128, 8, "1x128 alone/2", "1x64*2 alone spread"),
-        (16, 1, 16381, 128, 1, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 16, 128, 1, "few 4", "few 4"), (71, 1, 2039, 61, 2, "few 4/4", "few 4/4"),
+        (16, 1, 16381, 128, 1, "1x64*2 alone spread", "1x64*2 alone spread"), (64, 8, 16, 128, 1, "2x64+16 turns", "few 4"), (71, 1, 2039, 61, 2, "few 4/4", "few 4/4"),
     ],
 )  # fmt: skip
 def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int, t: int, d: int, b: int, tile: str, symbolic: str) -> None:
