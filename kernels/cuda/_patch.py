@@ -167,7 +167,8 @@ def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
 
 
 def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike = 1) -> Kernel:
-    """active: 0 empties the grid."""
+    """active: 0 empties the grid. 16 bytes of a pixel are copied at a time: pitches of other multiples would have addresses that a copy may not have."""
+    assert applies(r, transposed)
     i, s = r.ints, _shape(r)
     p, oc = _patch(s, tile), int(i["OC"])
     units = sorted(_units(s, p, transposed))

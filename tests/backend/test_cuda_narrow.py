@@ -198,6 +198,10 @@ def test_patches_compile() -> None:
 def test_patches_need_hopper_and_aligned_pixels() -> None:
     v = PATCHES[0]
     assert patch.applies(_request(v, F16), transposed=False)
+    (tile, *_), odd = patch.prices(_request(v, F16), False, 64), _request(v, F16, x_cs=27)
+    assert not patch.prices(odd, False, 64)
+    with pytest.raises(AssertionError):  # whoever chose the tile
+        patch.convolution(odd, tile, False)
     others = _request(v), _request(v, F16, 80), _request(v, F16, x_cs=28), _request(Shape(1, 48, 9, 9, 48, groups=2), F16)
     assert not any(patch.applies(r, transposed=False) for r in others)
     assert not patch.applies(_request(Shape(1, 24, 9, 9, 24, stride=(2, 2), transposed=True), F16), transposed=True)
