@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from itertools import zip_longest
 
 from tracea_onnx import dims as D
@@ -32,7 +33,7 @@ def of(product: Callable[[Request], list[Kernel]]) -> Callable[[Request], list[K
             after = {o: D.product([full, steps[s], r.dtype.size]) for o, s in _OPERANDS.items()}
             parts.append([replace(k, args=tuple(_behind(a, after) for a in k.args)) for k in product(replace(r, ints={**r.ints, "B1": rest}))])
         kernels = [k for part in parts for k in part]
-        scratch = tuple(D.maximum(*sizes) for sizes in zip_longest(*(next((k.scratch for k in p if k.scratch), ()) for p in (parts * 2)[:2]), fillvalue=0))
+        scratch = tuple(reduce(D.maximum, sizes) for sizes in zip_longest(*(k.scratch for k in kernels), fillvalue=0))  # both have the same buffers
         return [replace(k, scratch=scratch) if k.scratch else k for k in kernels]
 
     return divided

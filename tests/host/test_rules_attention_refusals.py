@@ -189,17 +189,23 @@ def test_bfloat16_constants_are_read(value: str) -> None:
     assert (a["scale"], a["causal"], a["mask_kind"]) == (0.5 if value == "scale" else 1.0, value != "scale", "none")
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [("twice", "Tanh twice"), ("negative", "is no cap"), ("mask inside", "masked before Tanh caps them"), ("floor inside", "before Tanh caps them")],
-)
-def test_what_is_no_cap_refuses(how: str, why: str) -> None:
+def _changed_before(how: str) -> tuple[Net, str]:
+    """Attention whose scores are masked or bounded before they are changed, where `how` says so."""
     n, s = plain()
     if how == "mask inside":
         n.inputs["mask"] = (1, 1, S, T)
         s = n.add("Add", s, "mask")
     if how == "floor inside":
         s = n.add("Max", s, n.const(F(-1e30)))
+    return n, s
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("twice", "Tanh twice"), ("negative", "is no cap"), ("mask inside", "masked before Tanh caps them"), ("floor inside", "before Tanh caps them")],
+)
+def test_what_is_no_cap_refuses(how: str, why: str) -> None:
+    n, s = _changed_before(how)
     s = n.add("Mul", n.add("Tanh", n.add("Tanh", s) if how == "twice" else s), n.const(F(-3.0 if how == "negative" else 3.0)))
     assert why in reason(close(n, s), "attention", "n_p")
 
@@ -212,12 +218,7 @@ def test_what_is_no_cap_refuses(how: str, why: str) -> None:
     ],
 )  # fmt: skip
 def test_factors_that_are_not_one_for_each_head_refuse(how: str, why: str) -> None:
-    n, s = plain()
-    if how == "mask inside":
-        n.inputs["mask"] = (1, 1, S, T)
-        s = n.add("Add", s, "mask")
-    if how == "floor inside":
-        s = n.add("Max", s, n.const(F(-1e30)))
+    n, s = _changed_before(how)
     if how == "capped":
         s = n.add("Tanh", s)
     if how == "twice":
