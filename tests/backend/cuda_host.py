@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
+from tests.cpp import library
 from tracea_onnx.cuda import Float32, Int32, Int64, Kernel, Pointer
 from tracea_onnx.dims import evaluate
 
@@ -86,21 +84,13 @@ def aligned(a: Array) -> Array:
 
 def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
     """places: what operands are; null where not named."""
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     quoted = r'"(?:[^"\\]|\\.)*"'
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", kernel.source)
     declared = re.search(r"#define PARAMETERS (.*)", text)
     assert declared is not None
     parameters = [re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", "")) for p in declared.group(1).split(",")]
     call = ", ".join(f"*({p.group(1)}*)arguments[{j}]" for j, p in enumerate(parameters) if p)
-    # Shared memory is one array for all threads, of a fixed size.
-    text = re.sub(r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];", r"static \2 \3[1 << 16] \1;", text)
-    source, library = folder / f"{kernel.symbol}.cc", folder / f"{kernel.symbol}.so"
-    source.write_text("\n".join([_HOST, text, f"#define BLOCK {kernel.block}", _RUN.replace("CALL", f"{kernel.symbol}({call})")]))
-    flags = ["-std=c++17", "-O1", "-w", "-fpermissive", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *flags, "-o", str(library), str(source)], check=True)
+    host = library(folder, kernel.symbol, "\n".join([_HOST, text, f"#define BLOCK {kernel.block}", _RUN.replace("CALL", f"{kernel.symbol}({call})")]))
     values: list[Any] = []
     for a in kernel.args:
         if isinstance(a, Int32):
@@ -114,4 +104,4 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
             values.append(ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0))
     assert len(values) == len(parameters)
     pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-    ctypes.CDLL(str(library)).run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))
+    host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.backend.cuda_requests import request
+from tests.cpp import library
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike, evaluate, symbol
@@ -53,17 +52,10 @@ _SHAPES = ((2, 7, 9), (1, 6, 5), (3, 15, 14), (1, 1, 3), (2, 8, 8))
 
 
 def _compiled(tmp_path: Path, constants: dict[str, int], flags: dict[str, int], width: int, symbol: str, *templates: str) -> Any:
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     sizes, truths = (", ".join(f"{k} = {v}" for k, v in d.items()) for d in (constants, flags))
     kernel = "\n".join(cuda.template(t) for t in templates)
     text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{kernel}{_RUN.replace('SYMBOL', symbol)}"
-    tmp_path.mkdir(exist_ok=True)
-    source, library = tmp_path / "depthwise.cc", tmp_path / "depthwise.so"
-    source.write_text(text)
-    subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return ctypes.CDLL(str(library)).run
+    return library(tmp_path, "depthwise", text).run
 
 
 def _check(run: Any, n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: int, multiple: int = 1) -> None:

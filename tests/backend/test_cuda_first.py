@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
+from tests.cpp import library
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike, symbol
@@ -39,7 +38,6 @@ static thread_local struct { int x; } threadIdx;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static int __shfl_sync(unsigned, int v, int) { return v; }
-float shared[1 << 16] __attribute__((aligned(16)));
 DEV float to_float(float v) { return v; }
 DEV void from_float(float& to, float v) { to = v; }
 struct Epilogue { int none; };
@@ -99,9 +97,6 @@ SHAPES: tuple[Shape, ...] = (
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     rng = np.random.default_rng(0)
     for k, planes in enumerate((True, False)):
         r = _request(shape, planes=planes)
@@ -114,9 +109,7 @@ def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
         constants |= {"THREADS": tile.threads, "RESIDENT": 1, "FILTER_PITCH": 4, "MULTIPLE": 1, "WIDTH": 4}
         text = [_HOST, f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};", "constexpr bool X_VECTOR = 0, Y_VECTOR = 1, EARLY = 0;"]
         text += [cuda.template("depthwise_channels"), cuda.template("first"), _RUN.replace("PARAMETERS_", _MEMBERS)]
-        source, library = tmp_path / f"first{k}.cc", tmp_path / f"first{k}.so"
-        source.write_text("\n".join(text))
-        subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-o", str(library), str(source)], check=True)
+        host = library(tmp_path, f"first{k}", "\n".join(text))
         x = rng.standard_normal((2, i["IC"], i["IH"], i["IW"])).astype(np.float32)
         filters = np.zeros((i["OC"], i["KH"], i["KW"], 4), np.float32)
         filters[..., : i["IC"]] = rng.standard_normal((i["OC"], i["KH"], i["KW"], i["IC"]))
@@ -128,7 +121,7 @@ def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
         ints = [ctypes.c_int(v) for v in (blocks, -(-i["OC"] // tile.columns))]
         sizes = [ctypes.c_int(i[n]) for n in ("IH", "IW", "OH", "OW", "OC", "PT", "PL")]
         longs = [ctypes.c_longlong(i[n]) for n in ("x_c", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")]
-        ctypes.CDLL(str(library)).run(*ints, *(ctypes.c_void_p(np.ascontiguousarray(a).ctypes.data) for a in (lying, filters, y)), *sizes, *longs)
+        host.run(*ints, *(ctypes.c_void_p(np.ascontiguousarray(a).ctypes.data) for a in (lying, filters, y)), *sizes, *longs)
         padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (i["PT"], i["PT"] + i["SH"]), (i["PL"], i["PL"] + i["SW"])))
         want = np.zeros((2, i["OH"], i["OW"], i["OC"]))
         for kh, kw in itertools.product(range(i["KH"]), range(i["KW"])):

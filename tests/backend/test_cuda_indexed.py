@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from onnx import helper
 
 from tests.backend.cuda_requests import compile_kernels, request
+from tests.cpp import library
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike, symbol
@@ -75,16 +74,6 @@ template <int V> DEV Place place_of(u64 u, u64, u32 vectors, int OH, int OW) {
 """
 
 
-def _library(tmp_path: Path, name: str, text: str) -> ctypes.CDLL:
-    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    source, library = tmp_path / f"{name}.cc", tmp_path / f"{name}.so"
-    source.write_text(_HOST + text)
-    subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return ctypes.CDLL(str(library))
-
-
 def _wanted(op: str, feeds: Mapping[str, Array], out: int = 0, **attrs: Any) -> Array:
     infos = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()]
     result = helper.make_tensor_value_info("y", out or infos[0].type.tensor_type.elem_type, None)
@@ -125,7 +114,7 @@ extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns,
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
     rng = np.random.default_rng(axis)
-    host = _library(tmp_path, "indexed", f"constexpr int AXIS = {axis + 2};\n" + cuda.template("indexed") + _CALLS)
+    host = library(tmp_path, "indexed", _HOST + f"constexpr int AXIS = {axis + 2};\n" + cuda.template("indexed") + _CALLS)
     x = rng.standard_normal((4, 5, 6), dtype=np.float32)
     idx = np.argsort(rng.standard_normal((3, 4, 5)), axis)  # none of them twice along the axis
     idx[0, 0, 0] -= x.shape[axis]
@@ -163,7 +152,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
     numbers = ("nearest", "linear", "cubic").index(mode), ("zeros", "border", "reflection").index(pad)
     call = f"sample<{numbers[0]}, {numbers[1]}, {'true' if corners else 'false'}>(x, grid, y, *g, Pitch{{cs, cs * g->IW, cs * g->IW * g->IH}},"
     text = f'extern "C" void run(const float* x, const float* grid, float* y, const Sample* g, int cs) {{ {call} Pitch{{cs, cs * g->OW, cs * g->OW * g->OH}}); }}'
-    host = _library(tmp_path, "sample", cuda.template("sample") + text)
+    host = library(tmp_path, "sample", _HOST + cuda.template("sample") + text)
     for channels, cs in ((5, 8), (3, 3)):
         x = rng.standard_normal((2, channels, 5, 7), dtype=np.float32)
         grid = rng.uniform(-3, 3, (2, 6, 9, 2)).astype(np.float32)
@@ -179,7 +168,7 @@ def test_responses(tmp_path: Path, size: int) -> None:
     rng = np.random.default_rng(size)
     image = cuda.template("image")
     call = f"respond<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
-    host = _library(tmp_path, "lrn", image[image.index("// Each channel divided by") :] + f'extern "C" void run(const float* x, float* y) {{ {call} }}')
+    host = library(tmp_path, "lrn", _HOST + image[image.index("// Each channel divided by") :] + f'extern "C" void run(const float* x, float* y) {{ {call} }}')
     x = rng.standard_normal((2, 13, 3, 4), dtype=np.float32)
     lying, y = np.full((2, 3, 4, 16), np.nan, np.float32), np.zeros((2, 3, 4, 13), np.float32)
     lying[..., :13] = x.transpose(0, 2, 3, 1)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +14,11 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+from tests.cpp import compiler
 from tracea_onnx import provider
 from tracea_onnx.compiler import build_pack
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "cpp" / "run.cc"
-
-
-def compiler() -> list[str]:
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return [name]
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
-    pytest.skip("no C++ compiler and no ziglang")
 
 
 @pytest.fixture(scope="module")
