@@ -1,4 +1,4 @@
-"""Cases of elements found by indices, triangles, labels as rows; of images sampled at places of a grid, and of responses of channels."""
+"""Cases of elements found by indices, triangles, labels as rows, the largest of rows; of images sampled at places of a grid, and of responses of channels."""
 
 from __future__ import annotations
 
@@ -58,6 +58,21 @@ def indexed(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"triangle {upper} {diagonal} {size}B", "triangle", DType.F32, ints, {"x": x}, {"y": out})
 
 
+def topk(rng: np.random.Generator) -> Iterator[Case]:
+    shapes = (
+        (5, 64, 1, 6), (301, 128, 1, 8), (2, 7, 3, 7), (3, 1, 1, 1), (0, 9, 1, 2), (17, 1000, 1, 5), (3, 1031, 1, 100), (2, 2047, 5, 2047), (2, 8400, 1, 300),
+        (1, 8192, 1, 8192), (2, 24577, 1, 1), (1, 100003, 1, 300), (2, 70000, 3, 33), (1, 40000, 1, 5000),
+    )  # fmt: skip
+    for dtype, (k, (outer, n, inner, count)) in itertools.product((*FLOATS, DType.I32), enumerate(shapes)):
+        v = rng.integers(-9, 9, (outer, n, inner)) if k % 3 == 0 else rng.standard_normal((outer, n, inner)) * 1000
+        x = stored(v.astype(np.float64), dtype)
+        seen = value(x, dtype)
+        want = np.argsort(-seen if k % 2 else seen, 1, kind="stable")[:, :count]
+        ints = {"outer": outer, "n": n, "inner": inner, "k": count, "largest": k % 2, "dtype": int(dtype)}
+        out = {"y": plain(dtype, np.take_along_axis(seen if dtype in FLOATS else x, want, 1), 0.0 if dtype in FLOATS else None), "at": plain(DType.I64, want, None)}
+        yield Case(f"topk {count} of {outer}x{n}x{inner}", "topk", dtype if dtype in FLOATS else DType.F32, ints, {"x": x}, out)
+
+
 def _reflected(v: Array, n: int, corners: int) -> Array:
     low, high = (0.0, n - 1.0) if corners else (-0.5, n - 0.5)
     past = np.where(v < low, low - v, v - high)
@@ -104,4 +119,4 @@ def sampled(rng: np.random.Generator) -> Iterator[Case]:
         yield Case(f"lrn {size} {c}", "lrn", dtype, sizes, {"x": x}, {"y": out}, {"alpha": 0.3, "beta": 0.75, "bias": 1.5})
 
 
-FAMILIES = {"indexed": indexed, "sampled": sampled}
+FAMILIES = {"indexed": indexed, "topk": topk, "sampled": sampled}

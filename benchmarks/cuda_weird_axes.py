@@ -201,6 +201,10 @@ def _rows() -> Iterator[Trial]:
         yield W.argmax(dtype, 64, 1000)
         yield W.argmax(dtype, 3, 21, 4001)
         yield W.argmax(dtype, 1, 10)
+        for rows, n, k in (
+            (1, 8400, 300), (16, 33600, 300), (1, 24000, 300), (1, 672000, 100), (4096, 64, 6), (1021, 8, 2), (64, 1000, 5), (3, 50257, 50), (300, 1031, 1031),
+        ):  # fmt: skip
+            yield W.topk(dtype, rows, n, k)
         yield M.pool(dtype, 0, 1, 64, 112, 112, 3, 2, 1)
         yield M.pool(dtype, 2, 1, 131, 29, 31, 3, 1, 1)
         yield M.global_pool(dtype, 1, 320, 7, 7)

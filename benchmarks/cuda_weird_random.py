@@ -118,6 +118,11 @@ def _argmax(g: _Draw) -> Trial:
     return W.argmax(g.floating(), g.size(1, 5000), g.size(2, 50000), g.size(2, 1000) if g.often(0.3) else 1, least=g.often(0.2))
 
 
+def _topk(g: _Draw) -> Trial:
+    n = g.size(2, 50000)
+    return W.topk(g.floating(), g.size(1, 2000), n, min(n, g.size(1, 1000)), largest=g.often(0.8))
+
+
 def _cumsum(g: _Draw) -> Trial:
     return W.cumsum(g.choice((I64, F32, F16)), g.size(1, 2000), g.size(2, 50000), g.size(2, 300) if g.often(0.3) else 1)
 
@@ -203,7 +208,7 @@ def _excite(g: _Draw) -> Trial:
 
 
 KINDS: tuple[Callable[[_Draw], Trial], ...] = (
-    _linear, _bmm, _dense, _first, _depthwise, _groups, _transposed, _line, _attention, _decode, _softmax, _norm, _groupnorm, _reduction, _argmax, _cumsum,
+    _linear, _bmm, _dense, _first, _depthwise, _groups, _transposed, _line, _attention, _decode, _softmax, _norm, _groupnorm, _reduction, _argmax, _topk, _cumsum,
     _broadcast, _cast, _permuted, _sliced, _concat, _padded, _gather, _pool, _resized, _excite,
 )  # fmt: skip
 
@@ -232,7 +237,7 @@ def _fits(request: Request) -> bool:
             tensors, work = [product("outer", "n", "inner"), product("outer", "count", "inner")], 0
         case "layernorm":
             tensors, work = [product("rows", "N")], 0
-        case "softmax" | "reduce" | "argmax" | "cumsum":
+        case "softmax" | "reduce" | "argmax" | "topk" | "cumsum":
             tensors, work = [product("outer", "n", "inner")], 0
         case _:  # images
             tensors, work = [product(*"BNCHW", "inner"), product(*"NC", "IH", "IW"), product(*"NC", "OH", "OW")], 0

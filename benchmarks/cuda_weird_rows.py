@@ -108,6 +108,21 @@ def argmax(dtype: DType, outer: int, n: int, inner: int = 1, *, least: bool = Fa
     return Trial(f"{name}{' axis 1' * (inner > 1)}", dtype, [r], inputs, eager, ours)
 
 
+def topk(dtype: DType, rows: int, n: int, k: int, *, largest: bool = True) -> Trial:
+    """Compares the values; which of several equal ones comes first is left open by PyTorch."""
+    ints = {"outer": rows, "n": n, "inner": 1, "k": k, "largest": int(largest), "dtype": int(dtype)}
+
+    def ours(x: Tensors) -> tuple[Places, Any]:
+        y = result((rows, k), dtype)
+        return [{**x, "y": y, "at": result((rows, k), DType.I64)}], y
+
+    def eager(x: Tensors) -> Any:
+        return R.torch().topk(x["x"], k, 1, largest)[0]
+
+    name = f"topk {dtype.name} {k} of {rows}x{n}{' least' * (not largest)}"
+    return Trial(name, dtype, [R.request("topk", dtype, ints, operands=("x", "y", "at"))], lambda: {"x": random(rows, n, dtype=dtype)}, eager, ours)
+
+
 def cumsum(dtype: DType, outer: int, n: int, inner: int = 1) -> Trial:
     shape = (outer, n) if inner == 1 else (outer, n, inner)
     r = R.request("cumsum", dtype if dtype != DType.I64 else F32, {"outer": outer, "n": n, "inner": inner, "dtype": int(dtype)}, operands=("x", "y"))

@@ -25,7 +25,7 @@ def compiler() -> list[str]:
 
 def library(folder: Path, name: str, text: str) -> ctypes.CDLL:
     """Compiles the text of a kernel for the host, and loads it. Kernels overflow and shift as the device defines it, so that no sanitizer may stop them."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     source, path = folder / f"{name}.cc", folder / f"{name}.so"
     # Shared memory is one array for all threads, of a fixed size.
     source.write_text(re.sub(r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];", r"static \2 \3[1 << 16] \1;", text))

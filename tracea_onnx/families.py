@@ -223,6 +223,8 @@ FAMILIES: dict[str, Family] = {
     "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
     # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x is F32 or I64.
     "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
+    # The k largest (or smallest) of n of [outer, n, inner], in order, and where they lie (I64); equal ones in the order of the row, NaN above all; CUDA only.
+    "topk": Family(("x", "y?", "at?"), ("outer", "n", "inner", "k", "largest", "dtype")),
     # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or from the end (reverse); CUDA only.
     "cumsum": Family(("x", "y"), ("outer", "n", "inner", "exclusive", "reverse", "dtype")),
     # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as the [R, C] weight of a gemm to R columns, w2 as that of a

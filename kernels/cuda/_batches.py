@@ -25,7 +25,7 @@ def of(product: Callable[[Request], list[Kernel]]) -> Callable[[Request], list[K
         if max(b0, b1) <= _MOST:
             return product(r)
         if b0 != 1 or b1 > _MOST * _EACH:
-            raise Unfit(f"a product of {b0} x {b1} matrices, of which a launch takes {_MOST} along each axis")
+            raise Unfit(f"a product of {r.ints['B0']} x {r.ints['B1']} matrices, of which a launch takes {_MOST} along each axis")
         full, rest = divmod(b1, _EACH)
         steps = {s: D.mul(_EACH, r.ints.get(f"{s}_1", 0)) for s in _OPERANDS.values()}
         parts = [product(replace(r, ints={**r.ints, "B0": full, "B1": _EACH, **{f"{s}_0": step for s, step in steps.items()}}))]

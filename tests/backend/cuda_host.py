@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.cpp import library
-from tracea_onnx.cuda import Float32, Int32, Int64, Kernel, Pointer
+from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer
 from tracea_onnx.dims import evaluate
 
 Array = npt.NDArray[Any]
@@ -23,26 +23,41 @@ _HOST = """
 #define __device__
 #define __forceinline__ inline
 #define __global__
-#define __shared__
+#define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
 struct float4 { float x, y, z, w; } __attribute__((may_alias));
 struct float2 { float x, y; } __attribute__((may_alias));
-static struct { unsigned x, y, z; } blockIdx, gridDim;
+static struct { unsigned x, y, z; } blockIdx, gridDim, blockDim;
 static thread_local struct { unsigned x; } threadIdx;
 static pthread_barrier_t barrier, warps[32];
-static float told[1024];
+static unsigned long long told[1024];
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
-template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) {
+// What the threads of a warp see of each other: `seen(v of a lane)` for all of them.
+template <class A, class F> static A among(A v, F seen) {
   pthread_barrier_t* const b = &warps[threadIdx.x / 32];
-  told[threadIdx.x] = v;
+  memcpy(&told[threadIdx.x], &v, sizeof v);
   pthread_barrier_wait(b);
-  v = told[threadIdx.x ^ apart];
+  v = seen([](unsigned lane) { A r; memcpy(&r, &told[threadIdx.x / 32 * 32 + lane], sizeof r); return r; });
   pthread_barrier_wait(b);
   return v;
 }
+template <class A> static A __shfl_xor_sync(unsigned, A v, int apart) { return among(v, [&](auto of) { return of(threadIdx.x % 32 ^ apart); }); }
+template <class A> static A __shfl_down_sync(unsigned, A v, unsigned far) {
+  const unsigned lane = threadIdx.x % 32;
+  return among(v, [&](auto of) { return of(lane + far < 32 ? lane + far : lane); });
+}
+static unsigned __reduce_max_sync(unsigned, unsigned v) {
+  return among(v, [](auto of) {
+    unsigned r = of(0);
+    for (int lane = 1; lane < 32; lane++) r = r < of(lane) ? of(lane) : r;
+    return r;
+  });
+}
+static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
+static unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }
 static float __int_as_float(int v) { return __uint_as_float(v); }
 static float normcdff(float x) { return 0.5f * erfcf(-0.70710678f * x); }
 template <class A> static A __ldg(const A* p) { return *p; }
@@ -63,7 +78,7 @@ static void* thread_main(void* p) {
   return 0;
 }
 extern "C" void run(void** given, unsigned across, unsigned down) {
-  arguments = given, gridDim.x = across, gridDim.y = down;
+  arguments = given, gridDim.x = across, gridDim.y = down, blockDim.x = BLOCK;
   pthread_barrier_init(&barrier, 0, BLOCK);
   for (int w = 0; w < BLOCK / 32; w++) pthread_barrier_init(&warps[w], 0, 32);
   pthread_t threads[BLOCK];
@@ -82,8 +97,8 @@ def aligned(a: Array) -> Array:
     return out
 
 
-def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
-    """places: what operands are; null where not named."""
+def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
+    """places: what operands are; null where not named. Returns whether the kernel met a fault."""
     quoted = r'"(?:[^"\\]|\\.)*"'
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", kernel.source)
     declared = re.search(r"#define PARAMETERS (.*)", text)
@@ -91,6 +106,7 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
     parameters = [re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", "")) for p in declared.group(1).split(",")]
     call = ", ".join(f"*({p.group(1)}*)arguments[{j}]" for j, p in enumerate(parameters) if p)
     host = library(folder, kernel.symbol, "\n".join([_HOST, text, f"#define BLOCK {kernel.block}", _RUN.replace("CALL", f"{kernel.symbol}({call})")]))
+    fault = ctypes.c_uint32(0)
     values: list[Any] = []
     for a in kernel.args:
         if isinstance(a, Int32):
@@ -99,9 +115,12 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> None:
             values.append(ctypes.c_int64(evaluate(a.value, {})))
         elif isinstance(a, Float32):
             values.append(ctypes.c_float(a.value))
+        elif isinstance(a, Fault):
+            values.append(ctypes.c_uint64(ctypes.addressof(fault)))
         else:
             assert isinstance(a, Pointer)
             values.append(ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0))
     assert len(values) == len(parameters)
     pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
     host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))
+    return bool(fault.value)

@@ -18,7 +18,7 @@ Nodes = list[tuple[str, str, str, dict[str, Any]]]
 
 
 def model(nodes: Nodes, inputs: dict[str, tuple[int, tuple[Any, ...]]], constants: dict[str, Any] | None = None) -> ModelProto:
-    made = [helper.make_node(op, reads.split(), [writes], name=writes, **attrs) for op, reads, writes, attrs in nodes]
+    made = [helper.make_node(op, reads.split(), writes.split(), name=writes, **attrs) for op, reads, writes, attrs in nodes]
     infos = [helper.make_tensor_value_info(k, t, shape) for k, (t, shape) in inputs.items()]
     weights = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
     graph = helper.make_graph(made, "g", infos, [helper.make_tensor_value_info(nodes[-1][2], TensorProto.FLOAT, None)], weights)
@@ -63,6 +63,20 @@ def test_sampling() -> None:
     launches, refused = cuda(model([("GridSample", "x grid", "y", {"mode": "cubic", "padding_mode": "border", "align_corners": 1})], read))
     (ints,) = [i for family, i in launches if family == "grid_sample"]
     assert (ints["mode"], ints["pad"], ints["corners"]) == (2, 1, 1) and not refused
+
+
+def test_the_best_of_a_row_by_its_number() -> None:
+    """A detector's queries: the best anchors, by the best class of each."""
+    read: dict[str, tuple[int, tuple[Any, ...]]] = {"x": (F, ("b", "n", 80))}
+    nodes: Nodes = [("ReduceMax", "x last", "best", {"keepdims": 0}), ("TopK", "best k", "values at", {}), ("GatherElements", "best at", "y", {"axis": 1})]
+    constants = {"k": np.array([300]), "last": np.array([-1])}
+    launches, refused = cuda(model(nodes, read, constants))
+    assert [family for family, _ in launches] == ["reduce", "topk", "gather_elements"] and not refused
+    assert {k: launches[1][1][k] for k in ("k", "largest", "inner")} == {"k": 300, "largest": 1, "inner": 1}
+    nodes[1] = ("TopK", "best n", "values at", {})
+    nodes[0:0] = [("Shape", "x", "n", {"start": 1, "end": 2})]
+    sentence, *_ = cuda(model(nodes, read, constants))[1]
+    assert "a number that depends on sizes of a run" in sentence
 
 
 def _agrees(m: ModelProto, x: dict[str, np.ndarray[Any, Any]]) -> None:

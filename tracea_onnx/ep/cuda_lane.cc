@@ -53,7 +53,7 @@ Address Lane::fault_word() {
 void Lane::report_fault() {
   if (!fault || !*fault) return;
   *fault = 0;
-  throw Failure("a Gather met an index out of range of its tensor");
+  throw Failure("a Gather met an index out of range of its tensor, or a TopK a row of fewer elements than it is to give");
 }
 
 void Lane::release_held() {

@@ -1,0 +1,88 @@
+"""CUDA kernels for the largest or smallest elements of rows, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_text import C_TYPES, prelude
+from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
+
+#: Elements of the most that a block sorts (64 KiB of keys).
+_MOST = 8192
+#: Results of a warp at most, and the elements that its threads hold times the results: each costs a look at all of them.
+_WARP_RESULTS, _WARP_LOOKS = 32, 256
+#: Rows of so many elements are cut into parts of at least so many, and at most so many parts.
+_LONG, _PART, _PARTS = 24576, 8192, 64
+#: Elements from which on a row is worth the largest block.
+_LARGE = 2048
+
+
+@dataclass(frozen=True)
+class _Top:
+    request: Request
+    dtype: DType
+    k: int
+    outer: DimLike
+    n: DimLike
+    inner: DimLike
+
+    @property
+    def rows(self) -> DimLike:
+        return D.mul(self.outer, self.inner)
+
+    def _kernel(
+        self, call: str, grid: DimLike, block: int, more: tuple[Argument, ...] = (), declared: str = "", smem: int = 0, scratch: tuple[DimLike, ...] = ()
+    ) -> Kernel:
+        shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
+        e = C_TYPES[self.dtype]
+        source = f"""{prelude(DType.F32)}{template("base", "topk")}
+#define PARAMETERS const {e}* x, {e}* y, i64* at, i64 rows, i64 n, i64 inner, u32* fault{declared}
+extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
+  {shared}
+  after_previous();
+  {call}
+}}
+"""
+        args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("at"), Int64(self.rows), Int64(self.n), Int64(self.inner), Fault(), *more)
+        return Kernel(source, "topk", (grid, 1, 1), block, args, smem=smem, pdl=overlapped(self.request), scratch=scratch)
+
+    def kernels(self) -> list[Kernel]:
+        n, k, sms, largest = known(self.n), self.k, self.request.sms, "true" if static(parameters(self.request)["largest"], "order") else "false"
+        if n is not None and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
+            call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, at, rows, n, inner, fault);"
+            return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
+        if k > _MOST:
+            raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
+        size = 1 << (k - 1).bit_length()
+        threads = 256 if n is not None and n < _LARGE else 1024
+        numbers, smem = f"{threads}, {k}, {size}, {largest}", 8 * size
+        grid = D.minimum(self.rows, sms * (2048 // threads))
+        if n is None or n < max(_LONG, 4 * k):
+            return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, at, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
+        each = max(_PART, 2 * k, -(-n // _PARTS))
+        parts = -(-n // each)
+        more = (Pointer("scratch0"), Int32(parts))
+        first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
+        rest = f"top_rows<{numbers}, true>(x, keys, y, at, rows, n, inner, parts, kept, fault);"
+        scratch = (D.mul(self.rows, 8 * parts * k),)
+        return [
+            self._kernel(first, D.mul(self.rows, parts), threads, more, ", u64* keys, int parts", smem, scratch),
+            self._kernel(rest, grid, threads, more, ", const u64* keys, int parts", smem, scratch),
+        ]
+
+
+def topk(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    dtype = DType(static(i["dtype"], "type"))
+    if dtype not in (DType.F32, DType.F16, DType.BF16, DType.I32):
+        raise Unfit(f"the first of a row of {dtype.name}")
+    if (known(i["n"]) or 0) >> 31:
+        raise Unfit(f"the first of a row of {i['n']} elements")
+    return _Top(request, dtype, static(i["k"], "number of results"), i["outer"], i["n"], i["inner"]).kernels()
+
+
+FAMILIES = {"topk": topk}

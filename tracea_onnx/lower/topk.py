@@ -1,0 +1,39 @@
+"""The largest or smallest elements along an axis, and their places."""
+
+from __future__ import annotations
+
+from tracea_onnx import dims as D
+from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.op import Op
+from tracea_onnx.lower.value import Unsupported
+from tracea_onnx.ops import DType
+
+
+def topk(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if ctx.target.name != "cuda":
+        raise Unsupported("no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.dtype not in {DType.I32, *ctx.target.types}:
+        raise Unsupported(f"TopK of type {x.dtype.name}")
+    k = ctx.int_list(op.input(1), "the number of results")[0] if op.input(1) else int(op.attr("k"))
+    if not isinstance(k, int):
+        raise Unsupported(f"TopK of {k} results, a number that depends on sizes of a run")
+    axis = int(op.attr("axis", -1))
+    axis = axis + x.rank if axis < 0 else axis
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    source = ctx.plain(x)
+    written = {
+        role: ctx.new_plain(ctx.define(name, dtype, shape))
+        for role, name, dtype in zip(("y", "at"), op.outputs, (x.dtype, DType.I64), strict=False)
+        if name
+    }  # fmt: skip
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "k": k, "largest": int(op.attr("largest", 1)),
+        "dtype": int(x.dtype),
+    }  # fmt: skip
+    if k:
+        ctx.plan.launch("topk", {"x": source}, written, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+
+
+OPS = {"TopK": topk}
