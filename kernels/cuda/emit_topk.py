@@ -13,12 +13,16 @@ from tracea_onnx.ops import DType
 
 #: Elements of the most that a block sorts (64 KiB of keys).
 _MOST = 8192
-#: Results of a warp at most, and the elements that its threads hold times the results: each costs a look at all of them.
-_WARP_RESULTS, _WARP_LOOKS = 32, 256
+#: Elements and results of a warp at most, and elements of a thread times results: each result costs a look at all of them.
+_WARP_ROW, _WARP_RESULTS, _WARP_LOOKS = 512, 32, 256
+#: Rows of up to so many elements are sorted whole: choosing takes several passes.
+_SORTED = 512
 #: Rows of so many elements are cut into parts of at least so many, and at most so many parts.
 _LONG, _PART, _PARTS = 24576, 8192, 64
-#: Elements from which on a row is worth the largest block.
-_LARGE = 2048
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class _Top:
     ) -> Kernel:
         shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
         e = C_TYPES[self.dtype]
-        source = f"""{prelude(DType.F32)}{template("base", "topk")}
+        source = f"""{prelude(DType.F32)}{template("base", "warp", "topk")}
 #define PARAMETERS const {e}* x, {e}* y, i64* at, i64 rows, i64 n, i64 inner, u32* fault{declared}
 extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
   {shared}
@@ -52,16 +56,16 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
 
     def kernels(self) -> list[Kernel]:
         n, k, sms, largest = known(self.n), self.k, self.request.sms, "true" if static(parameters(self.request)["largest"], "order") else "false"
-        if n is not None and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
+        if n is not None and n <= _WARP_ROW and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
             call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, at, rows, n, inner, fault);"
             return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
         if k > _MOST:
             raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
-        size = 1 << (k - 1).bit_length()
-        threads = 256 if n is not None and n < _LARGE else 1024
+        size = _power(n if n is not None and n <= _SORTED else k)
+        threads = min(max(_power(n // 4) if n is not None else 1024, size // 2, 64), 1024)
         numbers, smem = f"{threads}, {k}, {size}, {largest}", 8 * size
         grid = D.minimum(self.rows, sms * (2048 // threads))
-        if n is None or n < max(_LONG, 4 * k):
+        if n is None or n < max(_LONG, 4 * k) or (known(self.rows) or 0) >= 2 * sms:
             return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, at, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)

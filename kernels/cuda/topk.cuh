@@ -1,74 +1,109 @@
-// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the earlier comes first. Follows base.cuh.
+// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the earlier comes first. Follows base.cuh and warp.cuh.
 //
-// A key says where an element stands: 32 bits in the order of the values (NaN above all, both zeros one), above the place turned round. No two keys are equal, so that
-// "the K largest keys" means one set in one order, whatever order threads run in. Digits of eight bits narrow down the K-th largest by counting; what is not below it is
-// kept and sorted.
+// A key says where an element stands: a number in the order of the values (NaN above all, both zeros one), above its place in the row turned round. No two keys are
+// equal, so that "the K largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow down the K-th largest by counting (narrower
+// ones would meet in few counters: exponents of neighbouring values agree); what is not below it is kept and sorted.
 
 DEV u32 ordered(float v) {
   if (v != v) return 0xffffffffu;
   const u32 bits = __float_as_uint(v == 0.f ? 0.f : v);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
-DEV u32 ordered(i32 v) { return u32(v) ^ 0x80000000u; }
-template <class E> DEV u32 ordered(E v) { return ordered(to_float(v)); }
+DEV u32 ordered(int v) { return u32(v) ^ 0x80000000u; }
+DEV u32 ordered_short(u32 bits, u32 infinity) {
+  const u32 size = bits & 0x7fff;
+  if (size > infinity) return 0xffff;
+  return size == 0 ? 0x8000 : bits >> 15 ? ~bits & 0xffff : bits | 0x8000;
+}
+DEV u32 ordered(half_t v) { return ordered_short(v.bits, 0x7c00); }
+DEV u32 ordered(bfloat_t v) { return ordered_short(v.bits, 0x7f80); }
 
-template <bool LARGEST, class E> DEV u64 key_of(E v, u32 place) { return u64(LARGEST ? ordered(v) : ~ordered(v)) << 32 | u32(~place); }
-DEV u32 place_of(u64 key) { return ~u32(key); }
+// places: as many low bits as a place of the row takes, all ones.
+template <bool LARGEST, class E> DEV u64 key_of(E v, u32 place, u32 places) {
+  const u32 value = ordered(v) ^ (LARGEST ? 0 : 0xffffffffu >> (32 - 8 * sizeof(E)));
+  return u64(value) * (u64(places) + 1) + (places - place);
+}
+DEV u32 place_of(u64 key, u32 places) { return places - (u32(key) & places); }
+DEV u32 places_of(u32 n) { return n > 1 ? 0xffffffffu >> __clz(n - 1) : 1; }
 
-// Keys of a row that lies in memory, and of one whose keys were kept before.
-template <bool LARGEST, class E> struct Row {
+// Keys of (a part of) a row that lies in memory, which begins at place `first`, and of one whose keys were kept before: all threads visit all of them.
+template <int THREADS, bool LARGEST, class E> struct Row {
   const E* x;
   i64 step;
-  METHOD u64 operator[](u32 i) const { return key_of<LARGEST>(x[i * step], i); }
+  u32 n, first, places;
+  template <class F> METHOD void each(F visit) const {
+    if (step != 1) {
+#pragma unroll 4
+      for (u32 i = threadIdx.x; i < n; i += THREADS) visit(key_of<LARGEST>(x[i * step], first + i, places));
+      return;
+    }
+    constexpr int V = 16 / sizeof(E);
+    const u32 head = min(n, u32(-(u64(x) / sizeof(E)) & (V - 1))), vectors = (n - head) / V, tail = head + vectors * V + threadIdx.x;
+    if (threadIdx.x < head) visit(key_of<LARGEST>(x[threadIdx.x], first + threadIdx.x, places));
+#pragma unroll 2
+    for (u32 v = threadIdx.x; v < vectors; v += THREADS) {
+      const Vec<E, V> some = load<V>(x + head + v * V);
+#pragma unroll
+      for (int k = 0; k < V; k++) visit(key_of<LARGEST>(some.v[k], first + head + v * V + k, places));
+    }
+    if (tail < n) visit(key_of<LARGEST>(x[tail], first + tail, places));
+  }
 };
-struct Kept {
+template <int THREADS> struct Kept {
   const u64* keys;
-  METHOD u64 operator[](u32 i) const { return keys[i]; }
+  u32 n;
+  template <class F> METHOD void each(F visit) const {
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < n; i += THREADS) visit(keys[i]);
+  }
 };
 
-// The K-th largest of n keys, n > K. All threads of the block call it, and get it.
-template <int THREADS, class Keys> DEV u64 kth(const Keys& keys, u32 n, u32 k) {
-  __shared__ u32 counts[256];
+constexpr int DIGIT = 11, DIGITS = 1 << DIGIT;
+
+// The K-th largest of more than K keys of `bits` bits. All threads of the block call it, and get it.
+template <int THREADS, class Keys> DEV u64 kth(const Keys& keys, int bits, u32 k) {
+  __shared__ u32 counts[DIGITS], sums[32];
   __shared__ u32 found[2];  // the digit of the K-th, and how many of those that share it are among the K
   u64 prefix = 0, mask = 0;
-  for (int shift = 56; shift >= 0; shift -= 8) {
-    for (u32 d = threadIdx.x; d < 256; d += THREADS) counts[d] = 0;
+  for (int shift = bits - DIGIT;; shift -= DIGIT) {
+    const int low = max(shift, 0);
+    for (u32 d = threadIdx.x; d < DIGITS; d += THREADS) counts[d] = 0;
     __syncthreads();
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < n; i += THREADS) {
-      const u64 key = keys[i];
-      if ((key & mask) == prefix) atomicAdd(&counts[key >> shift & 255], 1);
+    keys.each([&](u64 key) {
+      if ((key & mask) == prefix) atomicAdd(&counts[key >> low & (DIGITS - 1) & ~(mask >> low)], 1);
+    });
+    __syncthreads();
+    // Thread t has the digits EACH t .. EACH t + EACH - 1; what lies above them comes first.
+    constexpr int EACH = DIGITS / THREADS;
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    u32 sum = 0;
+#pragma unroll
+    for (int d = 0; d < EACH; d++) sum += counts[EACH * threadIdx.x + d];
+    u32 above = sum;
+#pragma unroll
+    for (int far = 1; far < 32; far *= 2) {
+      const u32 more = __shfl_down_sync(FULL_WARP, above, far);
+      if (lane + far < 32) above += more;
     }
+    if (lane == 0) sums[warp] = above;
     __syncthreads();
-    if (threadIdx.x < 32) {  // lane l has the digits 8 l .. 8 l + 7; what lies above it comes first
-      u32 sum = 0;
-#pragma unroll
-      for (int d = 0; d < 8; d++) sum += counts[8 * threadIdx.x + d];
-      u32 above = sum;
-#pragma unroll
-      for (int far = 1; far < 32; far *= 2) {
-        const u32 more = __shfl_down_sync(FULL_WARP, above, far);
-        if (threadIdx.x + far < 32) above += more;
-      }
-      above -= sum;
-#pragma unroll
-      for (int d = 7; d >= 0; d--) {
-        const u32 here = counts[8 * threadIdx.x + d];
-        if (above < k && k <= above + here) found[0] = 8 * threadIdx.x + d, found[1] = k - above;
+    above -= sum;
+    for (u32 w = warp + 1; w < THREADS / 32; w++) above += sums[w];
+    if (above < k && k <= above + sum)
+      for (int d = EACH - 1; d >= 0; d--) {
+        const u32 here = counts[EACH * threadIdx.x + d];
+        if (above < k && k <= above + here) found[0] = EACH * threadIdx.x + d, found[1] = k - above;
         above += here;
       }
-    }
     __syncthreads();
     const u32 digit = found[0], same = counts[digit];
-    prefix |= u64(digit) << shift, mask |= u64(255) << shift;
-    k = found[1];
+    prefix |= u64(digit) << low, mask |= u64(DIGITS - 1) << low, k = found[1];
+    if (same == k || low == 0) return prefix;  // all that share it are among the K
     __syncthreads();
-    if (same == k) break;  // all that share it are among the K
   }
-  return prefix;
 }
 
-// Sorts SIZE keys, a power of two, from the largest down.
+// Sorts SIZE keys, a power of two, from the largest down. Up to 64 neighbours are the same warp's throughout.
 template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
   for (int run = 2; run <= SIZE; run *= 2)
     for (int far = run / 2; far; far /= 2) {
@@ -77,24 +112,24 @@ template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
         const u64 u = keys[a], v = keys[b];
         if ((u < v) == !(a & run)) keys[a] = v, keys[b] = u;
       }
-      __syncthreads();
+      if (far > 32 || (far == 1 && run >= 64)) __syncthreads();
+      else sync_warp();
     }
+  __syncthreads();
 }
 
-// The K largest of n keys into kept[SIZE], SIZE the next power of two, what is left over 0; in order if SORTED.
-template <int THREADS, int K, int SIZE, bool SORTED, class Keys> DEV void largest(const Keys& keys, u32 n, u64* kept) {
+// The K largest keys, or all where there are up to SIZE, into kept[SIZE] in order; what is left over is 0. SIZE is a power of two.
+template <int THREADS, int K, int SIZE, class Keys> DEV void largest(const Keys& keys, int bits, u64* kept) {
   __shared__ u32 count;
   for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[i] = 0;
   if (threadIdx.x == 0) count = 0;
-  const u64 least = n > K ? kth<THREADS>(keys, n, K) : 0;
+  const u64 least = keys.n > SIZE ? kth<THREADS>(keys, bits, K) : 0;
   __syncthreads();
-#pragma unroll 4
-  for (u32 i = threadIdx.x; i < n; i += THREADS) {
-    const u64 key = keys[i];
+  keys.each([&](u64 key) {
     if (key >= least) kept[atomicAdd(&count, 1)] = key;
-  }
+  });
   __syncthreads();
-  if (SORTED) sort_down<THREADS, SIZE>(kept);
+  sort_down<THREADS, SIZE>(kept);
 }
 
 struct Line {  // a row of [outer, n, inner], and where its results go in [outer, K, inner]
@@ -104,11 +139,11 @@ struct Line {  // a row of [outer, n, inner], and where its results go in [outer
     x = o * n * inner + i, y = o * K * inner + i;
   }
 };
-template <class E> DEV void answer(const E* x, E* y, i64* at, const Line& l, i64 inner, int rank, u64 key) {
-  const u32 place = place_of(key);
+template <class E> DEV void answer(const E* x, E* y, i64* at, const Line& l, i64 inner, int rank, u32 place) {
   if (y) y[l.y + rank * inner] = x[l.x + place * inner];
   if (at) at[l.y + rank * inner] = place;
 }
+template <class E> DEV int bits_of(u32 places) { return 8 * sizeof(E) + __popc(places); }
 
 // A block for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
 template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEPT, class E>
@@ -117,25 +152,21 @@ DEV void top_rows(const E* x, const u64* before, E* y, i64* at, i64 rows, i64 n,
     if (threadIdx.x == 0) *fault = 1;
     return;
   }
+  const u32 places = places_of(u32(n));
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     const Line l(row, n, inner, K);
-    if constexpr (FROM_KEPT) largest<THREADS, K, SIZE, true>(Kept{before + row * parts * K}, u32(parts) * K, kept);
-    else largest<THREADS, K, SIZE, true>(Row<LARGEST, E>{x + l.x, inner}, u32(n), kept);
-    for (int r = threadIdx.x; r < K; r += THREADS) answer(x, y, at, l, inner, r, kept[r]);
+    if constexpr (FROM_KEPT) largest<THREADS, K, SIZE>(Kept<THREADS>{before + row * parts * K, u32(parts) * K}, bits_of<E>(places), kept);
+    else largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x, inner, u32(n), 0, places}, bits_of<E>(places), kept);
+    for (int r = threadIdx.x; r < K; r += THREADS) answer(x, y, at, l, inner, r, place_of(kept[r], places));
     __syncthreads();
   }
 }
 
-// A block for each part of `each` elements of each row: the K largest keys of it, in no order. Parts with fewer end with keys of 0, below all others.
+// A block for each part of `each` elements of each row: the K largest keys of it. A last part with fewer ends with keys of 0, below all others.
 template <int THREADS, int K, int SIZE, bool LARGEST, class E> DEV void top_parts(const E* x, u64* after, i64 rows, i64 n, i64 inner, int parts, int each, u64* kept) {
-  const i64 row = blockIdx.x / parts;
-  const u32 first = u32(blockIdx.x % parts) * each;
-  struct Part {
-    Row<LARGEST, E> row;
-    u32 first;
-    METHOD u64 operator[](u32 i) const { return row[first + i]; }
-  };
-  largest<THREADS, K, SIZE, false>(Part{{x + Line(row, n, inner, K).x, inner}, first}, min(u32(each), u32(n) - first), kept);
+  const u32 places = places_of(u32(n)), first = u32(blockIdx.x % parts) * each, some = min(u32(each), u32(n) - first);
+  const Line l(blockIdx.x / parts, n, inner, K);
+  largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x + first * inner, inner, some, first, places}, bits_of<E>(places), kept);
   for (int r = threadIdx.x; r < K; r += THREADS) after[i64(blockIdx.x) * K + r] = kept[r];
 }
 
@@ -152,7 +183,7 @@ template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E*
 #pragma unroll
     for (int v = 0; v < V; v++) {
       const u32 i = 32 * v + lane;
-      keys[v] = i < n ? key_of<LARGEST>(x[l.x + i * inner], i) : 0;
+      keys[v] = i < n ? key_of<LARGEST>(x[l.x + i * inner], i, 0xffffffffu) : 0;
     }
 #pragma unroll 1
     for (int r = 0; r < K; r++) {
@@ -165,6 +196,6 @@ template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E*
       for (int v = 0; v < V; v++) keys[v] = keys[v] == top ? 0 : keys[v];
       if (lane == r) mine = top;
     }
-    if (lane < K) answer(x, y, at, l, inner, lane, mine);
+    if (lane < K) answer(x, y, at, l, inner, lane, place_of(mine, 0xffffffffu));
   }
 }

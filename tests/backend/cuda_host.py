@@ -55,6 +55,9 @@ static unsigned __reduce_max_sync(unsigned, unsigned v) {
     return r;
   });
 }
+static void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / 32]); }
+static int __clz(unsigned v) { return __builtin_clz(v); }
+static int __popc(unsigned v) { return __builtin_popcount(v); }
 static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 static float __uint_as_float(unsigned v) { float r; memcpy(&r, &v, 4); return r; }
 static unsigned __float_as_uint(float v) { unsigned r; memcpy(&r, &v, 4); return r; }

@@ -59,9 +59,15 @@ def _check(r: Request, x: Any, tmp_path: Path) -> None:
     assert not any(faults)
 
 
+SHAPES = (
+    (5, 64, 1, 6), (2, 7, 3, 7), (1, 33, 1, 1), (1, 700, 2, 40), (1, 1301, 1, 3),
+    (1, 2053, 1, 70), (3, 523, 1, 9), (2, 300, 1, 300), (1, 520, 1, 519),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize("shape", [(5, 64, 1, 6), (2, 7, 3, 7), (1, 33, 1, 1), (1, 700, 2, 40), (2, 300, 1, 300), (1, 520, 1, 519)], ids=str)
-@pytest.mark.parametrize("kind", ["random", "ties", "alike", "whole"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["random", "half", "ties", "alike", "whole"])
 def test_as_a_stable_sort(kind: str, shape: tuple[int, int, int, int], largest: int, tmp_path: Path) -> None:
     outer, n, inner, k = shape
     rng = np.random.default_rng(n)
@@ -72,7 +78,10 @@ def test_as_a_stable_sort(kind: str, shape: tuple[int, int, int, int], largest: 
         x[...] = 0.25
     elif kind == "whole":
         x = rng.integers(-(2**31), 2**31, x.shape).astype(np.int32)
-    _check(_request(outer, n, inner, k, DType.I32 if kind == "whole" else DType.F32, largest=largest), x, tmp_path)
+    elif kind == "half":
+        x = x.astype(np.float16)
+    dtype = {"whole": DType.I32, "half": DType.F16}.get(kind, DType.F32)
+    _check(_request(outer, n, inner, k, dtype, largest=largest), x, tmp_path)
 
 
 def test_nan_is_above_all(tmp_path: Path) -> None:
@@ -107,8 +116,9 @@ def test_which_kernels() -> None:
     def of(n: DimLike, k: int) -> list[tuple[str, int]]:
         return [(re.findall(r"  (top_\w+)<[^<]*;", kernel.source)[-1], kernel.block) for kernel in cuda.emit(_request(3, n, 1, k))]
 
-    assert of(128, 8) == [("top_warps", 128)] and of(1000, 5) == [("top_warps", 128)]
-    assert of(1000, 50) == [("top_rows", 256)] and of(8400, 300) == [("top_rows", 1024)] and of(symbol("n"), 2) == [("top_rows", 1024)]
+    assert of(128, 8) == [("top_warps", 128)] and of(100, 40) == [("top_rows", 64)] and of(1000, 50) == [("top_rows", 256)]
+    assert of(8400, 300) == [("top_rows", 1024)] and of(symbol("n"), 2) == [("top_rows", 1024)] and of(1031, 1031) == [("top_rows", 1024)]
     assert of(672000, 300) == [("top_parts", 1024), ("top_rows", 1024)]
+    assert len(cuda.emit(_request(300, 30000, 1, 10))) == 1  # rows enough for all multiprocessors
     with pytest.raises(Unfit, match="the 9000 first of a row"):
         cuda.emit(_request(3, 10000, 1, 9000))
