@@ -116,9 +116,9 @@ def _chain(f: Fused) -> str:
 
 
 def verification_text(v: Verification) -> list[str]:
-    """One line, or one line per output that is out of bounds."""
+    """One line, and one for each output that is out of bounds, or within them only as the original is sensitive."""
     worst = max((o.max_abs for o in v.outputs), default=0.0)
     relative = max((o.max_rel for o in v.outputs), default=0.0)
     out = [f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g} ({relative:.2g} relative) over {len(v.outputs)} outputs"]
-    out += [f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip() for o in v.outputs if not o.ok]
+    out += [f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip() for o in v.outputs if not o.ok or o.note]
     return [*out, *([f"  {v.note}"] if v.note else [])]

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from tests.host.pipeline_models import Array, normal, parse, small_cnn
-from tracea_onnx import inputs, io, verify
+from tracea_onnx import inputs, io, report, verify
 from tracea_onnx.errors import UsageError, VerificationError
 
 
@@ -100,6 +100,8 @@ def test_an_ill_conditioned_model_is_measured_rather_than_failed() -> None:
     )
     v = compare(a, b)
     assert v.ok and "ill-conditioned" in v.outputs[0].note
+    line, why = report.verification_text(v)
+    assert "passed" in line and "the original itself moves by" in why  # not a word too few about a difference that large
     wrong = parse(text.format(), w=w * np.float32(1.01), v=near)
     assert not compare(a, wrong).ok
 
