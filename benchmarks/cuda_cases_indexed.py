@@ -46,6 +46,10 @@ def indexed(rng: np.random.Generator) -> Iterator[Case]:
         rows: dict[str, DimLike] = {"elem": size, "idx_dtype": dtype, "k": 2, "count": 63, "inner": 11}
         rows |= {f"{letter}{k}": d for letter, values in (("s", (99, 11, 0, 0, 0)), ("m", (7, 9, 1, 1, 1))) for k, d in enumerate(values)}
         yield Case(f"scatter_tuples {size}B", "scatter_tuples", DType.F32, rows, {"idx": tuples, "u": x}, {"y": plain(_BY_SIZE[size], want, None)})
+        pairs = np.stack([rng.integers(-n, n, (7, 5)) for n in (9, 11)], 2).astype(kind)  # batch_dims = 1
+        rows = {"elem": size, "idx_dtype": dtype, "k": 2, "count": 35, "inner": 1, "each": 5, "step": 99, "s0": 11, "s1": 1, "m0": 9, "m1": 11}
+        want = x[np.arange(7)[:, None], pairs[..., 0], pairs[..., 1]]
+        yield Case(f"gather_tuples {size}B", "gather_tuples", DType.F32, rows, {"x": x, "idx": pairs}, {"y": plain(_BY_SIZE[size], want, None)})
         labels = rng.integers(-9, 10, (5, 13)).astype(kind)
         values = _bits(rng, (2,), size)
         moved = np.moveaxis(values[((labels % 7)[..., None] == np.arange(7)) & (abs(labels + 0.5) < 7.5)[..., None] * 1], -1, 1)

@@ -52,7 +52,8 @@ CHOSEN = "|".join((
     r"pool2d pool2d mode=[01] (2x64x15x13 3x3|1x16x9x11 3x2|4x70x61x63 3x2|1x8x5x5 5x5) F16",
     r"global_pool global_pool mode=1 (1x5x3x1|3x100x33x37|1x1280x7x7|70x40x5x9) F16",
     r"resize(2d|_cubic) resize(2d|_cubic) mode=[012] coord=0 rounding=0 7x6->3x13 F16", r"pointwise pointwise (\(|transposed|F16 to I64|i64 add|i32 by).* F32",
-    r"indexed (gather_along|scatter_along|scatter_tuples|one_hot|triangle) .*(2|8)B F32", r"sampled grid_sample [012] [012] [01] 5 F16", r"sampled lrn 5 5 F32",
+    r"indexed (gather_along|scatter_along|(scatter|gather)_tuples|one_hot|triangle) .*(2|8)B F32",
+    r"sampled grid_sample [012] [012] [01] 5 F16", r"sampled lrn 5 5 F32",
     r"topk topk .* (F16|I32)", r"copies copies .* (1|2|4)B", "pointwise pointwise (columns|run|steps|backwards|short|constant|transposed|both) .*F32",
     r"pointwise_nhwc pointwise_nhwc \w+ (1x20x3x3|3x7x4x1) F16",
 ))  # fmt: skip

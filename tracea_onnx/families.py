@@ -250,10 +250,11 @@ FAMILIES: dict[str, Family] = {
     "gather_elements": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
     # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents m_* and strides s_*. Along one axis (of those five):
     # y[i] = x[i with i[axis] = idx[i]], and y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of `inner` elements that follow
-    # each other: y[idx[j]] = u[j] for j < count. Negative indices and errors as gather.
+    # each other: y[idx[j]] = u[j] for j < count, or y[j] = x[idx[j]], `step` elements further for each `each` tuples. Negative indices and errors as gather.
     "gather_along": Family(("x", "idx", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
     "scatter_along": Family(("idx", "u", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
     "scatter_tuples": Family(("idx", "u", "y"), ("elem", "idx_dtype", "k", "count", "inner", *_FIVE)),
+    "gather_tuples": Family(("x", "idx", "y"), ("elem", "idx_dtype", "k", "count", "inner", "each", "step", *_FIVE)),
     # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the end.
     "one_hot": Family(("idx", "values", "y"), ("elem", "idx_dtype", "outer", "depth", "inner")),
     # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.

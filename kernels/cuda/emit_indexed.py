@@ -29,8 +29,8 @@ def _indexed(request: Request, source: str, call: str, units: DimLike, sizes: tu
     declared = ", ".join(f"{'i64' if n[0] == 's' else 'int'} {n}" for n in (*sizes, *_DIMS))
     fields = ", ".join(f"{{{', '.join(f'{letter}{k}' for k in range(5))}}}" for letter in "nsm")
     body = f"{call}(from, idx, to, {''.join(f'{n}, ' for n in sizes)}Dims{{{fields}}}, fault);"
-    args: tuple[Argument, ...] = (Pointer(source), Pointer("idx"), Pointer("y"), *(Int32(i[n]) for n in sizes))
-    args += tuple(Int64(i[n]) if n[0] == "s" else Int32(i[n]) for n in _DIMS)
+    args: tuple[Argument, ...] = (Pointer(source), Pointer("idx"), Pointer("y"))
+    args += tuple(Int64(i[n]) if n[0] == "s" else Int32(i[n]) for n in (*sizes, *_DIMS))
     return _kernel(request, f"const {word}* from, const {index}* idx, {word}* to, {declared}, u32* fault", body, units, (*args, Fault()))
 
 
@@ -52,6 +52,12 @@ def scatter_tuples(request: Request) -> list[Kernel]:
     return _indexed(request, "u", f"scatter_tuples<{static(i['k'], 'number of indices')}>", D.mul(i["count"], i["inner"]), ("count", "inner"))
 
 
+def gather_tuples(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    call = f"gather_tuples<{static(i['k'], 'number of indices')}>"
+    return _indexed(request, "x", call, D.mul(i["count"], i["inner"]), ("count", "inner", "each", "step"))
+
+
 def triangle(request: Request) -> list[Kernel]:
     i = parameters(request)
     word, total = WORDS[static(i["elem"], "element size")], D.product([i["outer"], i["rows"], i["columns"]])
@@ -69,4 +75,7 @@ def one_hot(request: Request) -> list[Kernel]:
     return _kernel(request, declared, "one_hot(idx, values, y, total, depth, inner);", total, args)
 
 
-FAMILIES = {"one_hot": one_hot, "gather_along": gather_along, "scatter_along": scatter_along, "scatter_tuples": scatter_tuples, "triangle": triangle}
+FAMILIES = {
+    "one_hot": one_hot, "gather_along": gather_along, "gather_tuples": gather_tuples, "scatter_along": scatter_along, "scatter_tuples": scatter_tuples,
+    "triangle": triangle,
+}  # fmt: skip

@@ -39,14 +39,15 @@ template <int AXIS, bool SCATTER, class E, class Index> DEV void move_along(cons
   else run(u32(0));
 }
 
-// Rows of `inner` elements, row u of which goes to where tuple u of K indices points.
-template <int K, class E, class Index> DEV void scatter_tuples(const E* from, const Index* idx, E* to, int count, int inner, const Dims& g, u32* fault) {
+// Rows of `inner` elements, row u of which goes to where tuple u of K indices points, or comes from there; of `each` tuples after each other the places are `step` further.
+template <int K, bool SCATTER, class E, class Index>
+DEV void move_tuples(const E* from, const Index* idx, E* to, int count, int inner, int each, i64 step, const Dims& g, u32* fault) {
   const u64 total = u64(count) * inner;
   auto run = [&](auto zero) {
     typedef decltype(zero) I;
     for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < I(total); u += I(gridDim.x) * blockDim.x) {
       const I row = u / I(inner);
-      i64 at = u - row * I(inner);
+      i64 at = u - row * I(inner) + i64(row / I(each)) * step;
       bool found = true;
 #pragma unroll
       for (int k = 0; k < K; k++) {
@@ -54,12 +55,20 @@ template <int K, class E, class Index> DEV void scatter_tuples(const E* from, co
         found = inside(i, g.m[k]) && found;
         at += i * g.s[k];
       }
-      if (found) to[at] = from[u];
-      else *fault = 1;
+      if (!found) *fault = 1;
+      if (SCATTER && found) to[at] = from[u];
+      if (!SCATTER) to[u] = found ? from[at] : E{};
     }
   };
   if (total >> 31) run(u64(0));
   else run(u32(0));
+}
+template <int K, class E, class Index> DEV void scatter_tuples(const E* from, const Index* idx, E* to, int count, int inner, const Dims& g, u32* fault) {
+  move_tuples<K, true>(from, idx, to, count, inner, 1, 0, g, fault);
+}
+template <int K, class E, class Index>
+DEV void gather_tuples(const E* from, const Index* idx, E* to, int count, int inner, int each, i64 step, const Dims& g, u32* fault) {
+  move_tuples<K, false>(from, idx, to, count, inner, each, step, g, fault);
 }
 
 // Matrices of which only what lies on one side of a diagonal is kept.

@@ -29,6 +29,7 @@ IMAGE |= {"x_cs": 8, "x_rs": 48, "x_ns": 192, "y_cs": 8, "y_rs": 56, "y_ns": sym
 
 def cases() -> Iterator[tuple[str, Request]]:
     indexed = {"gather_along": ("x", {"axis": 2}), "scatter_along": ("u", {"axis": 4}), "scatter_tuples": ("u", {"k": 3, "count": 9, "inner": 7})}
+    indexed["gather_tuples"] = ("x", {"k": 2, "count": 9, "inner": 7, "each": 3, "step": 100})
     for (elem, index), (family, (source, more)) in itertools.product(((1, DType.I64), (2, DType.I32), (8, DType.I64)), indexed.items()):
         ints: dict[str, DimLike] = {"elem": elem, "idx_dtype": int(index), **more, **FIVE}
         yield f"{family} {elem} by {index.name}", request(family, DType.F32, ints, operands=(source, "idx", "y"))
@@ -106,6 +107,9 @@ extern "C" void scatter(const float* x, const i64* idx, float* y, const i64* d, 
 extern "C" void tuples(const float* x, const i64* idx, float* y, int count, int inner, const i64* d, u32* fault) {
   scatter_tuples<2>(x, idx, y, count, inner, dims(d), fault);
 }
+extern "C" void from_tuples(const float* x, const i64* idx, float* y, int count, int inner, int each, i64 step, const i64* d, u32* fault) {
+  gather_tuples<2>(x, idx, y, count, inner, each, step, dims(d), fault);
+}
 extern "C" void hot(const i64* idx, const float* values, float* y, i64 total, int depth, int inner) { one_hot(idx, values, y, total, depth, inner); }
 extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns, int k) { triangle<false>(x, y, total, rows, columns, k); }
 """
@@ -130,6 +134,12 @@ def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
     d = _longs([1] * 5, [*_strides(x.shape)[:2], 0, 0, 0], [4, 5, 1, 1, 1])
     host.tuples(*_pointers(u, pairs, y), 4, 6, d, *_pointers(fault))
     np.testing.assert_array_equal(y, _wanted("ScatterND", {"x": x, "idx": pairs, "u": u}))
+    got = np.zeros_like(u)
+    host.from_tuples(*_pointers(x, pairs, got), 4, 6, 4, ctypes.c_longlong(0), d, *_pointers(fault))
+    np.testing.assert_array_equal(got, _wanted("GatherND", {"x": x, "idx": pairs}))
+    got, each = np.zeros((4, 3), np.float32), rng.integers(-5, 5, (4, 3, 2))
+    host.from_tuples(*_pointers(x, each, got), 12, 1, 3, ctypes.c_longlong(30), _longs([1] * 5, [6, 1, 0, 0, 0], [5, 6, 1, 1, 1]), *_pointers(fault))
+    np.testing.assert_array_equal(got, _wanted("GatherND", {"x": x, "idx": each}, batch_dims=1))
     assert not fault[0]
     for beyond in (-5, 4):
         pairs[0, 1, 0], fault[0] = beyond, 0

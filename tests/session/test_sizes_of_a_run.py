@@ -33,7 +33,9 @@ def cuda(m: ModelProto) -> tuple[list[Launch], list[str]]:
 
 
 F, INDEX = TensorProto.FLOAT, TensorProto.INT64
-ROWS: dict[str, tuple[int, tuple[Any, ...]]] = {"x": (F, ("b", 8)), "i": (INDEX, ("b", "k")), "u": (F, ("b", "k")), "p": (INDEX, ("b", 1)), "r": (F, ("b", 8))}
+ROWS: dict[str, tuple[int, tuple[Any, ...]]] = {
+    "x": (F, ("b", 8)), "i": (INDEX, ("b", "k")), "u": (F, ("b", "k")), "p": (INDEX, ("b", 1)), "q": (INDEX, ("b", 2)), "r": (F, ("b", 8)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ ROWS: dict[str, tuple[int, tuple[Any, ...]]] = {"x": (F, ("b", 8)), "i": (INDEX,
     [
         (("ScatterElements", "x i u", "y", {"axis": 1}), ["copy", "scatter_along"]), (("ScatterND", "x p r", "y", {}), ["copy", "scatter_tuples"]),
         (("GatherElements", "x i", "y", {"axis": -1}), ["gather_elements"]), (("GatherElements", "x i", "y", {"axis": 0}), ["gather_along"]),
-        (("Trilu", "x", "y", {"upper": 0}), ["triangle"]),
+        (("GatherND", "x p", "y", {}), ["gather"]), (("GatherND", "x q", "y", {}), ["gather_tuples"]), (("Trilu", "x", "y", {"upper": 0}), ["triangle"]),
     ],
 )  # fmt: skip
 def test_elements_by_indices(node: tuple[str, str, str, dict[str, Any]], families: list[str]) -> None:

@@ -176,6 +176,15 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     )
 
 
+def _counting(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
+    """The members of index tuples where all of them count, within what they point into; nothing otherwise."""
+    known = idx.deferred if idx.view is None else None
+    if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
+        return []
+    found = [p.counting for p, d in zip(known.parts, x.shape, strict=False) if p.counting is not None and inside(ctx, p.counting, p.shape, d)]
+    return found if len(found) == len(known.parts) else []
+
+
 def gather_nd(ctx: Lowering, op: Op) -> None:
     """Where the members of the index tuples count: a view. Of tuples of one, a Gather."""
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
@@ -184,18 +193,17 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
         relabel(ctx, flat, idx, idx.shape[:-1])
         gather(ctx, replace(op, inputs=(op.input(0), *flat.outputs), attrs={"axis": 0}))
         return
-    known = idx.deferred if idx.view is None else None
-    if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
-        raise Unsupported("a GatherND whose indices are computed from tensor contents")
+    counting = _counting(ctx, op, x, idx)
+    if not counting:
+        indexed.gather_tuples(ctx, op, x, idx)
+        return
     view, lead = ctx.strided(x), idx.shape[:-1]
     start: DimLike = 0
     steps: list[DimLike] = [0] * len(lead)
-    for axis, part in enumerate(known.parts):
-        if part.counting is None or not inside(ctx, part.counting, part.shape, x.shape[axis]):
-            raise Unsupported("a GatherND whose indices may be out of range")
-        start = start + D.mul(part.counting.ref.offset, view.strides[axis])
-        steps = [s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.counting.strides, strict=False)]
-    rest = len(known.parts)
+    for axis, part in enumerate(counting):
+        start = start + D.mul(part.ref.offset, view.strides[axis])
+        steps = [s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.strides, strict=False)]
+    rest = len(counting)
     out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[rest:]))
     out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
 

@@ -52,6 +52,20 @@ def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None
     ctx.plan.launch("gather_along", {"x": view.ref, "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
 
 
+def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
+    """GatherND by indices that only a run knows."""
+    b, k = int(op.attr("batch_dims", 0)), idx.shape[-1]
+    if not isinstance(k, int):
+        raise Unsupported("GatherND by tuples of symbolic length")
+    _require(ctx, op, idx, k)
+    lead, strides = idx.shape[:-1], contiguous(x.shape)
+    operands = {"x": ctx.plain(x), "idx": ctx.plain(idx)}
+    out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[b + k :]))
+    ints: dict[str, DimLike] = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "k": k, "count": D.product(lead), "inner": D.product(x.shape[b + k :])}
+    ints |= {"each": D.product(lead[b:]), "step": D.product(x.shape[b:]), **_five((), strides[b : b + k], x.shape[b : b + k], first=True)}
+    ctx.plan.launch("gather_tuples", operands, {"y": ctx.new_plain(out)}, ints)
+
+
 def _copied(ctx: Lowering, op: Op, x: Value) -> Value:
     """The result of an operator that changes some elements of x, before it has."""
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
