@@ -90,6 +90,20 @@ def _agrees(m: ModelProto, x: dict[str, np.ndarray[Any, Any]]) -> None:
     np.testing.assert_allclose(session.run(None, x)[0], want, rtol=1e-4, atol=1e-5)
 
 
+def test_repeats_that_depend_on_a_size() -> None:
+    """`repeat_interleave` as TorchScript writes it: how often is a dim among ones."""
+    nodes: Nodes = [
+        ("Shape", "x", "n", {"start": 1, "end": 2}), ("Mod", "n three", "rest", {}), ("Add", "rest three", "often", {}), ("Concat", "one often", "ones", {"axis": 0}),
+        ("OneHot", "place depth ones", "hot", {}), ("Reshape", "hot flat", "repeats", {}), ("Tile", "x repeats", "t", {}), ("Softmax", "t", "y", {}),
+    ]  # fmt: skip
+    constants = {"three": np.array([3]), "one": np.array([1]), "place": np.array([-2]), "depth": np.array(3), "flat": np.array([-1])}
+    m = model(nodes, {"x": (F, ("b", "n", 5))}, constants)
+    for n in (1, 5, 6):
+        _agrees(m, {"x": np.random.default_rng(n).standard_normal((2, n, 5), dtype=np.float32)})
+    launches, refused = cuda(m)
+    assert [family for family, _ in launches] == ["copy", "softmax"] and not refused
+
+
 def test_channels_that_only_a_run_says() -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 3, 3, 3), dtype=np.float32), "t": rng.standard_normal((8, 4, 2, 2), dtype=np.float32)}

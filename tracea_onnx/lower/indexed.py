@@ -118,11 +118,16 @@ def trilu(ctx: Lowering, op: Op) -> None:
 
 def one_hot(ctx: Lowering, op: Op) -> None:
     idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
-    _require(ctx, op, idx, idx.rank)
     depth = ctx.int_list(op.input(1), "the depth")[0]
     axis = int(op.attr("axis", -1))
     axis = axis + idx.rank + 1 if axis < 0 else axis
-    out = ctx.define(op.outputs[0], values.dtype, (*idx.shape[:axis], depth, *idx.shape[axis:]))
+    shape = (*idx.shape[:axis], depth, *idx.shape[axis:])
+    if values.ints is not None and idx.ints is not None and len(idx.ints) == 1 and all(isinstance(d, int) for d in (depth, *idx.ints)):
+        # How TorchScript writes the repeats of `repeat_interleave`: one dim among ones.
+        ctx.define(op.outputs[0], values.dtype, shape).ints = tuple(values.ints[d in (idx.ints[0], idx.ints[0] + depth)] for d in range(int(depth)))
+        return
+    _require(ctx, op, idx, idx.rank)
+    out = ctx.define(op.outputs[0], values.dtype, shape)
     ints: dict[str, DimLike] = {"outer": D.product(idx.shape[:axis]), "depth": depth, "inner": D.product(idx.shape[axis:])}
     operands = {"idx": ctx.plain(idx), "values": ctx.plain(values)}
     ctx.plan.launch("one_hot", operands, {"y": ctx.new_plain(out)}, {"elem": values.dtype.size, "idx_dtype": int(idx.dtype), **ints})

@@ -237,6 +237,8 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
                 v.append(int(ins.imm))
             elif ins.op == "div" and _divides_down(*a):
                 v.append(D.floordiv(a[0], a[1]))
+            elif ins.op == "mod" and isinstance(a[1], int) and a[1] > 0:
+                v.append(D.sub(a[0], D.mul(D.floordiv(*a), a[1])))
             elif ins.op == "le":
                 v.append(D.sub(1, D.less(a[1], a[0])))
             elif ins.op in _SYMBOLIC:
