@@ -90,7 +90,7 @@ def kernels(request: Request, p: Any, tile: GroupTile, use: DimLike, place: str)
     block, parts, count = 32 * _WARPS, parts_of(request, p, tile), D.mul(_few.count_of(request, _ROWS), use)
     blocks, stages = _residents(request, p)
     constants = f"constexpr int ROWS = {_ROWS}, PARTS = 1, THREADS = {block}, WARPS = {_WARPS}, KEYS = {_KEYS}, STAGES = {stages};\n"
-    text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_parts', 'warp', 'attention_group')}"
+    text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_parts', 'attention_group')}"
     arguments = _attention.arguments(request, {"y": place})
     group = Kernel(text + _attention.entry(block, blocks=blocks), "attention", (count, parts, 1), block, arguments, smem=stages * _bytes(p), pdl=overlapped(request))
     return [group, _few.joining(request, p, _ROWS, count, parts, known(parts) or _MOST_PARTS, place)]

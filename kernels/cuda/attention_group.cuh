@@ -17,6 +17,14 @@ template <int SIZE, int PADDED, int PITCH> DEV void bring_rows(u32 to, const T* 
     if (KEYS * chunks % 32 == 0 || r < KEYS) copy_async(to + r * PITCH + c * 16, real ? from + r * stride + c * 8 : from, real ? 16 : 0);
   }
 }
+DEV void sync_warp() {
+#ifdef RACECHECK
+  __syncthreads();  // it does not know what __syncwarp orders
+#else
+  __syncwarp();
+#endif
+}
+
 DEV void attend(const Attention& g) {
   next_may_start();
   extern __shared__ __align__(16) char memory[];

@@ -11,7 +11,7 @@ from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
-#: Elements of the most that a block sorts (64 KiB of keys).
+#: Elements of the most that a block sorts (72 KiB of keys).
 _MOST = 8192
 #: Elements and results of a warp at most, and elements of a thread times results: each result costs a look at all of them.
 _WARP_ROW, _WARP_RESULTS, _WARP_LOOKS = 512, 32, 256
@@ -43,8 +43,8 @@ class _Top:
     ) -> Kernel:
         shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
         e = C_TYPES[self.dtype]
-        source = f"""{prelude(DType.F32)}{template("base", "warp", "topk")}
-#define PARAMETERS const {e}* x, {e}* y, i64* at, i64 rows, i64 n, i64 inner, u32* fault{declared}
+        source = f"""{prelude(DType.F32)}{template("base", "topk")}
+#define PARAMETERS const {e}* x, {e}* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault{declared}
 extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
   {shared}
   after_previous();
@@ -57,21 +57,22 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
     def kernels(self) -> list[Kernel]:
         n, k, sms, largest = known(self.n), self.k, self.request.sms, "true" if static(parameters(self.request)["largest"], "order") else "false"
         if n is not None and n <= _WARP_ROW and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
-            call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, at, rows, n, inner, fault);"
+            call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, indices, rows, n, inner, fault);"
             return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
         if k > _MOST:
             raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
-        size = _power(n if n is not None and n <= _SORTED else k)
-        threads = min(max(_power(n // 4) if n is not None else 1024, size // 2, 64), 1024)
-        numbers, smem = f"{threads}, {k}, {size}, {largest}", 8 * size
+        size = max(_power(n if n is not None and n <= _SORTED else k), 8)
+        looks = 1024 if n is None else 0 if n <= size else _power(n // 4)
+        threads = min(max(looks, size // 8, 64), 1024)
+        numbers, smem = f"{threads}, {k}, {size}, {largest}", 9 * size  # with the keys left out
         grid = D.minimum(self.rows, sms * (2048 // threads))
         if n is None or n < max(_LONG, 4 * k) or (known(self.rows) or 0) >= 2 * sms:
-            return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, at, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
+            return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)
         more = (Pointer("scratch0"), Int32(parts))
         first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
-        rest = f"top_rows<{numbers}, true>(x, keys, y, at, rows, n, inner, parts, kept, fault);"
+        rest = f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
         scratch = (D.mul(self.rows, 8 * parts * k),)
         return [
             self._kernel(first, D.mul(self.rows, parts), threads, more, ", u64* keys, int parts", smem, scratch),

@@ -1,4 +1,4 @@
-// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the earlier comes first. Follows base.cuh and warp.cuh.
+// The K largest (or smallest) elements of a row, in order, and their places; of equal ones the earlier comes first. Follows base.cuh.
 //
 // A key says where an element stands: a number in the order of the values (NaN above all, both zeros one), above its place in the row turned round. No two keys are
 // equal, so that "the K largest" means one set in one order, whatever order threads run in. Digits of eleven bits narrow down the K-th largest by counting (narrower
@@ -103,30 +103,55 @@ template <int THREADS, class Keys> DEV u64 kth(const Keys& keys, int bits, u32 k
   }
 }
 
-// Sorts SIZE keys, a power of two, from the largest down. Up to 64 neighbours are the same warp's throughout.
-template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
-  for (int run = 2; run <= SIZE; run *= 2)
-    for (int far = run / 2; far; far /= 2) {
-      for (int p = threadIdx.x; p < SIZE / 2; p += THREADS) {
-        const int a = 2 * p - (p & (far - 1)), b = a + far;
-        const u64 u = keys[a], v = keys[b];
-        if ((u < v) == !(a & run)) keys[a] = v, keys[b] = u;
+// Keys lie in shared memory with one left out after every eight, so that threads that each read eight in a row meet in no bank.
+DEV int at(int i) { return i + i / 8; }
+
+// Exchanges neighbours at half the distance, a quarter, ..., so that the larger come first if `down`.
+template <int COUNT> DEV void exchange(u64 (&k)[COUNT], bool down) {
+#pragma unroll
+  for (int d = COUNT / 2; d; d /= 2)
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+      if (!(j & d)) {
+        const u64 u = k[j], v = k[j + d];
+        const bool turn = (u < v) == down;
+        k[j] = turn ? v : u, k[j + d] = turn ? u : v;
       }
-      if (far > 32 || (far == 1 && run >= 64)) __syncthreads();
-      else sync_warp();
-    }
+}
+// Bitonic merging of runs, over distances COUNT / 2 * step down to step: a thread has COUNT keys in registers.
+template <int THREADS, int SIZE, int COUNT> DEV void merge(u64* keys, int run, int step) {
+  for (int g = threadIdx.x; g < SIZE / COUNT; g += THREADS) {
+    const int first = (g & ~(step - 1)) * COUNT + (g & (step - 1));
+    u64 k[COUNT];
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) k[j] = keys[at(first + j * step)];
+    exchange(k, !(first & run));
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) keys[at(first + j * step)] = k[j];
+  }
   __syncthreads();
 }
+// Sorts SIZE keys, a power of two from 8 on, from the largest down.
+template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
+  merge<THREADS, SIZE, 2>(keys, 2, 1);
+  merge<THREADS, SIZE, 4>(keys, 4, 1);
+  for (int run = 8; run <= SIZE; run *= 2) {
+    int far = run / 2;
+    for (; far >= 4; far /= 8) merge<THREADS, SIZE, 8>(keys, run, far / 4);
+    if (far == 2) merge<THREADS, SIZE, 4>(keys, run, 1);
+    if (far == 1) merge<THREADS, SIZE, 2>(keys, run, 1);
+  }
+}
 
-// The K largest keys, or all where there are up to SIZE, into kept[SIZE] in order; what is left over is 0. SIZE is a power of two.
+// The K largest keys, or all where there are up to SIZE, in order to the first places of kept; what is left over of SIZE is 0.
 template <int THREADS, int K, int SIZE, class Keys> DEV void largest(const Keys& keys, int bits, u64* kept) {
   __shared__ u32 count;
-  for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[i] = 0;
+  for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = 0;
   if (threadIdx.x == 0) count = 0;
   const u64 least = keys.n > SIZE ? kth<THREADS>(keys, bits, K) : 0;
   __syncthreads();
   keys.each([&](u64 key) {
-    if (key >= least) kept[atomicAdd(&count, 1)] = key;
+    if (key >= least) kept[at(atomicAdd(&count, 1))] = key;
   });
   __syncthreads();
   sort_down<THREADS, SIZE>(kept);
@@ -139,15 +164,15 @@ struct Line {  // a row of [outer, n, inner], and where its results go in [outer
     x = o * n * inner + i, y = o * K * inner + i;
   }
 };
-template <class E> DEV void answer(const E* x, E* y, i64* at, const Line& l, i64 inner, int rank, u32 place) {
+template <class E> DEV void answer(const E* x, E* y, i64* indices, const Line& l, i64 inner, int rank, u32 place) {
   if (y) y[l.y + rank * inner] = x[l.x + place * inner];
-  if (at) at[l.y + rank * inner] = place;
+  if (indices) indices[l.y + rank * inner] = place;
 }
 template <class E> DEV int bits_of(u32 places) { return 8 * sizeof(E) + __popc(places); }
 
 // A block for each row; with FROM_KEPT, for the `parts` times K keys that were kept of it.
 template <int THREADS, int K, int SIZE, bool LARGEST, bool FROM_KEPT, class E>
-DEV void top_rows(const E* x, const u64* before, E* y, i64* at, i64 rows, i64 n, i64 inner, int parts, u64* kept, u32* fault) {
+DEV void top_rows(const E* x, const u64* before, E* y, i64* indices, i64 rows, i64 n, i64 inner, int parts, u64* kept, u32* fault) {
   if (n < K) {
     if (threadIdx.x == 0) *fault = 1;
     return;
@@ -157,7 +182,7 @@ DEV void top_rows(const E* x, const u64* before, E* y, i64* at, i64 rows, i64 n,
     const Line l(row, n, inner, K);
     if constexpr (FROM_KEPT) largest<THREADS, K, SIZE>(Kept<THREADS>{before + row * parts * K, u32(parts) * K}, bits_of<E>(places), kept);
     else largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x, inner, u32(n), 0, places}, bits_of<E>(places), kept);
-    for (int r = threadIdx.x; r < K; r += THREADS) answer(x, y, at, l, inner, r, place_of(kept[r], places));
+    for (int r = threadIdx.x; r < K; r += THREADS) answer(x, y, indices, l, inner, r, place_of(kept[at(r)], places));
     __syncthreads();
   }
 }
@@ -167,11 +192,11 @@ template <int THREADS, int K, int SIZE, bool LARGEST, class E> DEV void top_part
   const u32 places = places_of(u32(n)), first = u32(blockIdx.x % parts) * each, some = min(u32(each), u32(n) - first);
   const Line l(blockIdx.x / parts, n, inner, K);
   largest<THREADS, K, SIZE>(Row<THREADS, LARGEST, E>{x + l.x + first * inner, inner, some, first, places}, bits_of<E>(places), kept);
-  for (int r = threadIdx.x; r < K; r += THREADS) after[i64(blockIdx.x) * K + r] = kept[r];
+  for (int r = threadIdx.x; r < K; r += THREADS) after[i64(blockIdx.x) * K + r] = kept[at(r)];
 }
 
 // A warp for each row of at most 32 V elements: the largest key, K times over.
-template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E* y, i64* at, i64 rows, i64 n, i64 inner, u32* fault) {
+template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault) {
   const u32 lane = threadIdx.x & 31, warps = blockDim.x / 32;
   if (n < K) {
     if (threadIdx.x == 0) *fault = 1;
@@ -196,6 +221,6 @@ template <int K, int V, bool LARGEST, class E> DEV void top_warps(const E* x, E*
       for (int v = 0; v < V; v++) keys[v] = keys[v] == top ? 0 : keys[v];
       if (lane == r) mine = top;
     }
-    if (lane < K) answer(x, y, at, l, inner, lane, place_of(mine, 0xffffffffu));
+    if (lane < K) answer(x, y, indices, l, inner, lane, place_of(mine, 0xffffffffu));
   }
 }

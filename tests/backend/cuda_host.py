@@ -55,7 +55,6 @@ static unsigned __reduce_max_sync(unsigned, unsigned v) {
     return r;
   });
 }
-static void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / 32]); }
 static int __clz(unsigned v) { return __builtin_clz(v); }
 static int __popc(unsigned v) { return __builtin_popcount(v); }
 static unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }

@@ -117,7 +117,7 @@ def test_which_kernels() -> None:
         return [(re.findall(r"  (top_\w+)<[^<]*;", kernel.source)[-1], kernel.block) for kernel in cuda.emit(_request(3, n, 1, k))]
 
     assert of(128, 8) == [("top_warps", 128)] and of(100, 40) == [("top_rows", 64)] and of(1000, 50) == [("top_rows", 256)]
-    assert of(8400, 300) == [("top_rows", 1024)] and of(symbol("n"), 2) == [("top_rows", 1024)] and of(1031, 1031) == [("top_rows", 1024)]
+    assert of(8400, 300) == [("top_rows", 1024)] and of(symbol("n"), 2) == [("top_rows", 1024)] and of(1031, 1031) == [("top_rows", 256)]
     assert of(672000, 300) == [("top_parts", 1024), ("top_rows", 1024)]
     assert len(cuda.emit(_request(300, 30000, 1, 10))) == 1  # rows enough for all multiprocessors
     with pytest.raises(Unfit, match="the 9000 first of a row"):
