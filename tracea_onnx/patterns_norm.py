@@ -351,7 +351,7 @@ def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
         raise Refuse(f"the two summands of {label(node)} are not known to have the same shape", node)
     if any(node.outputs[1:3]):
         raise Refuse(f"{label(node)} also returns its mean or deviation", node)
-    norm = Norm(x, 1, float(node.attr("epsilon", 1e-12 if not rms else 1e-5)), rms, node.outputs[0], [node], gamma, beta, res=skip, xbias=bias)
+    norm = Norm(x, 1, float(node.attr("epsilon", 1e-12)), rms, node.outputs[0], [node], gamma, beta, res=skip, xbias=bias)
     for weight in (gamma, beta, bias):
         if weight and not is_weight(g, weight, norm):
             raise Refuse(f"weight '{weight}' of {label(node)} does not have the normalised shape", node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracea_onnx.lower import attention, conv, copies, einsum, image, indexed, linear, movement, norm, padding, pointwise, topk
+from tracea_onnx.lower import attention, contrib, conv, copies, einsum, image, indexed, linear, movement, norm, padding, pointwise, topk
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Unsupported
@@ -10,10 +10,11 @@ from tracea_onnx.patterns_ops import POINTWISE
 
 LOWER = {
     **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise, "Cast": pointwise.cast,
-    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **linear.OPS, **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS, **topk.OPS,
+    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **linear.OPS, **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS,
+    **topk.OPS, **contrib.OPS,
 }  # fmt: skip
 #: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
-COMPUTE = frozenset({*conv.OPS, *linear.OPS, *einsum.OPS, *attention.OPS, *norm.OPS, *image.OPS, ":pointwise"})
+COMPUTE = frozenset({*conv.OPS, *linear.OPS, *einsum.OPS, *attention.OPS, *contrib.OPS, *norm.OPS, *image.OPS, ":pointwise"})
 
 
 def lower(ctx: Lowering, op: Op) -> None:

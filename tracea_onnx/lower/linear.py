@@ -216,7 +216,7 @@ def swiglu(ctx: Lowering, op: Op) -> None:
     halves: list[Value] = []
     if op.role("w"):
         w, b = ctx.value(op.role("w")), ctx.optional(op.role("b"))
-        both = _linear(ctx, x, w, b, trans_b, op.outputs[0] + "\0both")
+        both = product(ctx, x, w, b, trans_b, op.outputs[0] + "\0both")
         view = ctx.strided(both)
         n = both.shape[-1]
         if not isinstance(n, int) or n % 2:
@@ -231,11 +231,11 @@ def swiglu(ctx: Lowering, op: Op) -> None:
         parts = [
             merge.Part(f"{op.outputs[0]}\0{half}", ctx.value(op.role(f"w_{half}")), ctx.optional(op.role(f"b_{half}")), trans_b) for half in ("gate", "up")
         ]
-        halves = merge.product(ctx, x, parts) if merge.fits(ctx, x, parts) else [_linear(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
+        halves = merge.product(ctx, x, parts) if merge.fits(ctx, x, parts) else [product(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
     lower_expression(ctx, expr, halves, op.outputs[0], x.dtype)
 
 
-def _linear(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
+def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
     inputs: Mapping[str, str] = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
     gemm(ctx, Op(":gemm", name, tuple(inputs.values()), (name,), {"trans_b": int(trans_b)}, (), tuple(inputs), 0, inputs))
     return ctx.value(name)

@@ -78,4 +78,24 @@ def of_node(node: Node, graph: Graph) -> Op:
         d = json.loads(node.attrs[SPEC_ATTRIBUTE])
         roles = tuple(d["roles"])  # what follows them are constants only the body reads
         return of_spec(Spec(d["op"], roles, d["attrs"]), node.inputs[: len(roles)], node.outputs, (node,), graph.opset())
-    return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
+    return _norm_of(node, graph) or Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
+
+
+#: Norms that ONNX Runtime's own tools leave behind, by what their inputs are, and their default epsilon.
+_NORMS = {
+    "com.microsoft.SkipLayerNormalization": (("x", "res", "gamma", "beta", "xbias"), 1e-12),
+    "com.microsoft.SkipSimplifiedLayerNormalization": (("x", "res", "gamma", "xbias"), 1e-12),
+    "com.microsoft.SimplifiedLayerNormalization": (("x", "gamma"), 1e-5),
+    "SimplifiedLayerNormalization": (("x", "gamma"), 1e-5),
+}
+
+
+def _norm_of(node: Node, graph: Graph) -> Op | None:
+    """One of those as the fused op that says the same; None where it gives its mean or deviation, too."""
+    if node.op not in _NORMS or any(node.outputs[1:3]):
+        return None
+    names, eps = _NORMS[node.op]
+    roles = {r: i for r, i in zip(names, node.inputs, strict=False) if i}
+    attrs = {"axis": node.attr("axis", -1), "eps": node.attr("epsilon", eps), "rms": "Simplified" in node.op}
+    spec = Spec("layernorm", tuple(roles), attrs)
+    return of_spec(spec, tuple(roles.values()), (node.outputs[0], *node.outputs[3:4]), (node,), graph.opset())
