@@ -24,18 +24,20 @@ def _model(op: str, inputs: str, outputs: str, feeds: Arrays, weights: Arrays, *
     node = helper.make_node(op, named, [n.replace("-", "") for n in outputs.split()], op, domain=domain, **attrs)
     infos = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), [f"{k}{d}" if d else "batch" for d in range(v.ndim)]) for k, v in feeds.items()]
     for info, v in zip(infos, feeds.values(), strict=True):
-        if v.dtype == np.float32:
-            info.type.tensor_type.shape.dim[v.ndim - 1].dim_value = v.shape[-1]
+        for d in range(v.ndim):  # sizes of the model are known, of batches and sequences not
+            if v.dtype == np.float32 and (d == v.ndim - 1 or (v.shape[d] in (N, 2, 3) and d)):
+                info.type.tensor_type.shape.dim[d].dim_value = v.shape[d]
     results = [helper.make_tensor_value_info(n, I32 if n == "count" else F, None) for n in outputs.split() if n != "-"]
     graph = helper.make_graph([node], "g", infos, results, [numpy_helper.from_array(v, k) for k, v in weights.items()])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=9)
 
 
-def _agrees(m: ModelProto, feeds: Arrays) -> None:
+def _agrees(m: ModelProto, feeds: Arrays, oracle: tuple[ModelProto, Arrays] | None = None) -> None:
     data = m.SerializeToString()
     session = provider.create_session(data, {"claim": "all"})
     assert {e.ep_name for e in session.get_provider_graph_assignment_info()} == {provider.PROVIDER_NAME}
-    want = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feeds)
+    reference, given = oracle or (m, feeds)
+    want = ort.InferenceSession(reference.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
     for a, b in zip(want, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=2e-5)
     launches, refused = cuda(m)
@@ -81,6 +83,34 @@ def test_attention_with_its_projections(mask: str, attrs: dict[str, Any]) -> Non
     elif mask == "scores":
         weights["a"], inputs = _normal(4, B, N, S, S), "x w b - - a"
     _agrees(_model("Attention", inputs, "y", feeds, weights, num_heads=N, **attrs), feeds)
+
+
+@pytest.mark.parametrize("mask", ["none", "keys", "lengths", "scores"])
+@pytest.mark.parametrize("form", ["biases", "cross", "apart", "packed", "pairs"])
+def test_attention_of_many_heads(form: str, mask: str) -> None:
+    t, d = S if form == "packed" else 7, H // N
+    feeds: Arrays = {"q": _normal(0, B, S, H), "k": _normal(1, B, t, H), "v": _normal(2, B, t, H)}
+    if form == "apart":
+        feeds |= {"k": _normal(1, B, N, t, d), "v": _normal(2, B, N, t, d)}
+    elif form == "packed":
+        feeds = {"q": _normal(0, B, S, N, 3, d)}
+    elif form == "pairs":
+        feeds = {"q": _normal(0, B, S, H), "k": _normal(1, B, t, N, 2, d)}
+    weights: Arrays = {"b": _normal(3, 3 * H)} if form == "biases" else {}
+    inputs = [*(["q", "k", "v"] if len(feeds) == 3 else ["q", "k", "-"] if len(feeds) == 2 else ["q", "-", "-"]), "b" if weights else "-"]
+    if mask in ("keys", "lengths"):
+        feeds["m"] = _mask(B, t) if mask == "keys" else np.array([t, 1, 5], np.int32)
+        inputs.append("m")
+    elif mask == "scores":
+        weights["a"] = _normal(4, B, N, S, t)
+        inputs += ["-", "a"]
+    oracle = None
+    if form in ("packed", "pairs"):  # which ONNX Runtime does not compute on a CPU
+        whole = feeds["q" if form == "packed" else "k"]
+        flat = dict(zip("qkv"[3 - whole.shape[3] :], (whole[:, :, :, j].reshape(B, t, H) for j in range(whole.shape[3])), strict=True))
+        given = {**feeds, **flat}
+        oracle = _model("MultiHeadAttention", " ".join(["q", "k", "v", *inputs[3:]]), "y", given, weights, num_heads=N), given
+    _agrees(_model("MultiHeadAttention", " ".join(inputs), "y", feeds, weights, num_heads=N), feeds, oracle)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [

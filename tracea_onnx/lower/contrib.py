@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower.attention import attention as attention_of
@@ -99,12 +101,66 @@ def attention(ctx: Lowering, op: Op) -> None:
         part = ctx.define(f"{qkv.name}\0{role}", x.dtype, (*x.shape[:-1], size))
         part.view = View(view.ref.at(k * size * x.dtype.size), view.strides)
         roles[role] = part.name
-    attrs: dict[str, Any] = {role: {"layout": "bsx"} for role in ("q", "k", "v", "out")}
-    attrs |= {"num_heads": heads, "kv_heads": heads, "scale": float(op.attr("scale") or (size // heads) ** -0.5), "causal": bool(op.attr("unidirectional", 0))}
-    if op.input(3) or op.input(5):
-        roles["mask"] = op.input(5) or _hidden(ctx, op, op.input(3), x.shape[0], x.shape[1], x.dtype)
-        attrs |= {"mask_kind": "add"}
+    mask = op.input(5) or (_hidden(ctx, op, op.input(3), x.shape[0], x.shape[1], x.dtype) if op.input(3) else "")
+    _attend(ctx, op, roles, dict.fromkeys("qkv", "bsx"), heads, size // heads, mask)
+
+
+def _attend(ctx: Lowering, op: Op, roles: Mapping[str, str], layouts: Mapping[str, str], heads: int, size: int, mask: str) -> None:
+    """mask: what is added to scores. The result has its heads side by side."""
+    roles = {**roles, **({"mask": mask} if mask else {})}
+    attrs: dict[str, Any] = {role: {"layout": layout} for role, layout in {**layouts, "out": "bsx"}.items()}
+    attrs |= {"num_heads": heads, "kv_heads": heads, "scale": float(op.attr("scale") or size**-0.5), "causal": bool(op.attr("unidirectional", 0))}
+    attrs |= {"mask_kind": "add"} if mask else {}
     attention_of(ctx, Op(":attention", op.label, tuple(roles.values()), op.outputs[:1], attrs, op.nodes, tuple(roles), op.opset, roles))
 
 
-OPS = {"com.microsoft.Attention": attention, "com.microsoft.EmbedLayerNormalization": embedding}
+def multi_head(ctx: Lowering, op: Op) -> None:
+    """MultiHeadAttention of com.microsoft with what the fusion rule leaves: biases of the projections, masks of keys, packed keys and values."""
+    heads = int(op.attr("num_heads", 0))
+    if any(op.inputs[6:]) or any(op.outputs[1:]) or (op.input(4) and op.input(5)):
+        raise Unsupported(f"{op.kind} with a cache, or with a mask and a bias of the scores")
+    parts: list[Value] = []
+    for v in (ctx.value(n) for n in op.inputs[:3] if n):
+        parts += _unpacked(ctx, op, v, "qkv"[len(parts) :]) if v.rank == 5 else [v]
+    layouts = [{3: "bsx", 4: "bshd" if v.name.startswith(f"{op.outputs[0]}\0") else "bhsd"}.get(v.rank, "") for v in parts]
+    width = parts[0].shape[-1] if parts else 0
+    if len(parts) != 3 or not all(layouts) or not heads or not isinstance(width, int):
+        raise Unsupported(f"{op.kind} of projections of unknown form")
+    if op.input(3):
+        if layouts != ["bsx"] * 3:
+            raise Unsupported(f"{op.kind} with biases of projections whose heads are apart")
+        parts = _biased(ctx, op, parts, ctx.value(op.input(3)))
+    q, keys = parts[0], parts[1].shape[2 if layouts[1] == "bhsd" else 1]
+    mask = op.input(5) or (_hidden(ctx, op, op.input(4), q.shape[0], keys, q.dtype) if op.input(4) else "")
+    roles = {r: v.name for r, v in zip("qkv", parts, strict=True)}
+    _attend(ctx, op, roles, dict(zip("qkv", layouts, strict=True)), heads, width // heads if q.rank == 3 else width, mask)
+
+
+def _unpacked(ctx: Lowering, op: Op, x: Value, roles: str) -> list[Value]:
+    """[batch, sequence, heads, len(roles), head size]: its parts, as views."""
+    if x.shape[3] != len(roles):
+        raise Unsupported(f"{op.kind} of {x.shape[3]} packed projections where {len(roles)} are missing")
+    view, made = ctx.strided(x), []
+    for k, role in enumerate(roles):
+        part = ctx.define(f"{op.outputs[0]}\0{role}", x.dtype, (*x.shape[:3], x.shape[4]))
+        part.view = View(view.ref.at(D.mul(k * x.dtype.size, view.strides[3])), (*view.strides[:3], view.strides[4]))
+        made.append(part)
+    return made
+
+
+def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[Value]:
+    view, at = ctx.strided(bias), 0
+    made = []
+    for role, v in zip("qkv", parts, strict=True):
+        width = v.shape[-1]
+        if not isinstance(width, int):
+            raise Unsupported(f"{op.kind} with biases of projections of unknown widths")
+        own = ctx.define(f"{op.outputs[0]}\0bias {role}", bias.dtype, (width,))
+        own.view = View(view.ref.at(at * bias.dtype.size), view.strides)
+        at += width
+        lower_expression(ctx, Expr(2, (Instr("add", (0, 1)),), 2), [v, own], f"{op.outputs[0]}\0{role}", v.dtype)
+        made.append(ctx.value(f"{op.outputs[0]}\0{role}"))
+    return made
+
+
+OPS = {"com.microsoft.Attention": attention, "com.microsoft.EmbedLayerNormalization": embedding, "com.microsoft.MultiHeadAttention": multi_head}
