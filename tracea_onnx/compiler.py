@@ -118,7 +118,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
         if body:
             reasons |= {k: "ONNX Runtime inlines fused functions in the bodies of control flow" for k, op in enumerate(ops) if op.nodes[0].proto.domain == DOMAIN}
         lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(graph, ops, [k not in reasons for k in range(len(ops))])
-        failed = {id(n) for op in lost if op.fused and op.nodes[0].proto.domain != DOMAIN for n in op.nodes}
+        failed = {id(n) for op in lost for n in op.nodes} & {id(n) for m in chosen for n in m.nodes}
         if not failed:
             break
         torn |= failed

@@ -25,7 +25,7 @@ def _model(op: str, inputs: str, outputs: str, feeds: Arrays, weights: Arrays, *
     infos = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), [f"{k}{d}" if d else "batch" for d in range(v.ndim)]) for k, v in feeds.items()]
     for info, v in zip(infos, feeds.values(), strict=True):
         for d in range(v.ndim):  # sizes of the model are known, of batches and sequences not
-            if v.dtype == np.float32 and (d == v.ndim - 1 or (v.shape[d] in (N, 2, 3) and d)):
+            if v.dtype.kind == "f" and (d == v.ndim - 1 or (v.shape[d] in (N, 2, 3) and d)):
                 info.type.tensor_type.shape.dim[d].dim_value = v.shape[d]
     results = [helper.make_tensor_value_info(n, I32 if n == "count" else F, None) for n in outputs.split() if n != "-"]
     graph = helper.make_graph([node], "g", infos, results, [numpy_helper.from_array(v, k) for k, v in weights.items()])
@@ -124,6 +124,16 @@ def test_embeddings(inputs: str, outputs: str) -> None:
     weights = {"words": _normal(1, 50, H), "places": _normal(2, 20, H), "sorts": _normal(3, 2, H), **VECTORS}
     used = {k: v for k, v in feeds.items() if k in inputs.split()}
     _agrees(_model("EmbedLayerNormalization", inputs, outputs, used, {k: v for k, v in weights.items() if k in inputs.split()}, epsilon=1e-12), used)
+
+
+def test_a_norm_of_another_type_is_left() -> None:
+    feeds: Arrays = {k: _normal(0, B, S, H).astype(np.float16) for k in "xs"}
+    m = _model("SkipLayerNormalization", "x s gamma", "y", feeds, {"gamma": VECTORS["gamma"].astype(np.float16)})
+    m.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    session = provider.create_session(m.SerializeToString(), {"claim": "all"})
+    assert provider.PROVIDER_NAME not in {e.ep_name for e in session.get_provider_graph_assignment_info()}
+    launches, refused = cuda(m)
+    assert [family[:9] for family, _ in launches] == ["layernorm"] and not refused
 
 
 def test_what_is_not_understood_is_left() -> None:
