@@ -31,27 +31,29 @@ template <int THREADS, bool LARGEST, class E> struct Row {
   const E* x;
   i64 step;
   u32 n, first, places;
+  METHOD u64 operator[](u32 i) const { return key_of<LARGEST>(x[i * step], first + i, places); }
   template <class F> METHOD void each(F visit) const {
     if (step != 1) {
 #pragma unroll 4
-      for (u32 i = threadIdx.x; i < n; i += THREADS) visit(key_of<LARGEST>(x[i * step], first + i, places));
+      for (u32 i = threadIdx.x; i < n; i += THREADS) visit((*this)[i]);
       return;
     }
     constexpr int V = 16 / sizeof(E);
     const u32 head = min(n, u32(-(u64(x) / sizeof(E)) & (V - 1))), vectors = (n - head) / V, tail = head + vectors * V + threadIdx.x;
-    if (threadIdx.x < head) visit(key_of<LARGEST>(x[threadIdx.x], first + threadIdx.x, places));
+    if (threadIdx.x < head) visit((*this)[threadIdx.x]);
 #pragma unroll 2
     for (u32 v = threadIdx.x; v < vectors; v += THREADS) {
       const Vec<E, V> some = load<V>(x + head + v * V);
 #pragma unroll
       for (int k = 0; k < V; k++) visit(key_of<LARGEST>(some.v[k], first + head + v * V + k, places));
     }
-    if (tail < n) visit(key_of<LARGEST>(x[tail], first + tail, places));
+    if (tail < n) visit((*this)[tail]);
   }
 };
 template <int THREADS> struct Kept {
   const u64* keys;
   u32 n;
+  METHOD u64 operator[](u32 i) const { return keys[i]; }
   template <class F> METHOD void each(F visit) const {
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < n; i += THREADS) visit(keys[i]);
@@ -145,14 +147,17 @@ template <int THREADS, int SIZE> DEV void sort_down(u64* keys) {
 
 // The K largest keys, or all where there are up to SIZE, in order to the first places of kept; what is left over of SIZE is 0.
 template <int THREADS, int K, int SIZE, class Keys> DEV void largest(const Keys& keys, int bits, u64* kept) {
-  __shared__ u32 count;
-  for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = 0;
-  if (threadIdx.x == 0) count = 0;
-  const u64 least = keys.n > SIZE ? kth<THREADS>(keys, bits, K) : 0;
-  __syncthreads();
-  keys.each([&](u64 key) {
-    if (key >= least) kept[at(atomicAdd(&count, 1))] = key;
-  });
+  if (keys.n <= SIZE) {
+    for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = i < keys.n ? keys[i] : 0;
+  } else {
+    __shared__ u32 count;
+    for (int i = threadIdx.x; i < SIZE; i += THREADS) kept[at(i)] = 0;
+    if (threadIdx.x == 0) count = 0;
+    const u64 least = kth<THREADS>(keys, bits, K);
+    keys.each([&](u64 key) {
+      if (key >= least) kept[at(atomicAdd(&count, 1))] = key;
+    });
+  }
   __syncthreads();
   sort_down<THREADS, SIZE>(kept);
 }
