@@ -270,10 +270,15 @@ again:
   const int row0 = 0;
 #endif
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-  for (int t = threadIdx.x; t < ROWS * (BN / 8); t += THREADS) {
-    const int r = row0 + t / (BN / 8), c = t % (BN / 8) * 8, m = m0 + r, left_columns = N - n0 - c;
+  static_assert(THREADS % (BN / 8) == 0, "a thread has the same columns of every row");
+  const int c = threadIdx.x % (BN / 8) * 8, n = channel0 + n0 + c, left_columns = N - n0 - c;
+#if SPLIT == 1 || CLUSTER
+  const Columns columns = columns_at(epilogue, n, n + left_columns);
+#endif
+  for (int r = row0 + threadIdx.x / (BN / 8); r < min(row0 + ROWS, BM); r += THREADS / (BN / 8)) {
+    const int m = m0 + r;
     i64 to, full;
-    if (r >= BM || m >= M || left_columns <= 0 || !out.place(m, to, full)) continue;
+    if (m >= M || left_columns <= 0 || !out.place(m, to, full)) continue;
     float v[8];
     *(float4*)v = *(const float4*)(staged + r * PITCH + c);
     *(float4*)(v + 4) = *(const float4*)(staged + r * PITCH + c + 4);
@@ -290,8 +295,7 @@ again:
     *(float4*)partial = *(const float4*)v;
     *(float4*)(partial + 4) = *(const float4*)(v + 4);
 #else
-    const int n = channel0 + n0 + c;
-    finish(epilogue, v, m, full, n, left_columns);
+    finish(epilogue, columns, v, m, full, n, left_columns);
     if (Y_VECTOR) {
       store8(y + to + n, v, left_columns);
     } else {
