@@ -69,6 +69,13 @@ def shared(request: Request) -> int:
     return 99 * 1024 if request.arch in (86, 89) or request.arch >= 120 else 227 * 1024 if request.arch in (90, 100) else 163 * 1024
 
 
+def spread(request: Request, blocks: DimLike, smem: int) -> int:
+    """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of its own: with room for those of the next launch, these would come
+    where the first of this one leave, some beside each other."""
+    alone = overlapped(request) and isinstance(blocks, int) and request.sms < 2 * blocks <= 2 * request.sms
+    return max(smem, shared(request) // 2) if alone else smem
+
+
 def overlapped(request: Request) -> bool:
     """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`, or its first half."""
     return request.arch >= 90

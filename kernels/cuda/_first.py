@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import shared
+from tracea_onnx.cuda_source import shared, spread
 from tracea_onnx.cuda_text import prelude
+from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
@@ -18,8 +19,8 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
 #: An image's height or width where it is symbolic; taps of a row whose pixels a thread holds, where a row has more.
 _USUAL, _PIECE = 112, 8
-#: Clocks to start, to start a block, for 32 pixels or half as many filters that a warp copies; how many warps' time products wait.
-_BEGIN, _START, _COPY, _ALONE = 1100.0, 3500.0, 46.0, 1.5
+#: Clocks to start; of products for one warp of a scheduler and for each, of copies the same; of a copied row of pixels and of 32 of them.
+_START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER, _ROW, _PIECE_OF_ROW = 3060.0, 0.36, 0.93, 4.5, 2.5, 20.0, 9.0
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,36 @@ def applies(r: Request) -> bool:
     return int(i["IC"]) <= 4 and next(_tiles(r), None) is not None
 
 
+def _blocks(r: Request, tile: FirstTile) -> tuple[DimLike, int]:
+    """Along the pixels and the channels."""
+    i = r.ints
+    return D.product([i["N"], D.ceildiv(i["OW"], tile.groups * tile.pixels), D.ceildiv(i["OH"], tile.down)]), -(-int(i["OC"]) // tile.columns)
+
+
+def _room(r: Request, tile: FirstTile) -> int:
+    """Shared memory of a block."""
+    blocks, columns = _blocks(r, tile)
+    return spread(r, D.mul(blocks, columns), _smem(r, tile))
+
+
 def _price(r: Request, tile: FirstTile, images: int) -> float:
     """Clocks for so many images."""
     ic, kh, kw = _sizes(r)[:3]
     height, width = (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
     blocks = images * -(-height // tile.down) * -(-width // (tile.groups * tile.pixels)) * -(-int(r.ints["OC"]) // tile.columns)
-    rows = _patch(r, tile)[0]
+    rows, warps = _patch(r, tile)[0], tile.threads // 32
     span = (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1
-    copies = -(-rows * -(-span // 32) * 32 // tile.threads) + 2 * -(-kh * kw * tile.columns // tile.threads)
+    lines = -(-rows // warps) if rows >= warps else rows / warps  # of a warp
+    copy = max(1.0, lines) * _ROW + lines * -(-span // 32) * _PIECE_OF_ROW
     multiply = -(-ic * kh // tile.parts) * (_held(r, tile) / 2 + kw * tile.pixels * 8)  # instructions of a warp
     resident = _resident(r, tile)
-    together = min(resident, -(-blocks // r.sms)) * tile.threads / 128  # warps of a scheduler
-    one = _START + (together + _ALONE) * multiply + together * copies * _COPY
+    here = -(-blocks // r.sms)
+    if 2 * blocks <= r.sms * resident and _room(r, tile) == _smem(r, tile):
+        here = -(-2 * blocks // r.sms) - blocks // r.sms  # they come while those of the launch before are there
+    together = min(resident, here) * tile.threads / 128  # warps of a scheduler
+    one = _START + (together * _TOGETHER + _ALONE) * multiply + (together * _COPY_TOGETHER + _COPY_ALONE) * copy
     idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply  # of equally fast ones, that which computes least
-    return _BEGIN + -(-blocks // (resident * r.sms)) * one + idle
+    return -(-here // resident) * one + idle
 
 
 def choose(r: Request) -> FirstTile:
@@ -130,6 +147,4 @@ def convolution(r: Request) -> Kernel:
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise_channels"), _backend.template("first"),
     ])  # fmt: skip
-    blocks = D.product([i["N"], D.ceildiv(i["OW"], tile.groups * tile.pixels), D.ceildiv(i["OH"], tile.down)])
-    columns = -(-int(i["OC"]) // tile.columns)
-    return Kernel(text, "conv_first", (blocks, columns, 1), tile.threads, tuple(v for _, _, v in parameters), _smem(r, tile), pdl=r.arch >= 90)
+    return Kernel(text, "conv_first", (*_blocks(r, tile), 1), tile.threads, tuple(v for _, _, v in parameters), _room(r, tile), pdl=r.arch >= 90)

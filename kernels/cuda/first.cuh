@@ -14,6 +14,16 @@ constexpr int BESIDE = GROUPS * DOWN * CHANNEL_GROUPS;  // threads of a part
 static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
+#if IS_F32
+DEV void copy_or_zero(float* to, const float* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(real ? 4 : 0) : "memory");
+#else
+  *to = real ? *from : 0.f;
+#endif
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAMETERS) {
   extern __shared__ __align__(16) float shared[];
   float *const filters = shared, *const patch = shared + IC * TAPS * FILTERS;
@@ -49,6 +59,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #endif
   const int top = oh0 * SH - PT, left = ow0 * SW - PL;
   const T* image = x + n * x_ns;
+#if IS_F32
+  // Asynchronous copies: SHARE warps have a row of the image, 32 pixels at a time.
+  constexpr int SHARE = IC * ROWS < WARPS ? WARPS / (IC * ROWS) : 1, AT_ONCE = WARPS / SHARE;
+  if (warp < AT_ONCE * SHARE) {
+#pragma unroll 2
+    for (int r = warp / SHARE; r < IC * ROWS; r += AT_ONCE) {
+      const int ih = top + r % ROWS;
+      const bool row = (u32)ih < (u32)IH;
+      const T* const from = image + r / ROWS * x_c + (row ? ih : 0) * x_rs;
+#pragma unroll
+      for (int a = 0; a < ACROSS; a += SHARE) {
+        const int s = (a + warp % SHARE) * 32 + lane, iw = left + s;
+        const bool inside = row && (u32)iw < (u32)IW;
+        if (s < SPAN) copy_or_zero(patch + r * PITCH + s, inside ? from + iw * x_cs : x, inside);
+      }
+    }
+  }
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+#else
   // A warp has every WARPS-th piece of 32 pixels of a row: where the row lies is the same for all its threads.
 #pragma unroll 1
   for (int first = warp; first < PIECES; first += WARPS * AHEAD) {
@@ -64,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
       if (SPAN % 32 == 0 || s < SPAN) patch[r * PITCH + s] = (u32)(top + r % ROWS) < (u32)IH && (u32)(left + s) < (u32)IW ? to_float(v[q]) : 0.f;
     }
   }
+#endif
   __syncthreads();
   const int channel = threadIdx.x % CHANNEL_GROUPS * 4, group = threadIdx.x / CHANNEL_GROUPS % GROUPS, down = threadIdx.x / CHANNEL_GROUPS / GROUPS % DOWN;
   const int part = threadIdx.x / BESIDE;

@@ -13,7 +13,7 @@ from tests.backend.cuda_requests import check_kernels, compile_kernels, request
 from tests.cpp import library
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike, symbol
+from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
@@ -140,6 +140,14 @@ def test_a_tile_for_all_that_lowering_leaves_in_planes(arch: int) -> None:
                 check_kernels(cuda.emit(r), arch)
     for dtype in (DType.F32, DType.F16, DType.BF16):
         compile_kernels(cuda.emit(_request((3, (11, 11), (4, 4), (1, 1), 2, 64, 224, 224), dtype=dtype, arch=arch)), arch)
+
+
+@pytest.mark.parametrize("size", [40, 120, 200, 327, 600])
+def test_a_launch_of_one_block_each_leaves_no_room_for_the_next(size: int) -> None:
+    r = _request((3, (7, 7), (4, 4), (1, 1), 3, 16, size, size))
+    (k,) = cuda.emit(r)
+    blocks = evaluate(k.grid[0], {}) * evaluate(k.grid[1], {})
+    assert (2 * k.smem >= 227 * 1024) == (r.sms < 2 * blocks <= 2 * r.sms)
 
 
 def test_symbolic_batches() -> None:
