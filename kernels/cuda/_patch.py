@@ -1,14 +1,15 @@
-"""Convolutions of few input channels, more than `_few` takes or with larger windows, in 16-bit types on Hopper (`patch.cuh`); transposed ones of stride 1 too."""
+"""Convolutions of few channels, in or out, more than `_few` takes or with larger windows, in 16-bit types on Hopper (`patch.cuh`); transposed ones of stride 1 too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import HOPPER_SHARED, Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_source import spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -16,24 +17,29 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue, _wgmma = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_wgmma")
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
-#: Input channels for which the kernel is considered, units of k whose text stays small, output channels of a block.
-_MOST, _UNITS, _COLUMNS = 64, 400, 128
+#: Input channels of one pass, units of k whose text stays small, output channels of a block, and where there are several passes.
+_MOST, _UNITS, _COLUMNS, _FEW = 64, 400, 128, 64
 #: An image's height or width where it is symbolic.
 _USUAL = 56
 #: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of a warpgroup; bytes of filters a clock; how much of the time that
-#: wgmma should take it does, and of the rest that no product hides.
-_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN = 4900.0, 520.0, 0.94, 8.1, 7.0, 0.75, 0.8
+#: wgmma should take it does, and of the rest that no product hides; of a multiprocessor for each result at least.
+_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN, _STORE = 4900.0, 520.0, 0.94, 8.1, 7.0, 0.75, 0.8, 0.55
+#: Of several passes: clocks of a turn beside them, of a wgmma (the pixels of a tap begin anywhere in a line of shared memory) and of each of its columns, bytes that
+#: come in a clock.
+_TURN, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
 
 
 @dataclass(frozen=True)
 class PatchTile:
-    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block, its output channels."""
+    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block, its output channels, parts of the input channels that follow
+    each other."""
 
     high: int
     wide: int
     blocks: int
     groups: int
     columns: int
+    passes: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,13 @@ class _Patch:
     size: int
 
 
+def _pass(s: _Shape, t: PatchTile) -> _Shape:
+    """The channels of one pass; of several, chunks are copied two at a time."""
+    return s if t.passes == 1 else replace(s, channels=-(-s.chunks // (2 * t.passes)) * 16)
+
+
 def _patch(s: _Shape, t: PatchTile) -> _Patch:
+    """s: of one pass, here and below."""
     (down, across), rows = s.reach, 64 * t.blocks
     pitch = t.wide + across
     phase = max((t.high + down) * pitch, rows + down * pitch + across)
@@ -84,7 +96,7 @@ def _shape(r: Request) -> _Shape:
 
 
 def _smem(s: _Shape, t: PatchTile) -> int:
-    return (-(-s.units // 2) * 2 * t.columns + t.groups * 2 * _patch(s, t).size) * 16
+    return (min(t.passes, 2) * -(-s.units // 2) * 2 * t.columns + t.groups * 2 * _patch(s, t).size) * 16
 
 
 def _resident(s: _Shape, t: PatchTile) -> int:
@@ -108,10 +120,17 @@ def _tiles(s: _Shape, channels: int, high: int, wide: int) -> tuple[PatchTile, .
                     options.append((across * -(-high // h), h, w))
             for groups in (1, 2, 4):
                 for _, h, w in sorted(options)[:2]:
-                    tile = PatchTile(h, w, blocks, groups, columns)
-                    if _smem(s, tile) <= HOPPER_SHARED and _resident(s, tile) > 0:
-                        out.append(tile)
+                    for passes in _passes(s) if s.channels <= _MOST or count == 1 else ():
+                        tile = PatchTile(h, w, blocks, groups, columns, passes)
+                        one = _pass(s, tile)
+                        if one.units <= _UNITS and _smem(one, tile) <= HOPPER_SHARED and _resident(one, tile) > 0:
+                            out.append(tile)
     return tuple(out)
+
+
+def _passes(s: _Shape) -> list[int]:
+    """In how many the input channels may be read."""
+    return [1] if s.channels <= _MOST else sorted({-(-s.chunks // step) for step in (2, 4, 6, 8)})
 
 
 def applies(r: Request, transposed: bool) -> bool:
@@ -121,13 +140,15 @@ def applies(r: Request, transposed: bool) -> bool:
     if {"x", "w"} & r.unaligned or any(multiple_of(i[n]) < 8 for n in ("x_cs", "x_rs", "x_ns")) or (transposed and (i["SH"], i["SW"]) != (1, 1)):
         return False
     s = _shape(r)
-    return s.channels <= _MOST and i["G"] == 1 and s.kernel != (1, 1) and s.units <= _UNITS
+    return i["G"] == 1 and s.kernel != (1, 1) and (s.units <= _UNITS if s.channels <= _MOST else int(i["OC"]) <= _FEW)
 
 
 def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     """Clocks."""
     high, wide = (int(_product.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
     tiles, across = images * -(-high // t.high) * -(-wide // t.wide), -(-int(r.ints["OC"]) // t.columns)
+    if t.passes > 1:
+        return _price_of_passes(r, _pass(s, t), t, tiles)
     multiply = -(-s.units // 2) * t.blocks * (16.0 + t.columns / 4) * _MULTIPLY
     copies = s.chunks * (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0]) * _patch(s, t).pitch * s.stride[1]
     other = _TILE + copies * _COPY + t.blocks * t.columns * _RESULT
@@ -136,7 +157,19 @@ def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     here = max(1.0, tiles * across / r.sms)  # tiles of a multiprocessor
     together = min(resident * t.groups, here)
     filters = s.units * t.columns * 16 / _BYTES * min(resident, max(1.0, here / t.groups))
-    return _START + filters + turns * max(together * (multiply + _SHOWN * other), multiply + other)
+    results = images * high * wide * int(r.ints["OC"]) / r.sms
+    return _START + max(filters + turns * max(together * (multiply + _SHOWN * other), multiply + other), results * _STORE)
+
+
+def _price_of_passes(r: Request, s: _Shape, t: PatchTile, tiles: float) -> float:
+    """s: of one pass."""
+    pixels = (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0]) * _patch(s, t).pitch * s.stride[1]
+    resident = _resident(s, t)
+    blocks = -(-tiles // t.groups)
+    here = min(resident, -(-blocks // r.sms))  # of a multiprocessor
+    multiply = here * t.groups * -(-s.units // 2) * t.blocks * (_WGMMA + _COLUMN * t.columns)
+    fetch = here * (t.groups * s.chunks * pixels + 2 * s.units * t.columns) * 16 / _STREAM
+    return -(-blocks // (r.sms * resident)) * (_TURN + t.passes * (100.0 + max(multiply, fetch)))
 
 
 def prices(r: Request, transposed: bool, rows: int) -> dict[PatchTile, float]:
@@ -169,7 +202,8 @@ def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
 def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike = 1) -> Kernel:
     """active: 0 empties the grid. 16 bytes of a pixel are copied at a time: pitches of other multiples would have addresses that a copy may not have."""
     assert applies(r, transposed)
-    i, s = r.ints, _shape(r)
+    i, whole = r.ints, _shape(r)
+    s = _pass(whole, tile)
     p, oc = _patch(s, tile), int(i["OC"])
     units = sorted(_units(s, p, transposed))
     offsets = [at for at, _ in units] + [p.size - 64 * tile.blocks] * (s.units % 2)
@@ -183,7 +217,8 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     params += epi.parameters
     rows_in, columns_in = (((n - 1) * st + (k - 1) * d + 1) for n, k, st, d in zip((tile.high, tile.wide), s.kernel, s.stride, s.dilation, strict=True))
-    constants = {"IC": s.channels, "OC": oc, "SH": s.stride[0], "SW": s.stride[1], "PT": before[0], "PL": before[1], "TILE_H": tile.high, "TILE_W": tile.wide}
+    constants = {"IC": whole.channels, "OC": oc, "C8": s.chunks, "PASSES": tile.passes, "TAPS": s.kernel[0] * s.kernel[1]}
+    constants |= {"SH": s.stride[0], "SW": s.stride[1], "PT": before[0], "PL": before[1], "TILE_H": tile.high, "TILE_W": tile.wide}
     constants |= {"PITCH": p.pitch, "ROWS_IN": rows_in, "COLUMNS_IN": columns_in, "PHASE": p.phase, "PLANE": p.plane, "SIZE": p.size, "UNITS": s.units}
     constants |= {"BLOCKS": tile.blocks, "GROUPS": tile.groups, "RESIDENT": _resident(s, tile), "BN": tile.columns}
     mma = _product.MMA_TYPE[r.dtype]
@@ -198,4 +233,5 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
     across = -(-oc // tile.columns)
     tiles = D.product([i["N"], D.ceildiv(i["OH"], tile.high), D.ceildiv(i["OW"], tile.wide)])
     blocks = D.minimum(D.ceildiv(tiles, tile.groups), max(1, _resident(s, tile) * r.sms // across))
-    return Kernel(text, "conv_patch", (D.mul(blocks, active), across, 1), 128 * tile.groups, tuple(v for _, _, v in params), _smem(s, tile), pdl=True)
+    room = spread(r, D.mul(blocks, across), _smem(s, tile))
+    return Kernel(text, "conv_patch", (D.mul(blocks, active), across, 1), 128 * tile.groups, tuple(v for _, _, v in params), room, pdl=True)

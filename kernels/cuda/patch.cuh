@@ -4,13 +4,14 @@
 // A warpgroup computes TILE_H x TILE_W output pixels times BN channels from a patch of the image in shared memory, which lies there as planes of 8 channels, for each
 // residue of the strides: 16 bytes for a pixel, rows PITCH pixels long, so that the pixels which a tap and 8 channels (a unit of k) meet follow each other, PITCH
 // for each output row. Units have any distance, in one wgmma two; results of the places behind TILE_W are not stored. Filters stay in shared memory while warpgroups
-// go from tile to tile, each for itself; the next patch is copied while one is multiplied.
+// go from tile to tile, each for itself; the next patch is copied while one is multiplied. Of more channels, PASSES parts follow each other, their patches and filters
+// copied in the same way, and warpgroups of a block share the filters.
 //
-// The generator defines: T, IC, OC, SH, SW, TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places of one residue), PLANE
+// The generator defines: T, IC, OC, C8 (chunks of 8 channels of a pass), PASSES, TAPS, SH, SW, TILE_H, TILE_W, PITCH, ROWS_IN, COLUMNS_IN (pixels of the image that a tile reads), PHASE (places of one residue), PLANE
 // (of all), SIZE (of a patch), UNITS, OFFSETS (of units, increasing, an even number), unit_of (of tap * C8 + chunk of 8 channels), BLOCKS (of 64 rows), GROUPS
 // (warpgroups), RESIDENT, BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
-constexpr int C8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8, THREADS = 128 * GROUPS, ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
+constexpr int ALL8 = (IC + 7) / 8, STEPS = (UNITS + 1) / 2, NT = BN / 8, FILTERS = STEPS * 2 * BN * 16, RINGS = PASSES > 1 ? 2 : 1, THREADS = 128 * GROUPS, ROWS = 64 * BLOCKS, COPIES = ROWS_IN * COLUMNS_IN * C8;
 
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -23,22 +24,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
   // The same in a warp, and known to be: descriptors are computed by the uniform unit.
   const int group = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 7), 0), thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   const int n0 = blockIdx.y * BN;
-  const u32 weights = shared_address(shared), patches = weights + STEPS * 2 * BN * 16 + group * (2 * SIZE * 16);
+  const u32 weights = shared_address(shared), patches = weights + RINGS * FILTERS + group * (2 * SIZE * 16);
   const int across = (OW + TILE_W - 1) / TILE_W, bands = (OH + TILE_H - 1) / TILE_H, tiles = N * bands * across;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY) wait_for_producers();
   constexpr int ODD = UNITS % 2;
+  const auto fetch_filters = [&](int pass, u32 to) {
 #pragma unroll 8
-  for (int i = threadIdx.x; i < (UNITS + ODD) * BN; i += THREADS) {
-    const int j = i / 8 % (UNITS + ODD), oc = i / 8 / (UNITS + ODD) * 8 + i % 8, u = j < UNITS ? unit_of(j) : j;
-    const bool real = n0 + oc < OC && j < UNITS;
-    copy16(weights + (u * NT + oc / 8) * 128 + oc % 8 * 16, real ? w + ((i64)(n0 + oc) * UNITS + j) * 8 : w, real ? 16 : 0);
-  }
+    for (int i = threadIdx.x; i < STEPS * 2 * BN; i += THREADS) {  // neighbouring chunks of a filter are read together
+      const int j = i / 16 % STEPS * 2 + i % 2, oc = i / 16 / STEPS * 8 + i / 2 % 8, u = j < UNITS ? unit_of(j) : j, chunk = pass * C8 + j % C8;
+      const bool real = n0 + oc < OC && j < UNITS && chunk < ALL8;
+      copy16(to + (u * NT + oc / 8) * 128 + oc % 8 * 16, real ? w + ((i64)(n0 + oc) * (TAPS * ALL8) + j / C8 * ALL8 + chunk) * 8 : w, real ? 16 : 0);
+    }
+  };
+  fetch_filters(0, weights);
   copy_commit();
   if (ODD)  // what the last unit's filters of zeros meet must be finite
     for (int i = thread; i < 2 * ROWS; i += 128) zero16(patches + (i / ROWS * SIZE + SIZE - ROWS + i % ROWS) * 16);
   wait_for_producers();
-  const auto fetch = [&](int tile, u32 to) {
+  const auto fetch = [&](int wanted, int pass, u32 to) {
+    const int tile = PASSES > 1 ? min(wanted, tiles - 1) : wanted;
     const int top = tile / across % bands * (TILE_H * SH) - PT, left = tile % across * (TILE_W * SW) - PL;
     const T* const image = x + tile / across / bands * x_ns;
 #pragma unroll 4
@@ -46,7 +51,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
       const int c = i % C8, at = i / C8, row = at / COLUMNS_IN, column = at % COLUMNS_IN, ih = top + row, iw = left + column;
       const bool inside = (u32)ih < (u32)IH && (u32)iw < (u32)IW;
       const int place = c * PLANE + (row % SH * SW + column % SW) * PHASE + row / SH * PITCH + column / SW;
-      copy16(to + place * 16, inside ? image + ih * x_rs + iw * x_cs + c * 8 : x, inside ? min(IC - c * 8, 8) * 2 : 0);
+      const int left = IC - (pass * C8 + c) * 8;  // channels
+      const bool real = inside && (PASSES == 1 || left > 0);
+      copy16(to + place * 16, real ? image + ih * x_rs + iw * x_cs + (pass * C8 + c) * 8 : x, real ? min(left, 8) * 2 : 0);
     }
   };
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
@@ -54,35 +61,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_patch(PARAM
 #pragma unroll
   for (int j = 0; j < NT; j++) columns[j] = columns_at(epilogue, n0 + j * 8 + (lane & 3) * 2, OC);
   const int first = blockIdx.x * GROUPS + group, step = gridDim.x * GROUPS;
-  if (first < tiles) fetch(first, patches);
+  const int others = PASSES > 1 ? group : 0;  // warpgroups that share filters go on together
+  if (first - others < tiles) fetch(first, 0, patches);
   copy_commit();
-  copy_wait<1>();
-  visible_to_copies();
-  __syncthreads();  // the filters have come
+  if (PASSES == 1) {
+    copy_wait<1>();
+    visible_to_copies();
+    __syncthreads();  // the filters have come
+  }
   int buffer = 0;
 #pragma unroll 1
-  for (int tile = first; tile < tiles; tile += step, buffer ^= 1) {
-    copy_wait<0>();
-    visible_to_copies();
-    sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
-    if (tile + step < tiles) fetch(tile + step, patches + (buffer ^ 1) * (SIZE * 16));
-    copy_commit();
+  for (int turn = first; turn - others < tiles; turn += step) {
+    const int tile = PASSES > 1 ? min(turn, tiles - 1) : turn;
     float sum[BLOCKS][BN / 2];
-    const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32, b = (u64)(weights >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
-    multiply_fence();
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; pass++, buffer ^= 1) {
+      copy_wait<0>();
+      visible_to_copies();
+      if (PASSES > 1) __syncthreads();
+      else sync_group(1 + group, 128);  // this patch has come, and nobody reads the other one any more
+      const bool last = pass == PASSES - 1;
+      if (!last || turn + step - others < tiles) {
+        fetch(last ? turn + step : turn, last ? 0 : pass + 1, patches + (buffer ^ 1) * (SIZE * 16));
+        if (PASSES > 1) fetch_filters(last ? 0 : pass + 1, weights + (buffer ^ 1) * FILTERS);
+      }
+      copy_commit();
+      const u64 a = (u64)((patches + buffer * (SIZE * 16)) >> 4) | 8ull << 32;
+      const u64 b = (u64)((weights + (PASSES > 1 ? buffer * FILTERS : 0)) >> 4) | (u64)(NT * 8) << 16 | 8ull << 32;
+      float own[BLOCKS][BN / 2];  // of this pass: tensor cores round towards zero what one long sum would add up
+      multiply_fence();
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+      for (int s = 0; s < STEPS; s++)
 #pragma unroll
-      for (int i = 0; i < BLOCKS; i++) multiply(sum[i], a + (u64)(i * 64 + OFFSETS[2 * s]) + ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16), b + (u64)(s * (2 * NT * 8)), s != 0);
-    multiply_commit();
-    multiply_wait<0>();
+        for (int i = 0; i < BLOCKS; i++)
+          multiply(own[i], a + (u64)(i * 64 + OFFSETS[2 * s]) + ((u64)(OFFSETS[2 * s + 1] - OFFSETS[2 * s]) << 16), b + (u64)(s * (2 * NT * 8)), s != 0);
+      multiply_commit();
+      multiply_wait<0>();
+#pragma unroll
+      for (int k = 0; k < BLOCKS * BN / 2; k++) sum[k / (BN / 2)][k % (BN / 2)] = own[k / (BN / 2)][k % (BN / 2)] + (pass ? sum[k / (BN / 2)][k % (BN / 2)] : 0.f);
+    }
     const int image = tile / across / bands, h0 = tile / across % bands * TILE_H, w0 = tile % across * TILE_W;
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int p = i * 64 + warp * 16 + (lane >> 2) + half * 8, oh = h0 + p / PITCH, ow = w0 + p % PITCH, h = min(oh, OH - 1), v = min(ow, OW - 1);
-        const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW;
+        const bool inside = p / PITCH < TILE_H && p % PITCH < TILE_W && oh < OH && ow < OW && (PASSES == 1 || turn < tiles);
         const int m = (image * OH + h) * OW + v;
         const i64 full = image * r_ns + h * r_rs + v * r_cs;
         T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;
