@@ -9,6 +9,7 @@ from math import gcd
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_source import spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -27,8 +28,8 @@ _USUAL, _BATCH = 56, 8
 #: bytes a clock that are read, and written as whole sectors of memory or as parts of them.
 _START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
 _READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
-#: How much longer elements of two bytes take.
-_SHORT = 1.4
+#: How much longer elements of two bytes take, and tiles that have fewer channels than threads could share, for want of room.
+_SHORT, _FORCED = 1.25, 1.4
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,19 @@ def smem(r: Request, tile: NarrowTile) -> int:
     return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
 
 
-def _tiles(r: Request, transposed: bool) -> Iterator[NarrowTile]:
+def _tiles(r: Request, transposed: bool) -> dict[NarrowTile, float]:
+    """With how much longer they take than their price."""
+    inner, size = _of_group(r)[0], r.dtype.size
+    step = inner if inner <= 8 else 8 if size == 2 else 4
+    tiles = dict.fromkeys(_tiles_of(r, transposed, step, most=1), 1.0)
+    for less in (step, 2) if size == 4 else (step,):
+        tiles = tiles or dict.fromkeys(_tiles_of(r, transposed, less, most=_BESIDE), _FORCED)
+    return tiles
+
+
+def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[NarrowTile]:
+    """most: times as many blocks beside each other as channels ask for, where filters need the room."""
     inner, outer = _of_group(r)
-    step = inner if inner <= 8 else 8 if r.dtype.size == 2 else 4
     wide = [outer] if outer <= 8 else [c for c in (8, 7, 6, 5, 4) if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))]
     for channels in {*wide[:1], *([4] if outer > 4 else [])}:
         for pixels in (1, 2, 4, 8):
@@ -102,11 +113,13 @@ def _tiles(r: Request, transposed: bool) -> Iterator[NarrowTile]:
                 if parts > -(-inner // step):
                     break
                 count = int(r.ints["G"]) * -(-outer // channels)
-                beside = -(-count // -(-count // _BESIDE))
+                least = -(-count // _BESIDE)
+                options = (-(-count // blocks) for blocks in range(least, min(least * most, count) + 1))
+                beside = next((b for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= _SMEM), 0)
                 for threads in (64, 128, 256):
                     tile = NarrowTile(pixels, channels, parts, beside, step, threads)
                     fits = tile.together <= threads and pixels * channels <= _SUMS and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
-                    if fits and smem(r, tile) <= _SMEM:
+                    if beside and fits:
                         yield tile
 
 
@@ -163,8 +176,8 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
     pixel = int(r.ints["OC"]) * size
     parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed) if pixel % 32 else 0.0
     memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTS)
-    clocks = _START + copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
-    return clocks if f32 else _SHORT * clocks
+    clocks = copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
+    return _START + (clocks if f32 else _SHORT * clocks)
 
 
 def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
@@ -177,7 +190,7 @@ def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
 
 
 def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
-    return {t: price(r, t, transposed, rows) for t in _tiles(r, transposed)} if applies(r, transposed) else {}
+    return {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()} if applies(r, transposed) else {}
 
 
 def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike = 1) -> Kernel:
@@ -205,4 +218,5 @@ def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike 
     ])  # fmt: skip
     tiles, beside = _grid(r, tile, transposed)
     blocks = D.minimum(tiles, max(1, _resident(r, tile, transposed) * r.sms // beside))
-    return Kernel(text, "conv_narrow", (D.mul(blocks, active), beside, 1), tile.threads, tuple(v for _, _, v in params), smem(r, tile), pdl=r.arch >= 90)
+    room = spread(r, D.mul(blocks, beside), smem(r, tile))
+    return Kernel(text, "conv_narrow", (D.mul(blocks, active), beside, 1), tile.threads, tuple(v for _, _, v in params), room, pdl=r.arch >= 90)

@@ -93,15 +93,26 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> floa
     return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
 
 
+def window_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, transposed: bool) -> float:
+    """As `tile_cost`, of windows of an image, fitted to those of few channels on an H200: their addresses, and where results of phases lie, take most of the time."""
+    blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
+    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
+    copies = (t.bm + t.bn) * 8 / t.threads
+    step = copies * (79.0 + 64.0 * resident) + 0.0173 * resident * t.bm * t.bn
+    ends = 1430.0 + t.bm * t.bn * (0.31 + resident * (0.24 if transposed else 0.042))
+    return 170.0 + -(-blocks // (sms * resident)) * (ends + -(-steps // t.split) * step) + (2190.0 if t.split > 1 else 0.0)
+
+
 @dataclass(frozen=True)
 class Odd:
     """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes;
-    pixels: whether rows of a are windows of an image."""
+    pixels: whether rows of a are windows of an image, uneven: whose taps do not begin where stages do."""
 
     a: int
     b: int
     y: bool
     pixels: bool = False
+    uneven: bool = False
 
 
 def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
@@ -115,6 +126,8 @@ def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd
     more = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b) - aligned  # copies of less than 16 bytes
     latency += (2.0 if t.terms == 1 else 1.0) * (36.0 * more + (18.0 * aligned if odd.pixels else 0.0)) / t.threads
     step = here * arithmetic * t.bm * t.bn + -(-here // resident) * latency
+    if odd.uneven and t.bm == 64:
+        step *= 1.2  # few threads for as many addresses
     memory, results = batch * (m * k + n * k + m * n) * 4, here * t.bm * min(t.bn, n)
     return 3600.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 3.0e-4 * memory + 0.2 * results + ends * here
 
@@ -171,13 +184,14 @@ _SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Odd | None = None, split: bool = True,
-    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
+    maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE, windows: str = "",
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
     along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too; bundles: of n
-    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least."""
+    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least; windows: of what convolution
+    of two-byte elements rows are windows, "conv" or "deconv"."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
@@ -197,6 +211,8 @@ def prices(
                 tile = replace(t, split=s)
                 how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _MOST_LINES else odd
                 out[tile] = odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else tile_cost(tile, m, n, steps, batch, r.sms)
+                if windows and not f32 and r.arch >= 90:
+                    out[tile] = max(out[tile], window_cost(tile, m, n, steps, batch, r.sms, windows == "deconv"))
     return out
 
 

@@ -20,7 +20,8 @@ _product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
 _bundles, _depthwise, _turned, _narrow, _patch = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow", "_patch"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
-#: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price, in clocks too.
+#: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price at least, in clocks
+#: too.
 _NARROW, _TILES_OF_PIXELS = 48, (1.5, 5000.0)
 _OUTPUT = ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 
@@ -94,6 +95,19 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     stored = _wgmma.able(r, (i["y_cs"], i.get("r_cs", 0)), ("y", "res"))
     batch = g * phases
 
+    def tiles(size: int) -> dict[Any, float]:
+        odd = _product.Odd(16, 16, True, pixels=True, uneven=g == 1 and pitch % 32 != 0) if r.dtype == DType.F32 else None
+
+        def priced(windows: str) -> Any:
+            return _product.prices(size, oc, taps * pitch // phases, batch, r, odd=odd, split=r.arch >= 90 or batch == 1, windows=windows)
+
+        if not maps:
+            return dict(priced("deconv" if transposed else "conv"))
+        if g > 1:
+            return {t: cost * _bundles.ALONE for t, cost in priced("").items()}
+        (worse, more), windows = _TILES_OF_PIXELS, priced("conv")
+        return {t: max(cost * worse + more, windows[t]) for t, cost in priced("").items()}
+
     def price(size: int) -> Any:
         costs: dict[Any, float] = {}
         if maps:
@@ -101,9 +115,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         if maps and stored:
             costs |= _window.prices(r, size, maps)
         if g > 1 or not maps or ic < _NARROW:
-            tiles = _product.prices(size, oc, taps * pitch // phases, batch, r, split=r.arch >= 90 or batch == 1)
-            worse, more = (1.0, 0.0) if not maps else (_bundles.ALONE, 0.0) if g > 1 else _TILES_OF_PIXELS
-            costs |= {t: cost * worse + more for t, cost in tiles.items()}
+            costs |= tiles(size)
         return costs | _narrow.prices(r, transposed, size * phases) | _patch.prices(r, transposed, size * phases)
 
     kernels: list[Kernel] = []

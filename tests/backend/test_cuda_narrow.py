@@ -110,7 +110,7 @@ def _check(v: Shape, kernel: Any, folder: Path) -> None:
         (Shape(1, 6, 7, 9, 38, (5, 3), (2, 1), pad=(2, 0), groups=2, transposed=True), (2, 7, 1, 6, 3, 64)),  # groups of 19, the last chunk ragged
         (Shape(2, 12, 9, 7, 6, (5, 5), pad=(2, 2), groups=3), (2, 2, 1, 3, 4, 64)),
         (Shape(1, 9, 8, 13, 19, (2, 3), (1, 2), (3, 2), (1, 2)), (2, 8, 1, 3, 4, 64)),  # woven channels, the last ones ragged
-        (Shape(1, 9, 8, 13, 70, (1, 3), pad=(0, 1)), (1, 8, 2, 4, 4, 64)),
+        (Shape(1, 9, 8, 13, 70, (1, 3), pad=(0, 1)), (1, 8, 2, 4, 4, 64)), (Shape(1, 5, 1, 40, 30, (1, 25), pad=(0, 12)), (4, 4, 2, 4, 2, 64)),
     ],
 )  # fmt: skip
 def test_every_output_of_few_channels_once(tmp_path: Path, v: Shape, tile: tuple[int, ...]) -> None:
@@ -163,16 +163,19 @@ def test_few_channels_compile(dtype: DType) -> None:
 
 PATCHES = (
     Shape(8, 24, 127, 127, 40, (5, 5), pad=(2, 2)), Shape(2, 17, 13, 15, 24, stride=(2, 2)), Shape(1, 40, 30, 31, 67, (3, 4), (1, 3), (2, 1), (2, 1)),
-    Shape(1, 24, 30, 31, 64, transposed=True), Shape(2, 3, 40, 41, 24, (11, 11), (4, 4), pad=(5, 5)),
+    Shape(1, 24, 30, 31, 64, transposed=True), Shape(2, 3, 40, 41, 24, (11, 11), (4, 4), pad=(5, 5)), Shape(2, 135, 44, 36, 9, (7, 7), pad=(3, 3)),
+    Shape(1, 200, 30, 31, 20, (3, 4), (2, 1), (1, 3), (2, 1)),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("v", PATCHES)
 def test_units_of_a_patch_lie_where_taps_meet_the_image(v: Shape) -> None:
     r = _request(v, F16)
-    s = patch._shape(r)
     prices = patch.prices(r, v.transposed, v.n * v.out[0] * v.out[1])
+    assert all((tile.passes > 1) == (v.c > 64) for tile in prices)
     for tile in prices:
+        s = patch._pass(patch._shape(r), tile)
+        assert s.chunks * (tile.passes - 1) * 8 < v.c <= s.chunks * tile.passes * 8
         p = patch._patch(s, tile)
         units = list(patch._units(s, p, v.transposed))
         assert [j for _, j in units] == list(range(s.units))
@@ -186,13 +189,19 @@ def test_units_of_a_patch_lie_where_taps_meet_the_image(v: Shape) -> None:
 
 
 def test_patches_compile() -> None:
-    for v, dtype in zip(PATCHES, (F16, BF16, F16, BF16, F16), strict=True):
+    for v, dtype in zip(PATCHES, (F16, BF16, F16, BF16, F16, BF16, F16), strict=True):
         for n in (v.n, symbol("n")):
             r = _request(v, dtype, N=n)
             prices = patch.prices(r, v.transposed, 8 * v.out[0] * v.out[1])
             kernels = [patch.convolution(r, min(prices, key=prices.get), v.transposed)]
             check_kernels(kernels, 90)
         compile_kernels(kernels, 90)
+
+
+def test_patches_are_for_large_windows_of_few_outputs() -> None:
+    head, small = Shape(10, 135, 88, 72, 9, (7, 7), pad=(3, 3)), Shape(8, 512, 20, 20, 12)
+    assert [cuda.emit(_request(v, F16))[0].symbol for v in (head, small)] == ["conv_patch", "product_split"]
+    assert not patch.applies(_request(Shape(1, 512, 28, 28, 512), F16), transposed=False)
 
 
 def test_patches_need_hopper_and_aligned_pixels() -> None:
