@@ -30,18 +30,21 @@ def narrow(rng: np.random.Generator) -> Iterator[Case]:
         (Conv(1, 9, 11, 13, 19, (2, 3), _ONE, (3, 2), (1, 2, 1, 2), slack=3), F16, tile(2, 5, 2, 4, 8)),
         (Conv(1, 17, 11, 13, 70, stride=(2, 2), res_mode=2), F32, tile(4, 8, 1, 9, 4)),
         (Conv(3, 20, 1, 37, 9, (1, 8), (1, 4), _ONE, (0, 2, 0, 2), 1, True), F16, tile(2, 4, 2, 3, 8)),
+        (Conv(1, 5, 1, 50, 30, (1, 25), pads=(0, 12, 0, 12)), F32, tile(4, 4, 2, 4, 2)),
     ):
         yield with_tile(conv(rng, v, dtype), t)
 
 
 def patches(rng: np.random.Generator) -> Iterator[Case]:
-    """`patch.cuh`: strides and dilations, odd numbers of units, several warpgroups, transposed ones."""
+    """`patch.cuh`: strides and dilations, odd numbers of units, several warpgroups, transposed ones, channels in several passes."""
     tile = _backend.part("_patch").PatchTile
     for v, dtype, t in (
         (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2,) * 4), F16, tile(4, 11, 1, 2, 40)), (Conv(2, 17, 13, 15, 24, stride=(2, 2), res_mode=1), BF16, tile(4, 8, 1, 1, 24)),
         (Conv(1, 40, 7, 30, 67, (3, 4), _ONE, (2, 1), (2, 1, 2, 2), act="silu"), F16, tile(2, 15, 1, 2, 40)),
         (Conv(1, 9, 20, 11, 13, (4, 3), (3, 2), (1, 2), (1, 2, 1, 2), slack=8), F16, tile(4, 4, 1, 1, 16)),
         (Conv(2, 24, 11, 9, 64, transposed=True), BF16, tile(5, 9, 1, 4, 64)), (Conv(1, 3, 21, 30, 48, (11, 11), (4, 4), kinds=(1, 0, 3)), F16, tile(4, 8, 2, 1, 48)),
+        (Conv(1, 135, 13, 11, 9, (5, 5), pads=(2,) * 4, res_mode=1), F16, tile(5, 11, 2, 1, 16, 5)),
+        (Conv(2, 67, 9, 12, 20, stride=(2, 2), slack=8), BF16, tile(5, 6, 1, 4, 24, 2)),
     ):  # fmt: skip
         yield with_tile(conv(rng, v, dtype), t)
 

@@ -71,6 +71,40 @@ def _groups(g: _Draw) -> Trial:
     return P.convolution(g.floating(), I.conv(g.size(1, 16), c, _side(g), c if g.often(0.7) else oc, 3, g.choice((1, 1, 2)), groups=groups))
 
 
+def _pointwise_groups(g: _Draw) -> Trial:
+    groups, (h, w) = g.choice((2, 2, 3, 4, 8)), _side(g)
+    c, oc = groups * g.size(2, 100), groups * g.size(2, 100)
+    return P.convolution(g.floating(), I.conv(g.size(1, 16), c, (h, w), c if g.often() else oc, 1, groups=groups))
+
+
+def _dilated(g: _Draw) -> Trial:
+    d = g.choice((2, 2, 3, 4, 6))
+    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(5, 500), _side(g), g.size(5, 500), 3, dilation=(d, d), pads=(d,) * 4))
+
+
+def _separated(g: _Draw) -> Trial:
+    k = g.choice((3, 5, 7, 7))
+    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(5, 500), _side(g), g.size(5, 500), g.choice(((1, k), (k, 1)))))
+
+
+def _head(g: _Draw) -> Trial:
+    """Few outputs."""
+    kernel = g.choice((1, 3, 3, 5, 7))
+    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(8, min(700, 9000 // kernel**2)), _side(g), g.size(1, 20), kernel, act=g.choice(("none", "silu"))))
+
+
+def _image(g: _Draw) -> Trial:
+    """One large image."""
+    side = g.size(400, 1000), g.size(400, 1000)
+    return P.convolution(g.floating(), I.conv(1, g.size(5, 70), side, g.size(3, 70), g.choice((1, 3, 3, 5)), g.choice((1, 1, 2)), act=g.choice(("none", "relu"))))
+
+
+def _multiplied(g: _Draw) -> Trial:
+    """Depthwise, with several outputs of each channel."""
+    c = g.size(4, 300)
+    return P.convolution(g.floating(), I.conv(g.size(1, 16), c, _side(g), c * g.choice((2, 2, 3, 4)), g.choice((3, 3, 5)), g.choice((1, 1, 2)), groups=c))
+
+
 def _transposed(g: _Draw) -> Trial:
     kernel, pad = g.choice(((2, 0), (3, 1), (4, 1)))
     more: dict[str, object] = {"pads": (pad,) * 4, "extra": (1, 1) if kernel == 3 else (0, 0)}
@@ -208,7 +242,8 @@ def _excite(g: _Draw) -> Trial:
 
 
 KINDS: tuple[Callable[[_Draw], Trial], ...] = (
-    _linear, _bmm, _dense, _first, _depthwise, _groups, _transposed, _line, _attention, _decode, _softmax, _norm, _groupnorm, _reduction, _argmax, _topk, _cumsum,
+    _linear, _bmm, _dense, _first, _depthwise, _groups, _pointwise_groups, _dilated, _separated, _head, _image, _multiplied, _transposed, _line, _attention, _decode,
+    _softmax, _norm, _groupnorm, _reduction, _argmax, _topk, _cumsum,
     _broadcast, _cast, _permuted, _sliced, _concat, _padded, _gather, _pool, _resized, _excite,
 )  # fmt: skip
 
