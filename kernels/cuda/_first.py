@@ -11,16 +11,21 @@ from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import shared, spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 #: Windows of so many terms that reach so far at most (those of one row further), and strides up to 4, have a tile on every device.
 MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
-#: An image's height or width where it is symbolic; taps of a row whose pixels a thread holds, where a row has more.
-_USUAL, _PIECE = 112, 8
-#: Clocks to start; of products for one warp of a scheduler and for each, of copies the same; of a copied row of pixels and of 32 of them.
+#: An image's height or width where it is symbolic, and images; taps of a row whose pixels a thread holds, where a row has more.
+_USUAL, _BATCH, _PIECE = 112, 8, 8
+#: Results beyond which what blocks copy is hidden by other blocks' products: through registers that takes fewer instructions.
+_MANY = 1 << 24
+#: Clocks to start; of products for one warp of a scheduler and for each, of asynchronous copies the same; of a copied row of pixels and of 32 of them.
 _START, _ALONE, _TOGETHER, _COPY_ALONE, _COPY_TOGETHER, _ROW, _PIECE_OF_ROW = 3060.0, 0.36, 0.93, 4.5, 2.5, 20.0, 9.0
+#: Where copies go through registers: clocks to start, to start a block, for 32 pixels or half as many filters that a warp copies; how many warps' time products wait.
+_BEGIN, _BLOCK, _COPY, _WAITS = 1100.0, 3500.0, 46.0, 1.5
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,16 @@ def _blocks(r: Request, tile: FirstTile) -> tuple[DimLike, int]:
     return D.product([i["N"], D.ceildiv(i["OW"], tile.groups * tile.pixels), D.ceildiv(i["OH"], tile.down)]), -(-int(i["OC"]) // tile.columns)
 
 
+def _asynchronous(r: Request) -> bool:
+    """Whether pixels are copied to shared memory without registers."""
+    n, height, width = (int(_product.known(r.ints[n], usual)) for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL)))
+    return r.dtype == DType.F32 and n * height * width * int(r.ints["OC"]) <= _MANY
+
+
 def _room(r: Request, tile: FirstTile) -> int:
     """Shared memory of a block."""
     blocks, columns = _blocks(r, tile)
-    return spread(r, D.mul(blocks, columns), _smem(r, tile))
+    return spread(r, D.mul(blocks, columns), _smem(r, tile)) if _asynchronous(r) else _smem(r, tile)
 
 
 def _price(r: Request, tile: FirstTile, images: int) -> float:
@@ -112,21 +123,25 @@ def _price(r: Request, tile: FirstTile, images: int) -> float:
     blocks = images * -(-height // tile.down) * -(-width // (tile.groups * tile.pixels)) * -(-int(r.ints["OC"]) // tile.columns)
     rows, warps = _patch(r, tile)[0], tile.threads // 32
     span = (tile.groups * tile.pixels - 1) * int(r.ints["SW"]) + (kw - 1) * int(r.ints["DW"]) + 1
+    multiply = -(-ic * kh // tile.parts) * (_held(r, tile) / 2 + kw * tile.pixels * 8)  # instructions of a warp
+    idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply  # of equally fast ones, that which computes least
+    resident, here = _resident(r, tile), -(-blocks // r.sms)
+    if not _asynchronous(r):
+        copies = -(-rows * -(-span // 32) * 32 // tile.threads) + 2 * -(-kh * kw * tile.columns // tile.threads)
+        together = min(resident, here) * tile.threads / 128  # warps of a scheduler
+        one = _BLOCK + (together + _WAITS) * multiply + together * copies * _COPY
+        return _BEGIN + -(-blocks // (resident * r.sms)) * one + idle
     lines = -(-rows // warps) if rows >= warps else rows / warps  # of a warp
     copy = max(1.0, lines) * _ROW + lines * -(-span // 32) * _PIECE_OF_ROW
-    multiply = -(-ic * kh // tile.parts) * (_held(r, tile) / 2 + kw * tile.pixels * 8)  # instructions of a warp
-    resident = _resident(r, tile)
-    here = -(-blocks // r.sms)
     if 2 * blocks <= r.sms * resident and _room(r, tile) == _smem(r, tile):
         here = -(-2 * blocks // r.sms) - blocks // r.sms  # they come while those of the launch before are there
-    together = min(resident, here) * tile.threads / 128  # warps of a scheduler
+    together = min(resident, here) * tile.threads / 128
     one = _START + (together * _TOGETHER + _ALONE) * multiply + (together * _COPY_TOGETHER + _COPY_ALONE) * copy
-    idle = 0.05 * blocks * tile.threads / 128 / r.sms * multiply  # of equally fast ones, that which computes least
     return -(-here // resident) * one + idle
 
 
 def choose(r: Request) -> FirstTile:
-    images = int(_product.known(r.ints["N"], 8))
+    images = int(_product.known(r.ints["N"], _BATCH))
     return min(_tiles(r), key=lambda t: _price(r, t, images))
 
 
@@ -142,7 +157,8 @@ def convolution(r: Request) -> Kernel:
     constants = {n: i[n] for n in _STATIC} | {"P": tile.pixels, "GROUPS": tile.groups, "DOWN": tile.down, "BN": tile.columns, "PIECE": _piece(r), "PARTS": tile.parts}
     constants |= {"THREADS": tile.threads, "RESIDENT": _resident(r, tile), "FILTER_PITCH": _product.channels(r, int(i["IC"])), "MULTIPLE": 1}
     text = "\n".join([
-        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
+        prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"#define ASYNCHRONOUS {int(_asynchronous(r))}",
+        f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool X_VECTOR = 0, Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}, EARLY = {int('w' in r.constant)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise_channels"), _backend.template("first"),

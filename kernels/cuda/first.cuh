@@ -4,7 +4,7 @@
 // row of the window it reads every pixel once, for PIECE taps at a time. Where there are few blocks, PARTS such threads divide the rows of all channels' windows.
 //
 // Follows depthwise_channels.cuh (WIDTH 4). The generator also defines: IC, KH, KW, SH, SW, DH, DW, P, GROUPS, DOWN, BN, PIECE, PARTS, THREADS, RESIDENT, EARLY (weights are
-// constant), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
+// constant), ASYNCHRONOUS (pixels of f32 do not go through registers), FILTER_PITCH (elements of a packed tap) and the epilogue (struct Epilogue, Columns, columns_at, finish, on 4 channels).
 
 constexpr int TAPS = KH * KW, ROWS = (DOWN - 1) * SH + (KH - 1) * DH + 1, SPAN = (GROUPS * P - 1) * SW + (KW - 1) * DW + 1;
 constexpr int HELD = ((P - 1) * SW + (PIECE - 1) * DW + 4) / 4 * 4;  // pixels that a thread holds
@@ -14,7 +14,7 @@ constexpr int BESIDE = GROUPS * DOWN * CHANNEL_GROUPS;  // threads of a part
 static_assert(THREADS == BESIDE * PARTS && P * SW % 4 == 0 && (PIECE >= KW || PIECE * DW % 4 == 0), "pixels of a thread are whole vectors");
 static_assert(SPAN <= PITCH && IC <= 4, "rows hold what is read");
 
-#if IS_F32
+#if ASYNCHRONOUS
 DEV void copy_or_zero(float* to, const float* from, bool real) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(real ? 4 : 0) : "memory");
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) conv_first(PARAM
 #endif
   const int top = oh0 * SH - PT, left = ow0 * SW - PL;
   const T* image = x + n * x_ns;
-#if IS_F32
+#if ASYNCHRONOUS
   // Asynchronous copies: SHARE warps have a row of the image, 32 pixels at a time.
   constexpr int SHARE = IC * ROWS < WARPS ? WARPS / (IC * ROWS) : 1, AT_ONCE = WARPS / SHARE;
   if (warp < AT_ONCE * SHARE) {
