@@ -50,23 +50,25 @@ class FlatTile:
 TILES = tuple(FlatTile(*warps) for warps in ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1), (1, 2), (1, 3), (1, 5), (1, 7), (2, 1), (2, 3), (3, 1), (3, 2)))
 TILES_F32 = TILES[:2]
 
-#: The cost model, fitted to measurements on an H200, of two-byte elements and of f32. Clocks to start, of a wave of blocks, of its steps and of those that none before
-#: covers; of a warp: itself, its k where FFMA multiplies, and what it reads in a step; of 32 rows of a block that are parts of y's and begin anywhere; clocks a byte
-#: from memory.
-_COSTS = ((2481.0, 916.0, 1286.0, 1310.0, 0.0, 0.0, 13.0, 557.0, 6.16e-4), (3120.0, 0.0, 785.0, 0.0, 21.1, 11.7, 1.21, 0.0, 2.98e-4))
+#: The cost model of two-byte elements, fitted to measurements on an H200. Clocks to start, of a wave of blocks, of its steps, of a warp, of rows of an operand that
+#: begin anywhere, of parts of y's rows that do, for all and for 32 of a block, of a result; clocks a byte from memory.
+_START, _WAVE, _STEP, _WARP, _ROW, _PARTS, _PART, _RESULT, _MEMORY = 2700.0, 370.0, 1230.0, 13.8, 1.54, 1290.0, 232.0, 0.07, 5.53e-4
+#: That of f32. Clocks to start, of a wave's steps; of a warp: itself, its k where FFMA multiplies, and what it reads in a step; clocks a byte from memory.
+_START_F32, _STEP_F32, _WARP_F32, _DEEP_F32, _READ_F32, _MEMORY_F32 = 3120.0, 785.0, 21.1, 11.7, 1.21, 2.98e-4
 _TERMS, _MOST, _LEAST = (1, 12), 256, 8  # k, and columns, for which these hold
 
 
-def tile_cost(t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool) -> float:
-    """Clocks, comparable with `_product.odd_cost`."""
-    start, wave, step, late, warp, deep, read, part, memory = _COSTS[f32]
+def tile_cost(t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool, whole: tuple[bool, bool] = (False, False)) -> float:
+    """Clocks, comparable with `_product.odd_cost`. whole: whether rows of a and b begin at multiples of 16 bytes."""
     here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms), -(-k // _BK)
-    waves, warps = -(-here // max(1, t.held // t.threads)), here * t.warps_m * t.warps_n
-    reads = 32 // t.warps_n + 32 // t.warps_m if f32 else -(-4 // t.warps_n) + -(-4 // t.warps_m)
-    parts = here * t.warps_m * part if n > t.bn and not y else 0.0
-    each = warp + deep * (-(-k // 4) * 4) + steps * reads * read
-    alone = (steps - 1) * late if t.held > _THREADS else 0.0
-    return start + waves * (wave + steps * step + alone) + warps * each + parts + memory * (4 if f32 else 2) * batch * (m * k + n * k + m * n)
+    waves, elements = -(-here // max(1, t.held // t.threads)), batch * (m * k + n * k + m * n)
+    if f32:
+        each = _WARP_F32 + _DEEP_F32 * (-(-k // 4) * 4) + steps * (32 // t.warps_n + 32 // t.warps_m) * _READ_F32
+        return _START_F32 + waves * steps * _STEP_F32 + here * t.warps_m * t.warps_n * each + _MEMORY_F32 * 4 * elements
+    rows = sum(size for size, at_once in zip((t.bm, t.bn), whole, strict=True) if not at_once)
+    parts = n > t.bn and not y
+    each = steps * rows * _ROW + t.warps_m * (t.warps_n * _WARP + parts * _PART) + _RESULT * t.bm * min(t.bn, n)
+    return _START + waves * (_WAVE + steps * _STEP) + here * each + parts * _PARTS + _MEMORY * 2 * elements
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[FlatTile, float]:
@@ -75,7 +77,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
     if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST) or n < _LEAST or (not f32 and (a.gather or b.gather)):
         return {}
     tiles = TILES_F32 if f32 else (*TILES, *(replace(t, held=2 * _THREADS) for t in TILES if k <= 2 * _BK))
-    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y) for t in tiles}
+    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y, (a.bytes == 16, b.bytes == 16)) for t in tiles}
 
 
 def product(

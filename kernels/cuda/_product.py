@@ -62,6 +62,8 @@ _TENSOR = {
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
 _FEW_TENSOR = (86, 89)
 _FREE = (0.0, 0.0)
+#: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each.
+_COPIES = {4: 5.6, 8: 3.0, 16: 1.3}
 #: Columns of the widest f32 tile that reads neighbouring ones of b together.
 _MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
@@ -157,13 +159,14 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
             step *= 1.0 + 0.03 * max(t.split - 2, 0)
         return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
-    wide = sum(rows * (1.8 + 8.5 / size) for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
+    wide = sum(rows * _COPIES[size] for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
-    latency = (640.0 * turns if slow else 1130.0 / (t.stages - 1)) * (2.0 if t.threads < 128 else 1.0)  # two warps hide less of it
-    step = here * (0.0084 * t.bm * t.bn + wide + 1.3 * t.threads * sum(slow)) + waves * latency
-    ends = 0.077 * results + waves * 3.8 * t.bm * t.bn / t.threads
-    anywhere = 0.0 if odd.y else 0.114 * results + waves * (434.0 + 15.6 * t.bm * t.bn / t.threads)
-    return 2450.0 + steps * step + (1610.0 if t.split > 1 else 0.0) + 4.7e-4 * memory + ends + anywhere
+    latency = (649.0 * turns if slow else 456.0 / (t.stages - 1)) * (2.0 if t.threads < 128 else 1.0)  # two warps hide less of it
+    step = here * (0.042 * t.bm * t.bn + wide + 1.14 * t.threads * sum(slow)) + waves * latency
+    ends = 0.08 * results + waves * 6.4 * t.bm * t.bn / t.threads
+    lanes = 8 if min(n, t.bn) <= 16 else 16 if min(n, t.bn) <= 32 else 32  # of a row of y
+    anywhere = 0.0 if odd.y else waves * (323.0 + 153.0 * min(t.bm, m) * lanes / t.threads)
+    return 2500.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + ends + anywhere
 
 
 def batched_cost(t: Tile, cost: float, m: int, n: int, k: int, batch: int, sms: int, y: bool) -> float:

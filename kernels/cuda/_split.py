@@ -72,8 +72,10 @@ class SplitTile:
 #: special functions, for a residual; bytes a clock from L2 for one block and for all, from memory for all.
 _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 523.0, 556.0, 704.0, 165.1, 1961.0
 _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
-#: Of batches: clocks to start a kernel, for each row of a warp that begins anywhere; bytes a clock.
-_START, _ROW, _BATCH_BYTES = 2100.0, 150.0, 2600.0
+#: Of batches: clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a row, more for a byte with few rows or columns; bytes
+#: a clock.
+START, _ROW, _RESULTS, _NARROW, _BATCH_BYTES = 2100.0, 150.0, 6.4e-4, 3.5e-4, 2600.0
+_FEW = 16  # rows or columns
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
@@ -149,17 +151,21 @@ def prices(
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
 
 
+def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
+    """Clocks to store rows that begin anywhere, a warp one after another."""
+    waves = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // slots(t.split, t.resident, sms))
+    return _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16) + _RESULTS * batch * m * n
+
+
 @cache
 def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
     """Clocks of the tiles for `batch` products of two run-time operands, comparable with `_product.tile_cost`. y: as for `_direct.prices`."""
 
-    def rows(t: SplitTile) -> float:
-        """Clocks to store rows that begin anywhere, a warp one after another."""
-        waves = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // slots(t.split, t.resident, sms))
-        return 0.0 if y else _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16)
+    def more(t: SplitTile) -> float:
+        return (_NARROW * 2 * batch * (m + n) * steps * 64 if min(m, n) <= _FEW else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))
 
     tiles = (t for t in candidates(m, n, steps, sms, 1, batch, across) if t.share == 1)
-    return {t: _START + tile_cost(t, m, n, steps, sms, batch=batch) + rows(t) for t in tiles}
+    return {t: START + tile_cost(t, m, n, steps, sms, batch=batch) + more(t) for t in tiles}
 
 
 def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:

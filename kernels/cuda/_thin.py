@@ -60,6 +60,7 @@ class ShortTile:
 #: The cost model, measured on an H200: clocks to start and for a wave of blocks, of a warp's access to shared memory, of four warps' FMA, of a sum over lanes, and of
 #: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory. Parts of lines that are written in a clock.
 _START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY, _WRITES = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4, 38.0
+_FEW, _SHARED_FEW = 0.08, 0.2  # more clocks to start for each further one of the few rows, and where warps share a row: so many times
 _TURN = 1100.0  # clocks until reads along k come, beyond a kernel's first two
 
 
@@ -77,6 +78,8 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
         return start + 1000.0 + late + here * 8 * chunk * (steps * (t.few + 1) * _FMA / 4 + 3 * t.few * _SHARED)
     reads = -(-k // (t.split * t.share * 32 * chunk))  # of a lane for one row
     filled = 10 + 0.04 * t.few * k / t.split if t.share > 1 else 0.0
+    if size == 2:  # fitted apart
+        start *= 1.0 + (_SHARED_FEW if t.share > 1 else _FEW) * (t.few - 1)
     return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + filled)
 
 

@@ -94,20 +94,48 @@ DEV void store8(T* y, const float (&v)[8], int count) {
   }
 }
 
-// Columns [0, count) of one row by one warp, where rows of y lie anyhow: words of two elements of two bytes where these are aligned.
-DEV void store_row(T* y, const float* from, int count, int lane) {
+// Where rows of y lie anyhow, LANES neighbouring lanes store columns [0, count) of one, words of two elements of two bytes where these are aligned: at most one each if
+// LANES < 32. Of several rows they read what they store before they store any, as a row alone is latency.
+constexpr int EACH = 4 / sizeof(T), TOGETHER = 4;
+template <int LANES, class Place> DEV void store_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
+  constexpr int TURN = THREADS / LANES, WORDS = LANES < 32 ? 1 : (BN / EACH + 31) / 32;
+  const int lane = threadIdx.x % LANES;
+#pragma unroll 1
+  for (int r0 = first + threadIdx.x / LANES; r0 < end; r0 += TURN * TOGETHER) {
+    T* row[TOGETHER];
+    float v[TOGETHER][WORDS][EACH], head[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      const int r = r0 + i * TURN;
+      i64 to = 0;
+      row[i] = r < end && place(r, to) ? y + to : 0;
+      const int skip = (int)((u64)row[i] / sizeof(T) % EACH);
+      if (row[i] && lane < skip) head[i] = from[r * PITCH];
+#pragma unroll
+      for (int w = 0; w < WORDS; w++)
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+          const int c = skip + EACH * (lane + w * LANES) + e;
+          if (row[i] && c < count) v[i][w][e] = from[r * PITCH + c];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+      const int skip = (int)((u64)row[i] / sizeof(T) % EACH);
+      if (row[i] && lane < skip) from_float(row[i][0], head[i]);
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) {
+        const int c = skip + EACH * (lane + w * LANES);
+        if (!row[i] || c >= count) continue;
 #if IS_F32
-  for (int c = lane; c < count; c += 32) y[c] = from[c];
+        row[i][c] = v[i][w][0];
 #else
-  const int first = (int)((u64)y / 2 % 2);
-  if (lane < first) from_float(y[0], from[0]);
-  for (int c = first + 2 * lane; c < count; c += 64) {
-    if (c + 1 < count)
-      *(u32*)(y + c) = pack2((T*)0, from[c], from[c + 1]);
-    else
-      from_float(y[c], from[c]);
-  }
+        if (c + 1 < count) *(u32*)(row[i] + c) = pack2((T*)0, v[i][w][0], v[i][w][1]);
+        else from_float(row[i][c], v[i][w][0]);
 #endif
+      }
+    }
+  }
 }
 
 // Where row m of the product lies: offsets in elements of y and of the full operands of the epilogue. False for rows that do not exist.
@@ -308,16 +336,15 @@ again:
   if (!Y_VECTOR) {
     __syncthreads();
     const int columns = min(BN, N - n0), end = min(min(row0 + ROWS, BM), M - m0);
-    i64 to, full;
-    if (columns >= 24) {
-      for (int r = row0 + threadIdx.x / 32; r < end; r += THREADS / 32)
-        if (out.place(m0 + r, to, full)) store_row(y + to + channel0 + n0, staged + r * PITCH, columns, threadIdx.x % 32);
-    } else {
-      for (int t = threadIdx.x; t < (end - row0) * columns; t += THREADS) {
-        const int r = row0 + t / columns, c = t % columns;
-        if (out.place(m0 + r, to, full)) from_float(y[to + channel0 + n0 + c], staged[r * PITCH + c]);
-      }
-    }
+    const auto place = [&](int r, i64& to) {
+      i64 full;
+      const bool there = out.place(m0 + r, to, full);
+      to += channel0 + n0;
+      return there;
+    };
+    if (columns > 16 * EACH) store_rows<32>(y, staged, row0, end, columns, place);
+    else if (columns > 8 * EACH) store_rows<16>(y, staged, row0, end, columns, place);
+    else store_rows<8>(y, staged, row0, end, columns, place);
   }
 #endif
 #if SPLIT > 1 && CLUSTER
