@@ -23,8 +23,8 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_product, _wgmma, _split, _thin, _align, _direct, _flat, _lanes = (
-    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat", "lanes")
+_product, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
+    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat", "lanes", "dots")
 )  # fmt: skip
 Rng = np.random.Generator
 
@@ -342,6 +342,18 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     yield with_tile(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
     yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))
     yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(_split.SplitTile(64, 64, False)))
+    yield with_tile(matmul(rng, F16, 2, 2, 67, 46, 134, b_turned=True), aligned(_split.SplitTile(64, 64, True), 8))
+    dots = _dots.DotTile
+    for dtype in (F16, BF16):
+        for lanes, reads, deep in ((4, 4, 1), (8, 2, 2), (16, 1, 2), (32, 1, 1)):  # also with k beyond what lanes read at once
+            yield with_tile(matmul(rng, dtype, 2, 2, 67, 3, 131 if lanes < 16 else 101, b_turned=True), dots(True, 3, lanes, reads, deep if lanes > 4 else 1))
+            yield with_tile(gemm(rng, dtype, 2, 67, 101, "relu"), dots(False, 2, lanes, reads, deep))
+        for lanes, reads in ((4, 1), (8, 3), (16, 2), (32, 8)):
+            yield with_tile(matmul(rng, dtype, 2, 2, 67, 5, 77, a_turned=True), dots(True, 5, lanes, reads, 0))
+            yield with_tile(matmul(rng, dtype, 1, 3, 1, 67, 77), dots(False, 1, lanes, reads, 0))
+        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=True), dots(True, 2, 4, 1, 0))
+        yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, b_turned=True), dots(False, 3, 4, 1, 1))
+    yield with_tile(gemm(rng, F16, 5, 35, 1031, "silu", res_mode=1), dots(False, 5, 32, 4, 1))
     direct = _direct.DirectTile
     for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):
         for t in (direct(2), direct(1, 1, 1, 4), direct(2, 2, 2, 1, 2), direct(2, 1, 1, 2, 2)):

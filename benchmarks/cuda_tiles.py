@@ -68,6 +68,8 @@ def tile_name(t: Any) -> str:
         return f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages}"
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
+    if hasattr(t, "lanes"):
+        return f"dots few{t.few} lanes{t.lanes} reads{t.reads} deep{t.deep} wide {'ba'[t.wide_a]}"
     if hasattr(t, "wide_a"):
         kind = f"short {t.depth} others{t.others}" if hasattr(t, "others") else f"thin few{t.few} deep{t.deep} split{t.split} share{t.share}"
         return f"{kind} wide {'ba'[t.wide_a]}"

@@ -20,9 +20,10 @@ _START, _BYTES = 1150.0, 2500.0
 
 @dataclass(frozen=True)
 class Aligned:
-    """A tile of a kernel whose operands are copied first."""
+    """A tile of a kernel whose operands are copied first, those that are read at most so many bytes at a time."""
 
     tile: Any
+    most: int = 2
 
 
 @dataclass(frozen=True)

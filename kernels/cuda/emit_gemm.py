@@ -24,11 +24,14 @@ _direct = registry.module("kernels", "cuda").part("_direct")
 _flat = registry.module("kernels", "cuda").part("_flat")
 _batches = registry.module("kernels", "cuda").part("_batches")
 _lanes = registry.module("kernels", "cuda").part("_lanes")
+_dots = registry.module("kernels", "cuda").part("_dots")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
-#: More of SplitTile in batches behind copies, and what Tile is there: so many times its clocks. More than `_product.tile_cost` of batches: clocks a byte.
-_COPIES, _BEHIND, _MOVED = 900.0, 1.1, 5.3e-4
+#: More of SplitTile in batches behind copies: each, and for an element. What Tile is there: so many times its clocks. More than `_product.tile_cost` of batches: clocks
+#: a byte.
+_COPIES, _BEHIND, _MOVED = (900.0, 0.8e-3), 1.1, 5.3e-4
+_NEAR = 256  # most k of products by a weight for which `_dots` competes with kernels that read through tensor maps
 _THIN = (1.05, 1.2)  # what `_thin.tile_cost` is for 16-bit elements, turned and not: so many times its clocks
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
 _FEW_DEEP, _FEW_PRODUCTS = 512, 1 << 30  # most k and multiplications of f32 for which `_product.batched_cost` holds
@@ -58,12 +61,16 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
 
     def price(rows: int) -> Any:
         costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)
+        near = {} if norms or k > _NEAR else _dots.prices(r, rows, n, k, 1, a, b, False)
+        if maps and near:
+            stores = {t: 0.0 if y or not isinstance(t, _split.SplitTile) else _split.rows_cost(t, rows, n, 1, r.sms) for t in costs}
+            costs = {t: _split.START + c + stores[t] for t, c in costs.items()} | near
         if maps and not few:
             return costs
         whole = a.bytes == 16 and y
         thin = _thin.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
         costs |= {t: c * (_SHORT if whole and r.dtype == DType.F32 and isinstance(t, _thin.ShortTile) else 1.0) for t, c in thin.items()}
-        costs |= _direct.prices(r, rows, n, k, 1, a, b, y)
+        costs |= _direct.prices(r, rows, n, k, 1, a, b, y) | (near or _dots.prices(r, rows, n, k, 1, a, b, False))
         if not whole:
             costs |= _flat.prices(r, rows, n, k, 1, a, b, y)
             costs = _with_lanes(costs, _lanes.prices(r, rows, n, k, 1, a, b, y))
@@ -98,8 +105,9 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
     params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
-    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
-        return [_thin.product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
+    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile, _dots.DotTile)):
+        product = _dots.product if isinstance(tile, _dots.DotTile) else _thin.product
+        return [product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
     if isinstance(tile, _direct.DirectTile):
         return [_direct.product(
             r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
@@ -142,19 +150,11 @@ def matmul(r: Request) -> list[Kernel]:
     odd = _product.odd(r, a, b, y)
     if not (odd or y) and r.arch >= 90:
         odd = _product.Odd(a.bytes, b.bytes, y)
-    # Operands that are copied to where rows are aligned, where that pays, and the request and strides of the product of these.
-    copies = [
-        _align.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
-        for o, how, row, sizes in (("a", a, "m", (m, k)), ("b", b, "n", (n, k))) if how.slow and not how.gather and r.arch >= 90
-    ]  # fmt: skip
-    moved = dict(i)
-    for c, row in ((c, "m" if c.operand == "a" else "n") for c in copies):
-        trans = (a if c.operand == "a" else b).trans
-        moved |= {f"{c.operand}_{'k' if trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
-    aligned = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
-    # Whether tensor maps reach the operands as they are, or once they have been copied.
+    # Whether tensor maps can reach the operands as they are, or once those are copied whose copies have at most so many bytes.
     maps = r.arch == 90 and r.dtype != DType.F32 and r.program is None and not _epilogue.residual(r) and not (a.gather or b.gather)
-    mapped, mappable = maps and a.bytes == b.bytes == 16, maps and all(how.slow or how.bytes == 16 for how in (a, b))
+    ways = {most: _copies(r, i, a, b, most) for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())}
+    ways = {most: copies for most, copies in ways.items() if copies and (most == 2 or copies != ways[2])}
+    mapped = maps and a.bytes == b.bytes == 16
 
     def price(rows: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
@@ -168,30 +168,43 @@ def matmul(r: Request) -> list[Kernel]:
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
             costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
+            costs |= _dots.prices(r, rows, columns, depth, batch, a, b, True)
         costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y) | _flat.prices(r, rows, columns, depth, batch, a, b, y)
         costs = _with_lanes(costs, _lanes.prices(r, rows, columns, depth, batch, a, b, y))
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
-        if copies:
+        for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
-            copy = _align.cost(elements)
-            wide = _product.Odd(*(how.bytes if how.gather else 16 for how in (a, b)), y)
-            plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, aligned, transposed=turned, odd=wide).items()}
-            if mappable:
-                late = _COPIES + _COPIED * elements
+            copy, after = _align.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
+            wide = _product.Odd(*(16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)), y)
+            plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, after, transposed=turned, odd=wide).items()}
+            if maps and wide.a == wide.b == 16:
+                late = _COPIES[0] + _COPIES[1] * elements
                 plain |= {t: late + c for t, c in _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y).items()}
-            costs |= {_align.Aligned(t): copy + c for t, c in plain.items()}
+            costs |= {_align.Aligned(t, most): copy + c for t, c in plain.items()}
         return costs
 
     kernels: list[Kernel] = []
     for tile, active in _product.choose(m, price):
         if isinstance(tile, _align.Aligned):
-            copy = _align.kernel(r, copies, b0, b1, active)
-            places = {c.operand: f"scratch{j}" for j, c in enumerate(copies)}
-            kernels += [copy, *_align.redirected(_strided(aligned, tile.tile, moved, active), places, copy.scratch)]
+            copies, moved = ways[tile.most], dict(i)
+            for c, how, row in ((c, *((a, "m") if c.operand == "a" else (b, "n"))) for c in copies):
+                moved |= {f"{c.operand}_{'k' if how.trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
+            after = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
+            copy, places = _align.kernel(r, copies, b0, b1, active), {c.operand: f"scratch{j}" for j, c in enumerate(copies)}
+            kernels += [copy, *_align.redirected(_strided(after, tile.tile, moved, active), places, copy.scratch)]
         else:
             kernels += _strided(r, tile, i, active)
     return kernels
+
+
+def _copies(r: Request, i: dict[str, DimLike], a: Any, b: Any, most: int) -> list[Any]:
+    """Of `matmul` with strides `i`: operands that are copied to where rows are aligned, those that are read at most so many bytes at a time."""
+    m, n, k = (r.ints[name] for name in ("M", "N", "K"))
+    return [
+        _align.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
+        for o, how, row, sizes in (("a", a, "m", (m, k)), ("b", b, "n", (n, k))) if r.dtype.size == 2 and how.bytes <= most and not how.gather
+    ]  # fmt: skip
 
 
 def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
@@ -205,8 +218,9 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
     params += _product.int_params(r, ("M", "N", "K")) + [("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES]
     if not _epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
-    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile)):
-        return [_thin.product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
+    if isinstance(tile, (_thin.ThinTile, _thin.ShortTile, _dots.DotTile)):
+        product = _dots.product if isinstance(tile, _dots.DotTile) else _thin.product
+        return [product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
     if isinstance(tile, _direct.DirectTile):
         return [_direct.product(
             r, tile, params=params, a=a, b=b, pitches=(i["ldr"],),

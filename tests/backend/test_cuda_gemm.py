@@ -234,7 +234,7 @@ def test_few_rows_stream_the_other_operand() -> None:
         for m, n in ((1021, 1), (1, 1021), (1, 1)):
             for r in (batched(d, m, n, 515, (515, 1), (1, 515)), batched(d, m, n, 515, (515, 1), (n, 1)), batched(d, m, n, 515, (1, m), (n, 1))):
                 kernels = kernels_of(r)
-                assert [k.symbol for k in kernels] == ["product_thin"], (d, m, n, r.ints)
+                assert len(kernels) == 1 and kernels[0].symbol in ("product_thin", "product_thin" if d == DType.F32 else "product_dots"), (d, m, n, r.ints)
                 compile_kernels(kernels, 90)
     assert "SHARE = 8," in kernels_of(gemm(DType.F32, 1, 1, 100003))[0].source  # one row for all warps
     for d, k in ((DType.F16, 65536), (DType.F32, 100003)):  # a few results of many terms
@@ -242,6 +242,35 @@ def test_few_rows_stream_the_other_operand() -> None:
         assert (kernel.symbol, kernel.cluster) == ("product_thin", 16)
     assert kernels_of(gemm(DType.F32, 1021, 1, 4093))[0].symbol == "product_thin"
     assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
+
+
+def test_few_rows_of_few_terms_wait_for_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever operand has many rows, contiguous along k or along these; as many lanes and reads as all of k needs."""
+    dots, product = cuda.part("_dots"), cuda.part("_product")
+    for m, n, k, a, b, turned in ((160, 1, 43, (43, 1), (1, 1), False), (598, 4, 112, (1, 598), (4, 1), True), (1, 5, 21, (21, 1), (5, 1), True)):
+        for d in (DType.F16, DType.BF16):
+            r = batched(d, m, n, k, a, b)
+            (kernel,) = kernels_of(r)
+            assert kernel.symbol == "product_dots" and ("DEEP" not in kernel.source) == turned, (d, m, n, k)
+            for t in dots.candidates(m > 1, min(m, n), k, not turned):
+                assert (8 * t.lanes * t.reads - 7 if t.deep else 256 // t.lanes * t.reads) >= k
+                monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
+                (kernel,) = kernels_of(r)
+                assert kernel.grid == (-(-max(m, n) // t.rows), 3, 2) and kernel.block == 256
+                check_kernels([kernel], 90)
+                monkeypatch.undo()
+        compile_kernels(kernels_of(replace(r, ints={**r.ints, "K": D.symbol("k")})), 90)
+    assert kernels_of(gemm(DType.F16, 404, 4, 88))[0].symbol == "product_dots"  # beside kernels that read through tensor maps
+    assert kernels_of(gemm(DType.F16, 4, 768, 3072))[0].symbol != "product_dots"
+
+
+def test_narrow_rows_are_copied_to_where_tensor_maps_reach_them() -> None:
+    """Operands whose rows begin at multiples of 4 or 8 bytes, where much is multiplied with them."""
+    for d, ldx in ((DType.F16, 858), (DType.BF16, 860)):
+        kernels = kernels_of(batched(d, 872, 344, 858, (ldx, 1), (1, ldx)))
+        assert [k.symbol for k in kernels] == ["align", "product_split"]
+        compile_kernels(kernels, 90)
+    assert len(kernels_of(batched(DType.F32, 872, 344, 858, (858, 1), (1, 858)))) == 1
 
 
 def test_few_terms_are_summed_by_each_thread() -> None:
