@@ -15,10 +15,13 @@ from tracea_onnx.dims import DimLike
 _attention = registry.module("kernels", "cuda").part("_attention")
 
 #: Pairs of elements that a multiprocessor multiplies in a cycle; cycles that it takes to copy one of them by itself, to go from a tile of keys to the next,
-#: of blocks beside each other to begin and end, and of one to join an element of what those of a cluster have.
-_MULTIPLIED, _COPYING, _STEP, _STARTING, _JOINING = 125, 0.4, 300, 5700, 0.1
-#: Warps that registers leave room for, and by how much slower they are for each that is missing: nobody multiplies while weights are found.
+#: of blocks beside each other to begin and end, and of one to meet those of a cluster and to join an element of what these have.
+_MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 4000, 0.1
+#: Warps that hide each other's waits, and by how much slower they are for each that is missing: nobody multiplies while weights are found.
 _WARPS, _WAITING = 8, 0.1
+#: Columns of a warp's results up to which registers leave room for what is multiplied next, keys of its scores from which on enough is multiplied at once; and by how
+#: much slower other warps are.
+_ROOMY, _ENOUGH, _CROWDED, _SCARCE = 128, 32, 1.1, 1.07
 
 
 def _padded(head: int) -> int:
@@ -27,7 +30,8 @@ def _padded(head: int) -> int:
 
 @dataclass(frozen=True)
 class SplitTile:
-    """warps: of 16 rows each; keys: of a tile; parts: blocks of a cluster that divide the keys; groups: of so many warps, with their shares of a tile's keys."""
+    """warps: of 16 rows each; keys: of a tile; parts: blocks of a cluster that divide the keys; groups: of so many warps, with their shares of a tile's keys and of
+    the values' columns."""
 
     warps: int
     keys: int
@@ -38,10 +42,19 @@ class SplitTile:
         return f"tensor {16 * self.warps}x{self.keys}{f'*{self.groups}' if self.groups > 1 else ''}{f'/{self.parts}' if self.parts > 1 else ''}"
 
     def smem(self, p: Any) -> int:
-        d, dv = _padded(int(p.head)), _padded(int(p.head_v))
+        d, dv = _padded(int(p.head)), self.columns(p) * self.groups
         pitch, rows = d + (0 if d % 32 else 16), 16 * self.warps
         part = rows * (int(p.head_v) + 2) if self.parts > 1 else 0
-        return 4 * max(rows * pitch + self.keys * (pitch + dv + 4), part)
+        weights = rows * (self.keys + 8 + self.groups) if self.groups > 1 else 0
+        return 4 * max(rows * pitch + self.keys * (pitch + dv + 4) + weights, part)
+
+    def columns(self, p: Any) -> int:
+        """Of a group."""
+        return -(-int(p.head_v) // (16 * self.groups)) * 16
+
+    def residents(self, p: Any) -> int:
+        """Blocks that registers must leave room for beside each other."""
+        return 2 if self.groups > 1 and self.columns(p) <= 64 and 32 * self.warps * self.groups == 256 and 2 * (self.smem(p) + 1024) <= 228 * 1024 else 1
 
 
 def fits(request: Request) -> bool:
@@ -59,9 +72,11 @@ def cycles(request: Request, p: Any, tile: SplitTile, sizes: dict[str, int], sha
     steps = -(-sizes["T"] // (tile.keys * tile.parts))
     all_steps = min(each * steps, steps + blocks / device * (steps + 1) / 2) if p.causal else each * steps
     step = tile.keys * (_padded(p.head) + _padded(p.head_v)) * (rows / _MULTIPLIED + _COPYING / wide) + _STEP
-    waiting = 1 + _WAITING * (_WARPS - warps * min(beside, each))
-    joining = each * rows * p.head_v * _JOINING if tile.parts > 1 else 0
-    return float(all_steps * step * waiting + -(-each // beside) * _STARTING + joining)
+    together = warps * min(beside, each)
+    waiting = 1 + _WAITING * (_WARPS - together) if together <= _WARPS else -(-together // 4) * 4 / together  # the slowest of four schedulers
+    slower = (_CROWDED if tile.columns(p) > _ROOMY else 1) * (_SCARCE if tile.keys < _ENOUGH * tile.groups else 1)
+    joining = each * (_MEETING + rows * p.head_v * _JOINING) if tile.parts > 1 else 0
+    return float(all_steps * step * waiting * slower + -(-each // beside) * _STARTING + joining)
 
 
 def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
@@ -70,6 +85,6 @@ def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
     sizes = {"WARPS": tile.warps, "GROUPS": tile.groups, "BN": tile.keys, "PARTS": tile.parts, "THREADS": block, **widths}
     constants = "".join(f"constexpr int {k} = {v};\n" for k, v in sizes.items())
     templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_rows", "attention_weigh", "attention_tf32")
-    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(block)}"
+    source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(block, blocks=tile.residents(p))}"
     grid = (D.product([_attention.blocks(request, 16 * tile.warps), tile.parts, use]), 1, 1)
     return Kernel(source, "attention", grid, block, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))

@@ -2,13 +2,16 @@
 // only that of both remainders is left out. They truncate where they add: sixteen k at a time are summed from zero, FADD adds what comes out.
 //
 // A block has WARPS * 16 query rows of one head, keys come in tiles of BN; those of one are fetched while the values of the one before are multiplied, its values
-// beside its scores. Each of GROUPS groups of warps has all rows and its share of a tile's keys. With PARTS blocks in a cluster each has every PARTS-th tile.
+// beside its scores. Each of GROUPS groups of warps has all rows, of a tile's keys its share of the scores, and of all their values its columns: the weights of the
+// groups go through shared memory. With PARTS blocks in a cluster each has every PARTS-th tile.
 //
 // Where something infinite is split, or something so large that rounding makes it infinite, what comes out is not finite: such a block begins again, CAREFUL.
-constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16, kDV = (HEAD_V + 15) / 16 * 16, kWide = kDV / 32, kTail = kDV / 16 % 2;
-constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4;  // floats; where lanes read fours, no two lie in one bank
-constexpr int kAtOnce = HEAD_V > 128 ? 1 : kKeys / 16;  // fragments of weights whose products are spelled out: those of wide heads are more instructions than the caches hold
-static_assert(kKeys % 32 == 0, "four fragments at a time");
+constexpr int BM = WARPS * 16, kKeys = BN / GROUPS, kD = (HEAD + 15) / 16 * 16;
+constexpr int kColumns = (HEAD_V + 16 * GROUPS - 1) / (16 * GROUPS) * 16, kDV = kColumns * GROUPS, kWide = kColumns / 32, kTail = kColumns / 16 % 2;  // of a group, of all
+constexpr int kPitch = kD + (kD % 32 ? 0 : 16), kPitchV = kDV + 4, kPitchP = BN + 8;  // floats; where lanes read fours, no two lie in one bank
+constexpr int kAtOnce = kColumns > 128 || (GROUPS > 1 && kColumns > 64) ? 1 : GROUPS > 1 ? 2 : kKeys / 16;  // fragments of weights whose products are spelled out: those of wide heads are more instructions than the caches hold
+constexpr int kTogether = kKeys % 32 ? 2 : 4;  // fragments of keys
+static_assert(kKeys % 16 == 0, "two fragments at a time");
 
 // high + low, of 11 bits each. CAREFUL: an element that is not finite is `high` alone, and what multiplies the others' `low` is finite.
 template <bool CAREFUL> struct Parts {
@@ -59,10 +62,13 @@ template <bool CAREFUL, int N> DEV void add_products(float (*to)[4], const Left<
     for (int e = 0; e < 4; e++) to[j][e] += sum[j][e];
 }
 
+// The warps that have the same rows wait for each other.
+DEV void sync_rows(int warp) { asm volatile("bar.sync %0, %1;" ::"r"(1 + warp), "n"(32 * GROUPS) : "memory"); }
+
 DEV void attend(const Attention& g) {
   after_previous();
   extern __shared__ __align__(16) char memory[];
-  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch;
+  float *queries = (float*)memory, *keys = queries + BM * kPitch, *values = keys + BN * kPitch, *weights = values + BN * kPitchV, *tops = weights + BM * kPitchP;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, group = threadIdx.x / (32 * WARPS), row = lane / 4, quad = lane % 4;
   const int tiles = (g.S + BM - 1) / BM, item = blockIdx.x / PARTS, rank = blockIdx.x % PARTS, head_index = item / tiles;
   const int at = CAUSAL ? tiles - 1 - item % tiles : item % tiles;  // the ones of most keys first
@@ -77,8 +83,9 @@ DEV void attend(const Attention& g) {
   const int see[2] = {visible_keys(g, s0), visible_keys(g, s0 + 8)}, least = visible_keys(g, m0 + warp * 16);
   const float log_scale = score_scale(g), log_fill = to_log2(g.fill);
   const i64 mask_row[2] = {b * g.m_b + h * g.m_h + min(s0, g.S - 1) * g.m_q, b * g.m_b + h * g.m_h + min(s0 + 8, g.S - 1) * g.m_q};
-  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + (group * kKeys + row) * kPitch + 4 * quad, *value = values + (group * kKeys + 2 * quad) * kPitchV;
-  float out[kDV / 8][4], top[2], sum[2];
+  const float *query = queries + (warp * 16 + row) * kPitch + 4 * quad, *key = keys + (group * kKeys + row) * kPitch + 4 * quad, *value = values + 2 * quad * kPitchV + group * kColumns;
+  float *const weight = weights + (warp * 16 + row) * kPitchP + 2 * quad, *const of_rows = tops + warp * 16 + row;
+  float out[kColumns / 8][4], top[2], sum[2];
   // put(column, v) with neighbouring elements of row s0 + 8 * e
   auto each = [&](int e, auto put) {
 #pragma unroll
@@ -86,35 +93,35 @@ DEV void attend(const Attention& g) {
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         const float r[4] = {out[d][2 * e + c], out[d + 1][2 * e + c], out[d + 2][2 * e + c], out[d + 3][2 * e + c]};
-        put(d * 8 + quad * 8 + c * 4, r);
+        put(group * kColumns + d * 8 + quad * 8 + c * 4, r);
       }
     if constexpr (kTail) {
       const float r[4] = {out[kWide * 4][2 * e], out[kWide * 4 + 1][2 * e], out[kWide * 4][2 * e + 1], out[kWide * 4 + 1][2 * e + 1]};
-      put(kWide * 32 + quad * 4, r);
+      put(group * kColumns + kWide * 32 + quad * 4, r);
     }
   };
   auto attempt = [&](auto careful) {  // whether all that this thread will write is finite
     constexpr bool CAREFUL = decltype(careful)::value;
     if (rank * BN < seen) fetch_keys(rank * BN);
 #pragma unroll
-    for (int d = 0; d < kDV / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
+    for (int d = 0; d < kColumns / 8; d++) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.f;
     top[0] = top[1] = -INF, sum[0] = sum[1] = 0.f;
     for (int t0 = rank * BN; t0 < seen; t0 += PARTS * BN) {
       copy_wait<0>();
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
       float s[kKeys / 8][4] = {};
-#pragma unroll 1
+#pragma unroll(4 / kTogether)
       for (int d = 0; d < kD; d += 16) {
         Left<CAREFUL> q;
         const float4 low = *(const float4*)(query + d), high = *(const float4*)(query + 8 * kPitch + d);
         q.v[0][0].split(low.x), q.v[0][1].split(high.x), q.v[0][2].split(low.y), q.v[0][3].split(high.y);
         q.v[1][0].split(low.z), q.v[1][1].split(high.z), q.v[1][2].split(low.w), q.v[1][3].split(high.w);
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; n += 4) {
-          float right[4][4];
+        for (int n = 0; n < kKeys / 8; n += kTogether) {
+          float right[kTogether][4];
 #pragma unroll
-          for (int j = 0; j < 4; j++) *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
+          for (int j = 0; j < kTogether; j++) *(float4*)right[j] = *(const float4*)(key + (n + j) * 8 * kPitch + d);
           add_products<CAREFUL>(s + n, q, right);
         }
       }
@@ -129,18 +136,32 @@ DEV void attend(const Attention& g) {
           if (edge && t >= see[e / 2]) x = -INF;
           s[n][e] = x;
         }
-      weigh(s, out, top, sum);
+      float best[2] = {top[0], top[1]};
+      largest(s, best);
+      if constexpr (GROUPS > 1) {
+        if (quad == 0) of_rows[group * BM] = best[0], of_rows[group * BM + 8] = best[1];
+        sync_rows(warp);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) best[0] = fmaxf(best[0], of_rows[g * BM]), best[1] = fmaxf(best[1], of_rows[g * BM + 8]);
+      }
+      weigh(s, out, top, sum, best);
+      if constexpr (GROUPS > 1)
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) *(float2*)(weight + 8 * e * kPitchP + group * kKeys + n * 8) = make_float2(s[n][2 * e], s[n][2 * e + 1]);
       copy_wait<0>();
-      __syncthreads();  // the values are there, and every warp is done with the keys
+      __syncthreads();  // the values and all weights are there, and every warp is done with the keys
       if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
 #pragma unroll kAtOnce
-      for (int n = 0; n < kKeys / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it has
+      for (int n = 0; n < BN / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it would have
         Left<CAREFUL> p;
 #pragma unroll
         for (int f = 0; f < 2; f++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) p.v[f][e].split(s[kAtOnce > 1 ? n + f : f][e % 2 * 2 + e / 2]);
-        if (kAtOnce == 1)
+          for (int e = 0; e < 4; e++)
+            p.v[f][e].split(GROUPS > 1 ? weight[e % 2 * 8 * kPitchP + (n + f) * 8 + e / 2] : s[kAtOnce > 1 ? n + f : f][e % 2 * 2 + e / 2]);
+        if (GROUPS == 1 && kAtOnce == 1)
 #pragma unroll
           for (int j = 0; j < kKeys / 8 - 2; j++)
 #pragma unroll
@@ -179,48 +200,23 @@ DEV void attend(const Attention& g) {
     return finite;
   };
   if (__syncthreads_or(!attempt(Careful<false>{}))) attempt(Careful<true>{});
-  if constexpr (GROUPS > 1) {  // what the groups have becomes one, the first's
-    float4* const part = (float4*)memory + threadIdx.x % (32 * WARPS);
-    constexpr int kApart = 32 * WARPS, kPart = (kDV / 8 + 1) * kApart;
-    static_assert((GROUPS - 1) * kPart * 16 <= (BM * kPitch + BN * (kPitch + kPitchV)) * 4, "room");
-    __syncthreads();  // all are done with keys and values
-    if (group > 0) {
-      float4* const to = part + (group - 1) * kPart;
-#pragma unroll
-      for (int d = 0; d < kDV / 8; d++) to[d * kApart] = {out[d][0], out[d][1], out[d][2], out[d][3]};
-      to[kDV / 8 * kApart] = {top[0], top[1], sum[0], sum[1]};
-    }
-    __syncthreads();
-    if (group == 0)
-#pragma unroll 1
-      for (int g = 1; g < GROUPS; g++) {
-        const float4 *const from = part + (g - 1) * kPart, of = from[kDV / 8 * kApart];
-        const float tops[2] = {of.x, of.y}, sums[2] = {of.z, of.w};
-        float a[2], b[2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const float best = fmaxf(top[e], tops[e]);
-          a[e] = weight_of(top[e], best), b[e] = weight_of(tops[e], best);
-          top[e] = best, sum[e] = sum[e] * a[e] + sums[e] * b[e];
-        }
-#pragma unroll
-        for (int d = 0; d < kDV / 8; d++) {
-          const float4 o = from[d * kApart];
-          out[d][0] = out[d][0] * a[0] + o.x * b[0], out[d][1] = out[d][1] * a[0] + o.y * b[0];
-          out[d][2] = out[d][2] * a[1] + o.z * b[1], out[d][3] = out[d][3] * a[1] + o.w * b[1];
-        }
-      }
-  }
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 2);
   }
+  if constexpr (GROUPS > 1) {
+    if (quad == 0) of_rows[group * BM] = sum[0], of_rows[group * BM + 8] = sum[1];
+    sync_rows(warp);
+    sum[0] = sum[1] = 0.f;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) sum[0] += of_rows[g * BM], sum[1] += of_rows[g * BM + 8];
+  }
   T* y = g.y + b * g.y_b + h * g.y_h + m0 * g.y_s;
   if (PARTS == 1) {
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      if (group > 0 || s0 + 8 * e >= g.S) continue;
+      if (s0 + 8 * e >= g.S) continue;
       const float inverse = inverse_of(sum[e]);
       T* to = y + (warp * 16 + row + 8 * e) * g.y_s;
       each(e, [&](int column, const float(&r)[4]) {
@@ -238,9 +234,9 @@ DEV void attend(const Attention& g) {
   __syncthreads();
   Part<BM>& part = *(Part<BM>*)memory;
 #pragma unroll
-  for (int e = 0; e < 2 && group == 0; e++) {
+  for (int e = 0; e < 2; e++) {
     const int at_row = warp * 16 + row + 8 * e;
-    if (quad == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
+    if (quad == 0 && group == 0) part.top[at_row] = top[e], part.sum[at_row] = sum[e];
     each(e, [&](int column, const float(&r)[4]) {
 #pragma unroll
       for (int f = 0; f < 4; f++)
