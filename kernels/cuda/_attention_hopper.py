@@ -137,13 +137,15 @@ _LONG = (
     Form(1, 4, "WHOLE", 64, 64, 64, None, (3900, 64, 130)), Form(2, 2, "WHOLE", 128, 128, 128, None, (3900, 64, 130)),
 )  # fmt: skip
 _WIDE = (
-    Form(2, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
+    Form(2, 1, "OVERLAP", 64, 96, 64, (3400, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
     Form(1, 1, "ALONE", 64, 96, 64, None, (3800, 64, 260)), *(Form(1, 1, "ALONE", 64, 96, 64, None, (9500, 64, 260), n) for n in _PARTS),
 )  # fmt: skip
 #: Clocks more of 64 causal rows for each 64 rows of a block of several, which see more and fewer keys.
 _UNEVEN = 60
 #: Clocks more of 64 rows whose last tile of keys is narrower.
 _NARROWER = 100
+#: Percent of its price that a form of several blocks takes where heads are not whole panels of shared memory.
+_SLOWER = 130
 #: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
 _NEVER = 1 << 40
 
@@ -162,7 +164,10 @@ def _delay(form: Form, keys: DimLike, tile: HopperTile) -> DimLike:
 
 
 def _slower(p: Any, form: Form) -> int:
-    """Percent of the clocks of other rows that those with masks of their own take: of 256 rows two warps bring too many, and small tiles hide less."""
+    """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as these: small tiles hide less. And of those of other rows that those
+    with masks of their own take: of 256 rows two warps bring too many."""
+    if not p.rows_masked:
+        return _SLOWER if 64 < p.widest < 128 and form.blocks > 1 and not p.causal else 100
     if not p.mask_step:
         return 111 if form.plan == "OVERLAP" else 100  # reads them beside its own products
     if form.groups == 1:
@@ -189,7 +194,8 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     rest = D.mod(count, form.blocks)
     last = D.select(D.less(form.blocks, D.mul(rest, 2)), together(form.blocks), together(rest))  # more than half of its blocks: somewhere it is all of them
     cost = D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
-    return D.floordiv(D.mul(cost, _slower(p, form)), 100) if p.rows_masked else cost
+    percent = _slower(p, form)
+    return D.floordiv(D.mul(cost, percent), 100) if percent != 100 else cost
 
 
 def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
