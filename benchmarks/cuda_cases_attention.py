@@ -81,12 +81,15 @@ SHAPES = (
     # whose scores are capped
     Shape(1, 4, 2, 127, 65, 128, 128, cap=0.7), Shape(2, 8, 2, 1, 700, 128, 128, cap=2), Shape(1, 16, 1, 1, 3000, 128, 128, causal=True, past=2999, cap=50),
     Shape(1, 2, 2, 300, 260, 64, 72, mask=1, broadcast="qk", cap=1.5), Shape(40, 16, 16, 61, 61, 96, 96, causal=True, cap=1), Shape(1, 4, 4, 390, 515, 61, 61, cap=3),
+    # f32 whose warps divide columns; one row of each head: a tile for each, two beside each other, keys divided
+    Shape(7, 7, 7, 130, 70, 240, 256), Shape(3, 6, 6, 100, 90, 256, 256), Shape(9, 15, 15, 1, 200, 40, 40), Shape(2, 3, 3, 1, 200, 64, 64),
+    Shape(2, 6, 3, 1, 400, 80, 64),
 )  # fmt: skip
 #: What is infinite must come out where products of f32 have it.
 WILD = (
     Shape(1, 2, 2, 40, 50, 64, 64, wild=True), Shape(9, 16, 8, 129, 65, 64, 64, wild=True), Shape(1, 12, 6, 390, 515, 61, 61, mask=1, wild=True),
     Shape(1, 2, 1, 130, 2000, 64, 33, wild=True), Shape(1, 8, 8, 515, 390, 128, 72, mask=3, clean=True, wild=True), Shape(2, 3, 3, 450, 600, 200, 256, wild=True),
-    Shape(1, 2, 2, 3, 700, 64, 64, wild=True),
+    Shape(1, 2, 2, 3, 700, 64, 64, wild=True), Shape(3, 6, 6, 100, 90, 256, 256, wild=True),
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@ rows of one head."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -18,15 +18,15 @@ _few = registry.module("kernels", "cuda").part("_attention_few")
 _group = registry.module("kernels", "cuda").part("_attention_group")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 
-#: Fewer rows that read the same keys are cheap for threads.
-_LEAST_ROWS = 4
-#: Clocks that few rows take beside those of reading: where a block has all keys, where a cluster has, where another kernel joins; and bytes read in a clock.
-_ALONE, _CLUSTER, _SPREAD, _FEW_BYTES = 3500, 11400, 15800, 22
-#: Bytes read in a clock where one block has all keys of several rows.
-_SEVERAL_BYTES = 10
 #: Up to so many keys tiles of tensor cores are best for the rows of heads that share them.
 _SHORT_KEYS = 256
-#: The same of tensor cores: beside those of multiplying, beside those of reading where a block has all keys and where a cluster has; and bytes read in a clock.
+#: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a block reads in one; how many times what one block of threads reads several of a
+#: multiprocessor do.
+_KEY, _KEY_LONG, _BLOCK_BYTES, _BESIDE = 6.4, 8.1, 50, 1.5
+#: Fewest keys of each of several blocks of threads; the longest heads whose prices these are where threads may have them.
+_LEAST_KEYS, _LONGEST = 64, 128
+#: Clocks of several rows on tensor cores: beside those of multiplying, beside those of reading where a block has all keys and where a cluster has; and bytes read
+#: in a clock.
 _BEGINNING, _READING, _READING_PARTS, _BYTES = 4000, 4000, 7000, 20
 #: The same of tensor cores that divide keys for another kernel to join: to begin, for each step as far as they are not hidden, for each row, bytes read in a clock
 #: and by how much slower it is where rows are no whole lines of memory.
@@ -38,6 +38,30 @@ _SPREADING, _SPREAD_STEP, _SPREAD_BYTES, _CACHED_BYTES, _FEW_TILES, _MANY_KEYS =
 _MOST_SHARED = 32
 #: By how much tensor cores must be better: the clocks are guesses.
 _WORTH = 0.9
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What it takes to read the keys and values of one row of each head, in nanoseconds: to begin and end; beside reading; bytes that a multiprocessor's share of the
+    memory gives in one; by how much slower that is where rows are no whole lines; of threads the bytes of one block."""
+
+    begun: float
+    beside: float
+    rate: float
+    uneven: float
+    block: float = 1.0
+
+    def memory(self, size: float, row: int, several: float = 1.0) -> float:
+        """size: bytes of a multiprocessor's share; several: how many times faster several blocks read."""
+        return self.beside + size * (self.uneven if row % 256 else 1.0) / (self.rate * several)
+
+
+#: By the blocks of a cluster that divide a head's keys: of tensor cores, of threads.
+_TILES = {1: Reading(1900, 900, 24.2, 1.0), 2: Reading(3500, 600, 21, 1.1), 4: Reading(4200, 300, 25, 1.1), 8: Reading(4500, 300, 25, 1.1)}
+_THREADS = {1: Reading(2150, 1150, 20, 1.2, 54), 4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
+#: Two tiles beside each other; as many blocks as fill the device: of short heads, of longer ones, of threads.
+_PAIRED = Reading(2600, 0, 24.2, 1.0)
+_SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS = Reading(5170, 0, 30, 1.0), Reading(5170, 0, 32.5, 1.15), Reading(5100, 0, 32.5, 1.07, 60)
 
 
 def as_rows(request: Request) -> Request:
@@ -54,14 +78,6 @@ def as_rows(request: Request) -> Request:
         if name in request.operands:
             ints |= {row: i[head], head: D.mul(group, i[head])}
     return replace(request, ints=dict(request.ints) | ints)
-
-
-def _of_few(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
-    """row: bytes of a key and its value."""
-    count, parts = evaluate(_few.count_of(request, tile.rows), {}), evaluate(_few.parts_of(request, p, tile), {})
-    each = -(-count * parts // request.sms)  # blocks of a multiprocessor
-    rate = _SEVERAL_BYTES if tile.rows >= _LEAST_ROWS and parts == 1 and not tile.spread else _FEW_BYTES
-    return (_SPREAD if tile.spread else _CLUSTER if parts > 1 else _ALONE) + each * -(-keys // parts) * row / rate
 
 
 def _of_group(request: Request, p: Any, tile: Any, keys: int, row: int) -> float:
@@ -102,6 +118,46 @@ def spread(request: Request, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, 
     return [(tile if tile is not None and isinstance(t, _group.TILE) else t, use) for t, use in few]
 
 
+def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> dict[Any, float]:
+    """Prices of tiles of threads for one row of each of heads that share nothing. row: bytes of a key and its value."""
+    price: dict[Any, float] = {}
+    tiles = [(_few.TILE(1, n), of) for n, of in _THREADS.items() if n == 1 or keys >= n * _LEAST_KEYS]
+    for tile, of in (*tiles, (_few.TILE(1, 1, True), _SPREAD_THREADS)):
+        parts = evaluate(_few.parts_of(request, p, tile), {})
+        if parts > 1 or not tile.spread:
+            several = 1.0 if parts > 1 else min(max(heads / request.sms, 1.0), _BESIDE)
+            mine = -(-heads * parts // request.sms) * -(-keys // parts) * row
+            price[tile] = of.begun + max(of.memory(heads * keys * row / request.sms, row, several), mine / of.block)
+    return price
+
+
+def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
+    """The tile that has one row of each head soonest. rows: the request with the heads that share keys as rows."""
+    i, p, shared = parameters(rows), _attention.problem(rows), rows is not request
+    heads, keys = evaluate(D.mul(i["B"], i["KVH"]), {}), evaluate(i["T"], {})
+    row: int = (p.head + p.head_v) * request.dtype.size
+    found = [(tile, evaluate(clocks, {})) for tile, clocks in _hopper.priced(rows, p)]
+    if found and shared and keys <= _SHORT_KEYS:
+        return [(min(found, key=lambda one: one[1])[0], 1)]
+    price: dict[Any, float] = {}
+    size, short = heads * keys * row / request.sms, p.widest <= 64
+    paired = _hopper.hopper_tile(p, 1, 64, 2, "ALONE", 1, (keys - 1) % 64 // 16 * 16 + 16) if keys else None
+    for tile in (t for t, _ in found if t.plan == "ALONE"):
+        blocks, of = evaluate(_attention.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
+        if tile.parts == 1 and blocks > request.sms and paired is not None:
+            price[paired] = _PAIRED.begun + _PAIRED.memory(size, row)
+            continue
+        each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
+        multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))
+        price[tile] = of.begun + max(multiplying, of.memory(size, row))
+    if price and (tile := _hopper.spread_tile(p)) is not None:
+        of = _SPREAD_SHORT if short else _SPREAD_LONG
+        price[tile] = of.begun + of.memory(size, row)
+    if price and not shared:
+        price |= _of_threads(request, p, heads, keys, row)
+    return [(min(price, key=price.__getitem__), 1)] if price else []
+
+
 def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:
     """The tile that reads the keys soonest, or none where that is the one for few rows or, of rows that are not few, one that has no other's keys to wait for, or
     where sizes are not known."""
@@ -110,28 +166,24 @@ def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tupl
     exact = [known(i[n]) for n in ("B", "S", "T")]
     if request.arch != 90 or request.dtype == DType.F32 or any(n is None for n in exact) or not all(_hopper.copied(rows, o) for o in "qkv"):
         return []
-    _, count, keys = (int(n or 0) for n in exact)
-    if (count < _LEAST_ROWS or len(few) != 1) if rows is not request else (len(few) > 0 or keys < _MANY_KEYS):
+    keys = int(exact[2] or 0)
+    alone = exact[1] == 1 and known(i["H"]) == known(i["KVH"]) and not p.mask and not i["causal"] and p.widest <= _LONGEST
+    if rows is not request or alone:
+        return _decoding(request, rows)
+    if few or keys < _MANY_KEYS:
         return []
     merged = _attention.problem(rows)
     row = (p.head + p.head_v) * request.dtype.size
-    found = [(tile, evaluate(clocks, {})) for tile, clocks in _hopper.priced(rows, merged)]
-    if found and rows is not request and keys <= _SHORT_KEYS:
-        return [(min(found, key=lambda one: one[1])[0], 1)]
-    price: dict[Any, tuple[float, int]] = {tile: (_of_tile(rows, tile, clocks, keys, row), clocks) for tile, clocks in found}
+    price: dict[Any, tuple[float, int]] = {
+        tile: (_of_tile(rows, tile, clocks, keys, row), clocks) for tile, clocks in ((t, evaluate(c, {})) for t, c in _hopper.priced(rows, merged))
+    }
     usual = min(price.values())[0] if price else 0.0
     divided = _hopper.spread_tile(merged)
     if divided is not None and evaluate(_attention.blocks(rows, divided.rows), {}) * _FEW_TILES <= request.sms:
         price[divided] = _of_spread(rows, merged, divided, keys, row), 0
-    if rows is request and _group.fits(request, p) and known(i["H"]) != known(i["KVH"]) and evaluate(_few.rows_of(request), {}) <= _MOST_SHARED:
+    if _group.fits(request, p) and known(i["H"]) != known(i["KVH"]) and evaluate(_few.rows_of(request), {}) <= _MOST_SHARED:
         price[_group.TILE()] = _of_group(request, p, _group.TILE(), keys, row), 0
     if not price:
         return []
     best = min(price, key=price.__getitem__)
-    if rows is request:
-        return [(best, 1)] if price[best][0] < _WORTH * usual else []
-    other = few[0][0]
-    if other in price:
-        return [(best, 1)]
-    least = _of_group(request, p, other, keys, row) if isinstance(other, _group.TILE) else _WORTH * _of_few(request, p, other, keys, row)
-    return [(best, 1)] if price[best][0] < least else []
+    return [(best, 1)] if price[best][0] < _WORTH * usual else []
