@@ -59,8 +59,9 @@ class Reading:
 #: By the blocks of a cluster that divide a head's keys: of tensor cores, of threads.
 _TILES = {1: Reading(1900, 900, 24.2, 1.0), 2: Reading(3500, 600, 21, 1.1), 4: Reading(4200, 300, 25, 1.1), 8: Reading(4500, 300, 25, 1.1)}
 _THREADS = {1: Reading(2150, 1150, 20, 1.2, 54), 4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
-#: Two tiles beside each other; as many blocks as fill the device: of short heads, of longer ones, of threads.
-_PAIRED = Reading(2600, 0, 24.2, 1.0)
+#: One block of threads that has a short head, two tiles beside each other, as many blocks as fill the device; of short heads, of longer ones, of threads.
+_THREADS_SHORT = Reading(2150, 1150, 30, 1.2, 54)
+_PAIRED_SHORT, _PAIRED_LONG = Reading(2600, 0, 24.2, 1.0), Reading(2600, 0, 22.5, 1.0)
 _SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS = Reading(5170, 0, 30, 1.0), Reading(5170, 0, 32.5, 1.15), Reading(5100, 0, 32.5, 1.07, 60)
 
 
@@ -125,7 +126,9 @@ def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> di
     for tile, of in (*tiles, (_few.TILE(1, 1, True), _SPREAD_THREADS)):
         parts = evaluate(_few.parts_of(request, p, tile), {})
         if parts > 1 or not tile.spread:
-            several = 1.0 if parts > 1 else min(max(heads / request.sms, 1.0), _BESIDE)
+            if short := parts == 1 and p.widest <= 64:
+                of = _THREADS_SHORT
+            several = 1.0 if parts > 1 or short else min(max(heads / request.sms, 1.0), _BESIDE)
             mine = -(-heads * parts // request.sms) * -(-keys // parts) * row
             price[tile] = of.begun + max(of.memory(heads * keys * row / request.sms, row, several), mine / of.block)
     return price
@@ -145,7 +148,8 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
     for tile in (t for t, _ in found if t.plan == "ALONE"):
         blocks, of = evaluate(_attention.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
         if tile.parts == 1 and blocks > request.sms and paired is not None:
-            price[paired] = _PAIRED.begun + _PAIRED.memory(size, row)
+            of = _PAIRED_SHORT if short else _PAIRED_LONG
+            price[paired] = of.begun + of.memory(size, row)
             continue
         each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
         multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))

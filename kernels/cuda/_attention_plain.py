@@ -68,9 +68,9 @@ def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
     """Tiles of tensor cores, as far as shared memory goes."""
     if not _tf32.fits(request):
         return []
-    shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4)) if p.widest <= 96 else ((4, 64, 1), (2, 64, 4), (4, 32, 1), (8, 64, 1), (8, 32, 1))
+    shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4)) if p.widest <= 96 else ((4, 64, 1), (4, 32, 1), (8, 64, 1), (8, 32, 1))
     if p.widest > 128:  # there is no room for many blocks
-        shapes = ((4, 64, 2), (2, 32, 2), (5, 32, 2), (6, 32, 2), *shapes)
+        shapes = ((4, 64, 2), (2, 64, 4), (2, 32, 2), (5, 32, 2), (6, 32, 2), *shapes)
     tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
     return [tile for tile in tiles if tile.smem(p) <= shared(request)]
 

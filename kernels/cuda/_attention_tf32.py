@@ -15,13 +15,13 @@ from tracea_onnx.dims import DimLike
 _attention = registry.module("kernels", "cuda").part("_attention")
 
 #: Pairs of elements that a multiprocessor multiplies in a cycle; cycles that it takes to copy one of them by itself, to go from a tile of keys to the next,
-#: of blocks beside each other to begin and end, and of one to meet those of a cluster and to join an element of what these have.
-_MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 4000, 0.1
+#: of blocks beside each other to begin and end, and of one to meet those of a cluster, for each column, and to join an element of what these have.
+_MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 16, 0.1
 #: Warps that hide each other's waits, and by how much slower they are for each that is missing: nobody multiplies while weights are found.
 _WARPS, _WAITING = 8, 0.1
 #: Columns of a warp's results up to which registers leave room for what is multiplied next, keys of its scores from which on enough is multiplied at once; and by how
-#: much slower other warps are.
-_ROOMY, _ENOUGH, _CROWDED, _SCARCE = 128, 32, 1.1, 1.07
+#: much slower other warps are, and more than `_WARPS` of them, which have fewer registers.
+_ROOMY, _ENOUGH, _CROWDED, _SCARCE, _CRAMPED = 128, 32, 1.1, 1.07, 1.1
 
 
 def _padded(head: int) -> int:
@@ -73,9 +73,9 @@ def cycles(request: Request, p: Any, tile: SplitTile, sizes: dict[str, int], sha
     all_steps = min(each * steps, steps + blocks / device * (steps + 1) / 2) if p.causal else each * steps
     step = tile.keys * (_padded(p.head) + _padded(p.head_v)) * (rows / _MULTIPLIED + _COPYING / wide) + _STEP
     together = warps * min(beside, each)
-    waiting = 1 + _WAITING * (_WARPS - together) if together <= _WARPS else -(-together // 4) * 4 / together  # the slowest of four schedulers
+    waiting = 1 + _WAITING * (_WARPS - together) if together <= _WARPS else -(-together // 4) * 4 / together * _CRAMPED  # the slowest of four schedulers
     slower = (_CROWDED if tile.columns(p) > _ROOMY else 1) * (_SCARCE if tile.keys < _ENOUGH * tile.groups else 1)
-    joining = each * (_MEETING + rows * p.head_v * _JOINING) if tile.parts > 1 else 0
+    joining = each * p.head_v * (_MEETING + rows * _JOINING) if tile.parts > 1 else 0
     return float(all_steps * step * waiting * slower + -(-each // beside) * _STARTING + joining)
 
 
