@@ -15,6 +15,8 @@ _SMALL = 1 << 19
 _WORDS, _LEAST = 6, 32
 #: Rows of a column that a thread has under way where rows have one element.
 _ROWS = 8
+#: Elements follow each other in a block where those of x are read as often on average, and there are as many.
+_AGAIN, _MANY = 4, 1 << 18
 
 
 def _head() -> str:
@@ -32,7 +34,7 @@ def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
 
 def _across(count: int | None) -> int:
     """Threads of a block next to each other: as many as leave few of them idle."""
-    return 64 if count is None else min((256, 128, 64, 32, 16, 8), key=lambda n: (-(-count // n) * n * (1 + 16 / n), -n))
+    return 64 if count is None else min((256, 128, 64, 32, 16, 8, 4, 2, 1), key=lambda n: (-(-count // n) * n * (1 + 16 / n), -n))
 
 
 def gather(request: Request) -> list[Kernel]:
@@ -46,9 +48,11 @@ def gather(request: Request) -> list[Kernel]:
     wave = request.sms * 8 * 256
     if known(inner) == 1 and known(i["outer"]) != 1:
         across = _across(known(i["count"]))
-        body, pers = f"gather_axis<{across}, {_ROWS}, {word}>(x, idx, y, outer, n, count, fault);", []
         tiles, rounds = D.ceildiv(i["count"], across), D.ceildiv(i["outer"], 256 // across)
-        parts = D.minimum(rounds, D.maximum(D.floordiv(request.sms * 8, D.maximum(tiles, 1)), D.ceildiv(rounds, 2 * _ROWS)))
+        # half of a multiprocessor's threads: room for the next kernel's, and no block waits for another to end
+        parts = D.minimum(rounds, D.maximum(D.floordiv(request.sms * 4, D.maximum(tiles, 1)), D.ceildiv(rounds, _ROWS)))
+        most = known(D.ceildiv(rounds, D.maximum(parts, 1))) or _ROWS
+        body, pers = f"gather_axis<{across}, {min(most, _ROWS)}, {word}>(x, idx, y, outer, n, count, fault);", []
         grid: tuple[DimLike, DimLike, DimLike] = (D.mul(tiles, parts), 1, 1)
     elif width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
@@ -60,7 +64,7 @@ def gather(request: Request) -> list[Kernel]:
     else:  # pieces of 16 bytes where rows are as long and there are many of them
         body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
         pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
-        few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1))
+        few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1)) if elem < 8 else 1
         spread = blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024)))
         grid = (D.select(few, spread, blocks(D.add(D.ceildiv(total, wide), 1), 256, request.sms * 32)), 1, 1)
     pers = [reciprocal(d) for d in (*pers, i["count"])]
@@ -80,18 +84,20 @@ extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x,
 def gather_elements(request: Request) -> list[Kernel]:
     i = parameters(request)
     word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    total = D.product([i["outer"], i["count"], i["inner"]])
+    near = known(D.less(D.mul(i["n"], _AGAIN), D.add(i["count"], 1))) == 1 and known(D.less(_MANY, total)) == 1
+    each = 4 if near else 2
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
     int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {{
   next_may_start();
-  gather_elements<{word}, {index}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
+  gather_elements<{each}, {'true' if near else 'false'}, {word}, {index}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
   wait_for_previous();
 }}
 """
     sizes = [*(i[k] for k in ("outer", "n", "inner", "count")), reciprocal(i["inner"]), reciprocal(i["count"])]
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, sizes), Fault())
-    total = D.product([i["outer"], i["count"], i["inner"]])
-    grid = (blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024))), 1, 1)
+    grid = (blocks(total, 256, D.maximum(0 if near else request.sms * 8, D.ceildiv(total, 256 * each))), 1, 1)
     return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
 
 

@@ -108,40 +108,40 @@ template <class E, class Index> DEV void gather(const E* x, const Index* idx, E*
   if (rows * inner >> 31) gather_rows<1, u64>(x, idx, y, rows * inner, n, inner, per, count, per_count, fault);
   else if ((low & 15) == 0) gather_rows<2>((const Vec<u32, 4>*)x, idx, (Vec<u32, 4>*)y, u32(rows) * (inner / V), n, inner / V, per_wide, count, per_count, fault);
   else if (F > 1 && (low & 3) == 0) gather_rows<4>((const u32*)x, idx, (u32*)y, u32(rows) * (inner / F), n, inner / F, per_word, count, per_count, fault);
-  else if (inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
+  else if (V > 2 && inner >= V && rows * inner > SMALL) gather_flat(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
   else gather_rows<4>(x, idx, y, u32(rows) * inner, n, inner, per, count, per_count, fault);
 }
 // Rows of one element: y[o, j] = x[o, idx[j]]. A thread has one j, and the rows o of every so many; U of them are under way together.
 template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E* x, const Index* idx, E* y, int outer, int n, int count, u32* fault) {
   constexpr int DOWN = 256 / ACROSS;
-  const int tiles = (count + ACROSS - 1) / ACROSS, step = gridDim.x / tiles * DOWN;
-  const int j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS, first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
+  const u32 tiles = (count + ACROSS - 1) / ACROSS, step = gridDim.x / tiles * DOWN;
+  const u32 j = blockIdx.x % tiles * ACROSS + threadIdx.x % ACROSS, first = blockIdx.x / tiles * DOWN + threadIdx.x / ACROSS;
   wait_with(j, first, step);
-  if (j >= count) return;
+  if (j >= u32(count)) return;
   i64 at = idx[j];
   if (at < 0) at += n;
   const bool inside = at >= 0 && at < n;
   if (!inside) *fault = 1;
   x += inside ? at : 0, y += j;
-  for (i64 o = first; o < outer; o += U * step) {
+  for (u32 o = first; o < u32(outer); o += U * step) {
     E v[U];
 #pragma unroll
     for (int k = 0; k < U; k++)
-      if (k == 0 || o + k * step < outer) v[k] = inside ? x[(o + k * step) * n] : E{};
+      if (k == 0 || o + k * step < u32(outer)) v[k] = inside ? x[u64(o + k * step) * u32(n)] : E{};
 #pragma unroll
     for (int k = 0; k < U; k++)
-      if (k == 0 || o + k * step < outer) y[(o + k * step) * count] = v[k];
+      if (k == 0 || o + k * step < u32(outer)) y[u64(o + k * step) * u32(count)] = v[k];
   }
 }
 
-// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. U elements of a thread are under way together.
-template <class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
-  constexpr int U = 4;
+// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. U elements of a thread are under way together; NEAR:
+// those of a block follow each other, so that what several of them read is asked for once.
+template <int U, bool NEAR, class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
   const u64 all = u64(outer) * count * inner;
   const auto run = [&](auto total) {
     typedef decltype(total) I;
-    const I step = I(gridDim.x) * blockDim.x;
-    for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += U * step) {
+    const I all_threads = I(gridDim.x) * blockDim.x, step = NEAR ? I(blockDim.x) : all_threads;
+    for (I u = I(blockIdx.x) * blockDim.x * (NEAR ? U : 1) + threadIdx.x; u < total; u += U * all_threads) {
       i64 from[U], at[U];
       Places places;
 #pragma unroll
