@@ -60,8 +60,10 @@ def copy(rng: np.random.Generator) -> Iterator[Case]:
         yield _copy(rng, size, (40, 3, 50), (1, 40, 120), contiguous((40, 3, 50)), "outer to inner")
         yield from _odd(rng, size)
     yield from _large(rng, 2)
-    for size, rows, columns in ((1, 1021, 521), (1, 1021, 1187), (2, 373, 367), (2, 1021, 1187), (4, 373, 367), (8, 401, 331)):
+    sides = (1, 1021, 521), (1, 1021, 1187), (2, 373, 367), (2, 1021, 1187), (4, 373, 367), (8, 401, 331), (1, 24, 9001), (4, 9001, 12), (2, 15, 5003)
+    for size, rows, columns in sides:
         yield _copy(rng, size, (rows, columns), (1, rows), (columns, 1), "tiles")
+    yield _copy(rng, 1, (107, 55, 15), (825, 1, 55), (825, 15, 1), "tiles")
     x = _bits(rng, 24 * 40, 2)
     n_, m_ = symbol("n"), symbol("m")
     ints: dict[str, DimLike] = {"elem": 2}
@@ -134,6 +136,9 @@ def copies(rng: np.random.Generator) -> Iterator[Case]:
         sides = [(5, 1, 2), (2, -1, 0), (2, -1, 7)], [(9, 1, 3), (3, -1, 0), (3, -1, 12)]
         parts3 = [((2, h, w), (45, 9 * a, b), 15 * i + j) for h, a, i in sides[0] for w, b, j in sides[1]]
         yield _copies(rng, size, 2 * 9 * 15, parts3, (135, 15, 1), "mirrored")
+    for size, rows, widths in ((1, 2011, (2, 112, 16, 131)), (2, 131, (3, 250, 33, 247)), (4, 131, (3, 250, 33, 247)), (8, 131, (250, 33, 247)), (2, 2003, (640, 384))):
+        parts = [((rows, w), (w, 1), sum(widths[:k])) for k, w in enumerate(widths)]
+        yield _copies(rng, size, rows * sum(widths), parts, (sum(widths), 1), f"{rows} long rows of {'+'.join(map(str, widths))}")
     for rows in (1009, 2003):
         large = [((rows, w), (w, 1), at) for w, at in ((523, 0), (3, 523))]
         yield _copies(rng, 2, rows * 526, large, (526, 1), f"{rows} large beside small")
@@ -155,6 +160,9 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
         x, idx = _bits(rng, 2 * 9 * inner, 2).reshape(2, 9, inner), rng.integers(-9, 9, count)
         ints = {"elem": 2, "outer": 2, "n": 9, "inner": inner, "count": count, "idx_dtype": 7}
         yield Case(f"gather words {inner}", "gather", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(DType.U16, x[:, idx], None)})
+    x, idx = _bits(rng, 53 * 3 * 67, 4).reshape(53, 3, 67), rng.integers(-3, 3, (53, 79, 67))
+    ints = {"elem": 4, "outer": 53, "n": 3, "inner": 67, "count": 79, "idx_dtype": 7}
+    yield Case("gather_elements near", "gather_elements", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(DType.U32, np.take_along_axis(x, idx % 3, 1), None)})
     for size, count in ((1, 4003), (2, 4003), (4, 4001), (8, 4001)):  # pieces of 16 bytes, of which some rows are out of range
         x, idx = _bits(rng, 2 * 9 * 67, size).reshape(2, 9, 67), rng.integers(-10, 10, count)
         ints = {"elem": size, "outer": 2, "n": 9, "inner": 67, "count": count, "idx_dtype": 7}

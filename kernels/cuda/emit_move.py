@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
@@ -16,25 +15,30 @@ from tracea_onnx.ops import DType
 
 #: Images of at most this many channels change layout a pixel at a time.
 _NARROW = 16
-#: Shorter sides than this are not worth a 64 x 64 tile, and shorter ones than that are made longer where dims follow each other.
-_TILE_SIDE, _TILE_FILL = 16, 32
-#: What part of the tiles elements should fill.
-_FILLED = 0.6
-#: Where a row has as many elements, a warp keeps to it if they do not follow each other, and takes _LANES of them at a time (`LANE_WORDS` of strided.cuh).
-_LONG, _LANES = 64, 128
+#: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where dims follow each other.
+_TILE_SIDE, _TILE_FILL = 8, 32
+#: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside them, and how many tiles a multiprocessor has at once.
+_TILES = tuple((r, c) for r in (16, 32, 64, 128, 256, 512) for c in (8, 16, 32, 64, 128, 256) if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32))
+_TILE_COST, _TILE_LEAST = 1500, 4
+#: Where a row has as many elements, a warp keeps to it if they do not follow each other, and a lane takes at most so many of so many
+#: bytes at a time.
+_LONG, _LANES = 64, {1: 16, 2: 8, 4: 4, 8: 4}
 #: Up to as many elements a copy takes no longer than its launch and a few loads that wait for each other: a thread has up to _SINGLE single elements, and
 #: half of the device room for the next kernel's blocks.
 _SMALL, _SINGLE = 1 << 19, 4
-#: The same where rows of _SCATTERED_ROW elements or more of the target are not rows of the source, so that what a block reads together lies far apart.
-_SCATTERED, _SCATTERED_ROW = 1 << 17, 128
-#: Up to as many elements of one of several copies a thread has a single one, where rows are as long or shorter.
-_LONG_ROWS, _SHORT_ROWS = 1 << 18, 1 << 19
-#: Up to as many elements parts that lie side by side in rows are no copy each, where they are no whole 16 bytes.
-_BESIDE = 1 << 20
+#: The same where rows of the target are not rows of the source, so that what a block reads together lies far apart.
+_SCATTERED = 1 << 15
+#: Up to as many elements of one of several copies a thread has a single one, where rows have _SHORT_ROW elements or more, or fewer.
+_LONG_ROWS, _SHORT_ROWS, _SHORT_ROW = 1 << 18, 1 << 19, 128
+#: Parts that lie side by side in rows: the words that they are made of, how many of these a thread has at most, by their size, and up to how many of short ones
+#: are no pieces of 16 bytes.
+_WORDS = WORDS | {16: "Words"}
+_EACH = {1: 4, 2: 4, 4: 4, 8: 4, 16: 2}
+_FEW = {1: 1 << 19, 2: 1 << 16, 4: 1 << 16}
 
 
-def _head() -> str:
-    limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE};\nconstexpr u32 SMALL = {_SMALL};\n"
+def _head(lane: int = 4) -> str:
+    limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE}, LANE_WORDS = {lane};\nconstexpr u32 SMALL = {_SMALL};\n"
     return prelude(DType.F32) + template("base", "runs", "turned") + limits + template("strided")
 
 
@@ -56,6 +60,12 @@ def _is_small(total: DimLike) -> DimLike:
     return D.less(total, _SMALL + 1)
 
 
+def _lane_words(row: DimLike, elem: int) -> int:
+    """How many elements of a long row a lane takes at a time: as many as leave few lanes idle."""
+    most, n = _LANES[elem], known(row)
+    return most if not n or n < _LONG else -(-n // (32 * -(-n // (32 * most))))
+
+
 def _units(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], elem: int) -> DimLike:
     """Threads for `copy_strided` where there is much to copy."""
     total, rows = D.product(n), D.product(n[:-1])
@@ -64,7 +74,9 @@ def _units(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], e
     run = all(a == D.mul(m, b) for a, m, b in zip(ys, n[1:], ys[1:], strict=False))
     wide = _pieces(total, elem) if run else D.mul(rows, _pieces(n[-1], elem))
     if known(xs[-1]) not in (0, 1):
-        wide = D.select(D.less(n[-1], _LONG), wide, D.mul(rows, D.mul(D.ceildiv(n[-1], _LANES), 32)))
+        wide = D.select(D.less(n[-1], _LONG), D.ceildiv(total, _SINGLE), D.mul(rows, D.mul(D.ceildiv(n[-1], 32 * _lane_words(n[-1], elem)), 32)))
+    elif elem == 8:
+        wide = D.ceildiv(total, _SINGLE)
     return D.mul(wide, D.minimum(total, 1))
 
 
@@ -74,7 +86,7 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     rank, word, wide = len(rows), WORDS[elem], 16 // elem
     few, turned = known(_is_small(D.product(n))), _turned_dims(n, xs, ys)
-    if few and (known(D.less(D.product(n), _SCATTERED + 1)) or known(D.less(n[-1], _SCATTERED_ROW))):
+    if few and known(D.less(D.product(n), _SCATTERED + 1)):
         turned = None
     pers: list[DimLike] = []
     if turned is None:
@@ -83,9 +95,19 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
             pers = [*map(reciprocal, n[1:]), reciprocal(D.floordiv(n[-1], wide)), reciprocal(D.floordiv(n[-1], max(4 // elem, 1)))]
         arrays += f"  const u32 pers[{rank}] = {{{', '.join(['0', *(f'per{k}' for k in range(rank - 1))])}}};\n"
         body = f"{arrays}  copy_strided<{word}, {rank}, {-1 if few is None else few}>(x, y, n, xs, ys, pers, {f'per{rank - 1}, per{rank}' if pers else '0, 0'});"
-        even = all(factor(s) % wide == 0 for s in (*xs[:-1], *ys[:-1], *(n[-1:] if rank > 1 else ()))) and not request.unaligned
-        if even and known(xs[-1]) == known(ys[-1]) == 1:
+        even = all(factor(s) % wide == 0 for s in (*xs[:-1], *ys[:-1], *(n[-1:] if rank > 1 else ()))) and known(xs[-1]) == known(ys[-1]) == 1
+        way = None if even and rank > 1 and request.unaligned else _way(elem, rows)
+        if way:
+            body = f"{arrays}  {way};"
+        if even and not request.unaligned:
             grid = _spread(D.ceildiv(D.product(n), wide), request, 4 if rank == 1 else 2)
+            inner, per = (f"u32(n[{rank - 1}]) / {wide}", f"per{rank - 1}") if rank > 1 else ("0", "0")
+            if known(D.less(D.product(n), 1 << 31)):
+                body = f"{arrays}  copy_wide<{4 if rank == 1 else 2}, 16>(x, y, product_of(n) / {wide}, n, {inner}, pers, {per}, xs, ys);"
+        elif way and "copy_pieces" in way:
+            grid = (D.ceildiv(D.add(_ahead(D.product(n), elem), D.mul(D.add(D.product(n[:-1]), 1), wide)), 256), 1, 1)
+        elif rank == 1 and known(xs[-1]) == known(ys[-1]) == 1:
+            grid = _spread(D.mul(_pieces(n[0], elem), D.minimum(n[0], 1)), request, 2)
         else:
             grid = (D.select(_is_small(D.product(n)), blocks(D.product(n), 256, request.sms * 4), _grid(_units(n, xs, ys, elem), request)[0]), 1, 1)
     else:
@@ -93,12 +115,11 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
         outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
         sides = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
         lengths, count = [D.product([n[k] for k in side]) for side in turned], D.product([n[k] for k in outer])
-        wave = known(D.less(D.product([*(D.ceildiv(s, 32) for s in lengths), count]), request.sms * 8 + 1)) == 1
-        tile, guarded = _tile(elem, few == 1, wave, lengths)
-        body = f"  copy_turned<{word}, {tile}, {'true' if guarded else 'false'}>(x, y, {sides});"
-        grid = (D.product([*(D.ceildiv(s, tile) for s in lengths), count]), 1, 1)
+        high, wide = _tile(elem, lengths, count, request.sms)
+        body = f"  copy_turned<{word}, {high}, {wide}>(x, y, {sides});"
+        grid = (D.product([D.ceildiv(lengths[0], high), D.ceildiv(lengths[1], wide), count]), 1, 1)
     signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)] + [f"u32 per{k}" for k in range(len(pers))])
-    source = f"""{_head()}
+    source = f"""{_head(_lane_words(n[-1], elem) if turned is None else _LANES[elem])}
 extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
   next_may_start();
 {body}
@@ -107,6 +128,39 @@ extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* 
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, n), *map(Int64, xs), *map(Int64, ys), *map(Int32, pers))
     return [Kernel(source, "copy", grid, 256, args, pdl=overlapped(request))]
+
+
+def _ahead(total: DimLike, elem: int) -> DimLike:
+    """`ahead` of strided.cuh."""
+    return D.mul(D.ceildiv(_pieces(total, elem), 256), 256)
+
+
+def _way(elem: int, rows: Sequence[tuple[DimLike, Sequence[DimLike]]]) -> str | None:
+    """The one of its ways to move elements that `copy_strided` would take, where that is known and elements are no 16 bytes."""
+    n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
+    few, last, x, y, word = known(_is_small(D.product(n))), known(n[-1]), known(xs[-1]), known(ys[-1]), WORDS[elem]
+    rank, all_, places = len(n), "product_of(n)", "n, pers, xs, ys"
+    run = all(a == D.mul(m, b) for a, m, b in zip(ys, n[1:], ys[1:], strict=False)) and y == 1
+    if few is None or last is None or x is None or y is None or not known(D.less(D.product(n), 1 << 31)):
+        return None
+    if rank == 1 and x == y == 1:
+        return f"copy_run(x, y, {all_})"
+    if few:
+        return None
+    if last >= _LONG and (y != 1 or x not in (0, 1)):
+        return f"copy_lanes<{word}, {rank}>(x, y, {all_}, {places})"
+    if y == 1 and (elem == 8 or x not in (0, 1)):
+        form = f"{_SINGLE}, {elem}{', true' * (run and x == 1)}"
+        return f"copy_wide<{form}>(x, y, {all_}, n, n[{rank - 1}], pers, pers[{rank - 1}], xs, ys)"
+    short = run and x == 1 and last * elem < 32
+    if run and x == 1 and not short:
+        return f"copy_pieces<{word}, {rank}>(x, y, {all_}, {places})"
+    if short and elem < 4 and all(factor(s) * elem % 4 == 0 for s in (*xs[:-1], last)):
+        whole = f"copy_wide<{_SINGLE}, 4, true>(x, y, {all_} / {4 // elem}, n, n[{rank - 1}] / {4 // elem}, pers, per{rank}, xs, ys)"
+        return f"if (aligned(x, 4) && aligned(y, 4)) {whole};\n  else copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
+    if run:
+        return f"copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
+    return f"copy_rows<{word}, {rank}>(x, y, {all_}, {places})" if y == 1 else None
 
 
 def _side(dims: Sequence[int], strides: str) -> str:
@@ -133,13 +187,19 @@ def _turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLi
     return sides
 
 
-def _tile(elem: int, few: bool, wave: bool, sides: Sequence[DimLike]) -> tuple[int, bool]:
-    """A tile's side, and whether it is guarded (`turn_tile` of turned.cuh): smaller ones where these are a wave of blocks at most, or for little work
-    that fills few of the larger ones or is in much shared memory."""
-    filled = math.prod(s / (-(-s // 64) * 64) if isinstance(s, int) and s else 1 for s in sides)
-    if wave or (few and (elem == 8 or filled < _FILLED)):
-        return 32, elem != 8
-    return 64, elem == 1 or (elem == 2 and (few or filled < 1 / 2))
+def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tuple[int, int]:
+    """Rows and columns of a tile (`turn_block` of turned.cuh)."""
+    height, width, outer = (known(d) for d in (*sides, count))
+    if not height or not width:
+        return 64, 64
+
+    def cost(rows: int, columns: int) -> float:
+        """Of all tiles, of which as many as multiprocessors have at once take no longer than one. Shorter runs are written and read as more bytes than they have."""
+        tiles = -(-height // rows) * -(-width // columns) * (outer or sms)
+        runs = 1 + 64 / (elem * min(rows, height)) + 32 / (elem * min(columns, width))
+        return max(tiles, _TILE_LEAST * sms) * (_TILE_COST + rows * columns) * runs
+
+    return min(_TILES, key=lambda tile: cost(*tile))
 
 
 def copy(request: Request) -> list[Kernel]:
@@ -159,7 +219,7 @@ def copies(request: Request) -> list[Kernel]:
     for k in parts:
         v = {n: i[f"p{k}_{n}"] for n in fields if n[0] in "nxya"}
         total, even = D.product([v["n0"], v["n1"], v["n2"]]), known(v["x2"]) == 1 and all(factor(v[n]) % wide == 0 for n in ("n2", "y0", "y1", "at"))
-        v["single"] = 0 if even else D.less(total, D.select(D.less(v["n2"], _SCATTERED_ROW), _SHORT_ROWS, _LONG_ROWS) + 1)
+        v["single"] = 0 if even else D.less(total, D.select(D.less(v["n2"], _SHORT_ROW), _SHORT_ROWS, _LONG_ROWS) + 1)
         v["units"] = D.select(v["single"], v["n2"], _pieces(v["n2"], elem))
         v["per"], v["per_n1"] = reciprocal(v["units"]), reciprocal(v["n1"])
         values.append(v)
@@ -194,31 +254,41 @@ extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {", ".join(s
 
 
 def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[list[Kernel], DimLike]:
-    """One run of rows that hold a row of each part, if that is what they are, and whether (0 or 1) it is worth it."""
+    """One run of rows that hold a row of each part, if that is what they are, and whether (0 or 1) there are not too many elements for it."""
     elem, rows, ends = static(parameters(request)["elem"], "element size"), values[0]["n1"], list[DimLike]()
     for v in values:
         if known(v["n0"]) != 1 or v["n1"] != rows or v["at"] != (ends[-1] if ends else 0) or known(v["x2"]) != 1:
             return [], 0
         ends.append(D.add(v["at"], v["n2"]))
-    width, wide = ends[-1], 16 // elem
-    if any(v["y1"] != width for v in values):
+    if any(v["y1"] != ends[-1] for v in values):
         return [], 0
-    whole = not request.unaligned and all(factor(v[k]) % wide == 0 for v in values for k in ("n2", "x1"))
-    word, total, count = WORDS[elem], D.mul(rows, width), range(len(values))
-    use = D.less(total, (1 << 31 if whole else _BESIDE) + 1)
+    # words of so many elements, whole ones of every part
+    sizes = [factor(v[k]) for v in values for k in ("n2", "x1")]
+    held = 1 if request.unaligned else next(n for n in (16, 8, 4, 2, 1) if n * elem <= 16 and all(s % n == 0 for s in sizes))
+    size, ends = elem * held, [D.floordiv(d, held) for d in ends]
+    word, wide, width, count = _WORDS[size], 16 // size, ends[-1], range(len(values))
+    total = D.mul(rows, width)
+    use, most = D.less(total, 1 << 31), _EACH[size]
+    each = most if known(total) is None else max(min(-(-int(total) // (request.sms * 256)), most), 1)
+    pieces = _ahead(total, size)
+    if size in _FEW and (known(total) or _FEW[size] + 1) > _FEW[size] and known(D.less(width, 2 * wide * len(values))) == 0:
+        call, units = "copy_beside_pieces", D.add(pieces, D.mul(D.add(D.mul(rows, len(values)), 1), wide))
+    else:
+        call, units = f"copy_beside<{each}>", D.ceildiv(total, each)
     signature = ", ".join([f"const {word}* x{k}" for k in count] + [f"i64 pitch{k}" for k in count] + [f"int end{k}" for k in count])
     filled = ", ".join(f"{{{', '.join(f'{name}{k}' for k in count)}}}" for name in ("x", "pitch", "end"))
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) copies({word}* y, {signature}, u32 total, u32 per) {{
   next_may_start();
-  copy_beside<{"true" if whole else "false"}>(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);
+  {call}(Beside<{word}, {len(values)}>{{{filled}}}, y, total, per);
   wait_for_previous();
 }}
 """
     pointers = [Pointer(f"x{k}") for k in range(COPIES) if f"x{k}" in request.operands]
-    args: tuple[Argument, ...] = (Pointer("y"), *pointers, *(Int64(v["x1"]) for v in values), *map(Int32, ends), Int32(total), Int32(reciprocal(width)))
-    pieces = D.mul(_pieces(total, elem), D.minimum(total, 1))
-    return [Kernel(source, "copies", (D.mul(D.ceildiv(pieces, 256), use), 1, 1), 256, args, pdl=overlapped(request))], use
+    pitches = [Int64(D.floordiv(v["x1"], held)) for v in values]
+    args: tuple[Argument, ...] = (Pointer("y"), *pointers, *pitches, *map(Int32, [*ends, total, reciprocal(width)]))
+    grid = D.product([D.ceildiv(units, 256), use, D.minimum(total, 1)])
+    return [Kernel(source, "copies", (grid, 1, 1), 256, args, pdl=overlapped(request))], use
 
 
 def copy_nhwc(request: Request) -> list[Kernel]:

@@ -1,7 +1,7 @@
 // Strided copies, fills, and changes of layout. Follows runs.cuh and turned.cuh.
 //
-// The generator defines LONG, from how many elements on a row is long, and SMALL, up to how many a copy is worth no 16-byte pieces, and SINGLE, how many of these a
-// thread takes.
+// The generator defines LONG, from how many elements on a row is long, SMALL, up to how many a copy is worth no 16-byte pieces, SINGLE, how many single
+// elements a thread takes, and LANE_WORDS, how many of a long row.
 // Kernels call `next_may_start` first and `wait_for_previous` last: copies and changes of layout wait once places are found.
 
 // Word u of the iteration space: y[sum i_d * ys_d] = x[sum i_d * xs_d], the last dim fastest.
@@ -23,8 +23,8 @@ template <class Word, int R, class I> DEV void copy_words(const Word* x, Word* y
   }
 }
 
-// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of words. U of a thread are under way together.
-template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R], u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
+// `all` words of W bytes, of which every row holds whole ones side by side; `per` is of rows of words. U of a thread are under way together. RUN: y is one run.
+template <int U, int W, bool RUN = false, class E, int R> DEV void copy_wide(const E* x, E* y, u32 all, const int (&n)[R], u32 inner, const u32 (&pers)[R], u32 per, const i64 (&xs)[R], const i64 (&ys)[R]) {
   constexpr int count = W / sizeof(E);
   typedef Vec<E, count> Word;
   const u32 step = gridDim.x * blockDim.x;
@@ -41,7 +41,8 @@ template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32
       for (int d = R - 1; d >= 0; d--) {
         const bool last = d == R - 1;
         const u32 size = last ? inner : u32(n[d]), q = d ? quotient(rest, size, last ? per : pers[d]) : 0, c = (rest - q * size) * (last ? count : 1);
-        from[k] += i64(c) * xs[d], to[k] += i64(c) * ys[d];
+        from[k] += i64(c) * xs[d];
+        if (!RUN) to[k] += i64(c) * ys[d];
         rest = q;
       }
       places.have(from[k]), places.have(to[k]);
@@ -52,12 +53,26 @@ template <int U, int W, class E, int R> DEV void copy_wide(const E* x, E* y, u32
       if (k == 0 || u + k * step < all) v[k] = load<count>(x + from[k]);
 #pragma unroll
     for (int k = 0; k < U; k++)
-      if (k == 0 || u + k * step < all) store<count>(y + to[k], v[k]);
+      if (k == 0 || u + k * step < all) store<count>(y + (RUN ? i64(u + k * step) * count : to[k]), v[k]);
   }
   if (R == 1 && count > 1) {  // what is left of a plain run
     const int done = int(all) * count, k = done + threadIdx.x;
     wait_for_previous();
     if (blockIdx.x == 0 && k < n[0]) y[k] = x[k];
+  }
+}
+
+// Threads of whole blocks for the 16-byte pieces of so many elements, wherever they start.
+template <int V> DEV u32 ahead(u32 total) { return ((total + V - 1) / V + 256) / 256 * 256; }
+
+// Where row `rest` of all but the last of R dims begins, in x and in y.
+template <int R> DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R], i64& from, i64& to) {
+  from = to = 0;
+#pragma unroll
+  for (int d = R - 2; d >= 0; d--) {
+    const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
+    from += c * xs[d], to += c * ys[d];
+    rest = q;
   }
 }
 
@@ -102,6 +117,18 @@ template <class E, int R> DEV void copy_flat(const E* x, E* y, u32 total, const 
   }
 }
 
+// n elements side by side. What lies before and after 16 aligned bytes of y is moved by as many threads.
+template <class E> DEV void copy_run(const E* x, E* y, u32 n) {
+  constexpr int V = 16 / sizeof(E);
+  const u32 head = min(u32(-past<V>(y) & (V - 1)), n), pieces = (n - head) / V, first = blockIdx.x * blockDim.x + threadIdx.x;
+  wait_with(first, pieces);
+  if (first < 2 * V) {
+    const u32 k = first < V ? first : head + pieces * V + first - V;
+    if (first < V ? k < head : k < n) y[k] = x[k];
+  }
+  for (u32 u = first; u < pieces; u += gridDim.x * blockDim.x) store_whole<V>(y + head + u * V, load_run<V>(x + head + u * V));
+}
+
 // The k-th 16 aligned bytes of a row of n elements, each `step` after the last in x.
 template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k) {
   constexpr int V = 16 / sizeof(E);
@@ -120,15 +147,17 @@ template <class E> DEV void copy_piece(const E* x, i64 step, E* y, int n, int k)
 // How many of them a row has at most; `even`: every row starts at one.
 template <class E> DEV u32 pieces_of(int n, bool even) { return u32(n + 16 / sizeof(E) - 1) / u32(16 / sizeof(E)) + !even; }
 
-// Where row `rest` of all but the last of R dims begins, in x and in y.
-template <int R> DEV void place_of_row(u32 rest, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R], i64& from, i64& to) {
-  from = to = 0;
-#pragma unroll
-  for (int d = R - 2; d >= 0; d--) {
-    const u32 q = d ? quotient(rest, n[d], pers[d]) : 0, c = rest - q * n[d];
-    from += c * xs[d], to += c * ys[d];
-    rest = q;
-  }
+// The same for long rows that are runs of x: 16 bytes of two rows are made by as many threads as they have elements, behind the others.
+template <class E, int R> DEV void copy_pieces(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
+  constexpr int V = 16 / sizeof(E);
+  const u32 pieces = ahead<V>(total), u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = n[R - 1], edge = before + (u - pieces) / V * width;
+  const u32 e = u < pieces ? u * V - before : edge / V * V + u % V - before, row = quotient(e, width, pers[R - 1]), c = e - row * width;
+  if (u < pieces ? u * V < before || e + V > total || c + V > width : edge % V == 0 || e >= total) return;
+  i64 from, to;
+  place_of_row(row, n, pers, xs, ys, from, to);
+  wait_with(from);
+  if (u < pieces) store_whole<V>(y + e, load_run<V>(x + from + c));
+  else y[e] = x[from + c];
 }
 
 // Rows of y that are runs.
@@ -150,26 +179,33 @@ template <class E, int R> DEV void copy_rows(const E* x, E* y, u32 total, const 
 }
 
 // Long rows of which only y may be a run: a warp takes 32 * LANE_WORDS elements, neighbouring lanes neighbouring ones, so that few lines are asked for at a time.
-constexpr int LANE_WORDS = 4;
 template <class E, int R> DEV void copy_lanes(const E* x, E* y, u32 total, const int (&n)[R], const u32 (&pers)[R], const i64 (&xs)[R], const i64 (&ys)[R]) {
   const u32 parts = (n[R - 1] + 32 * LANE_WORDS - 1) / (32 * LANE_WORDS), all = total / n[R - 1] * parts;
   for (u32 u = (blockIdx.x * blockDim.x + threadIdx.x) / 32; u < all; u += gridDim.x * blockDim.x / 32) {
     const u32 rest = u / parts;
-    const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31);
+    const int first = int(u - rest * parts) * (32 * LANE_WORDS) + (threadIdx.x & 31), left = n[R - 1] - first;
     i64 from, to;
     Places places;
     place_of_row(rest, n, pers, xs, ys, from, to);
+    from += first * xs[R - 1], to += first * ys[R - 1];
     places.have(from), places.have(to);
     places.wait();
     E v[LANE_WORDS];
 #pragma unroll
-    for (int j = 0; j < LANE_WORDS; j++) v[j] = x[from + min(first + 32 * j, n[R - 1] - 1) * xs[R - 1]];
+    for (int j = 0; j < LANE_WORDS; j++)
+      if (32 * j < left) v[j] = x[from + 32 * j * xs[R - 1]];
 #pragma unroll
     for (int j = 0; j < LANE_WORDS; j++)
-      if (first + 32 * j < n[R - 1]) y[to + (first + 32 * j) * ys[R - 1]] = v[j];
+      if (32 * j < left) y[to + 32 * j * ys[R - 1]] = v[j];
   }
 }
 
+template <int R> DEV u32 product_of(const int (&n)[R]) {
+  u32 total = 1;
+#pragma unroll
+  for (int d = 0; d < R; d++) total *= n[d];
+  return total;
+}
 // pers, per_wide, per_word: what `quotient` takes beside n, the last dim in 16 bytes and in 4. FEW: whether there are at most SMALL elements, -1: unknown.
 template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const int (&n)[R], const i64 (&xs)[R], const i64 (&ys)[R], const u32 (&pers)[R], u32 per_wide, u32 per_word) {
   constexpr int size = sizeof(E), V = 16 / size, F = size < 4 ? 4 / size : 1;
@@ -187,9 +223,11 @@ template <class E, int R, int FEW> DEV void copy_strided(const E* x, E* y, const
   const u32 all = u32(total);
   if (total >> 31) copy_words<E, R, u64>(x, y, n, xs, ys);
   else if ((low & 15) == 0) copy_wide<R == 1 ? 4 : 2, 16>(x, y, all / V, n, last / V, pers, per_wide, xs, ys);
+  else if (R == 1 && run && xs[0] == 1) copy_run(x, y, all);
   else if (FEW && F > 1 && (low & 3) == 0 && all <= SMALL) copy_wide<SINGLE, (size < 4 ? 4 : size)>(x, y, all / F, n, last / F, pers, per_word, xs, ys);
   else if (FEW == 1 || (FEW && all <= SMALL)) copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
   else if (last >= LONG && (ys[R - 1] != 1 || u64(xs[R - 1]) > 1)) copy_lanes<E, R>(x, y, all, n, pers, xs, ys);
+  else if (ys[R - 1] == 1 && (size == 8 || u64(xs[R - 1]) > 1)) copy_wide<SINGLE, size>(x, y, all, n, last, pers, pers[R - 1], xs, ys);
   else if (run) copy_flat<E, R>(x, y, all, n, pers, xs);
   else if (ys[R - 1] == 1) copy_rows<E, R>(x, y, all, n, pers, xs, ys);
   else copy_words<E, R, u32>(x, y, n, xs, ys);
@@ -212,40 +250,66 @@ template <class E> DEV void copy_part(const Part<E>& p) {
   else copy_piece(x, p.x2, y, p.n2, k);
 }
 
+typedef Vec<u32, 4> Words;
 // Rows of y that hold one row of each of P tensors side by side; y is one run.
 template <class E, int P> struct Beside { const E* x[P]; i64 pitch[P]; int end[P]; };  // where columns of a tensor end in y
-// A thread makes 16 aligned bytes of y, whatever they come from: WHOLE: from one place, aligned.
-template <bool WHOLE, class E, int P> DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
-  constexpr int V = 16 / sizeof(E);
-  const int before = past<V>(y), width = p.end[P - 1];
-  const u32 u = blockIdx.x * blockDim.x + threadIdx.x;
-  if (u * V >= total + before) return;
-  const int lo = u ? 0 : before, hi = int(min(total + before - u * V, u32(V)));
-  const u32 start = u * V + lo - before, row = quotient(start, width, per);
-  int c = int(start - row * width);
+// Where element c of y's row comes from, and where the columns of that tensor end.
+template <class E, int P> DEV const E* source_of(const Beside<E, P>& p, u32 row, int c, int& end) {
+  const E* x = p.x[0];
+  i64 pitch = p.pitch[0];
+  end = p.end[0];
+#pragma unroll
+  for (int k = 1; k < P; k++)
+    if (c >= p.end[k - 1]) x = p.x[k] - p.end[k - 1], pitch = p.pitch[k], end = p.end[k];
+  return x + row * pitch + c;
+}
+// A thread has U elements, which are under way together; neighbouring threads have neighbouring ones.
+template <int U, class E, int P> DEV void copy_beside(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+  const u32 first = blockIdx.x * (blockDim.x * U) + threadIdx.x, width = p.end[P - 1];
+  const E* from[U];
   Places places;
-  const E* from[P];  // column 0 of y's row, were all of it of that tensor
 #pragma unroll
-  for (int k = 0; k < P; k++) from[k] = p.x[k] + row * p.pitch[k] - (k ? p.end[k - 1] : 0), places.have(from[k]);
-  places.wait();
-  Vec<E, V> v;
-#pragma unroll
-  for (int j = 0; j < V; j++) {
-    const E* at = from[0] + c;
-#pragma unroll
-    for (int k = 1; k < P; k++)
-      if (c >= p.end[k - 1]) at = from[k] + c;
-    if (WHOLE) {
-      v = load<V>(at);
-      break;
-    }
-    v.v[j] = *at;
-    if (j < lo || j + 1 >= hi || ++c < width) continue;  // what lies outside is read again
-    c = 0;
-#pragma unroll
-    for (int k = 0; k < P; k++) from[k] += p.pitch[k];
+  for (int k = 0; k < U; k++) {
+    const u32 u = min(first + k * blockDim.x, total - 1), row = quotient(u, width, per);
+    int end;
+    from[k] = source_of(p, row, int(u - row * width), end), places.have(from[k]);
   }
-  store_part<V>(y + i64(u) * V - before, v, lo, hi);
+  places.wait();
+  E v[U];
+#pragma unroll
+  for (int k = 0; k < U; k++) v[k] = *from[k];
+#pragma unroll
+  for (int k = 0; k < U; k++)
+    if (first + k * blockDim.x < total) y[first + k * blockDim.x] = v[k];
+}
+// Long rows of short elements: a thread makes 16 aligned bytes of y where they come from one row of one tensor. Those where one ends and another begins
+// are made by as many threads as they have elements, behind the others.
+template <class E, int P> DEV void copy_beside_pieces(const Beside<E, P>& p, E* y, u32 total, u32 per) {
+  constexpr int V = 16 / sizeof(E);
+  const u32 pieces = ahead<V>(total);
+  const u32 u = blockIdx.x * blockDim.x + threadIdx.x, before = past<V>(y), width = p.end[P - 1];
+  int end;
+  if (u < pieces) {
+    const u32 start = u * V - before, row = quotient(start, width, per);
+    const int c = int(start - row * width);
+    if (u * V < before || start + V > total) return;
+    const E* from = source_of(p, row, c, end);
+    if (c + V > end) return;
+    wait_with(from);
+    store_whole<V>(y + start, load_run<V>(from));
+  } else {
+    const u32 edge = (u - pieces) / V, r = edge / P, k = edge - r * P;
+    u32 at = before + r * width;  // where tensor k begins in row r; where all of y ends
+#pragma unroll
+    for (int j = 1; j < P; j++)
+      if (k == j) at += p.end[j - 1];
+    const u32 e = at / V * V + u % V - before;
+    if (at % V == 0 || e >= total) return;
+    const u32 row = quotient(e, width, per);
+    const E* from = source_of(p, row, int(e - row * width), end);
+    wait_with(from);
+    y[e] = *from;
+  }
 }
 
 // `count` elements of E whose bits are the low bytes of `value`.
@@ -275,10 +339,10 @@ template <bool TO_NHWC, class E> DEV void change_layout(const E* x, E* y, Image 
   const int pixels = min(int(plane) - p0, 64), channels = min(g.C - c0, 64);
   if (TO_NHWC) {
     x += (image * g.C + c0) * plane + p0, y += image * g.ns + c0;
-    turn_tile<E, 64, false>(channels, pixels, [&](int r) { return x + i64(r) * plane; }, [&](int c) { return y + pixel(g, p0 + c); });
+    turn_tile<E, 64>(channels, pixels, [&](int r) { return x + i64(r) * plane; }, [&](int c) { return y + pixel(g, p0 + c); });
   } else {
     x += image * g.ns + c0, y += (image * g.C + c0) * plane + p0;
-    turn_tile<E, 64, false>(pixels, channels, [&](int r) { return x + pixel(g, p0 + r); }, [&](int c) { return y + i64(c) * plane; });
+    turn_tile<E, 64>(pixels, channels, [&](int r) { return x + pixel(g, p0 + r); }, [&](int c) { return y + i64(c) * plane; });
   }
 }
 

@@ -1,9 +1,8 @@
 // Transposition through shared memory. Follows base.cuh.
 
 // A tile of at most S x S elements turned: element (r, c) is read at from(r)[c] and written at to(c)[r]. 256 threads. All of a thread's loads are under way
-// together: those outside the tile read a neighbour again. GUARDED: nothing is read outside, and each element goes on as it comes, which suits short
-// elements of which a block does not have many.
-template <class E, int S, bool GUARDED, class From, class To> DEV void turn_tile(int rows, int columns, From from, To to) {
+// together: those outside the tile read a neighbour again.
+template <class E, int S, class From, class To> DEV void turn_tile(int rows, int columns, From from, To to) {
   constexpr int pitch = S + (sizeof(E) < 4 ? 4 / sizeof(E) : 1), lines = S / 8, parts = S / 32;  // an odd number of banks
   __shared__ E tile[S * pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -15,28 +14,21 @@ template <class E, int S, bool GUARDED, class From, class To> DEV void turn_tile
   places.wait();
 #pragma unroll
   for (int k = 0; k < lines; k++) {
-    const int r = k * 8 + warp;
-    if (GUARDED ? r >= rows : k * 8 >= rows) continue;
+    if (k * 8 >= rows) continue;
 #pragma unroll
-    for (int j = 0; j < parts; j++) {
-      const int c = lane + 32 * j;
-      if (!GUARDED) v[k][j] = p[k][min(c, columns - 1)];
-      else if (c < columns) tile[r * pitch + c] = p[k][c];
-    }
+    for (int j = 0; j < parts; j++) v[k][j] = p[k][min(lane + 32 * j, columns - 1)];
   }
-  if (!GUARDED)
 #pragma unroll
-    for (int k = 0; k < lines; k++)
-      if (k * 8 < rows)
+  for (int k = 0; k < lines; k++)
+    if (k * 8 < rows)
 #pragma unroll
-        for (int j = 0; j < parts; j++) tile[(k * 8 + warp) * pitch + lane + 32 * j] = v[k][j];
+      for (int j = 0; j < parts; j++) tile[(k * 8 + warp) * pitch + lane + 32 * j] = v[k][j];
   __syncthreads();
-  if (!GUARDED)
 #pragma unroll
-    for (int k = 0; k < lines; k++)
-      if (k * 8 < columns)
+  for (int k = 0; k < lines; k++)
+    if (k * 8 < columns)
 #pragma unroll
-        for (int j = 0; j < parts; j++) v[k][j] = tile[(lane + 32 * j) * pitch + k * 8 + warp];
+      for (int j = 0; j < parts; j++) v[k][j] = tile[(lane + 32 * j) * pitch + k * 8 + warp];
 #pragma unroll
   for (int k = 0; k < lines; k++) {
     const int c = k * 8 + warp;
@@ -44,7 +36,48 @@ template <class E, int S, bool GUARDED, class From, class To> DEV void turn_tile
     E* p = to(c);
 #pragma unroll
     for (int j = 0; j < parts; j++)
-      if (lane + 32 * j < rows) p[lane + 32 * j] = GUARDED ? tile[(lane + 32 * j) * pitch + c] : v[k][j];
+      if (lane + 32 * j < rows) p[lane + 32 * j] = v[k][j];
+  }
+}
+
+// The same of R x C elements at most. What lies outside is neither read nor written.
+template <class E, int R, int C, class From, class To> DEV void turn_block(int rows, int columns, From from, To to) {
+  constexpr int pitch = C + (sizeof(E) < 4 ? 4 / sizeof(E) : 1);  // an odd number of banks
+  constexpr int across = C < 32 ? C : 32, down = 256 / across, lines = R / down, parts = C / across;
+  constexpr int run = R < 32 ? R : 32, beside = 256 / run, turns = C / beside, pieces = R / run;
+  __shared__ E tile[R * pitch];
+  const int lane = threadIdx.x % across, line = threadIdx.x / across;
+  E v[lines][parts];
+  const E* p[lines];
+  Places places;
+#pragma unroll
+  for (int k = 0; k < lines; k++) p[k] = from(min(k * down + line, rows - 1)) + lane, places.have(p[k]);
+  places.wait();
+#pragma unroll
+  for (int k = 0; k < lines; k++)
+#pragma unroll
+    for (int j = 0; j < parts; j++) {
+      v[k][j] = E{};
+      if (k * down + line < rows && lane + across * j < columns) v[k][j] = p[k][across * j];
+    }
+#pragma unroll
+  for (int k = 0; k < lines; k++)
+#pragma unroll
+    for (int j = 0; j < parts; j++) tile[(k * down + line) * pitch + lane + across * j] = v[k][j];
+  __syncthreads();
+  const int r = threadIdx.x % run, c = threadIdx.x / run;
+  E w[turns][pieces];
+#pragma unroll
+  for (int k = 0; k < turns; k++)
+#pragma unroll
+    for (int j = 0; j < pieces; j++) w[k][j] = tile[(r + run * j) * pitch + k * beside + c];
+#pragma unroll
+  for (int k = 0; k < turns; k++) {
+    if (k * beside + c >= columns) continue;
+    E* const q = to(k * beside + c) + r;
+#pragma unroll
+    for (int j = 0; j < pieces; j++)
+      if (r + run * j < rows) q[run * j] = w[k][j];
   }
 }
 
@@ -71,9 +104,9 @@ template <int G> struct Side {
 };
 // A copy whose target is one run along the dims of `down` (whose strides in x these are) and whose source is one along those of `across` (with strides in y).
 // A block per tile.
-template <class E, int S, bool GUARDED, class Down, class Across, class Outer> DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
-  const u32 height = down.size(), width = across.size(), tiles = (height + S - 1) / S, bands = (width + S - 1) / S;
-  const u32 r0 = blockIdx.x % tiles * S, c0 = blockIdx.x / tiles % bands * S, rest = blockIdx.x / tiles / bands;
+template <class E, int R, int C, class Down, class Across, class Outer> DEV void copy_turned(const E* x, E* y, Down down, Across across, Outer outer_x, Outer outer_y) {
+  const u32 height = down.size(), width = across.size(), tiles = (height + R - 1) / R, bands = (width + C - 1) / C;
+  const u32 r0 = blockIdx.x % tiles * R, c0 = blockIdx.x / tiles % bands * C, rest = blockIdx.x / tiles / bands;
   x += outer_x.at(rest) + c0, y += outer_y.at(rest) + r0;
-  turn_tile<E, S, GUARDED>(int(min(height - r0, u32(S))), int(min(width - c0, u32(S))), [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
+  turn_block<E, R, C>(int(min(height - r0, u32(R))), int(min(width - c0, u32(C))), [&](int r) { return x + down.at(r0 + r); }, [&](int c) { return y + across.at(c0 + c); });
 }

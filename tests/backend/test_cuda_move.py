@@ -79,28 +79,28 @@ def test_compiles(r: Request) -> None:
 
 def test_a_transposition_goes_through_tiles() -> None:
     (k,) = cuda.emit(_copy(2, [400, 100, 70], [7000, 1, 100], [7000, 70, 1]))
-    assert "copy_turned<u16, 64, true>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 400 * 2 * 2
+    assert "copy_turned<u16, 32, 128>(x, y, Side<1>{{n2}, {xs2}}, Side<1>{{n1}, {ys1}}" in k.source and k.grid[0] == 400 * 3 * 1
     n, m = symbol("n"), symbol("m")
     (k,) = cuda.emit(_copy(2, [n, m], [1, n], [m, 1]))
-    assert "copy_turned<u16, 64, false>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
+    assert "copy_turned<u16, 64, 64>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
 
 
-@pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (300, 300)])
+@pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (150, 150)])
 def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
     assert "copy_turned" not in k.source.split('extern "C"')[1]
 
 
 @pytest.mark.parametrize(
-    ("elem", "side", "form"),
+    ("elem", "shape", "form"),
     [
-        (1, 1021, "32, true"), (2, 719, "32, true"), (4, 1021, "32, true"), (8, 509, "32, false"),
-        (1, 2011, "64, true"), (2, 2011, "64, false"), (4, 2011, "64, false"),
+        (4, (1, 2048, 2048), (64, 64)), (8, (1, 509, 509), (32, 32)), (1, (1, 24, 419_328), (128, 32)), (1, (920, 55, 15), (16, 64)), (4, (280, 16, 264), (128, 16)),
     ],
 )  # fmt: skip
-def test_tiles_suit_the_work(elem: int, side: int, form: str) -> None:
-    (k,) = cuda.emit(_copy(elem, [side, side], [1, side], [side, 1]))
-    assert f"copy_turned<u{8 * elem}, {form}>" in k.source and k.grid[0] == (-(-side // int(form[:2]))) ** 2
+def test_few_elements_leave_tiles_empty(elem: int, shape: tuple[int, int, int], form: tuple[int, int]) -> None:
+    count, width, height = shape
+    (k,) = cuda.emit(_copy(elem, shape, [width * height, 1, width], [width * height, height, 1]))
+    assert f"copy_turned<u{8 * elem}, {form[0]}, {form[1]}>" in k.source and k.grid[0] == count * -(-height // form[0]) * -(-width // form[1])
 
 
 def test_short_dims_that_follow_each_other_make_a_tile() -> None:
@@ -108,7 +108,7 @@ def test_short_dims_that_follow_each_other_make_a_tile() -> None:
     order = [4, 3, 0, 1, 2]
     n = [(19, 17, 13, 11, 28)[k] for k in order]
     (k,) = cuda.emit(_copy(2, n, [xs[j] for j in order], [11 * 19 * 17 * 13, 19 * 17 * 13, 17 * 13, 13, 1]))
-    assert "copy_turned<u16, 64, false>(x, y, Side<1>" in k.source and "Side<2>{{n0, n1}" in k.source
+    assert "(x, y, Side<1>{{n2}" in k.source and "Side<2>{{n0, n1}" in k.source
 
 
 def test_a_small_change_of_layout_is_a_copy() -> None:
@@ -166,6 +166,27 @@ def test_short_gathered_rows_are_a_wave_of_words() -> None:
         assert "gather_words<16, u16>" in k.source and evaluate(k.grid[0], {"n": 100_003}) == 132 * 8
 
 
+def test_gathered_columns_have_the_threads_that_they_need() -> None:
+    for outer, n, count, form, blocks in ((4584, 48, 1, "1, 1", 18), (4350, 10, 128, "128, 5", 528), (53_015, 565, 47, "64, 8", 1657), (0, 5, 7, "8, 8", 0)):
+        ints = {"elem": 4, "outer": outer, "n": n, "inner": 1, "count": count, "idx_dtype": 7}
+        (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
+        assert f"gather_axis<{form}, u32>" in k.source and k.grid[0] == blocks
+
+
+def test_elements_that_are_read_often_are_gathered_near_each_other() -> None:
+    for n, form, blocks in ((4, "4, true", 1360), (40, "2, false", 2720)):
+        ints = {"elem": 4, "outer": 71, "n": n, "inner": 185, "count": 106, "idx_dtype": 7}
+        (k,) = cuda.emit(request("gather_elements", DType.F32, ints, operands=("x", "idx", "y")))
+        assert f"gather_elements<{form}, u32, i64>" in k.source and k.grid[0] == blocks
+
+
+def test_odd_rows_of_a_slice_are_pieces_of_16_bytes() -> None:
+    (k,) = cuda.emit(_copy(1, [27, 107, 210], [210, 27 * 210, 1], [107 * 210, 210, 1]))
+    assert "copy_pieces<u8, 3>" in k.source and k.grid[0] == -(-(27 * 107 * 210 // 16 + 2) // 256) + -(-(27 * 107 + 1) * 16 // 256)
+    (k,) = cuda.emit(_copy(1, [348, 81, 24], [24, 348 * 24, 1], [81 * 24, 24, 1]))
+    assert "copy_wide<4, 4, true>" in k.source
+
+
 def test_many_odd_rows_are_gathered_in_pieces() -> None:
     ints = {"elem": 2, "outer": 1, "n": 9, "inner": 67, "count": 100_003, "idx_dtype": 7}
     (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
@@ -173,16 +194,24 @@ def test_many_odd_rows_are_gathered_in_pieces() -> None:
 
 
 def test_several_copies_share_a_launch() -> None:
+    parts: list[dict[str, DimLike]] = [{"n0": 2, "n1": 5, "n2": w, "x0": 5 * w, "x1": w, "x2": 1, "y0": 999, "y1": 101, "at": at} for w, at in ((17, 0), (31, 17))]
+    (k,) = cuda.emit(_copies(2, parts))
+    assert all(f"x{j}, y + p{j}_at" in k.source for j in range(2)) and k.grid[0] == 3
+
+
+def test_rows_side_by_side_are_one_run() -> None:
     n = symbol("n")
     beside, apart = cuda.emit(_copies(2, _beside(n, 17, 31, 53)))
-    assert "copy_beside<false>" in beside.source and all(f"x{j}, y + p{j}_at" in apart.source for j in range(3))
-    for rows, pieces in ((0, 0), (1021, 1021 * 101 // 8 + 2), (100_000, 0)):
-        assert evaluate(beside.grid[0], {"n": rows}) == -(-pieces // 256)
-    for rows in (0, 1021):
-        assert evaluate(apart.grid[0], {"n": rows}) == 0
-    assert evaluate(apart.grid[0], {"n": 100_000}) == sum(-(-100_000 * (-(-w // 8) + 1) // 256) for w in (17, 31, 53))
-    (whole,) = cuda.emit(_copies(2, _beside(100_000, 64, 128)))
-    assert "copy_beside<true>" in whole.source
+    assert "copy_beside_pieces(Beside<u16, 3>" in beside.source and all(f"x{j}, y + p{j}_at" in apart.source for j in range(3))
+    for rows, blocks in ((0, 0), (1021, -(-(1021 * 101 // 8 + 2) // 256) + -(-(1021 * 3 + 1) * 8 // 256)), (1 << 25, 0)):
+        assert evaluate(beside.grid[0], {"n": rows}) == blocks
+        assert (evaluate(apart.grid[0], {"n": rows}) > 0) == (rows == 1 << 25)
+    for elem, rows, widths, form, threads in (
+        (2, 100_000, (64, 128), "<2>(Beside<Words, 2>", 100_000 * 24 // 2), (4, 3477, (110, 702), "<4>(Beside<u64, 2>", 3477 * 406 // 4),
+        (2, 4, (17, 31), "<1>(Beside<u16, 2>", 4 * 48), (1, 9999, (17, 31), "<4>(Beside<u8, 2>", 9999 * 48 // 4),
+    ):  # fmt: skip
+        (k,) = cuda.emit(_copies(elem, _beside(rows, *widths)))
+        assert f"copy_beside{form}" in k.source and k.grid[0] == -(-threads // 256)
 
 
 def test_nothing_to_do_launches_nothing() -> None:
