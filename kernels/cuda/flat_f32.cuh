@@ -40,7 +40,6 @@ template <int ROWS, bool ALONG> struct Elements {
 
 extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_flat(PARAMETERS) {
   extern __shared__ __align__(128) char shared[];
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   float* const memory = (float*)shared;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tiles_m = (M + BM - 1) / BM, tile_n = N > BN ? blockIdx.x / tiles_m : 0;
   const int m0 = (blockIdx.x - tile_n * tiles_m) * BM, n0 = tile_n * BN, wm = warp % WARPS_M * 32 + lane / 8 * 8, wn = warp / WARPS_M * 32 + lane % 8 * 4;
@@ -52,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
   Right right;
   left.begin(a + m0 * a_m, a_m, a_k, M - m0, K);
   right.begin(b + n0 * b_n, b_n, b_k, N - n0, K);
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");  // in this order: else blocks of several kernels wait beside these, which then lie unevenly
   float sum[8][4] = {};
   float* stage = memory;
 #pragma unroll 1

@@ -14,7 +14,9 @@ DEV void add_peer4(float* v, u32 address, u32 peer) {
 }
 #endif
 DEV void wait_for_producers() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && IS_F32 && SOURCE == 0
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");  // in this order: else blocks of several kernels wait beside these, which then lie unevenly
+#elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
 }
