@@ -375,12 +375,17 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield with_tile(matmul(rng, dtype, 2, 2, 67, 71, 45, a_turned=a_turned, b_turned=b_turned), flat(1, 5, 1024))
     lane = _lanes.LaneTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
-        for t in (lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3), lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2)):
+        for t in (
+            lane(8, 8, 2, 1, 2), lane(8, 12, 2, 1, 2), lane(8, 4, 1, 1, 4, 3), lane(4, 12, 1, 1, 2, 3), lane(8, 8, 2, 2), lane(8, 4, 1, 1, 8),
+            lane(8, 4, 1, 1, 4, 3, 2), lane(8, 8, 1, 1, 4, split=4),
+        ):  # fmt: skip
             yield with_tile(matmul(rng, F32, 2, 2, 67, 71, 77, a_turned=a_turned, b_turned=b_turned), t)
             yield with_tile(matmul(rng, F32, 1, 2, 36, 100, 72, a_turned=a_turned, b_turned=b_turned), t)  # fours of rows
             yield with_tile(matmul(rng, F32, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), t)
     yield with_tile(gemm(rng, F32, 67, 131, 45, "silu", res_mode=1), lane(8, 8, 1, 1, 4))
     yield with_tile(gemm(rng, F32, 35, 131, 45, kinds=(0, 1, 2)), lane(4, 8, 1, 1, 4, 3))
+    yield with_tile(gemm(rng, F32, 67, 132, 44, "silu", res_mode=1), lane(8, 12, 2, 2))  # what lanes sum goes straight to y
+    yield with_tile(gemm(rng, F32, 67, 131, 45, "silu", res_mode=1), lane(4, 4, 1, 1, 4, 3, 4))
 
 
 def batches(rng: Rng) -> Iterator[Case]:

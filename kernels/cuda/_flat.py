@@ -14,7 +14,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_product, _epilogue, _blocks = (_backend.part(n) for n in ("_product", "_epilogue", "_blocks"))
 _BK = 32  # k of a step
 _THREADS = 512  # of all blocks that a multiprocessor holds
 
@@ -55,16 +55,21 @@ TILES_F32 = TILES[:2]
 _START, _WAVE, _STEP, _WARP, _ROW, _PARTS, _PART, _RESULT, _MEMORY = 2700.0, 370.0, 1230.0, 13.8, 1.54, 1290.0, 232.0, 0.07, 5.53e-4
 #: That of f32. Clocks to start, of a wave's steps; of a warp: itself, its k where FFMA multiplies, and what it reads in a step; clocks a byte from memory.
 _START_F32, _STEP_F32, _WARP_F32, _DEEP_F32, _READ_F32, _MEMORY_F32 = 3120.0, 785.0, 21.1, 11.7, 1.21, 2.98e-4
+_FINISH_F32 = 0.6  # clocks of a result that takes many instructions
 _TERMS, _MOST, _LEAST = (1, 12), 256, 8  # k, and columns, for which these hold
 
 
-def tile_cost(t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool, whole: tuple[bool, bool] = (False, False)) -> float:
-    """Clocks, comparable with `_product.odd_cost`. whole: whether rows of a and b begin at multiples of 16 bytes."""
+def tile_cost(
+    t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool, whole: tuple[bool, bool] = (False, False), dear: bool = False,
+) -> float:  # fmt: skip
+    """Clocks, comparable with `_product.odd_cost`. whole: whether rows of a and b begin at multiples of 16 bytes; dear: whether finishing a result takes many
+    instructions (f32)."""
     here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms), -(-k // _BK)
     waves, elements = -(-here // max(1, t.held // t.threads)), batch * (m * k + n * k + m * n)
     if f32:
         each = _WARP_F32 + _DEEP_F32 * (-(-k // 4) * 4) + steps * (32 // t.warps_n + 32 // t.warps_m) * _READ_F32
-        return _START_F32 + waves * steps * _STEP_F32 + here * t.warps_m * t.warps_n * each + _MEMORY_F32 * 4 * elements
+        finished = _FINISH_F32 * here * t.bm * t.bn if dear else 0.0
+        return _START_F32 + finished + waves * steps * _STEP_F32 + here * t.warps_m * t.warps_n * each + _MEMORY_F32 * 4 * elements
     rows = sum(size for size, at_once in zip((t.bm, t.bn), whole, strict=True) if not at_once)
     parts = n > t.bn and not y
     each = steps * rows * _ROW + t.warps_m * (t.warps_n * _WARP + parts * _PART) + _RESULT * t.bm * min(t.bn, n)
@@ -77,7 +82,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
     if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST) or n < _LEAST or (not f32 and (a.gather or b.gather)):
         return {}
     tiles = TILES_F32 if f32 else (*TILES, *(replace(t, held=2 * _THREADS) for t in TILES if k <= 2 * _BK))
-    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y, (a.bytes == 16, b.bytes == 16)) for t in tiles}
+    return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y, (a.bytes == 16, b.bytes == 16), _blocks.dear(r)) for t in tiles}
 
 
 def product(

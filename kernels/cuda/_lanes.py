@@ -14,14 +14,14 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_product, _epilogue, _blocks = (_backend.part(n) for n in ("_product", "_epilogue", "_blocks"))
 _HELD = 2  # stages of copies that go through registers
 
 
 @dataclass(frozen=True)
 class LaneTile:
     """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and of those that share these and divide k; steps in shared memory:
-    two go there through registers, more are copied asynchronously."""
+    two go there through registers, more are copied asynchronously. split: blocks of a cluster that divide k."""
 
     lane_m: int
     lane_n: int
@@ -29,6 +29,7 @@ class LaneTile:
     warps_n: int = 1
     warps_k: int = 1
     stages: int = _HELD
+    split: int = 1
 
     @property
     def bm(self) -> int:
@@ -41,7 +42,7 @@ class LaneTile:
     @property
     def bk(self) -> int:
         """k of a step."""
-        return 32 if self.warps_k > (2 if self.stages == _HELD else 1) else 16
+        return 64 if self.warps_k > 4 else 32 if self.warps_k > (2 if self.stages == _HELD else 1) else 16
 
     @property
     def threads(self) -> int:
@@ -53,45 +54,59 @@ class LaneTile:
         return max(1, 65536 // (min(255, 2 * self.lane_m * self.lane_n + 32) * self.threads))
 
     @property
+    def straight(self) -> bool:
+        """Whether lanes write their sums where they may four at a time: registers reach."""
+        return self.warps_k == self.split == 1 and self.lane_m * self.lane_n <= 96
+
+    @property
     def smem(self) -> int:
         """Bytes of all steps, then of the results."""
         return 4 * max(self.stages * self.bk * (self.bm + self.bn + 8), self.warps_k * self.bm * (self.bn + 4))
 
 
-TILES = (
-    LaneTile(8, 4, 1, 1, 4), LaneTile(4, 8, 1, 1, 4), LaneTile(8, 4, 2, 1, 2), LaneTile(8, 4, 1, 1, 2), LaneTile(4, 12, 1, 1, 4), LaneTile(8, 16, 2, 1, 2),
-    LaneTile(8, 8, 2, 1, 2), LaneTile(8, 8, 1, 1, 4), LaneTile(8, 8, 2, 2), LaneTile(8, 12, 2, 1, 2), LaneTile(8, 4, 2, 2),
-    LaneTile(4, 4, 1, 1, 4, 3), LaneTile(8, 4, 1, 1, 4, 3), LaneTile(8, 4, 1, 1, 2, 3), LaneTile(4, 8, 1, 1, 4, 3),
-)  # fmt: skip
-#: The cost model, fitted to measurements on an H200, of copies through registers and of asynchronous ones. Clocks to start, of each step of a wave of blocks and of a
-#: warp's FFMA in it; of what a warp reads of shared memory, and copies along k and along rows; of a result, and of each that is added to it; clocks a byte from memory.
-_COSTS = ((2150.0, 376.0, 1.23, 0.912, 2.92, 0.0, 0.0823, 0.0694, 4.98e-4), (2270.0, 346.0, 1.3, 0.828, 4.59, 1.58, 0.316, 0.0412, 3.55e-4))
-_TERMS = 512  # most k for which these hold
-
-
-def tile_cost(t: LaneTile, m: int, n: int, k: int, batch: int, sms: int, a_along: bool, b_along: bool) -> float:
-    """Clocks, comparable with `_product.odd_cost`."""
-    start, step, ffma, read, along, turned, result, joined, memory = _COSTS[t.stages > _HELD]
-    down, across, size, deep = -(-m // t.bm), -(-n // t.bn), t.lane_m * t.lane_n, -(-k // 4) * 4
-    blocks, here = down * across * batch, -(-down * across * batch // sms)
-    waves = -(-here // min(t.beside, 227 * 1024 // (t.smem + 1024)))
-    each = -(-k // t.bk) * step + ffma * deep / t.warps_k * size
-    reads = read * blocks * t.bm * t.bn * deep * (t.lane_m + t.lane_n) / size
-    copies = batch * k * (m * across * (along if a_along else turned) + n * down * (along if b_along else turned))
-    results = here * t.bm * t.bn * (result + joined * (t.warps_k - 1))
-    return start + waves * each + (reads + copies) / (32 * sms) + results + memory * 4 * batch * (m * k + n * k + m * n)
+_ASYNC = 3
+#: Clocks of tiles to start, of each step of a wave of blocks, and of each step of a block.
+_TILES = {
+    LaneTile(8, 4, 1, 1, 4): (2260.0, 422.0, 278.0), LaneTile(8, 4, 1, 1, 2): (2550.0, 512.0, 137.0), LaneTile(8, 4, 2, 1, 2): (2550.0, 63.8, 369.0),
+    LaneTile(8, 8, 1, 1, 4): (2620.0, 445.0, 549.0), LaneTile(8, 8, 2, 1, 2): (2490.0, 1680.0, 95.3), LaneTile(8, 12, 2, 1, 2): (2820.0, 0.0, 1110.0),
+    LaneTile(8, 12, 2, 2): (3020.0, 1040.0, 1330.0), LaneTile(8, 4, 2, 2): (1760.0, 777.0, 441.0), LaneTile(8, 8, 2): (2260.0, 933.0, 493.0),
+    LaneTile(8, 8, 2, 2): (2180.0, 759.0, 974.0), LaneTile(8, 4, 1, 1, 8): (2010.0, 332.0, 633.0), LaneTile(4, 12, 1, 1, 4): (2440.0, 456.0, 377.0),
+    LaneTile(4, 4, 1, 1, 4, _ASYNC): (2250.0, 278.0, 233.0), LaneTile(8, 4, 1, 1, 4, _ASYNC): (2180.0, 315.0, 336.0),
+    LaneTile(4, 8, 1, 1, 4, _ASYNC): (2190.0, 347.0, 326.0), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2090.0, 181.0, 576.0),
+}  # fmt: skip
+#: What tiles share whose copies go through registers, and those that copy asynchronously.
+_HELD_COSTS = _blocks.Kind(
+    along=1.85, along16=5.19, turned=1.48, turned16=7.57, memory=0.000494, result=0.0107, dear=0.493, joined=0.161, anywhere=0.0, exchange=1590.0,
+)
+_ASYNC_COSTS = _blocks.Kind(
+    along=1.22, along16=1.96, turned=0.627, turned16=3.0, memory=0.000307, result=0.161, dear=0.745, joined=0.383, anywhere=0.0, exchange=1040.0,
+)
+TILES = tuple(_TILES)
+#: Blocks of a cluster that may divide k, and most of these of a multiprocessor for which they do.
+_DIVIDED = {
+    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(4, 4, 1, 1, 4, _ASYNC): (2, 4), LaneTile(8, 4, 1, 1, 4): (2, 4), LaneTile(8, 8, 1, 1, 4): (2, 4),
+    LaneTile(8, 4, 1, 1, 8): (2,), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
+}  # fmt: skip
+_MOST = 7
+_WHOLE = 1.12  # what the tiles cost where others copy whole rows 16 bytes at a time: so many times their clocks
 
 
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[LaneTile, float]:
-    """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes. None where all do."""
-    if r.arch < 90 or r.dtype != DType.F32 or k > _TERMS or (y and a.bytes == b.bytes == 16):
+    """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes."""
+    if r.arch < 90 or r.dtype != DType.F32 or k > _blocks.TERMS:
         return {}
-    along = [not (how.trans or how.gather) for how in (a, b)]
-    return {t: tile_cost(t, m, n, k, batch, r.sms, *along) for t in TILES}
+    whole, out = _WHOLE if a.bytes == b.bytes == 16 else 1.0, dict[LaneTile, float]()
+    for t, own in _TILES.items():
+        kind, resident = _HELD_COSTS if t.stages == _HELD else _ASYNC_COSTS, max(1, min(t.beside, 227 * 1024 // (t.smem + 1024)))
+        for split in (1, *_DIVIDED.get(t, ())):
+            how = _blocks.Blocks(t.bm, t.bn, t.bk, split, resident)
+            if split == 1 or (-(-k // t.bk) >= 2 * split and how.here(m, n, batch, r.sms) <= _MOST):
+                out[replace(t, split=split)] = whole * _blocks.clocks(kind, own, how, m, n, k, batch, r.sms, a, b, y, _blocks.dear(r))
+    return out
 
 
 def product(
-    r: Request, tile: LaneTile, *, params: Sequence[tuple[str, str, Argument]], a: Any, b: Any, pitches: tuple[DimLike, ...],
+    r: Request, tile: LaneTile, *, params: Sequence[tuple[str, str, Argument]], a: Any, b: Any, pitches: tuple[DimLike, ...], y_vector: bool,
     rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, batched: bool, active: DimLike,
 ) -> Kernel:  # fmt: skip
     """The kernel, with parameters as `_product.product` takes them."""
@@ -100,15 +115,15 @@ def product(
     parameters = [*params, *epi.parameters]
     sizes = {name.upper(): getattr(tile, name) for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")}
     sizes |= {"BK": tile.bk, "BESIDE": tile.beside if tile.stages == _HELD else 1}
-    ways: dict[str, int] = {}
+    ways: dict[str, int] = {"STRAIGHT": int(y_vector and tile.straight)}
     for o, how in (("A", a), ("B", b)):
-        sizes[f"{o}_BYTES"] = how.bytes if how.trans and how.bytes == 16 else 4
+        sizes[f"{o}_BYTES"] = how.bytes if how.bytes == 16 and (how.trans or tile.stages == _HELD) else 4
         ways |= {f"{o}_ALONG": int(not (how.trans or how.gather)), f"{o}_GATHER": int(how.gather)}
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 1", _product.to_batch(batched),
+        prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes.items())};",
         f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, _backend.template("lanes"),
     ])  # fmt: skip
-    grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), active])
-    return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), tile.smem, 1, True)
+    grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
+    return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.split, True)

@@ -14,10 +14,10 @@ from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, U
 from tracea_onnx.cuda_source import clustered
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import ACTIVATIONS, DType
+from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_epilogue, _norms = _backend.part("_epilogue"), _backend.part("_norms")
+_epilogue, _norms, _blocks = (_backend.part(n) for n in ("_epilogue", "_norms", "_blocks"))
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
 
@@ -59,6 +59,19 @@ _TENSOR = {
     Tile(64, 64, 2, 2, 3, terms=3): (0.195, 870.0, 50.0), Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (0.130, 1180.0, 440.0),
     Tile(128, 128, 2, 4, 3, terms=1): (0.0757, 0.0, 900.0), Tile(64, 64, 2, 2, 4, terms=1): (0.0493, 400.0, 0.0),
 }  # fmt: skip
+#: Of tiles of f32 for products of matrices: clocks to start, of each step of a wave of blocks, and of each step of a block.
+_STEPS = {
+    Tile(16, 32, 1, 1, 4, warps_k=4): (2780.0, 283.0, 199.0), Tile(32, 32, 1, 1, 4, warps_k=4): (2620.0, 395.0, 290.0),
+    Tile(16, 64, 1, 1, 4, warps_k=8): (2760.0, 231.0, 470.0), Tile(32, 64, 1, 1, 3, warps_k=8): (2070.0, 458.0, 715.0),
+    Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (3880.0, 1380.0, 101.0), Tile(64, 64, 2, 2, 3, terms=3): (2540.0, 1600.0, 91.0),
+    Tile(128, 64, 2, 2, 3, terms=3): (3240.0, 2420.0, 0.0), Tile(128, 128, 2, 4, 3, terms=3): (0.0, 0.0, 3270.0),
+}  # fmt: skip
+_SIMT_COSTS = _blocks.Kind(
+    along=1.9, along16=0.0, turned=1.12, turned16=0.0, memory=0.000117, result=0.711, dear=0.848, joined=0.358, anywhere=0.237, exchange=796.0,
+)
+_TENSOR_COSTS = _blocks.Kind(
+    along=4.72, along16=2.57, turned=6.57, turned16=17.0, memory=0.000173, result=0.423, dear=0.348, joined=0.0, anywhere=0.186, exchange=224.0,
+)
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
 _FEW_TENSOR = (86, 89)
 _FREE = (0.0, 0.0)
@@ -169,20 +182,20 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     return 2500.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + ends + anywhere
 
 
-def batched_cost(t: Tile, cost: float, m: int, n: int, k: int, batch: int, sms: int, y: bool) -> float:
-    """What `odd_cost` of f32 is for products of two run-time operands of few steps: fitted apart, to odd sizes."""
-    here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)), -(-k // (32 * t.split))
-    size, waves = t.bm * t.bn, -(-here // _resident(t))
-    if t.terms:
-        return 0.47 * cost + waves * (4080.0 + 666.0 * steps) + here * (0.115 * steps * size + (0.0 if y else 9.0 * t.bm))
-    return 2340.0 + 0.36 * cost + here * size * (0.13 * t.warps_k + 0.29 * steps)
+def steps_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Access, b: Access, y: bool) -> float:
+    """What `odd_cost` of f32 is for products of matrices of few steps, fitted apart; infinite of tiles that others replace there. a, b: how operands are read;
+    y: whether rows of y begin at multiples of 16 bytes."""
+    own = _STEPS.get(replace(t, split=1))
+    how = _blocks.Blocks(t.bm, t.bn, 32, t.split, _resident(t))
+    if own is None or (t.terms and t.split > 1 and how.here(m, n, batch, r.sms) > how.resident):
+        return inf  # k is divided where all blocks run at once
+    cost: float = _blocks.clocks(_TENSOR_COSTS if t.terms else _SIMT_COSTS, own, how, m, n, k, batch, r.sms, a, b, y, _blocks.dear(r))
+    return cost
 
 
 Prices = Mapping[Any, float]
 #: A tile serves neighbouring sizes while it costs at most so many times the best one's clocks.
 _SLACK = 1.05
-#: Activations that take a few instructions and no special function.
-_SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 
 def prices(
@@ -197,7 +210,7 @@ def prices(
     of two-byte elements rows are windows, "conv" or "deconv"."""
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
-        smooth = r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in _SIMPLE
+        smooth = _blocks.dear(r)
         return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r), bundles, pixel)
     f32 = r.dtype == DType.F32
     odd = odd or (Odd(16, 16, True, pixels=True) if f32 else None)

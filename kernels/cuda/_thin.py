@@ -13,7 +13,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
+_product, _epilogue, _blocks = (_backend.part(n) for n in ("_product", "_epilogue", "_blocks"))
 _MOST = 8  # rows that count as few
 _TERMS = 32  # most terms of a short product
 _FEW_TERMS = 20  # more want registers that there are not
@@ -61,6 +61,7 @@ class ShortTile:
 #: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory. Parts of lines that are written in a clock.
 _START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY, _WRITES = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4, 38.0
 _FEW, _SHARED_FEW = 0.08, 0.2  # more clocks to start for each further one of the few rows, and where warps share a row: so many times
+_FINISH, _FINISH_LATE = 36.0, 160.0  # clocks of a result of f32 that takes many instructions: of a warp beside others, and until it is there
 _TURN = 1100.0  # clocks until reads along k come, beyond a kernel's first two
 
 
@@ -83,17 +84,18 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
     return start + here * 8 * (reads * chunk * (t.few * _SHARED + t.deep * (t.few + 1) * _FMA / 4) + t.deep * t.few * _SUM + filled)
 
 
-def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int, along: bool) -> float:
-    """Clocks, comparable with `tile_cost`. along: whether the wide operand is contiguous along k."""
+def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int, along: bool, dear: bool) -> float:
+    """Clocks, comparable with `tile_cost`. along: whether the wide operand is contiguous along k; dear: whether finishing a result takes many instructions."""
     rows, others = (m, n) if t.wide_a else (n, m)
     parts = -(-others // t.others) * batch
     here, together = -(-(-(-rows // 128) * parts) // sms), min(t.others, others)
     apart = min(32, 1 + n * size) if t.wide_a else 4  # lines of 32 bytes that a warp writes at once
     if size == 4:
         busy = -(-rows // 32) * parts / (4 * sms)  # blocks of one multiprocessor, with as many warps as have rows
-        work = 2.7 * t.depth * (min(32, t.depth) if along else 1) + together * (2.4 * t.depth + 5.3 * apart)
+        read, written = 2.7 * t.depth * (min(32, t.depth) if along else 1), together * (2.4 * t.depth + 5.3 * apart)
         more = 5500.0 if t.depth > _FEW_TERMS else 0.0
-        return 2200.0 + -(-here // 12) * 510.0 + busy * work + 2.8e-4 * batch * size * (m * n + (m + n) * t.depth) + more
+        finished = together * max(_FINISH * busy, _FINISH_LATE) if dear else 0.0
+        return 2200.0 + -(-here // 12) * 510.0 + busy * read + max(busy, 0.6) * written + finished + 2.8e-4 * batch * size * (m * n + (m + n) * t.depth) + more
     reads = 8 * t.depth * max(1.0, min(32.0, t.depth / 2))
     written = 2000.0 + batch * m * n * apart / (32 * _WRITES)
     apart *= 2 if t.wide_a and n > t.others else 1  # blocks share lines
@@ -110,7 +112,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
         if isinstance(terms, int) and 0 < terms <= _TERMS:
             for others in (8, 32):
                 short = ShortTile(wide_a, terms, others)
-                out[short] = short_cost(short, m, n, batch, r.sms, r.dtype.size, k_step == 1)
+                out[short] = short_cost(short, m, n, batch, r.sms, r.dtype.size, k_step == 1, _blocks.dear(r))
         if few > _MOST or (k_step != 1 and row_step != 1):
             continue
         for deep, share in ((1, 1), (2, 1), (4, 1), (1, 8)) if k_step == 1 else ((0, 1),):

@@ -32,10 +32,10 @@ _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
 #: a byte.
 _COPIES, _BEHIND, _MOVED = (900.0, 0.8e-3), 1.1, 5.3e-4
 _NEAR = 256  # most k of products by a weight for which `_dots` competes with kernels that read through tensor maps
-_THIN = (1.05, 1.2)  # what `_thin.tile_cost` is for 16-bit elements, turned and not: so many times its clocks
+_THIN = ((1.05, 1.2), (1.12, 1.0))  # what `_thin.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times its clocks
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
-_FEW_DEEP, _FEW_PRODUCTS = 512, 1 << 30  # most k and multiplications of f32 for which `_product.batched_cost` holds
-_BESIDE, _FEW_TERMS = 1.1, 4  # what other products of f32 cost where there are LaneTiles: so many times their clocks, but short ones of so few terms
+_FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `_product.steps_cost` holds
+_BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -73,7 +73,8 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         costs |= _direct.prices(r, rows, n, k, 1, a, b, y) | (near or _dots.prices(r, rows, n, k, 1, a, b, False))
         if not whole:
             costs |= _flat.prices(r, rows, n, k, 1, a, b, y)
-            costs = _with_lanes(costs, _lanes.prices(r, rows, n, k, 1, a, b, y))
+        if r.dtype == DType.F32:
+            costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
@@ -90,10 +91,16 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     return list(_product.shared_scratch(kernels))
 
 
-def _with_lanes(costs: dict[Any, float], lanes: dict[Any, float]) -> dict[Any, float]:
-    """The clocks of all tiles."""
-    few = {t for t in costs if isinstance(t, _thin.ShortTile) and t.depth <= _FEW_TERMS}
-    return {t: c if t in few else _BESIDE * c for t, c in costs.items()} | lanes if lanes else costs
+def _by_steps(r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[Any, float]:
+    """The clocks of f32 tiles where k is short: with those of LaneTiles."""
+    lanes: dict[Any, float] = _lanes.prices(r, m, n, k, batch, a, b, y)
+
+    def price(t: Any, cost: float) -> Any:
+        if isinstance(t, _product.Tile) and t.terms != 1 and batch * m * n * k < _FEW_PRODUCTS:
+            return _product.steps_cost(t, r, m, n, k, batch, a, b, y)
+        return _BESIDE * cost if isinstance(t, _flat.FlatTile) else cost
+
+    return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
 
 
 def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
@@ -120,8 +127,8 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
         )]  # fmt: skip
     if isinstance(tile, _lanes.LaneTile):
         return [_lanes.product(
-            r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1,
-            batched=False, active=active,
+            r, tile, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
+            y_vector=_epilogue.vector(r, "y", (ldy,)), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active,
         )]  # fmt: skip
     return list(_product.product(
         r, tile, source=0, params=params, a=_product.access(r, "x", ldx, 1), b=_product.access(r, "w", ldw, 1), pitches=(ldr,),
@@ -163,14 +170,13 @@ def matmul(r: Request) -> list[Kernel]:
         if mapped and not odd:
             bytes_ = 2 * batch * (rows * depth + columns * depth + rows * columns)
             costs = {t: c + _MOVED * bytes_ for t, c in costs.items()}
-        if r.dtype == DType.F32 and depth <= _FEW_DEEP and batch * rows * columns * depth < _FEW_PRODUCTS:
-            costs = {t: _product.batched_cost(t, c, rows, columns, depth, batch, r.sms, y) for t, c in costs.items()}
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
-            costs |= {t: c * (_THIN[t.deep > 0] if r.dtype != DType.F32 and isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
+            costs |= {t: c * (_THIN[r.dtype == DType.F32][t.deep > 0] if isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
             costs |= _dots.prices(r, rows, columns, depth, batch, a, b, True)
         costs |= _direct.prices(r, rows, columns, depth, batch, a, b, y) | _flat.prices(r, rows, columns, depth, batch, a, b, y)
-        costs = _with_lanes(costs, _lanes.prices(r, rows, columns, depth, batch, a, b, y))
+        if r.dtype == DType.F32:
+            costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
         for most, copies in ways.items():
@@ -232,7 +238,8 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
         )]  # fmt: skip
     if isinstance(tile, _lanes.LaneTile):
         return [_lanes.product(
-            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
+            r, tile, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),
+            rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active,
         )]  # fmt: skip
     return list(_product.product(
         r, tile, source=0, params=params, a=a, b=b, pitches=(i["ldr"],), y_vector=_epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"])),

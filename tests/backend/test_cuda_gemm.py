@@ -221,12 +221,18 @@ def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
             (kernel,) = kernels_of(r)
             assert kernel.symbol == "product_lanes" and kernel.grid == (-(-185 // t.bm) * -(-87 // t.bn), 9, 9) and kernel.block == t.threads
             compile_kernels([kernel], 90)
+        monkeypatch.setattr(product, "choose", lambda *_: [(lanes.LaneTile(8, 4, 1, 1, 4, split=4), 1)])
+        (kernel,) = kernels_of(r)
+        assert kernel.cluster == 4 and kernel.grid == (-(-185 // 32) * -(-87 // 32) * 4, 9, 9)
+        compile_kernels([kernel], 90)
     monkeypatch.undo()
     r = batched(DType.F32, 185, 87, 107, (107, 1), (87, 1))
     compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
     access = product.Access
-    for r, how in ((batched(DType.F16, 185, 87, 107, (107, 1), (87, 1)), 2), (batched(DType.F32, 64, 64, 64, (64, 1), (64, 1)), 16)):  # no f32, whole copies
-        assert not lanes.prices(r, 64, 64, 64, 6, access(how), access(how), True)
+    assert not lanes.prices(batched(DType.F16, 185, 87, 107, (107, 1), (87, 1)), 64, 64, 64, 6, access(2), access(2), True)
+    divided = lanes.prices(r, 64, 64, 512, 6, access(4), access(4), True)
+    assert {t.split for t in divided} == {1, 2, 4} and {t.split for t in lanes.prices(r, 64, 64, 40, 6, access(4), access(4), True)} == {1}
+    assert {t.split for t in lanes.prices(r, 4096, 4096, 512, 6, access(4), access(4), True)} == {1}  # there are blocks enough
 
 
 def test_few_rows_stream_the_other_operand() -> None:
@@ -305,7 +311,7 @@ def test_f32_on_tensor_cores() -> None:
             kernels = kernels_of(asked)
             assert f"TERMS = {count};" in kernels[0].source and f"TERMS = {count}," not in kernels[0].source, (arch, count)
             compile_kernels(kernels, arch)
-    assert "TERMS = 0" in kernels_of(gemm(DType.F32, 100, 96, 64))[0].source
+    assert "TERMS = 3" not in kernels_of(gemm(DType.F32, 100, 96, 64))[0].source
 
 
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

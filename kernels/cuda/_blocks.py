@@ -1,0 +1,71 @@
+"""What products of f32 with few steps along k cost: one model of blocks, fitted to measurements on an H200, for all kinds of their tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracea_onnx.cuda import Request
+from tracea_onnx.cuda_source import clustered
+from tracea_onnx.ops import ACTIVATIONS
+
+#: Most k for which these hold.
+TERMS = 1200
+#: Activations that take a few instructions and no special function.
+SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """bm by bn results of a block, bk of k in a step; blocks that divide k, and that a multiprocessor holds."""
+
+    bm: int
+    bn: int
+    bk: int
+    split: int
+    resident: int
+
+    def here(self, m: int, n: int, batch: int, sms: int) -> int:
+        """Blocks of one multiprocessor."""
+        blocks = -(-m // self.bm) * -(-n // self.bn) * batch * self.split
+        return -(-blocks // clustered(sms, self.split))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Clocks of 32 elements that a block copies: along k, and there 16 bytes at a time; of a line's 32 rows, and of 32 such elements 16 bytes at a time. Clocks of a
+    byte from memory; of a result, and what it takes beyond that where a dear activation finishes it, clusters add it up, and rows of y begin anywhere; of a cluster's
+    exchange."""
+
+    along: float
+    along16: float
+    turned: float
+    turned16: float
+    memory: float
+    result: float
+    dear: float
+    joined: float
+    anywhere: float
+    exchange: float
+
+
+def dear(r: Request) -> bool:
+    """Whether finishing a result takes many instructions."""
+    return r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in SIMPLE
+
+
+def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool, dear: bool) -> float:
+    """Clocks of a product, comparable with `_product.odd_cost`. own: a tile's clocks to start, of each step of a wave of blocks, and of each step of a block."""
+    start, wave, step = own
+    here = t.here(m, n, batch, sms)
+    steps = -(-k // (t.bk * t.split))
+    depth, copies = steps * t.bk, 0.0
+    for how, rows in ((a, t.bm), (b, t.bn)):
+        if not (how.trans or how.gather):
+            copies += rows * depth / 32 * (kind.along16 if how.bytes == 16 else kind.along)
+        else:
+            copies += rows * depth / 128 * kind.turned16 if how.bytes == 16 else -(-rows // 32) * depth * kind.turned
+    each = kind.result + kind.dear * dear + (0.0 if y else kind.anywhere) + (kind.joined if t.split > 1 else 0.0)
+    exchange = kind.exchange if t.split > 1 else 0.0
+    memory = kind.memory * 4 * batch * (m * k + n * k + m * n)
+    return start + -(-here // t.resident) * steps * wave + here * (steps * step + copies + each * t.bm * t.bn) + exchange + memory
