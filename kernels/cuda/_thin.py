@@ -61,6 +61,7 @@ class ShortTile:
 #: clusters: each, for each block of a multiprocessor and each further peer. Clocks per byte from memory. Parts of lines that are written in a clock.
 _START, _WAVE, _SHARED, _FMA, _SUM, _EXCHANGE, _BLOCK, _PEER, _MEMORY, _WRITES = 900.0, 1850.0, 3.8, 2.9, 0.8, 1000.0, 530.0, 150.0, 3.3e-4, 38.0
 _FEW, _SHARED_FEW = 0.08, 0.2  # more clocks to start for each further one of the few rows, and where warps share a row: so many times
+_MANY = (4, 3e5, 1.15)  # short products of f32 of more terms and more results cost more: so many times their clocks
 _FINISH, _FINISH_LATE = 36.0, 160.0  # clocks of a result of f32 that takes many instructions: of a warp beside others, and until it is there
 _TURN = 1100.0  # clocks until reads along k come, beyond a kernel's first two
 
@@ -95,7 +96,8 @@ def short_cost(t: ShortTile, m: int, n: int, batch: int, sms: int, size: int, al
         read, written = 2.7 * t.depth * (min(32, t.depth) if along else 1), together * (2.4 * t.depth + 5.3 * apart)
         more = 5500.0 if t.depth > _FEW_TERMS else 0.0
         finished = together * max(_FINISH * busy, _FINISH_LATE) if dear else 0.0
-        return 2200.0 + -(-here // 12) * 510.0 + busy * read + max(busy, 0.6) * written + finished + 2.8e-4 * batch * size * (m * n + (m + n) * t.depth) + more
+        cost = 2200.0 + -(-here // 12) * 510.0 + busy * read + max(busy, 0.6) * written + finished + 2.8e-4 * batch * size * (m * n + (m + n) * t.depth) + more
+        return cost * (_MANY[2] if t.depth > _MANY[0] and batch * m * n > _MANY[1] else 1.0)
     reads = 8 * t.depth * max(1.0, min(32.0, t.depth / 2))
     written = 2000.0 + batch * m * n * apart / (32 * _WRITES)
     apart *= 2 if t.wide_a and n > t.others else 1  # blocks share lines
