@@ -27,10 +27,16 @@ def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
     return Int32(parameters(request)[f"{side}_cs"]), Int64(parameters(request)[f"{side}_rs"]), Int64(parameters(request)[f"{side}_ns"])
 
 
-def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
-    """Blocks for so many threads per output pixel and that many bytes of channels."""
+def _units(request: Request, bytes: int = 16) -> DimLike:
+    """Output pixels times that many bytes of channels, of which whole eights are written where pitches are such (`vectors_of`)."""
     i, wide = parameters(request), bytes // request.dtype.size
-    return blocks(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], wide), lanes]), 256, request.sms * 16)
+    channels = D.mul(D.ceildiv(i["C"], 8), 8) if known(D.mod(i["y_cs"], 8)) == 0 else i["C"]
+    return D.product([i["N"], i["OH"], i["OW"], D.ceildiv(channels, wide)])
+
+
+def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
+    """Blocks for so many threads of each of these."""
+    return blocks(D.mul(_units(request, bytes), lanes), 256, request.sms * 16)
 
 
 #: Windows of at most so many taps along an axis are unrolled.
@@ -195,6 +201,8 @@ def _beside(request: Request, pixels: int | None, down: int, across: int) -> int
 #: Channels that a response is normalised by, at most: a thread has them in registers.
 _MOST_CHANNELS = 65
 _RESIZE = ("N", "C", "IH", "IW", "OH", "OW")
+#: Threads of a multiprocessor up to which resizing has small blocks, which spread evenly.
+_FEW, _FEW_BLOCK = 1024, 64
 
 
 def resize2d(request: Request) -> list[Kernel]:
@@ -212,10 +220,12 @@ def resize_cubic(request: Request) -> list[Kernel]:
 def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -> list[Kernel]:
     """call: what computes the image, up to its last two arguments. wide: bytes of channels of a thread."""
     i, floats = parameters(request), {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more}
+    units = _units(request, wide)
+    block = _FEW_BLOCK if (known(units) or _FEW * request.sms + 1) <= _FEW * request.sms else 256
     source = f"""{_head(request)}
-extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
+extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
-  after_previous();
+  next_may_start();
   const Resize g{{{", ".join(_RESIZE)}, scale_h > 0.f ? scale_h : float(OH) / float(IH), scale_w > 0.f ? scale_w : float(OW) / float(IW)}};
   {call} Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
@@ -223,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(256) resize2d(const T* x, T* y, {",
     args: tuple[Argument, ...] = (
         Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *(Float32(v) for v in floats.values()), *_pitch(request, "x"), *_pitch(request, "y"),
     )  # fmt: skip
-    return [Kernel(source, "resize2d", (_pixels(request, wide), 1, 1), 256, args, pdl=overlapped(request))]
+    return [Kernel(source, "resize2d", (blocks(units, block, request.sms * 16 * 256 // block), 1, 1), block, args, pdl=overlapped(request))]
 
 
 def grid_sample(request: Request) -> list[Kernel]:

@@ -289,6 +289,7 @@ template <bool LINEAR, int COORD, int ROUNDING, int V> DEV void resize_pixels(co
     const Tap row = tap<LINEAR, COORD, ROUNDING>(oh, g.IH, g.OH, g.scale_h), column = tap<LINEAR, COORD, ROUNDING>(ow, g.IW, g.OW, g.scale_w);
     const T *top = x + n * from.ns + row.low * from.rs + c, *bottom = x + n * from.ns + row.high * from.rs + c;
     const i64 low = i64(column.low) * from.cs, high = i64(column.high) * from.cs;
+    wait_with(top, bottom, low, high);
     Vec<T, V> out = load<V>(top + low);
     if (LINEAR) {
       const Vec<T, V> b = load<V>(top + high), d = load<V>(bottom + low), e = load<V>(bottom + high);
@@ -321,6 +322,7 @@ template <int COORD, int V> DEV void resize_cubic_pixels(const T* x, T* y, const
   for (u64 u = u64(blockIdx.x) * blockDim.x + threadIdx.x; u < total; u += u64(gridDim.x) * blockDim.x) {
     const auto [n, oh, ow, c] = place_of<V>(u, total, vectors, g.OH, g.OW);
     const Four down = four<COORD>(oh, g.IH, g.OH, g.scale_h, a), across = four<COORD>(ow, g.IW, g.OW, g.scale_w, a);
+    wait_with(down.at[0], across.at[0], x + n * from.ns + c);
     Vec<T, V> v[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++)

@@ -128,6 +128,14 @@ def test_blocks_of_global_pooling_cover_the_channels() -> None:
     assert k.grid[0] == 64 * 5
 
 
+def test_every_eight_channels_of_a_resized_image_have_threads() -> None:
+    for c, pitch, dtype, threads in ((20, 24, DType.F32, 6), (20, 20, DType.F32, 5), (20, 24, DType.F16, 3)):
+        pitches = {f"{s}_{p}": pitch * k for s in "xy" for p, k in (("cs", 1), ("rs", 64), ("ns", 64 * 64))}
+        ints = {"mode": 1, "N": 3, "C": c, "IH": 32, "IW": 32, "OH": 64, "OW": 64, **pitches}
+        (k,) = cuda.emit(request("resize2d", dtype, ints, {"scale_h": 2.0, "scale_w": 2.0}, operands="xy", arch=90))
+        assert k.grid[0] == 3 * 64 * 64 * threads // k.block
+
+
 def test_other_modes_of_resizing_have_no_kernel() -> None:
     with pytest.raises(Unfit, match="mode 2"):
         cuda.emit(request("resize2d", DType.F16, {"mode": 2, "N": 1, "C": 8, "OH": 1, "OW": 1}, {"scale_h": 1.0, "scale_w": 1.0}))
