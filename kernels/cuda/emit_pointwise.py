@@ -54,11 +54,14 @@ class _Space:
     def operands(self) -> list[_Operand]:
         return [*self.inputs, self.out]
 
+    def _is_run(self, o: _Operand) -> bool:
+        s = o.strides
+        return o.inner == 1 and all(a == D.mul(m, b) for a, m, b in zip(s, self.n[1:], s[1:], strict=False))
+
     @property
     def run(self) -> bool:
         """Whether the result is one run."""
-        s = self.out.strides
-        return self.out.inner == 1 and all(a == D.mul(m, b) for a, m, b in zip(s, self.n[1:], s[1:], strict=False))
+        return self._is_run(self.out)
 
     def units(self) -> DimLike:
         """Threads for `call`."""
@@ -121,19 +124,19 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
 """
         if self.whole:
             return text
+        flowing = [o for o in self.inputs if self.run and self._is_run(o)]  # vectors of these go on where a row ends
+        others = [o for o in self.inputs if o not in flowing]
         runs = "".join(f"    Ahead<V, {o.inner}, {C_TYPES[o.dtype]}> r_{o.name};\n    Vec<{C_TYPES[o.dtype]}, V> v_{o.name};\n" for o in self.inputs)
-        reads = "".join(f"      r_{o.name}.read(o.{o.name} + at_{o.name}, o.s_{o.name}[{last}]);\n" for o in self.inputs)
-        gets = "".join(f"      v_{o.name} = r_{o.name}.get();\n" for o in self.inputs)
-        singles = "".join(f"        v_{o.name}.v[j] = o.{o.name}[at_{o.name}];\n" for o in self.inputs)
-        along = "".join(f"        at_{o.name} += o.s_{o.name}[{last}];\n" for o in self.inputs)
-        carry = "".join(f" at_{o.name} += o.s_{o.name}[d - 1] - o.n[d] * o.s_{o.name}[d];" for o in self.inputs)
-        whole = f"""    wait_with({", ".join(f"at_{o.name}" for o in self.inputs)}{", " if self.inputs else ""}c[{last}]);
-{runs}    if (lo <= 0 && hi >= V && c[{last}] + V <= o.n[{last}]) {{
-{reads}{gets}    }} else {{
-#pragma unroll
+
+        def lines(indent: int, text: str, of: Sequence[_Operand]) -> str:
+            return "".join(f"{' ' * indent}{text.replace('@', o.name)}\n" for o in of)
+
+        read, get = f"r_@.read(o.@ + at_@, o.s_@[{last}]);", "v_@ = r_@.get();"
+        carry = "".join(f" at_{o.name} += o.s_{o.name}[d - 1] - o.n[d] * o.s_{o.name}[d];" for o in others)
+        crossing = f"""#pragma unroll
       for (int j = 0; j < V; j++) {{
-{singles}        if (j < lo || j + 1 >= hi) continue;
-{along}        c[{last}]++;
+{lines(8, "v_@.v[j] = o.@[at_@];", others)}        if (j < lo || j + 1 >= hi) continue;
+{lines(8, f"at_@ += o.s_@[{last}];", others)}        c[{last}]++;
 #pragma unroll
         for (int d = {last}; d > 0; d--) {{
           if (c[d] < o.n[d]) break;
@@ -141,7 +144,22 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
           c[d] = 0, c[d - 1]++;
         }}
       }}
-    }}
+"""
+        partial = f"""#pragma unroll
+      for (int j = 0; j < V; j++) {{
+        const int k = min(max(j, lo), hi - 1) - lo;
+{lines(8, "v_@.v[j] = o.@[at_@ + k];", flowing)}      }}
+"""
+        whole = f"""    wait_with({", ".join(f"at_{o.name}" for o in self.inputs)}{", " if self.inputs else ""}c[{last}]);
+    const bool full = lo <= 0 && hi >= V;
+{runs}    if (full) {{
+{lines(6, read, flowing)}    }} else {{
+{partial if flowing else ""}    }}
+    if (full && c[{last}] + V <= o.n[{last}]) {{
+{lines(6, read, others)}{lines(6, get, others)}    }} else {{
+{crossing if others else ""}    }}
+    if (full) {{
+{lines(6, get, flowing)}    }}
 """
         starts = "".join(f"      at_{o.name} += c[d] * o.s_{o.name}[d];\n" for o in (self.inputs if self.run else self.operands))
         if self.run:
