@@ -19,6 +19,8 @@ _WARPS, _FEW_ROWS, _SOME_ROWS, _LONG = (8, 4), 8, 4, 64
 #: Elements of the longest contiguous row, its length not known, that is read through shared memory; of the longest that is no whole vectors and of which lanes
 #: take single elements, by the size of one; how many of them each of these takes, if no warp has the row, where the device has room for all of them, and where not.
 _SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
+#: Bytes of the longest rows that are read by vectors of eight bytes, if these are all of them; longer ones by sixteen between their first and last elements.
+_EDGES = 200
 #: Elements of vectors that each lane of half a warp takes, and where there are so many rows for each multiprocessor, of so many vectors.
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
 #: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest of which a thread keeps all, and its block.
@@ -48,7 +50,6 @@ def _aligned(request: Request) -> bool:
 def _kernel(request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1) -> Kernel:
     source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "softmax")}
 extern "C" __global__ void __launch_bounds__({block}) softmax(const T* x, T* y, int outer, int n, int inner, int each) {{
-  next_may_start();
   {body}
 }}
 """
@@ -67,7 +68,7 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
     sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
     lanes = _axis.slab_lanes(n)
     per = -(-(known(n) or 0) // lanes)
-    body = f"softmax_slabs<{_axis.SLABS}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
+    body = f"next_may_start(); softmax_slabs<{_axis.SLABS}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
     return _kernel(request, _axis.SLAB_THREADS, body, D.mul(grid, use), each)
 
 
@@ -83,7 +84,11 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
             _row_kernel(request, widest, _PER_THREAD // widest, 32, 1, D.mul(short, use)), _row_kernel(request, widest, 0, 512, 1, D.mul(long, _axis.negated(few))),
             _row_kernel(request, widest, 0, 512, share, D.mul(long, few)),
         ]  # fmt: skip
-    v = _axis.direct(request.dtype, n, _aligned(request)) or int(length <= _SINGLE_ROW[request.dtype.size])
+    v = _axis.direct(request.dtype, n, _aligned(request))
+    if 0 < v < widest and length * request.dtype.size > _EDGES:
+        v = 0
+    else:
+        v = v or int(length <= _SINGLE_ROW[request.dtype.size])
     kernels = []
     share, few = _axis.clusters(request, outer, n)
     vectors = length // (v or widest)
@@ -129,7 +134,7 @@ def _row_kernel(request: Request, v: int, k: int, lanes: int, blocks: int, use: 
 def _columns(request: Request, use: DimLike) -> list[Kernel]:
     outer, n, inner = _sizes(request)
     if w := _axis.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
-        body = f"softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {_axis.literal(inner, 'inner')});"
+        body = f"next_may_start(); softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {_axis.literal(inner, 'inner')});"
         return [_kernel(request, _FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use))]
     w, across = _axis.columns(request.dtype, inner, _aligned(request))
     units, length = D.mul(outer, D.ceildiv(inner, w * across)), known(n)
@@ -149,7 +154,7 @@ def _columns(request: Request, use: DimLike) -> list[Kernel]:
         if chosen == 0:
             continue
         kept = "true" if length is not None and length <= _DEPTH * down * blocks else "false"
-        body = f"softmax_columns<{w}, {across}, {threads}, {blocks}, {_log(request)}, {kept}>(x, y, n, inner);"
+        body = f"next_may_start(); softmax_columns<{w}, {across}, {threads}, {blocks}, {_log(request)}, {kept}>(x, y, n, inner);"
         kernels.append(_kernel(request, threads, body, D.product([units, blocks, chosen, use]), cluster=blocks))
     return kernels
 

@@ -70,9 +70,10 @@ template <bool LOG> struct Change {
   METHOD float operator()(float v) const { return LOG ? v - shift + scale : exp_of(v - shift) * scale; }
 };
 
-// The vectors of a row in registers: K for each lane, of EDGES rows one element before or after them, too.
+// The vectors of a row in registers: K for each lane, of EDGES rows one element before or after them, too. `late`: the next kernel may start once they are
+// there; its blocks come sooner otherwise, where others are done first, and so many together that some multiprocessors have much to read and others little.
 template <int V, int K, int LANES, int BLOCKS, bool LOG, bool EDGES>
-DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, Tally* shared) {
+DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, bool late, Tally* shared) {
   const Span<V> s(x, n);
   const int edge = EDGES ? s.edge(lane) : -1;
   constexpr int STEP = LANES * BLOCKS;
@@ -90,6 +91,7 @@ DEV void softmax_registers(const T* x, T* y, int n, int lane, bool live, Tally* 
     for (int j = 0; j < V; j++) v[k * V + j] = k * STEP + lane < s.vectors ? to_float(raw[k].v[j]) : -INF;
 #pragma unroll
   for (int k = 0; k < K * V + EDGES; k++) top = fmaxf(top, v[k]);
+  if (late) next_may_start();
   top = largest<(LANES < 32 ? LANES : 32)>(top);
   const float shift = shift_of(top);
 #pragma unroll
@@ -144,16 +146,20 @@ template <int V, int LANES, int BLOCKS, bool LOG> DEV void softmax_again(const T
   if (BLOCKS > 1) cluster_wait();
 }
 
+// Bytes of rows from which on what they hold takes longer to come than the next kernel.
+constexpr i64 LATE = 1 << 20;
 // Contiguous rows. K = 0: too long for registers, or of unknown length. LANES < 2 V - 2 only where every row is whole vectors (EDGES is false).
 template <int V, int K, int LANES, int BLOCKS, int THREADS, bool LOG, bool EDGES> DEV void softmax_rows(const T* x, T* y, int rows, int n) {
   __shared__ Tally shared[33];
   const i64 index = i64(blockIdx.x / BLOCKS) * (THREADS / LANES) + threadIdx.x / LANES, row = min(index, i64(rows) - 1);
   const int lane = blockIdx.x % BLOCKS * LANES + threadIdx.x % LANES;
   const bool live = index < rows;  // others go along for the exchanges
+  const bool late = K > 0 && i64(rows) * n * int(sizeof(T)) >= LATE;
+  if (!late) next_may_start();
   x += row * n, y += row * n;
   if (!together<V>(x, y) || !(EDGES || aligned(x, V * sizeof(T)))) softmax_again<1, LANES, BLOCKS, LOG>(x, y, n, lane, live, shared);
   else if (K == 0) softmax_again<V, LANES, BLOCKS, LOG>(x, y, n, lane, live, shared);
-  else softmax_registers<V, K ? K : 1, LANES, BLOCKS, LOG, EDGES>(x, y, n, lane, live, shared);
+  else softmax_registers<V, K ? K : 1, LANES, BLOCKS, LOG, EDGES>(x, y, n, lane, live, late, shared);
 }
 
 // Small slabs [n, inner], so many a block; LANES lanes have a column, PER elements each in registers (0: n is not known).
