@@ -21,6 +21,8 @@ _PER_THREAD = 32
 #: A norm gives so many warps to a row of more than 96 vectors and so many elements where there are at most this many rows for each multiprocessor:
 #: it is over sooner.
 _WARPS, _FEW_ROWS, _FEW_LONG = 4, 2, 256
+#: Threads of blocks from which on these are any number of warps; of the largest block of which a multiprocessor should hold two.
+_ODD, _TWO = 256, 768
 
 
 def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
@@ -31,9 +33,12 @@ def row_shape(request: Request, n: DimLike) -> tuple[int, int, int]:
     v = vector_width(request.dtype, length)
     vectors = -(-length // v)
     for threads in (32, 128, 256, 512, 1024):
-        k = -(-vectors // threads)
+        k = max(-(-vectors // threads), 1)
         if k * v <= (_PER_THREAD if threads in (32, 1024) else _PER_THREAD // 2):
-            return v, max(k, 1), threads
+            if threads >= _ODD and v > 1:  # no more warps than have something to do
+                k = max(k, _PER_THREAD // 2 // v)
+                threads = -(-vectors // (32 * k)) * 32
+            return v, k, threads
     return v, 0, 1024
 
 
@@ -103,8 +108,9 @@ def _norm(request: Request, rows: DimLike, sources: Sequence[str], sizes: Sequen
             *operands, *((Int64 if _wide(s) else Int32)(i[s]) for s in sizes), Int32(rows), Int32(i["N"]), Int32(body.each), Float32(request.floats["eps"]),
             *([Fault()] if fault else []),
         )  # fmt: skip
+        bounds = f"{body.block}{', 2' if 512 < body.block <= _TWO else ''}"
         source = f"""{prelude(request.dtype)}{template("base", "span", "cluster", "rows", "norm_short")}
-extern "C" __global__ void __launch_bounds__({body.block}) layernorm({signature}, int rows, int n, int each, float eps{fault}) {{
+extern "C" __global__ void __launch_bounds__({bounds}) layernorm({signature}, int rows, int n, int each, float eps{fault}) {{
   {assumed}Norm<{terms}, {"true" if some else "false"}> l{{{{}}, {", ".join(places.values())}, n, {"true" if rms else "false"}, {plus}, eps}};
   const auto place = [&](auto& l, int row) {{
 {place}  }};
