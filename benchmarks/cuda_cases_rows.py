@@ -201,6 +201,7 @@ def _reduced(kind: int, v: Array) -> tuple[Array, Array]:
 _REDUCED = (
     (3, 17, 1), (2, 5000, 1), (1, 1, 1), (3, 40, 35), (2, 9, 3), (4, 256, 1), (1, 40009, 1), (1, 700, 40), (2, 300, 33), (1, 3, 17011),
     (3, 5, 143), (350, 11, 302), (140, 321, 11),  # a thread for each column, slabs of few columns
+    (3, 41, 133), (1, 9001, 70),  # vectors wherever columns lie
 )  # fmt: skip
 
 
@@ -237,11 +238,16 @@ def reduce(rng: np.random.Generator) -> Iterator[Case]:
     )
 
 
+_EXTREMES = (
+    (3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40), (3, 5, 143), (140, 321, 3), (3, 41, 133), (1, 9001, 70),
+)  # fmt: skip
+
+
 def argmax(rng: np.random.Generator) -> Iterator[Case]:
     for dtype in (*FLOATS, DType.I64):
         for least in (0, 1):
             for last in (0, 1):
-                for outer, n, inner in ((3, 17, 1), (2, 3000, 1), (2, 40, 5), (1, 1, 1), (2, 40009, 1), (1, 700, 40), (3, 5, 143), (140, 321, 3)):
+                for outer, n, inner in _EXTREMES:
                     v = rng.integers(-3, 4, (outer, n, inner)).astype(np.float64)
                     x = stored(v, dtype)
                     scan = (-v if least else v)[:, ::-1] if last else (-v if least else v)
@@ -262,6 +268,7 @@ def cumsum(rng: np.random.Generator) -> Iterator[Case]:
     shapes = (
         (3, 17, 1), (2, 3001, 1), (5, 40, 7), (1, 1, 1), (0, 8, 1), (2, 64, 1), (300, 9, 3), (1, 40009, 1), (3, 700, 40), (1, 5000, 3), (7, 260, 1),
         (1, 140003, 1), (2, 9001, 1), (2, 4093, 1), (3, 1024, 1), (530, 1100, 1),
+        (5, 7, 70), (140, 9, 243), (3, 20, 45),
     )  # fmt: skip
     for dtype in (*FLOATS, DType.I64, DType.I32):
         for k, (outer, n, inner) in enumerate(shapes):

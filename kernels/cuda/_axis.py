@@ -90,6 +90,11 @@ def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
     return max(w, 1), 32 if length is None else power_of_two(-(-length // max(w, 1)), 1, 32)
 
 
+def column_tiles(outer: DimLike, inner: DimLike, w: int, across: int) -> DimLike:
+    """Blocks of `across` vectors of w columns, in the next row of columns where one ends (`Column` of reduce.cuh)."""
+    return D.ceildiv(D.mul(outer, across if across == 4 else D.ceildiv(inner, w)), across)
+
+
 #: Bytes of a row that make it worth another block of a cluster; blocks of one where it is not known how many would do.
 _PART, CLUSTER = 16384, 8
 

@@ -13,17 +13,23 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _axis = registry.module("kernels", "cuda").part("_axis")
+_division = registry.module("kernels", "cuda").part("_sheets")
 
 _KINDS = ("kSum", "kMean", "kMax", "kMin", "kProd", "kL1", "kL2", "kSumSquare", "kLogSum", "kLogSumExp")
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Bytes of the longest row that a warp reduces alone.
 _WARP_ROW = 4096
-#: Threads of a block that has a row; how many such blocks a multiprocessor holds; bytes of a row that make it worth another block; most blocks of a row.
-_BLOCK, _RESIDENT, _PART, _MOST = 256, 4, 24576, 512
+#: Threads of a block that has a row, of up to so many bytes, and where its length is not known; how many such blocks a multiprocessor holds; bytes of a row
+#: that make it worth another block, where every multiprocessor has one, too; most blocks of a row.
+_BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = ((8192, 128), (65535, 256), (1 << 31, 512)), 256, 4, 24576, 98304, 512
+_LONG = 1 << 32
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all, and its block.
-_FLAT, _FLAT_BLOCK = 64, 128
+#: Elements of the longest columns of which a thread has all, and of those that might be read as the vectors that they lie in; its block, and that of so many
+#: columns for each multiprocessor: blocks that have little to do are over before more of them can start.
+_FLAT, _FLAT_SHEETS, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 32, 128, 256, 2048
+#: Bytes of a row of columns, and how many of them, from which on these are read as the vectors that they lie in.
+_SHEET_ROW, _SHEET_LEAST = 128, 24
 #: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -77,16 +83,17 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
             Pointer("x"), Pointer("y"), *([Pointer("scratch0")] if scratch is not None else []), Int32(outer), Int32(n), Int32(inner), Int32(parts),
         )  # fmt: skip
         pdl, buffers = overlapped(self.request), () if scratch is None else (scratch,)
+        rows = known(inner) == 1
         joining = f"""extern "C" __global__ void __launch_bounds__(256) {self.symbol}_parts({signature}) {{
   next_may_start();
-  join_parts<Policy, 256>(x, y, held, outer, n, inner, parts);
+  {"join_parts" if rows else "join_columns"}<Policy, 256>(x, y, held, outer, n, inner, parts);
 }}
 """
         source += "" if scratch is None else joining
         first = Kernel(source, self.symbol, (D.mul(grid, self.live), 1, 1), block, args, cluster=cluster, pdl=pdl, scratch=buffers)
         if scratch is None:
             return [first]
-        results = D.product([D.ceildiv(D.mul(outer, inner), 8), D.less(1, parts), D.less(0, first.grid[0])])
+        results = D.product([D.ceildiv(D.mul(outer, inner), 8 if rows else 32), D.less(1, parts), D.less(0, first.grid[0])])
         return [first, Kernel(source, f"{self.symbol}_parts", (results, 1, 1), 256, args, pdl=pdl, scratch=buffers)]
 
     def _slabs(self, use: DimLike) -> Kernel:
@@ -113,31 +120,54 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 
     def _blocks(self, use: DimLike) -> list[Kernel]:
         outer, n, _ = self.sizes
-        share = D.minimum(D.floordiv(self.request.sms * _RESIDENT, D.maximum(outer, 1)), D.floordiv(n, _PART // self.element.size))
-        return self._rows(16 // self.element.size, _BLOCK, _BLOCK, D.maximum(D.minimum(share, _MOST), 1), use)
+        bytes = D.mul(n, self.element.size)
+        block = next((b for most, b in _BLOCKS if (known(bytes) or _LONG) <= most), _BLOCK)
+        part = _PART if known(D.less(outer, self.request.sms)) != 0 else _LARGE_PART
+        share = D.minimum(D.floordiv(self.request.sms * _RESIDENT, D.maximum(outer, 1)), D.floordiv(n, part // self.element.size))
+        return self._rows(16 // self.element.size, block, block, D.maximum(D.minimum(share, _MOST), 1), use)
 
     def _columns(self, use: DimLike) -> list[Kernel]:
         outer, n, inner = self.sizes
-        if w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT):
-            several = 4 if int(n) <= 2 else 2 if int(n) <= 4 else 1
-            body = f"reduce_flat<Policy, {w}, {several}, {_FLAT_BLOCK}>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
-            return self._kernel(_FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), several * _FLAT_BLOCK), use), 1)
+        sheets = self._sheets(use)
+        if (w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT)) and (not sheets or int(n) <= _FLAT_SHEETS):
+            units = D.mul(outer, D.floordiv(inner, w))
+            many = known(D.less(units, self.request.sms * _MANY)) == 0
+            several = 4 if int(n) <= 2 else 2 if int(n) <= 4 or (many and int(n) <= 8 and w * self.element.size <= 4) else 1
+            block = _FLAT_LARGE if many else _FLAT_BLOCK
+            body = f"reduce_flat<Policy, {w}, {several}, {block}>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
+            return self._kernel(block, body, D.mul(D.ceildiv(units, several * block), use), 1)
+        if sheets:
+            return sheets
         w, across = _axis.columns(self.element, inner, self.aligned)
         length = known(n)
         down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
-        tiles = D.mul(outer, D.ceildiv(inner, across * w))
+        tiles = _axis.column_tiles(outer, inner, w, across)
         blocks, few = self._column_clusters(tiles, down)
         rest = D.mul(_axis.negated(few), use)
         share = D.minimum(D.floordiv(self.request.sms * _COLUMN_RESIDENT, D.maximum(tiles, 1)), D.floordiv(n, down * _COLUMN_PART))
         parts = D.maximum(D.minimum(share, _COLUMN_MOST), 1)
-        places = "nullptr, n, inner, 1" if parts == 1 else "held, n, inner, parts"
+        places = "nullptr, outer, n, inner, 1" if parts == 1 else "held, outer, n, inner, parts"
         head = f"reduce_columns<Policy, {w}, {across}, {across * down}"
         found = []
         if few != 0:
-            body = f"{head}, {blocks}>(x, y, nullptr, n, inner, {blocks});"
+            body = f"{head}, {blocks}>(x, y, nullptr, outer, n, inner, {blocks});"
             found += self._kernel(across * down, body, D.product([tiles, blocks, few, use]), blocks, cluster=blocks)
         scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, rest])
         return found + self._kernel(across * down, f"{head}, 1>(x, y, {places});", D.product([tiles, parts, rest]), parts, scratch)
+
+    def _sheets(self, use: DimLike) -> list[Kernel]:
+        """Columns as the vectors that they lie in, where these do not begin at whole ones and all sizes are known."""
+        size = self.element.size
+        outer, n, inner = (known(d) or 0 for d in self.sizes)
+        short = outer * n == 0 or inner * size < _SHEET_ROW or n < _SHEET_LEAST
+        if use != 1 or not self.aligned or short or inner % (16 // size) == 0 or self.policy == "Fold<kLogSumExp>":
+            return []
+        s = _division.sheet(outer, n, inner, size, self.held, self.request.sms, self.request.arch >= 90)
+        cluster = s.parts if s.cluster else 1
+        scratch = outer * s.parts * inner * self.held if s.parts > cluster else None
+        places = f"{'nullptr' if scratch is None else 'held'}, outer, n, inner, {s.wide}, {s.parts}"
+        body = f"reduce_sheets<Policy, {16 // size}, {s.lanes}, {s.down}, {cluster}>(x, y, {places});"
+        return self._kernel(s.lanes * s.down, body, outer * s.tiles * s.parts, s.parts, scratch, cluster)
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
         """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so few, and so long but no longer, that one launch is best."""

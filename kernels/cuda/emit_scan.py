@@ -19,6 +19,8 @@ _WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
 _BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
 #: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each thread has so many elements at a time.
 _RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
+#: Elements of the longest columns of which a thread has all, and its block.
+_FLAT, _FLAT_BLOCK = 1024, 64
 
 
 def cumsum(request: Request) -> list[Kernel]:
@@ -47,14 +49,27 @@ def cumsum(request: Request) -> list[Kernel]:
             f"reduce_rows<Policy, {v}, {_BLOCK}, {_BLOCK}>(x, (Policy::Result*)nullptr, held, outer, n, parts);",
         )  # fmt: skip
     else:
-        across = _axis.columns(dtype, inner, aligned=False)[1]
-        tiles = D.mul(outer, D.ceildiv(inner, across))
-        parts = _parts(request, tiles, D.floordiv(n, _BLOCK // across * _COLUMN_PER_THREAD))
-        found += _scan(
-            request, dtype, _BLOCK, f"scan_columns<{_COLUMN_PER_THREAD}, {across}, {_BLOCK}, @>(x, y, held, n, inner, parts);", tiles, rest,
-            parts, f"reduce_columns<Policy, 1, {across}, {_BLOCK}, 1>(x, (Policy::Result*)nullptr, held, n, inner, parts);",
-        )  # fmt: skip
+        found += _columns(request, dtype, rest)
     return [k for k in found if k.grid[0] != 0]
+
+
+def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
+    i = parameters(request)
+    outer, n, inner = i["outer"], i["n"], i["inner"]
+    aligned = not request.unaligned & {"x", "y"}
+    if w := _axis.flat(request, dtype, outer, n, inner, aligned, _FLAT):
+        if known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1:
+            w = 1
+        body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {_FLAT_BLOCK}, @>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
+        return _scan(request, dtype, _FLAT_BLOCK, body, D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use)
+    across, length = _axis.columns(dtype, inner, aligned=False)[1], known(n)
+    block = _BLOCK if length is None else _axis.power_of_two(-(-length // _COLUMN_PER_THREAD) * across, 64, _BLOCK)
+    tiles = _axis.column_tiles(outer, inner, 1, across)
+    parts = _parts(request, tiles, D.floordiv(n, block // across * _COLUMN_PER_THREAD))
+    return _scan(
+        request, dtype, block, f"scan_columns<{_COLUMN_PER_THREAD}, {across}, {block}, @>(x, y, held, outer, n, inner, parts);", tiles, use,
+        parts, f"reduce_columns<Policy, 1, {across}, {block}, 1>(x, (Policy::Result*)nullptr, held, outer, n, inner, parts);",
+    )  # fmt: skip
 
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:

@@ -121,23 +121,39 @@ DEV void reduce_rows(const typename R::Element* x, typename R::Result* y, typena
   else held[unit] = rest;
 }
 
-// W columns a thread, ACROSS threads next to each other, the block's others below, and those of the other BLOCKS of a cluster: parts counts these then.
+// Which columns a thread has: number `index` of all `outer` times `inner` columns, taken W at a time; W divides inner. Three next to each other are taken as
+// four (ACROSS): a column alone would take as much of memory as they do.
+template <int W, int ACROSS> struct Column {
+  bool real;  // others go along with the last one
+  i64 o;
+  int at;
+  __device__ __forceinline__ Column(i64 index, int outer, int inner) {
+    const int across = ACROSS == 4 ? 4 : inner / W;
+    const i64 total = i64(outer) * across, k = min(index, total - 1);
+    o = total >> 31 ? k / across : i64(u32(k) / u32(across));
+    const int c = int(k - o * across) * W;
+    real = index < total && c < inner;
+    at = min(c, inner - W);
+  }
+};
+
+// W columns a thread, ACROSS threads next to each other (in the next row of columns where one ends), the block's others below, and those of the other BLOCKS
+// of a cluster: parts counts these then.
 template <class R, int W, int ACROSS, int THREADS, int BLOCKS>
-DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int n, int inner, int parts) {
+DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int outer, int n, int inner, int parts) {
   typedef typename R::Held H;
   constexpr int DOWN = THREADS / ACROSS, DEPTH = 8;
   __shared__ H shared[W][THREADS / 2];
-  const int tiles = (inner + ACROSS * W - 1) / (ACROSS * W), side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-  const int tile = BLOCKS > 1 ? blockIdx.x / BLOCKS % tiles : blockIdx.x % tiles, column = (tile * ACROSS + side) * W;
-  const i64 o = blockIdx.x / tiles / parts, unit = o * parts + (BLOCKS > 1 ? blockIdx.x % BLOCKS : blockIdx.x / tiles % parts);
-  const bool real = column < inner;  // W divides inner
-  const auto* top = x + o * n * inner + (real ? column : 0);
-  const Part part(n, int(unit % parts), parts, 1);
+  const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = gridDim.x / parts;
+  const int tile = BLOCKS > 1 ? blockIdx.x / BLOCKS : blockIdx.x % tiles, mine = BLOCKS > 1 ? blockIdx.x % BLOCKS : blockIdx.x / tiles;
+  const Column<W, ACROSS> column(i64(tile) * ACROSS + side, outer, inner);
+  const auto* top = x + column.o * n * inner + column.at;
+  const Part part(n, mine, parts, 1);
   wait_with(top + i64(part.from + down) * inner, part.to);
   H h[W];
 #pragma unroll
   for (int w = 0; w < W; w++) h[w] = R::start(top + w);
-  const int end = real ? part.to : 0;
+  const int end = column.real ? part.to : 0;
   for (int first = part.from + down; first < end; first += DEPTH * DOWN) {
     Vec<typename R::Element, W> raw[DEPTH];
 #pragma unroll
@@ -166,7 +182,7 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
       for (int w = 0; w < W; w++) shared[w][side] = h[w];
     cluster_arrive();
     cluster_wait();
-    if (down == 0 && blockIdx.x % BLOCKS == 0)
+    if (down == 0 && mine == 0)
 #pragma unroll
       for (int w = 0; w < W; w++) {
         H other[BLOCKS];
@@ -178,11 +194,85 @@ DEV void reduce_columns(const typename R::Element* x, typename R::Result* y, typ
     cluster_arrive_relaxed();
     cluster_wait();  // nobody reads this block's shared memory any more
   }
-  if (down || !real || (BLOCKS > 1 && blockIdx.x % BLOCKS)) return;
+  if (down || !column.real || (BLOCKS > 1 && mine)) return;
 #pragma unroll
   for (int w = 0; w < W; w++) {
-    if (BLOCKS > 1 || parts == 1) y[o * inner + column + w] = R::finish(h[w], n, top + w);
-    else held[unit * inner + column + w] = h[w];
+    if (BLOCKS > 1 || parts == 1) y[column.o * inner + column.at + w] = R::finish(h[w], n, top + w);
+    else held[(column.o * parts + mine) * inner + column.at + w] = h[w];
+  }
+}
+
+// Rows of `wide` columns of [n, inner] as the vectors of V elements, at multiples of their size, that they lie in: ACROSS threads have those of a row, DOWN rows
+// of which all lie alike every DOWN rows. The `parts` blocks that share columns are BLOCKS of a cluster, or each leaves what it holds.
+template <class R, int V, int ACROSS, int DOWN, int BLOCKS>
+DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int outer, int n, int inner, int wide, int parts) {
+  typedef typename R::Element E;
+  typedef typename R::Held H;
+  constexpr int DEPTH = 4, THREADS = ACROSS * DOWN;
+  __shared__ H shared[DOWN][ACROSS * V];
+  const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = (inner + wide - 1) / wide;
+  const int mine = blockIdx.x % parts, unit = blockIdx.x / parts, o = unit / tiles, left = (unit - o * tiles) * wide, columns = min(wide, inner - left);
+  const Part part(n, mine, parts, 1);
+  const E* const top = x + i64(o) * n * inner + left;
+  auto past = [&](int row) { return int((u64(top + i64(part.from + row) * inner) / sizeof(E)) & (V - 1)); };
+  const int at = side * V - past(down);
+  // Memory before the first row and behind the last one is not ours.
+  const int row = part.from + down, alone = at < 0 && left == 0 && o == 0 && row == 0 ? 0 : o == outer - 1 && at + V > inner - left ? n - 1 : -1;
+  const int end = at < columns ? part.to : 0;
+  const E* p = top + at;
+  wait_with(p, alone, end);
+  H h[V];
+#pragma unroll
+  for (int j = 0; j < V; j++) h[j] = R::start(top + min(max(at + j, 0), columns - 1));
+  for (int first = row; first < end; first += DEPTH * DOWN) {
+    Vec<E, V> raw[DEPTH];
+    auto taken = [&](int k) { return first + k * DOWN < end && first + k * DOWN != alone; };
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (taken(k)) raw[k] = load<V>(p + i64(first + k * DOWN) * inner);
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (taken(k))
+#pragma unroll
+        for (int j = 0; j < V; j++) R::take(h[j], raw[k].v[j], first + k * DOWN);
+  }
+  if (alone >= row && alone < end && (alone - row) % DOWN == 0)
+#pragma unroll
+    for (int j = 0; j < V; j++)
+      if (at + j >= 0 && at + j < columns) {
+        H one = R::start(top + at + j);
+        R::take(one, p[i64(alone) * inner + j], alone);
+        h[j] = R::join(h[j], one);
+      }
+#pragma unroll
+  for (int j = 0; j < V; j++) shared[down][side * V + j] = h[j];
+  __syncthreads();
+  auto joined = [&](int c) {
+    H all = shared[0][c + past(0)];
+#pragma unroll
+    for (int d = 1; d < DOWN; d++) all = R::join(all, shared[d][c + past(d)]);
+    return all;
+  };
+  if constexpr (BLOCKS > 1) {
+    __shared__ H whole[ACROSS * V];
+    for (int c = threadIdx.x; c < columns; c += THREADS) whole[c] = joined(c);
+    cluster_arrive();
+    cluster_wait();
+    for (int c = mine * THREADS + threadIdx.x; c < columns; c += BLOCKS * THREADS) {
+      H other[BLOCKS];
+#pragma unroll
+      for (int b = 0; b < BLOCKS; b++) other[b] = of_block(whole + c, b);
+#pragma unroll
+      for (int b = 1; b < BLOCKS; b++) other[0] = R::join(other[0], other[b]);
+      y[i64(o) * inner + left + c] = R::finish(other[0], n, top + c);
+    }
+    cluster_arrive_relaxed();
+    cluster_wait();  // nobody reads this block's shared memory any more
+  } else {
+    for (int c = threadIdx.x; c < columns; c += THREADS) {
+      if (parts == 1) y[i64(o) * inner + left + c] = R::finish(joined(c), n, top + c);
+      else held[(i64(o) * parts + mine) * inner + left + c] = joined(c);
+    }
   }
 }
 
@@ -274,4 +364,31 @@ template <class R, int THREADS> DEV void join_parts(const typename R::Element* x
   }
   h = join_held<R, 32>(h, (typename R::Held*)nullptr);
   if (lane == 0) y[r] = R::finish(h, n, top);
+}
+
+// The same where results lie next to each other: 32 of them beside each other, THREADS / 32 threads below share the parts of each.
+template <class R, int THREADS> DEV void join_columns(const typename R::Element* x, typename R::Result* y, const typename R::Held* held, int outer, int n, int inner, int parts) {
+  typedef typename R::Held H;
+  constexpr int DOWN = THREADS / 32, DEPTH = 4;
+  __shared__ H shared[DOWN][32];
+  const int side = threadIdx.x % 32, down = threadIdx.x / 32;
+  const Column<1, 32> column(i64(blockIdx.x) * 32 + side, outer, inner);
+  const auto* top = x + column.o * n * inner + column.at;
+  held += column.o * parts * inner + column.at;
+  wait_with(top, held);
+  H h = R::start(top), some[DEPTH];
+  for (int p = down; p < parts; p += DEPTH * DOWN) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (p + k * DOWN < parts) some[k] = held[i64(p + k * DOWN) * inner];
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (p + k * DOWN < parts) h = R::join(h, some[k]);
+  }
+  shared[down][side] = h;
+  __syncthreads();
+  if (down || !column.real) return;
+#pragma unroll
+  for (int d = 1; d < DOWN; d++) h = R::join(h, shared[d][side]);
+  y[column.o * inner + column.at] = R::finish(h, n, top);
 }

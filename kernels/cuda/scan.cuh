@@ -117,26 +117,24 @@ template <int ACROSS, int DOWN, class A> DEV void scan_down(A v, A* shared) {
   }
 }
 
-// ACROSS columns next to each other, the block's other threads below: K elements below each other each.
+// ACROSS columns next to each other (in the next row of columns where one ends), the block's other threads below: K elements below each other each.
 template <int K, int ACROSS, int THREADS, bool EXCLUSIVE, bool REVERSE, class E, class H>
-DEV void scan_columns(const E* x, E* y, const H* held, int n, int inner, int parts) {
+DEV void scan_columns(const E* x, E* y, const H* held, int outer, int n, int inner, int parts) {
   typedef decltype(summand(E())) A;
   constexpr int DOWN = THREADS / ACROSS;
   __shared__ A shared[THREADS];
-  const int tiles = (inner + ACROSS - 1) / ACROSS, side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-  const int column = int(blockIdx.x % tiles) * ACROSS + side;
-  const i64 unit = blockIdx.x / tiles, o = unit / parts;
-  const int mine = int(unit % parts);
-  const bool real = column < inner;
+  const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = gridDim.x / parts, mine = blockIdx.x / tiles;
+  const Column<1, ACROSS> column(i64(blockIdx.x % tiles) * ACROSS + side, outer, inner);
+  const bool real = column.real;
   const Part part(n, mine, parts, 1);
   const int length = part.to - part.from;
-  x += o * n * inner + column, y += o * n * inner + column;
+  x += column.o * n * inner + column.at, y += column.o * n * inner + column.at;
   const A* last = shared + (DOWN - 1) * ACROSS + side;
   wait_with(x, length);
   A before = A(0);
   if (parts > 1) {
     for (int p = down; p < parts && real; p += DOWN)
-      if (REVERSE ? p > mine : p < mine) before += summand(held[(o * parts + p) * inner + column]);
+      if (REVERSE ? p > mine : p < mine) before += summand(held[(column.o * parts + p) * inner + column.at]);
     scan_down<ACROSS, DOWN>(before, shared);
     before = *last;
   }
@@ -157,6 +155,42 @@ DEV void scan_columns(const E* x, E* y, const H* held, int n, int inner, int par
       run = next;
     }
     before += *last;
+  }
+}
+
+// W columns a thread, all of them, DEPTH elements of each at a time: threads next to each other have what follows, in the next row of columns where one ends.
+template <int W, int DEPTH, int THREADS, bool EXCLUSIVE, bool REVERSE, class E> DEV void scan_flat(const E* x, E* y, int outer, int n, int inner) {
+  typedef decltype(summand(E())) A;
+  const Column<W, 1> column(i64(blockIdx.x) * THREADS + threadIdx.x, outer, inner);
+  const i64 at = column.o * n * inner + column.at;
+  auto place = [&](int k) { return at + i64(REVERSE ? n - 1 - k : k) * inner; };
+  Vec<E, W> next[DEPTH];
+  auto bring = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+      if (first + k < n) next[k] = load<W>(x + place(first + k));
+  };
+  wait_with(at);
+  if (!column.real) return;
+  A run[W];
+#pragma unroll
+  for (int w = 0; w < W; w++) run[w] = A(0);
+  bring(0);
+  for (int first = 0; first < n; first += DEPTH) {
+    Vec<E, W> raw[DEPTH];
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) raw[k] = next[k];
+    if (first + DEPTH < n) bring(first + DEPTH);
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+#pragma unroll
+      for (int w = 0; w < W; w++) {
+        const A sum = run[w] + summand(raw[k].v[w]);
+        settle(raw[k].v[w], EXCLUSIVE ? run[w] : sum);
+        run[w] = sum;
+      }
+      if (first + k < n) store<W>(y + place(first + k), raw[k]);
+    }
   }
 }
 

@@ -13,6 +13,7 @@ from tracea_onnx.dims import DimLike, evaluate, symbol
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
+_sheets = cuda.part("_sheets")
 #: Every type, and every architecture, once.
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _LARGE: dict[str, DimLike] = {
@@ -23,8 +24,9 @@ _SOFTMAX: tuple[tuple[DimLike, DimLike, int], ...] = (
 )  # fmt: skip
 _REDUCE: tuple[tuple[int, DimLike, DimLike], ...] = (
     (0, 700, 1), (1, 5000, 1), (9, 5000, 1), (2, 40, 9), (9, 40, 9), (6, 99999, 1), (7, 99999, 3), (0, symbol("n"), 1), (3, 7, symbol("i")),
+    (1, 300, 133), (1, 9001, 133),
 )  # fmt: skip
-_SCANS: tuple[tuple[DimLike, DimLike, int], ...] = ((17, 1, 0), (900, 1, 1), (99999, 1, 2), (700, 40, 3), (symbol("n"), 1, 0), (9, symbol("i"), 1))
+_SCANS: tuple[tuple[DimLike, DimLike, int], ...] = ((17, 1, 0), (900, 1, 1), (99999, 1, 2), (700, 40, 3), (symbol("n"), 1, 0), (9, symbol("i"), 1), (7, 70, 2))
 _ROPE = {"B": 2, "S": 5, "H": 3, "D": 64, "rot": 32, "x_b": 960, "x_s": 192, "x_h": 64, "y_b": 960, "y_s": 192, "y_h": 64, "c_s": 16}
 
 
@@ -82,7 +84,7 @@ def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
 
 
-@pytest.mark.parametrize(("n", "threads"), [(801, 32), (1031, 128), (3072, 256), (4096, 256), (30000, 1024), (100000, 1024)])
+@pytest.mark.parametrize(("n", "threads"), [(801, 32), (1031, 128), (3072, 192), (4096, 256), (30000, 960), (100000, 1024)])
 def test_long_rows_get_more_threads(n: int, threads: int) -> None:
     (k,) = cuda.emit(_norm(DType.F16, n, 90, rows=1000))
     rows = k.block // threads
@@ -143,13 +145,13 @@ def test_blocks_share_few_long_rows(family: str) -> None:
     assert (first.grid[0], joining.grid[0], joining.symbol) == (81, 1, f"{family}_parts") and first.scratch == joining.scratch
 
 
-@pytest.mark.parametrize(("outer", "n", "inner", "cluster"), [(1, 1021, 1031, 8), (3, 509, 1031, 2), (7, 509, 33, 4), (31, 127, 37, 1), (500, 1021, 31, 1)])
+@pytest.mark.parametrize(("outer", "n", "inner", "cluster"), [(1, 1021, 1024, 8), (3, 509, 1024, 4), (7, 509, 33, 4), (31, 127, 37, 1), (500, 1021, 31, 1)])
 def test_clusters_reduce_few_columns_of_middle_length(outer: int, n: int, inner: int, cluster: int) -> None:
     for family in ("reduce", "argmax"):
         (k,) = _axis(family, outer, n, inner)
         assert k.cluster == cluster
     kernels = _axis("reduce", 1, symbol("n"), 1031)
-    for length, grids in ((511, [0, 0, 231, 129]), (512, [0, 264, 0, 0]), (4096, [0, 264, 0, 0]), (4097, [0, 0, 528, 129])):
+    for length, grids in ((511, [0, 0, 231, 33]), (512, [0, 264, 0, 0]), (4096, [0, 264, 0, 0]), (4097, [0, 0, 528, 33])):
         assert [evaluate(k.grid[0], {"n": length}) for k in kernels] == grids
 
 
@@ -204,6 +206,12 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
         parts, scan = _axis("cumsum", outer, n, inner)
         assert (parts.symbol, scan.symbol, parts.grid, scan.grid[0], parts.scratch) == ("cumsum_parts", "cumsum", scan.grid, blocks, scan.scratch)
     assert [len(_axis("cumsum", *s)) for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))] == [1] * 4
+    for outer, n, inner, kernel, grid in (
+        (28, 4, 204, "scan_flat<1, 8, 64,", 90), (1000, 30, 280, "scan_flat<4, 8, 64,", 1094), (90, 120, 33, "scan_columns<8, 32, 256,", 93),
+        (9, 20, 45, "scan_columns<8, 32, 128,", 13),
+    ):  # fmt: skip
+        (k,) = _axis("cumsum", outer, n, inner)
+        assert kernel in k.source and k.grid[0] == grid
     for outer, n, threads in ((1, 4096, 1024), (1, 1024, 512), (7, 1000, 256)):
         (k,) = _axis("cumsum", outer, n, 1, DType.F32)
         assert (k.grid[0], k.block) == (outer, threads)
@@ -224,13 +232,35 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
     ("family", "outer", "n", "inner", "kernel", "grid"),
     [
         ("reduce", 12, 1, 20011, "reduce_flat<Policy, 1, 4,", 470), ("reduce", 1, 3, 2000, "reduce_flat<Policy, 4, 2,", 2),
-        ("argmax", 500, 40, 602, "reduce_flat<Policy, 2, 1,", 1176), ("argmax", 5, 40, 602, "reduce_columns<", 50),
+        ("argmax", 500, 40, 600, "reduce_flat<Policy, 4, 1,", 586), ("argmax", 5, 40, 600, "reduce_columns<", 24),
+        ("reduce", 4067, 5, 591, "reduce_flat<Policy, 1, 2, 256>", 4695),
         ("softmax", 8698, 3, 343, "softmax_flat<1, 3,", 23308), ("softmax", 200, 17, 1031, "softmax_columns<", 6600),
     ],
 )  # fmt: skip
 def test_a_thread_has_a_column_where_they_are_short_or_many(family: str, outer: int, n: int, inner: int, kernel: str, grid: int) -> None:
     (k,) = _axis(family, outer, n, inner)
     assert kernel in k.source and k.grid[0] == grid
+
+
+@pytest.mark.parametrize(
+    ("outer", "n", "inner", "kernel", "grids", "cluster"),
+    [
+        (8, 2560, 229, "reduce_sheets<Policy, 8, 16, 32, 8>", [128], 8), (50, 200, 500, "reduce_sheets<Policy, 8, 17, 30, 1>", [200], 1),
+        (1, 9001, 1031, "reduce_sheets<Policy, 8, 23, 24, 1>", [96, 33], 1),
+    ],
+)  # fmt: skip
+def test_columns_that_lie_anywhere_are_read_as_whole_vectors(outer: int, n: int, inner: int, kernel: str, grids: list[int], cluster: int) -> None:
+    kernels = _axis("reduce", outer, n, inner)
+    assert kernel in kernels[0].source and [k.grid[0] for k in kernels] == grids and kernels[0].cluster == cluster
+    aligned = _axis("reduce", 7, 509, 1032)[0]
+    assert "reduce_columns<" in aligned.source
+    k = cuda.emit(request("reduce", DType.F16, {"outer": 7, "n": 509, "inner": 1031, "dtype": int(DType.F16)}, operands="xy", unaligned=("x",)))[0]
+    assert "reduce_columns<" in k.source
+    for o, v in ((300, 71), (2, 999), (1, 131)):  # a block has its threads, its shared memory, and rows that lie alike
+        for size, held in ((2, 4), (4, 4), (2, 8), (8, 16)):
+            s = _sheets.sheet(o, 700, v, size, held, 132, True)
+            assert s.lanes * s.down <= 1024 and s.lanes * s.down * held * 16 // size <= 48000 and s.down * v * size % 16 == 0
+            assert s.wide * s.tiles >= v and s.lanes * (16 // size) >= s.wide
 
 
 def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_some() -> None:
