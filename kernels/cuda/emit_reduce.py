@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         scratch = outer * s.parts * inner * self.held if s.parts > cluster else None
         places = f"{'nullptr' if scratch is None else 'held'}, outer, n, inner, {s.wide}, {s.parts}"
         body = f"reduce_sheets<Policy, {16 // size}, {s.lanes}, {s.down}, {cluster}>(x, y, {places});"
-        return self._kernel(s.lanes * s.down, body, outer * s.tiles * s.parts, s.parts, scratch, cluster)
+        return self._kernel(-(-s.lanes * s.down // 32) * 32, body, outer * s.tiles * s.parts, s.parts, scratch, cluster)
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
         """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so few, and so long but no longer, that one launch is best."""

@@ -208,7 +208,7 @@ template <class R, int V, int ACROSS, int DOWN, int BLOCKS>
 DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, typename R::Held* held, int outer, int n, int inner, int wide, int parts) {
   typedef typename R::Element E;
   typedef typename R::Held H;
-  constexpr int DEPTH = 4, THREADS = ACROSS * DOWN;
+  constexpr int DEPTH = 4, THREADS = (ACROSS * DOWN + 31) / 32 * 32;
   __shared__ H shared[DOWN][ACROSS * V];
   const int side = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS, tiles = (inner + wide - 1) / wide;
   const int mine = blockIdx.x % parts, unit = blockIdx.x / parts, o = unit / tiles, left = (unit - o * tiles) * wide, columns = min(wide, inner - left);
@@ -218,7 +218,8 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
   const int at = side * V - past(down);
   // Memory before the first row and behind the last one is not ours.
   const int row = part.from + down, alone = at < 0 && left == 0 && o == 0 && row == 0 ? 0 : o == outer - 1 && at + V > inner - left ? n - 1 : -1;
-  const int end = at < columns ? part.to : 0;
+  const bool spare = ACROSS * DOWN < THREADS && down >= DOWN;  // of the last warp
+  const int end = at < columns && !spare ? part.to : 0;
   const E* p = top + at;
   wait_with(p, alone, end);
   H h[V];
@@ -244,8 +245,9 @@ DEV void reduce_sheets(const typename R::Element* x, typename R::Result* y, type
         R::take(one, p[i64(alone) * inner + j], alone);
         h[j] = R::join(h[j], one);
       }
+  if (!spare)
 #pragma unroll
-  for (int j = 0; j < V; j++) shared[down][side * V + j] = h[j];
+    for (int j = 0; j < V; j++) shared[down][side * V + j] = h[j];
   __syncthreads();
   auto joined = [&](int c) {
     H all = shared[0][c + past(0)];
