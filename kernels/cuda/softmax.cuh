@@ -154,7 +154,7 @@ template <int V, int K, int LANES, int BLOCKS, int THREADS, bool LOG, bool EDGES
   const i64 index = i64(blockIdx.x / BLOCKS) * (THREADS / LANES) + threadIdx.x / LANES, row = min(index, i64(rows) - 1);
   const int lane = blockIdx.x % BLOCKS * LANES + threadIdx.x % LANES;
   const bool live = index < rows;  // others go along for the exchanges
-  const bool late = K > 0 && i64(rows) * n * int(sizeof(T)) >= LATE;
+  const bool late = K > 0 && LANES <= 32 && i64(rows) * n * int(sizeof(T)) >= LATE;
   if (!late) next_may_start();
   x += row * n, y += row * n;
   if (!together<V>(x, y) || !(EDGES || aligned(x, V * sizeof(T)))) softmax_again<1, LANES, BLOCKS, LOG>(x, y, n, lane, live, shared);
