@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -22,6 +22,8 @@ _TILE_SIDE, _TILE_BYTES = 16, 40_000
 #: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE single ones; where rows are shorter than _SHORT, up to twice
 #: as many.
 _SMALL, _SHORT, _SINGLE = 1 << 18, 64, 4
+#: Elements of rows of which few vectors cross an end; vectors of eight-byte elements where rows do not consist of them.
+_LONG, _WIDE = 2048, 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ template <int V, int U, class I> DEV void each(const Operands& o, I first, I end
 """
         if self.whole:
             return text
-        flowing = [o for o in self.inputs if self.run and self._is_run(o)]  # vectors of these go on where a row ends
+        long = (known(self.n[-1]) or 0) >= _LONG
+        flowing = [o for o in self.inputs if self.run and not long and self._is_run(o)]  # vectors of these go on where a row ends
         others = [o for o in self.inputs if o not in flowing]
         runs = "".join(f"    Ahead<V, {o.inner}, {C_TYPES[o.dtype]}> r_{o.name};\n    Vec<{C_TYPES[o.dtype]}, V> v_{o.name};\n" for o in self.inputs)
 
@@ -331,6 +334,9 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     v = max(1, 16 // max(o.dtype.size for o in operands))
     functions, compute, fast = _computed(program, inputs, out.dtype)
     space = _Space(n, inputs, out, v, compute, request.unaligned)
+    if v == 2 and space.whole is False and space.out.inner == 1:
+        v = _WIDE
+        space = replace(space, v=v)
     turned = _turned_dim(space)
     if turned is None:
         text, call, grid = space.runs(), space.call(), (_grid(space, request), 1, 1)
