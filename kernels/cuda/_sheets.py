@@ -9,9 +9,7 @@ from dataclasses import dataclass
 #: Threads that a multiprocessor's registers hold, bytes of a thread on their way at once, the vectors that makes, and bytes of a block's shared memory.
 _THREADS, _AHEAD, _DEPTH, _SHARED = 1170, 64, 4, 40000
 #: Microseconds until these are there, bytes of memory's microsecond; what a launch takes, what joining the blocks of a cluster or of another launch adds.
-_LATENCY, _MEMORY, _LAUNCH, _CLUSTER, _JOIN = 0.8, 3.6e6, 1.6, 1.2, 1.8
-#: How much it matters that some multiprocessors have a block more than others.
-_UNEVEN = 0.1
+_LATENCY, _MEMORY, _LAUNCH, _CLUSTER, _JOIN = 1.0, 4.4e6, 1.6, 1.2, 2.4
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ def _sheets(outer: int, n: int, inner: int, size: int, held: int, sms: int, clus
     for lanes in (16, 24, 32, 40):
         wide = -(-vectors // -(-vectors // lanes)) * v
         tiles, across = -(-inner // wide), wide // v + (inner % v > 0)
-        for threads in (256, 512):
+        for threads in (224, 512):
             room = min(_SHARED // (across * v * held), 1024 // across, max(n // 2, 1)) // period
             down = max(min(round(threads / (across * period)), room), 1) * period
             yield Sheet(across, down, tiles, wide, 1, False)
@@ -57,11 +55,8 @@ def _cost(s: Sheet, outer: int, n: int, sms: int) -> float:
     rounds = -(-n // (s.parts * _DEPTH * s.down))
 
     def wave(blocks: int) -> float:
-        if not blocks:
-            return 0.0
-        uneven: float = (-(-blocks // sms) * sms / blocks) ** _UNEVEN
-        return rounds * max(_LATENCY, blocks * threads * _AHEAD / _MEMORY * uneven)
+        return rounds * max(_LATENCY, blocks * threads * _AHEAD / _MEMORY) if blocks else 0.0
 
-    slots = sms * max(min(2048 // (-(-threads // 32) * 32), _THREADS // threads), 1)
+    slots = sms * max(_THREADS // (-(-threads // 32) * 32), 1)
     waves, last = divmod(outer * s.tiles * s.parts, slots)
     return _LAUNCH + waves * wave(slots) + wave(last) + (_CLUSTER if s.cluster else _JOIN if s.parts > 1 else 0.0)

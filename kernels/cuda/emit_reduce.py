@@ -25,7 +25,7 @@ _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = ((8192, 128), (65535, 25
 _LONG = 1 << 32
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all, and of those that might be read as the vectors that they lie in; its block, and that of so many
+#: Elements of the longest columns of which a thread has all, and of single ones that might be read as the vectors that they lie in; its block, and that of so many
 #: columns for each multiprocessor: blocks that have little to do are over before more of them can start.
 _FLAT, _FLAT_SHEETS, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 32, 128, 256, 2048
 #: Bytes of a row of columns, and how many of them, from which on these are read as the vectors that they lie in.
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
     def _columns(self, use: DimLike) -> list[Kernel]:
         outer, n, inner = self.sizes
         sheets = self._sheets(use)
-        if (w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT)) and (not sheets or int(n) <= _FLAT_SHEETS):
+        if (w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT)) and (not sheets or w > 1 or int(n) <= _FLAT_SHEETS):
             units = D.mul(outer, D.floordiv(inner, w))
             many = known(D.less(units, self.request.sms * _MANY)) == 0
             several = 4 if int(n) <= 2 else 2 if int(n) <= 4 or (many and int(n) <= 8 and w * self.element.size <= 4) else 1

@@ -246,7 +246,7 @@ def test_a_thread_has_a_column_where_they_are_short_or_many(family: str, outer: 
     ("outer", "n", "inner", "kernel", "grids", "cluster"),
     [
         (8, 2560, 229, "reduce_sheets<Policy, 8, 16, 32, 8>", [128], 8), (50, 200, 500, "reduce_sheets<Policy, 8, 17, 30, 1>", [200], 1),
-        (1, 9001, 1031, "reduce_sheets<Policy, 8, 23, 24, 1>", [96, 33], 1),
+        (1, 9001, 1031, "reduce_sheets<Policy, 8, 23, 24, 1>", [192, 33], 1),
     ],
 )  # fmt: skip
 def test_columns_that_lie_anywhere_are_read_as_whole_vectors(outer: int, n: int, inner: int, kernel: str, grids: list[int], cluster: int) -> None:
