@@ -54,10 +54,9 @@ template <class Op, int THREADS, class A> DEV A join_threads(A v, A* shared) {
 // First statement of every kernel: on Hopper the next kernel of the stream may be brought onto the device while this one runs, and this one waits
 // until what the one before wrote can be seen. Kernels that find their places in between call the two halves; all of them wait some time, since the
 // next one takes the end of this one for the end of those before it.
-// Saying so takes the device more than a nanosecond for each block: of very many, that is longer than what they do.
 DEV void next_may_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (gridDim.x <= 8192u) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 DEV void wait_for_previous() {
