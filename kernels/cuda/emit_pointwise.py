@@ -22,8 +22,8 @@ _TILE_SIDE, _TILE_BYTES = 16, 40_000
 #: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE single ones; where rows are shorter than _SHORT, up to twice
 #: as many.
 _SMALL, _SHORT, _SINGLE = 1 << 18, 64, 4
-#: Elements of rows of which few vectors cross an end; vectors of eight-byte elements where rows do not consist of them.
-_LONG, _WIDE = 2048, 4
+#: Elements of rows of which few vectors cross an end; vectors of eight-byte elements where rows do not consist of them and are shorter than so many.
+_LONG, _WIDE, _WIDE_ROW = 2048, 4, 256
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     v = max(1, 16 // max(o.dtype.size for o in operands))
     functions, compute, fast = _computed(program, inputs, out.dtype)
     space = _Space(n, inputs, out, v, compute, request.unaligned)
-    if v == 2 and space.whole is False and space.out.inner == 1:
+    if v == 2 and space.whole is False and space.out.inner == 1 and (known(n[-1]) or _WIDE_ROW) < _WIDE_ROW:
         v = _WIDE
         space = replace(space, v=v)
     turned = _turned_dim(space)
