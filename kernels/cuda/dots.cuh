@@ -14,21 +14,6 @@ constexpr int FILLS = (FEW * SPAN + 255) / 256;
 static_assert(VALUES <= LANES, "a lane finishes one value at most");
 
 DEV int place_of(int k) { return k % CHUNK * PLANE + k / CHUNK; }
-// Sums over pairs of lanes O apart, each of which keeps half of the values while there are more than one.
-template <int O> DEV void keep_half(float (&sum)[SLOTS], int lane) {
-  constexpr int HALF = SLOTS * O / LANES;
-  if (O >= LANES) return;
-  if (HALF == 0) {
-    sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], O);
-    return;
-  }
-  const bool upper = lane & O;
-#pragma unroll
-  for (int q = 0; q < HALF; q++) {
-    const float low = sum[q], high = sum[q + HALF], given = __shfl_xor_sync(0xffffffffu, upper ? low : high, O);
-    sum[q] = (upper ? high : low) + given;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
   __shared__ float few[FEW * FEW_ROW];
@@ -115,11 +100,11 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
     }
   }
   if (EARLY && K <= 0) wait_for_producers();  // what y overwrites has been read
-  keep_half<16>(sum, lane);
-  keep_half<8>(sum, lane);
-  keep_half<4>(sum, lane);
-  keep_half<2>(sum, lane);
-  keep_half<1>(sum, lane);
+  keep_half<16, LANES>(sum, lane);
+  keep_half<8, LANES>(sum, lane);
+  keep_half<4, LANES>(sum, lane);
+  keep_half<2, LANES>(sum, lane);
+  keep_half<1, LANES>(sum, lane);
   const int value = place / (LANES / SLOTS), r = mine + value / FEW * 8, c = value % FEW, m = WIDE_A ? r : c, n = WIDE_A ? c : r;
   if (place % (LANES / SLOTS) || value >= VALUES || m >= M || n >= N) return;
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};

@@ -9,17 +9,6 @@ constexpr int ROWS = (LANES - 1) * CHUNK, TURNS = 32 / LANES, SPAN = 8 * TURNS *
 constexpr int ALL = FEW * CHUNK, KEPT = ALL / TURNS;  // sums of a lane, and those it has once the lanes that share rows have added theirs up
 static_assert(ALL % TURNS == 0, "these lanes divide a lane's sums");
 
-// Sums over pairs of lanes O apart, each of which keeps half of them.
-template <int O> DEV void keep_half(float (&sum)[ALL], int lane) {
-  if (O < LANES) return;
-  constexpr int HALF = ALL * O / 32;
-  const bool upper = lane & O;
-#pragma unroll
-  for (int q = 0; q < HALF; q++) {
-    const float low = sum[q], high = sum[q + HALF], given = __shfl_xor_sync(0xffffffffu, upper ? low : high, O);
-    sum[q] = (upper ? high : low) + given;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
   __shared__ float few[FEW * SPAN];
@@ -87,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
       }
     }
   }
-  keep_half<16>(sum, lane);
-  keep_half<8>(sum, lane);
-  keep_half<4>(sum, lane);
+  if (16 >= LANES) keep_half<16, 32>(sum, lane);
+  if (8 >= LANES) keep_half<8, 32>(sum, lane);
+  if (4 >= LANES) keep_half<4, 32>(sum, lane);
 #pragma unroll
   for (int q = 0; q < KEPT; q++) sums[(warp * ALL + q) * LANES + turn * KEPT * LANES + place] = sum[q];
   __syncthreads();

@@ -15,20 +15,6 @@ constexpr int VALUES = DEEP * FEW, SLOTS = VALUES > 16 ? 32 : VALUES > 8 ? 16 : 
 static_assert(VALUES <= 32 && PIECE % (32 * CHUNK) == 0, "a lane finishes one value at most");
 
 DEV int place_of(int k) { return k % CHUNK * PLANE + k / CHUNK; }
-// Sums over pairs of lanes O apart, each of which keeps half of the values while there are more than one.
-template <int O> DEV void keep_half(float (&sum)[SLOTS], int lane) {
-  constexpr int HALF = SLOTS * O / 32;
-  if (HALF == 0) {
-    sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], O);
-    return;
-  }
-  const bool upper = lane & O;
-#pragma unroll
-  for (int q = 0; q < HALF; q++) {
-    const float low = sum[q], high = sum[q + HALF], given = __shfl_xor_sync(0xffffffffu, upper ? low : high, O);
-    sum[q] = (upper ? high : low) + given;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float few[FEW * FEW_ROW];
@@ -110,11 +96,11 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   }
   if (begin >= end) wait_for_producers();  // what y overwrites has been read
   // Sums of all lanes: with every step a lane keeps half of its values, until lane l has value l / (32 / SLOTS).
-  keep_half<16>(sum, lane);
-  keep_half<8>(sum, lane);
-  keep_half<4>(sum, lane);
-  keep_half<2>(sum, lane);
-  keep_half<1>(sum, lane);
+  keep_half<16, 32>(sum, lane);
+  keep_half<8, 32>(sum, lane);
+  keep_half<4, 32>(sum, lane);
+  keep_half<2, 32>(sum, lane);
+  keep_half<1, 32>(sum, lane);
   if (lane % (32 / SLOTS) == 0) sums[warp * SLOTS + lane / (32 / SLOTS)] = sum[0];
   if (SHARE > 1) {
     __syncthreads();

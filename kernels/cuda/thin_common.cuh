@@ -1,4 +1,4 @@
-// What the kernels for products of few rows or few terms share (thin.cuh, thin_turned.cuh, short.cuh).
+// What the kernels for products of few rows or few terms share (thin.cuh, thin_turned.cuh, short.cuh, dots.cuh, dots_turned.cuh).
 constexpr int CHUNK = 16 / sizeof(T);  // elements of 16 bytes
 
 #if SPLIT > 1
@@ -15,6 +15,21 @@ DEV void unpack(uint4 w, float (&v)[CHUNK]) {
 #else
   unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
 #endif
+}
+// Sums over pairs of lanes O apart, of the OF lanes that have them, each of which keeps half of the values while there are more than one.
+template <int O, int OF, int SLOTS> DEV void keep_half(float (&sum)[SLOTS], int lane) {
+  constexpr int HALF = SLOTS * O / OF;
+  if (O >= OF) return;
+  if (HALF == 0) {
+    sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], O);
+    return;
+  }
+  const bool upper = lane & O;
+#pragma unroll
+  for (int q = 0; q < HALF; q++) {
+    const float low = sum[q], high = sum[q + HALF], given = __shfl_xor_sync(0xffffffffu, upper ? low : high, O);
+    sum[q] = (upper ? high : low) + given;
+  }
 }
 DEV void next_may_start() {
 #if __CUDA_ARCH__ >= 900
