@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.cuda_case import Case
-from benchmarks.cuda_cases_product import conv, with_tile
+from benchmarks.cuda_cases_conv import conv
+from benchmarks.cuda_cases_product import with_tile
 from benchmarks.cuda_conv_shapes import Conv
 from tracea_onnx import registry
 from tracea_onnx.ops import DType

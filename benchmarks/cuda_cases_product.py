@@ -1,4 +1,4 @@
-"""Small products and convolutions with references in numpy: every kernel of them and each of its forms once, for tools under which PyTorch is too slow."""
+"""Small products with references in numpy: every kernel of them and each of its forms once, for tools under which PyTorch is too slow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cuda_check as K
-from benchmarks import cuda_conv as V
-from benchmarks import cuda_gemm as G
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding, stored, value
-from benchmarks.cuda_conv_shapes import Conv, pitch
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
-from tracea_onnx.families import bundled_groups
 from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
@@ -29,32 +25,32 @@ _product, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
 Rng = np.random.Generator
 
 
-def _silu(x: Array) -> Array:
+def silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
-_ACTIVATIONS = {"none": lambda x: x, "relu": lambda x: np.maximum(x, 0.0), "silu": _silu}
+ACTIVATIONS = {"none": lambda x: x, "relu": lambda x: np.maximum(x, 0.0), "silu": silu}
 
 
-def _filled(shape: Sequence[int], columns: int, values: Array, dtype: DType) -> Array:
+def filled(shape: Sequence[int], columns: int, values: Array, dtype: DType) -> Array:
     """`values` in the first `columns` of the last axis of a poisoned array."""
     out = poisoned(int(np.prod(shape)), dtype).reshape(shape)
     out[..., :columns] = values
     return out
 
 
-def _random(rng: Rng, shape: Sequence[int], dtype: DType, scale: float = 1.0) -> tuple[Array, Array]:
+def drawn(rng: Rng, shape: Sequence[int], dtype: DType, scale: float = 1.0) -> tuple[Array, Array]:
     s = stored(rng.standard_normal(tuple(shape)) * scale, dtype)
     return s, value(s, dtype)
 
 
-def _bound(want: Array, size: Array, dtype: DType, smooth: bool) -> Array:
+def bounded(want: Array, size: Array, dtype: DType, smooth: bool) -> Array:
     """That of `cuda_check.compare`."""
     fast = 2.0**-10 * (1 + np.abs(want)) if smooth and dtype != F32 else 0.0
     return rounding(want, dtype, 8.0 * (1.2 * size + np.abs(want))) + fast
 
 
-def _case(name: str, r: Request, operands: Mapping[str, Array], outputs: Mapping[str, Output]) -> Case:
+def case_of(name: str, r: Request, operands: Mapping[str, Array], outputs: Mapping[str, Output]) -> Case:
     return Case(name, r.family, r.dtype, r.ints, operands, outputs, r.floats, r.program, {}, r.unaligned, r.constant)
 
 
@@ -64,35 +60,35 @@ def gemm(
 ) -> Case:  # fmt: skip
     """y[m, n] = epilogue(x[m, k] w[n, k]^T + bias); pad: NaN columns behind the rows of x, y and the residual; special: elements that x has, one a row."""
     ints = {"M": m, "N": n, "K": k, "ldx": k + pad, "ldr": n + pad, "ldy": n + pad, "act": K.act_index(act), "res_mode": res_mode}
-    x, vx = _random(rng, (m, k), dtype)
+    x, vx = drawn(rng, (m, k), dtype)
     for j, element in enumerate(special):
         x[j * 5, j * 7 % k] = vx[j * 5, j * 7 % k] = element
-    w, vw = _random(rng, (n, k), dtype, k**-0.5)
+    w, vw = drawn(rng, (n, k), dtype, k**-0.5)
     b = rng.standard_normal(-(-n // 32) * 32).astype(np.float32)
     packed = stored(np.zeros((n, -(-k // 8) * 8)), dtype)
     packed[:, :k] = w
-    operands = {"x": _filled((m, k + pad), k, x, dtype), "w": packed, "bias": b}
+    operands = {"x": filled((m, k + pad), k, x, dtype), "w": packed, "bias": b}
     pre, size = vx @ vw.T + b[:n], np.abs(vx) @ np.abs(vw).T + np.abs(b[:n])
     if kinds is not None:
         views = []
         for j, kind in enumerate(kinds):
-            full, v = _random(rng, (m, n), dtype)
+            full, v = drawn(rng, (m, n), dtype)
             part = (slice(None), slice(0, 1))
             rows, columns = part[kind in (1, 3)], part[kind in (2, 3)]
-            operands[f"o{j}"] = _filled((m, n + pad), n, full, dtype) if kind == 0 else np.ascontiguousarray(full[rows, columns])
+            operands[f"o{j}"] = filled((m, n + pad), n, full, dtype) if kind == 0 else np.ascontiguousarray(full[rows, columns])
             views.append(v[rows, columns])
             ints |= {f"o{j}_kind": kind, f"o{j}_ld": n + pad}
-        want, size = _silu(pre * views[0] + views[1]) + views[2], size * (1 + np.abs(views[0]))
+        want, size = silu(pre * views[0] + views[1]) + views[2], size * (1 + np.abs(views[0]))
     else:
-        want = _ACTIVATIONS[act](pre)
+        want = ACTIVATIONS[act](pre)
         if res_mode:
-            res, v = _random(rng, (m, n), dtype)
-            operands["res"] = _filled((m, n + pad), n, res, dtype)
-            want = _ACTIVATIONS[act](pre + v) if res_mode == 1 else want + v
-    out = Output(dtype, m * (n + pad), (m, n), [n + pad, 1], want, _bound(want, size, dtype, act == "silu" or kinds is not None))
+            res, v = drawn(rng, (m, n), dtype)
+            operands["res"] = filled((m, n + pad), n, res, dtype)
+            want = ACTIVATIONS[act](pre + v) if res_mode == 1 else want + v
+    out = Output(dtype, m * (n + pad), (m, n), [n + pad, 1], want, bounded(want, size, dtype, act == "silu" or kinds is not None))
     r = R.request("gemm", dtype, ints, {"p0": 0.0, "p1": 0.0}, K.GATED if kinds is not None else None, [*operands, "y"], constant=("w", "bias") if early else ())
     extra = f" res{res_mode}" if res_mode else f" program {tuple(kinds)}" if kinds is not None else ""
-    return _case(f"gemm {m}x{n}x{k} {act}{extra}{f' pad{pad}' if pad else ''}", r, operands, {"y": out})
+    return case_of(f"gemm {m}x{n}x{k} {act}{extra}{f' pad{pad}' if pad else ''}", r, operands, {"y": out})
 
 
 def _moments(v: Array) -> tuple[Array, Array, Array]:
@@ -104,8 +100,8 @@ def _moments(v: Array) -> tuple[Array, Array, Array]:
 
 def norm(rng: Rng, dtype: DType, m: int, n: int, k: int, sides: str, act: str = "none") -> Case:
     """gemm_norm; sides: which of x, the residual and y have statistics of their rows."""
-    x, vx = _random(rng, (m, k), dtype)
-    w, vw = _random(rng, (n, k), dtype, k**-0.5)
+    x, vx = drawn(rng, (m, k), dtype)
+    w, vw = drawn(rng, (n, k), dtype, k**-0.5)
     b = rng.standard_normal(n + 32).astype(np.float32)
     operands = {"x": x, "w": w, "bias": b}
     want, size = vx @ vw.T, np.abs(vx) @ np.abs(vw).T
@@ -116,156 +112,34 @@ def norm(rng: Rng, dtype: DType, m: int, n: int, k: int, sides: str, act: str = 
         want, size = scale * (want - mean * sums[:n]), scale * (size + np.abs(mean * sums[:n]))
     want, size = want + b[:n], size + np.abs(b[:n])
     if "r" in sides:
-        operands["res"], v = _random(rng, (m, n), dtype)
+        operands["res"], v = drawn(rng, (m, n), dtype)
         mean, scale, operands["r_stats"] = _moments(v)
         gamma, beta = (rng.standard_normal(n + 32).astype(np.float32) for _ in range(2))
         operands |= {"r_gamma": gamma, "r_beta": beta}
         want, size = want + (v - mean) * scale * gamma[:n] + beta[:n], size + (np.abs(v) + np.abs(mean)) * scale * np.abs(gamma[:n]) + np.abs(beta[:n])
-    want = _ACTIVATIONS[act](want)
-    outputs = {"y": plain(dtype, want, _bound(want, 1.3 * size, dtype, act == "silu"))}
+    want = ACTIVATIONS[act](want)
+    outputs = {"y": plain(dtype, want, bounded(want, 1.3 * size, dtype, act == "silu"))}
     if "y" in sides:
         parts = _moments(want)[2].astype(np.float64)
         outputs["y_stats"] = plain(F32, parts, 3e-3 * (np.abs(parts) + np.abs(want).max()))
     ints = {"M": m, "N": n, "K": k, "ldx": k, "ldr": n, "ldy": n, "act": K.act_index(act), "res_mode": int("r" in sides)}
     r = R.request("gemm_norm", dtype, ints, {"x_eps": 1e-5, "r_eps": 1e-5, "unscale": 1.0}, None, [*operands, *outputs], constant=("w", "bias"))
-    return _case(f"gemm_norm {m}x{n}x{k} {sides} {act}", r, operands, outputs)
+    return case_of(f"gemm_norm {m}x{n}x{k} {sides} {act}", r, operands, outputs)
 
 
 def matmul(rng: Rng, dtype: DType, b0: int, b1: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False) -> Case:
     """Batches of a[m, k] b[k, n], either operand with its other axis contiguous."""
-    a, va = _random(rng, (b0, b1, k, m) if a_turned else (b0, b1, m, k), dtype)
-    b, vb = _random(rng, (b0, b1, n, k) if b_turned else (b0, b1, k, n), dtype, k**-0.5)
+    a, va = drawn(rng, (b0, b1, k, m) if a_turned else (b0, b1, m, k), dtype)
+    b, vb = drawn(rng, (b0, b1, n, k) if b_turned else (b0, b1, k, n), dtype, k**-0.5)
     va, vb = va.swapaxes(2, 3) if a_turned else va, vb.swapaxes(2, 3) if b_turned else vb
     ints = {
         "B0": b0, "B1": b1, "M": m, "N": n, "K": k, "a_0": b1 * m * k, "a_1": m * k, "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
         "b_0": b1 * n * k, "b_1": n * k, "b_k": 1 if b_turned else n, "b_n": k if b_turned else 1, "y_0": b1 * m * n, "y_1": m * n, "ldy": n,
     }  # fmt: skip
     want = 0.3 * (va @ vb)
-    out = plain(dtype, want, _bound(want, 0.3 * (np.abs(va) @ np.abs(vb)), dtype, False))
+    out = plain(dtype, want, bounded(want, 0.3 * (np.abs(va) @ np.abs(vb)), dtype, False))
     r = R.request("matmul", dtype, ints, {"alpha": 0.3, "p0": 0.0, "p1": 0.0}, None, ("a", "b", "y"))
-    return _case(f"matmul {b0}x{b1}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}", r, {"a": a, "b": b}, {"y": out})
-
-
-def _windows(v: Conv, x: Array) -> Iterator[tuple[int, int, Array]]:
-    """Each filter tap and what it sees of x [N, H, W, C] at every output pixel."""
-    oh, ow = v.out
-    padded = np.pad(x, ((0, 0), (v.pads[0], v.pads[2]), (v.pads[1], v.pads[3]), (0, 0)))
-    for kh, kw in itertools.product(range(v.kernel[0]), range(v.kernel[1])):
-        top, left = kh * v.dilation[0], kw * v.dilation[1]
-        yield kh, kw, padded[:, top : top + (oh - 1) * v.stride[0] + 1 : v.stride[0], left : left + (ow - 1) * v.stride[1] + 1 : v.stride[1]]
-
-
-def _convolved(v: Conv, x: Array, w: Array) -> Array:
-    """[N, OH, OW, OC] of x [N, H, W, C] and ONNX's weight."""
-    oh, ow = v.out
-    out = np.zeros((v.n, oh, ow, v.oc))
-    ic, oc = v.c // v.groups, v.oc // v.groups
-    for g in range(v.groups):
-        xs, ys = slice(g * ic, (g + 1) * ic), slice(g * oc, (g + 1) * oc)
-        if v.transposed:
-            whole = np.zeros((v.n, oh + v.pads[0] + v.pads[2] + 64, ow + v.pads[1] + v.pads[3] + 64, oc))
-            for kh, kw in itertools.product(range(v.kernel[0]), range(v.kernel[1])):
-                rows = slice(kh * v.dilation[0], kh * v.dilation[0] + (v.h - 1) * v.stride[0] + 1, v.stride[0])
-                columns = slice(kw * v.dilation[1], kw * v.dilation[1] + (v.w - 1) * v.stride[1] + 1, v.stride[1])
-                whole[:, rows, columns] += x[..., xs] @ w[xs, :, kh, kw]
-            out[..., ys] = whole[:, v.pads[0] : v.pads[0] + oh, v.pads[1] : v.pads[1] + ow]
-        else:
-            for kh, kw, seen in _windows(v, x[..., xs]):
-                out[..., ys] += seen @ w[ys, :, kh, kw].T
-    return out
-
-
-def _packed(v: Conv, w: Array, dtype: DType) -> Array:
-    taps = v.kernel[0] * v.kernel[1]
-    if v.depthwise:
-        flat = stored(np.zeros((taps, pitch(v.oc))), dtype)
-        flat[:, : v.oc] = w.reshape(v.oc, taps).T
-        return flat
-    ic, oc = v.c // v.groups, v.oc // v.groups
-    packed = stored(np.zeros((v.oc, *v.kernel, -(-ic // 4) * 4 if dtype == F32 and taps > 1 else pitch(ic))), dtype)
-    rows = w.reshape(v.groups, ic, oc, *v.kernel).swapaxes(1, 2).reshape(v.oc, ic, *v.kernel) if v.transposed else w
-    packed[..., :ic] = rows.transpose(0, 2, 3, 1)
-    together = bundled_groups(ic, oc, v.groups)
-    if v.transposed or dtype == F32 or together == 1:
-        return packed
-    wide = stored(np.zeros((v.oc, *v.kernel, pitch(together * ic))), dtype)
-    for o in range(v.oc):
-        at = o // oc % together * ic
-        wide[o, ..., at : at + ic] = packed[o, ..., :ic]
-    return np.concatenate([packed.ravel(), wide.ravel()])
-
-
-def _pooled(v: Conv, x: Array) -> Array:
-    if v.pool is None:
-        return x
-    kh, kw, top, left, bottom, right = v.pool
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=-np.inf)
-    height, width = v.results
-    taps = [padded[:, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2] for i in range(kh) for j in range(kw)]
-    return np.asarray(np.max(taps, axis=0))
-
-
-def conv(rng: Rng, v: Conv, dtype: DType) -> Case:
-    (oh, ow), (height, width) = v.out, v.results
-    x, vx = _random(rng, (v.n, v.h, v.w, v.c), dtype)
-    w, vw = _random(rng, v.weight_shape, dtype, (v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
-    b = rng.standard_normal(-(-v.oc // 32) * 32).astype(np.float32)
-    r = V.conv_request(v, dtype)
-    image = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if v.planes else _filled((v.n, v.h, v.w, pitch(v.c, v.slack)), v.c, x, dtype)
-    operands = {"x": image, "w": _packed(v, w, dtype), "bias": b}
-    pre, size = _convolved(v, vx, vw) + b[: v.oc], _convolved(v, np.abs(vx), np.abs(vw)) + np.abs(b[: v.oc])
-    if v.kinds is not None:
-        views = []
-        for j, kind in enumerate(v.kinds):
-            full, f = _random(rng, (v.n, oh, ow, v.oc), dtype)
-            part = (slice(None),) * 4 if kind == 0 else (slice(0, 1),) * 3 + (slice(None) if kind == 1 else slice(0, 1),)
-            operands[f"o{j}"] = _filled((v.n, oh, ow, pitch(v.oc, 2 * v.slack)), v.oc, full, dtype) if kind == 0 else np.ascontiguousarray(full[part])
-            views.append(f[part])
-        want, size = _silu(pre * views[0] + views[1]) + views[2], size * (1 + np.abs(views[0]))
-    else:
-        want = _ACTIVATIONS[v.act](pre)
-        if v.res_mode:
-            res, f = _random(rng, (v.n, oh, ow, v.oc), dtype)
-            operands["res"] = _filled((v.n, oh, ow, pitch(v.oc, 2 * v.slack)), v.oc, res, dtype)
-            want = _ACTIVATIONS[v.act](pre + f) if v.res_mode == 1 else want + f
-    yc = pitch(v.oc, v.slack)
-    want, size = _pooled(v, want), _pooled(v, size)
-    strides = [height * width * yc, width * yc, yc, 1]
-    out = Output(dtype, v.n * height * width * yc, want.shape, strides, want, _bound(want, size, dtype, v.act == "silu" or v.kinds is not None))
-    return _case(v.name(dtype).replace(f" {dtype.name}", ""), r, operands, {"y": out})
-
-
-def packs(rng: Rng, dtype: DType) -> Iterator[Case]:
-    """The kernels that prepare constants."""
-    n, k = 37, 21
-    w, v = _random(rng, (k, n), dtype)
-    want = np.zeros((n, 24))
-    want[:, :k] = v.T
-    yield _case("pack_gemm", G.pack_request(n, k, dtype, False), {"w": w}, {"packed": plain(dtype, want, rounding(want, dtype, 0))})
-    n, k = 37, 64
-    (w, v), (gain, vg), (offset, vo), (add, va) = (_random(rng, shape, dtype) for shape in ((n, k), (k,), (k,), (n,)))
-    sizes = {"K": k, "N": n, "trans": 1, "ldw": k}
-    r = R.request("pack_gemm", dtype, {**sizes, "N_total": n}, {"alpha": 0.5}, operands=("w", "packed", "gamma"))
-    yield _case("pack_gemm gamma", r, {"w": w, "gamma": gain}, {"packed": plain(dtype, 0.5 * v * vg, rounding(0.5 * v * vg, dtype, np.abs(v * vg)))})
-    r = R.request("fold_norm", dtype, sizes, {"alpha": 1.0, "unscale": 2.0}, operands=("w", "packed", "beta", "b", "sums", "bias"))
-    sums, bias = 2 * v.sum(-1), va + v @ vo
-    outputs = {"sums": plain(F32, sums, rounding(sums, F32, 0)), "bias": plain(F32, bias, rounding(bias, F32, 0))}
-    yield _case("fold_norm", r, {"w": w, "packed": w, "beta": offset, "b": add}, outputs)
-    for c in (Conv(1, 10, 5, 5, 14, groups=2), Conv(1, 11, 5, 5, 11, groups=11), Conv(1, 10, 5, 5, 14, groups=2, transposed=True)):
-        w, v = _random(rng, c.weight_shape, dtype)
-        want = value(_packed(c, w, dtype), dtype)
-        yield _case(f"pack {c.name(dtype)}", V.pack_request(c, dtype, scaled=False), {"w": w}, {"packed": plain(dtype, want, rounding(want, dtype, 0))})
-    channels = 37
-    gamma, beta, mean, b = (_random(rng, (channels,), dtype) for _ in range(4))
-    var = stored(np.abs(rng.standard_normal(channels)) + 0.1, dtype)
-    scale = gamma[1] / np.sqrt(value(var, dtype) + np.float32(1e-3))
-    shift = beta[1] - mean[1] * scale
-    r = R.request("fold_bn", dtype, {"C": channels}, {"eps": 1e-3}, operands=("gamma", "beta", "mean", "var", "scale", "shift"))
-    outputs = {"scale": plain(F32, scale, rounding(scale, F32, np.abs(scale))), "shift": plain(F32, shift, rounding(shift, F32, np.abs(scale) + np.abs(shift)))}
-    yield _case("fold_bn", r, {"gamma": gamma[0], "beta": beta[0], "mean": mean[0], "var": var}, outputs)
-    tail = np.concatenate([b[1], np.zeros(64 - channels)])
-    r = R.request("pack_bias", dtype, {"OC": channels}, operands=("b", "packed"))
-    yield _case("pack_bias", r, {"b": b[0]}, {"packed": plain(F32, tail, rounding(tail, F32, 0))})
+    return case_of(f"matmul {b0}x{b1}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}", r, {"a": a, "b": b}, {"y": out})
 
 
 def with_tile(case: Case, tile: Any) -> Case:
@@ -401,65 +275,4 @@ def batches(rng: Rng) -> Iterator[Case]:
     yield matmul(rng, F16, 1, 98_307, 19, 21, 17)
 
 
-def convolutions(rng: Rng) -> Iterator[Case]:
-    """Every kernel for convolutions."""
-    one, none = (1, 1), (0, 0, 0, 0)
-    hopper, split = _wgmma.HopperTile, _split.SplitTile
-    image = Conv(3, 72, 13, 11, 136)
-    for tile in (hopper(128, 128, True, 1), hopper(64, 256, True, 2), hopper(128, 192, False, 1), hopper(128, 64, True, 1, 18)):
-        yield with_tile(conv(rng, image, F16), tile)
-    yield with_tile(conv(rng, Conv(2, 96, 15, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), res_mode=1), BF16), hopper(128, 64, True, 2))
-    for tile in (split(64, 64, False, 4, 1, 2), split(128, 64, True, 2, 2, 1), split(192, 80, True, 2, 1, 1)):
-        yield with_tile(conv(rng, image, F16), tile)
-    yield with_tile(conv(rng, Conv(2, 96, 9, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", kinds=(0, 1, 0)), F16), split(128, 64, False, 2, 1, 1))
-    for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
-        for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
-            yield with_tile(conv(rng, v, F16), window)
-    bundles = Conv(3, 48, 11, 9, 48, groups=12), Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)), Conv(1, 40, 9, 11, 320, (3, 2), groups=10)
-    for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
-        r = V.conv_request(v, dtype)
-        windows = _backend.part("_window").candidates(r, v.kernel[0] * v.kernel[1])
-        tiles = hopper(128, 64, True, 2), hopper(128, 64, True, 1, v.kernel[0] * v.kernel[1]), split(64, 24, True, 2, 1, 1), split(64, 48, False, 2, 2, 1)
-        for tile in (*tiles, *windows):
-            yield with_tile(conv(rng, v, dtype), tile)
-    yield with_tile(conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2))
-    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
-    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), F16)
-    yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), planes=True, act="silu"), BF16)
-    yield conv(rng, Conv(2, 3, 19, 40, 16, (3, 3), (2, 2), planes=True), F16)
-    for size, pool in (((61, 64), (3, 3, 1, 1, 1, 1)), ((29, 35), (2, 2, 0, 0, 0, 0)), ((30, 36), (3, 2, 0, 1, 1, 0))):
-        yield conv(rng, Conv(2, 3, *size, 64, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, pool=pool), F16)
-    yield conv(rng, Conv(1, 5, 33, 37, 20, act="silu", pool=(3, 3, 0, 0, 1, 1)), BF16)
-    yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True, res_mode=1), F32)
-    yield conv(rng, Conv(1, 3, 17, 19, 70, act="silu", slack=3), F32)
-    yield conv(rng, Conv(2, 2, 1, 91, 24, (1, 10), (1, 5), one, none, planes=True, kinds=(0, 1, 3)), F16)
-    yield conv(rng, Conv(1, 1, 40, 43, 24, (11, 11), (4, 4), one, (2, 2, 2, 2), planes=True), BF16)
-    yield conv(rng, Conv(1, 7, 19, 17, 13, (5, 3), (2, 1), (2, 1), (1, 2, 3, 0)), F16)
-    yield conv(rng, Conv(3, 5, 11, 13, 7, (3, 2), (2, 3), (2, 1), (1, 0, 2, 1)), F32)
-    yield conv(rng, Conv(2, 20, 10, 10, 30, groups=5, res_mode=1), F16)
-    yield conv(rng, Conv(1, 17, 9, 7, 19, (3, 3), pads=(0, 1, 2, 0), slack=3), F16)
-    yield conv(rng, Conv(1, 61, 5, 7, 31, (1, 1), (2, 2), one, none), F16)
-    yield conv(rng, Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)), F16)
-    yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
-    turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
-    for tile in (split(64, 64, False), split(64, 40, True, 4), split(128, 64, True, 2, 2, 1), split(128, 72, False, 1, 1, 2)):
-        yield with_tile(conv(rng, turned, F16), tile)
-    yield conv(rng, Conv(1, 40, 5, 8, 24, (3, 3), (2, 2), one, (1, 1, 1, 1), transposed=True, extra=(1, 1), res_mode=1), BF16)
-    yield conv(rng, Conv(2, 32, 1, 21, 19, (1, 16), (1, 8), one, (0, 4, 0, 4), transposed=True, slack=3, act="silu", kinds=(0, 1, 3)), F16)
-    for dtype in (F16, F32):
-        yield conv(rng, Conv(1, 7, 9, 11, 7, groups=7, act="silu"), dtype)
-        yield conv(rng, Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2), dtype)
-        yield conv(rng, Conv(6, 98, 28, 27, 98, (5, 5), one, one, (2, 2, 2, 2), 98, act="silu"), dtype)  # strips
-        yield conv(rng, Conv(2, 20, 15, 13, 60, groups=20, stride=(2, 1), act="silu"), dtype)
-        yield conv(rng, Conv(1, 20, 9, 7, 20, (4, 4), (2, 2), one, (1, 1, 1, 1), 20, True), dtype)
-        yield conv(rng, Conv(1, 5, 9, 7, 10, (3, 3), (2, 2), one, (1, 1, 1, 1), 5, True, (1, 1), res_mode=1), dtype)
-        yield conv(rng, Conv(20, 48, 40, 41, 96, groups=48), dtype)  # strips
-        yield conv(rng, Conv(1, 12, 9, 11, 12, (13, 3), pads=(6, 1, 6, 1), groups=12), dtype)
-    yield conv(rng, Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2), F16)  # strips
-    yield conv(rng, Conv(2, 64, 61, 50, 64, groups=64, dilation=(2, 2), kinds=(1, 3, 0)), F16)
-
-
-FAMILIES = {
-    "products": products, "odd products": odd_products, "batches": batches, "convolutions": convolutions,
-    "packs": lambda rng: itertools.chain(packs(rng, F16), packs(rng, F32)),
-}  # fmt: skip
+FAMILIES = {"products": products, "odd products": odd_products, "batches": batches}

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cuda_cases_attention as A
-from benchmarks import cuda_cases_few, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_product, cuda_cases_rows
+from benchmarks import cuda_cases_conv, cuda_cases_few, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_product, cuda_cases_rows
 from benchmarks import cuda_families as F
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
@@ -127,7 +127,7 @@ def jobs(only: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
     others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed)
     R.assume(ARCH, FEW)
-    makers = (*cuda_cases_product.FAMILIES.values(), *cuda_cases_few.FAMILIES.values(), attention)
+    makers = (*(m for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few) for m in module.FAMILIES.values()), attention)
     kept = [c for make in makers for c in make(np.random.default_rng(1))]
     for module in others:
         made = chain.from_iterable(make(np.random.default_rng(1)) for make in module.FAMILIES.values())
