@@ -101,7 +101,7 @@ def product(
     along, across = (i["b_k"], i["b_n"]) if tile.wide_a else (i["a_k"], i["a_m"])
     sizes = f"FEW = {tile.few}, LANES = {tile.lanes}, READS = {tile.reads}{f', DEEP = {tile.deep}' if tile.deep else ''}"
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", _product.to_batch(batched), "#define SPLIT 1",
+        prelude(r.dtype), "#define IS_F32 0", _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)}, ACROSS = {int(across == 1 and along != 1)};", f"constexpr int {sizes};",
         epi.source, _backend.template("thin_common"), _backend.template(tile.template),

@@ -123,7 +123,7 @@ def product(
         prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes.items())};",
-        f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, _backend.template("lanes"),
+        f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, _backend.template("clusters"), _backend.template("lanes"),
     ])  # fmt: skip
     grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
     return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.split, True)

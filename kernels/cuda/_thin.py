@@ -143,8 +143,8 @@ def product(
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", _product.to_batch(batched), f"#define SPLIT {split}",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};", f"constexpr int {sizes};", epi.source, _backend.template("thin_common"),
-        _backend.template(tile.template),
+        f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};", f"constexpr int {sizes};", epi.source,
+        *map(_backend.template, ("clusters", "thin_common", tile.template)),
     ])  # fmt: skip
     name = "product_short" if tile.template == "short" else "product_thin"
     return Kernel(text, name, (D.mul(grid_x, active), grid_y, grid_z), threads, tuple(v for _, _, v in parameters), 0, split, r.arch >= 90)

@@ -9,14 +9,6 @@
 // multiprocessor), A_ALONG, B_ALONG (contiguous along k), A_GATHER, B_GATHER (contiguous neither along k nor along rows), A_BYTES, B_BYTES (that lines along rows lie at
 // multiples of: 16, else 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at a time), TO_BATCH and the epilogue (struct Epilogue, finish).
 
-#if SPLIT > 1
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-DEV float from_peer(const float* p, u32 peer) {
-  float v;
-  asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}" : "=f"(v) : "r"((u32)__cvta_generic_to_shared(p)), "r"(peer) : "memory");
-  return v;
-}
-#endif
 constexpr bool HELD = STAGES == 2;  // what is copied goes through registers
 constexpr int BM = 4 * LANE_M * WARPS_M, BN = 8 * LANE_N * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 

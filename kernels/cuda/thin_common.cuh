@@ -1,14 +1,5 @@
 // What the kernels for products of few rows or few terms share (thin.cuh, thin_turned.cuh, short.cuh, dots.cuh, dots_turned.cuh).
 constexpr int CHUNK = 16 / sizeof(T);  // elements of 16 bytes
-
-#if SPLIT > 1
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
-DEV float from_peer(const float* p, u32 peer) {
-  float v;
-  asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.f32 %0, [a];}" : "=f"(v) : "r"((u32)__cvta_generic_to_shared(p)), "r"(peer) : "memory");
-  return v;
-}
-#endif
 DEV void unpack(uint4 w, float (&v)[CHUNK]) {
 #if IS_F32
   v[0] = __uint_as_float(w.x), v[1] = __uint_as_float(w.y), v[2] = __uint_as_float(w.z), v[3] = __uint_as_float(w.w);
