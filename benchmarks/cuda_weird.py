@@ -34,7 +34,7 @@ Places = Sequence[Tensors]
 class Trial:
     """inputs: what PyTorch gets. eager: what it computes with them. ours: operands of the requests for such inputs, and the result as PyTorch has it.
     roundings: how often values of that magnitude are rounded to the narrow type on the way; linear: results err relative to the sum of |products|;
-    size: what else they err relative to, in float64."""
+    size: what else they err relative to, in float64. terms: products of a sum."""
 
     name: str
     dtype: DType
@@ -46,6 +46,7 @@ class Trial:
     linear: bool = False
     extra: Sequence[Request] = ()  # that `ours` runs
     size: Callable[[Tensors], Any] | None = None
+    terms: int = 1
 
 
 def random(*shape: int, dtype: DType, scale: float = 1.0) -> Any:
@@ -91,7 +92,9 @@ def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any) -> 
     magnitude = 1 + want.abs() if sizes is None else sizes
     if trial.size is not None:
         magnitude = magnitude + trial.size({k: _wide(v) for k, v in inputs.items()})
-    bound = 1.01 * u * want.abs() + trial.roundings * u * magnitude + 2.0**-21 * (magnitude + want.abs()) + (2.0**-24 if trial.dtype == DType.F16 else 1e-30)
+    # Tensor cores cut what each 16 terms leave, up to 2^-23 of a sum that is seldom above 4 magnitude / sqrt(terms) on its way: after terms / 16 of them
+    summed = max(2.0**-21, 2.0**-25 * math.sqrt(trial.terms))
+    bound = 1.01 * u * want.abs() + trial.roundings * u * magnitude + summed * (magnitude + want.abs()) + (2.0**-24 if trial.dtype == DType.F16 else 1e-30)
     return float(((got.double() - want).abs() / bound).max()) if want.numel() else 0.0
 
 

@@ -40,7 +40,7 @@ def linear(dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int 
         return _act(act, R.torch().nn.functional.linear(x["x"], x["w"], x["b"]))
 
     name = f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}"
-    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if act in ("none", "relu") else 2.0, True, [G.pack_request(n, k, dtype, True)])
+    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if act in ("none", "relu") else 2.0, True, [G.pack_request(n, k, dtype, True)], terms=k)
 
 
 def bmm(dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False) -> Trial:
@@ -60,7 +60,7 @@ def bmm(dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False,
         return [{**x, "y": y}], y
 
     name = f"bmm {dtype.name} {b}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}"
-    return Trial(name, dtype, [r], inputs, lambda x: R.torch().bmm(x["a"], x["b"]), ours, linear=True)
+    return Trial(name, dtype, [r], inputs, lambda x: R.torch().bmm(x["a"], x["b"]), ours, linear=True, terms=k)
 
 
 def convolution(dtype: DType, v: Conv) -> Trial:
@@ -92,7 +92,8 @@ def convolution(dtype: DType, v: Conv) -> Trial:
         return _act(v.act, f.conv2d(f.pad(x["x"], (p[1], p[3], p[0], p[2])), x["w"], x["b"], v.stride, 0, v.dilation, v.groups))
 
     rounded = 0.0 if v.act in ("none", "relu") else 2.0
-    return Trial(v.name(dtype), dtype, [V.conv_request(v, dtype)], inputs, eager, ours, rounded, True, [V.pack_request(v, dtype)])
+    terms = v.c // v.groups * v.kernel[0] * v.kernel[1]
+    return Trial(v.name(dtype), dtype, [V.conv_request(v, dtype)], inputs, eager, ours, rounded, True, [V.pack_request(v, dtype)], terms=terms)
 
 
 def attention(
