@@ -247,6 +247,8 @@ def odd_products(rng: Rng) -> Iterator[Case]:
     yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), flat(1, 6))
     for dtype, a_turned, b_turned in itertools.product((F16, BF16), (False, True), (False, True)):  # all of k in shared memory
         yield with_tile(matmul(rng, dtype, 2, 2, 67, 71, 45, a_turned=a_turned, b_turned=b_turned), flat(1, 5, 1024))
+        for t in (flat(4, 2, 512, 2), flat(3, 3, 384, 3), flat(4, 1, 256, 4)):  # several steps read ahead
+            yield with_tile(matmul(rng, dtype, 2, 2, 131, 71, 237, a_turned=a_turned, b_turned=b_turned), t)
     lane = _lanes.LaneTile
     for a_turned, b_turned in itertools.product((False, True), (False, True)):
         for t in (

@@ -84,7 +84,7 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "high"):
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):
-        return f"flat {t.bm}x{t.bn} held{t.held}"
+        return f"flat {t.bm}x{t.bn} held{t.held} ahead{t.ahead}"
     if hasattr(t, "warps_m"):
         return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
     return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ _THREADS = 512  # of all blocks that a multiprocessor holds
 
 @dataclass(frozen=True)
 class FlatTile:
-    """Warps along rows and columns, each with 32 by 32 results. held: threads of all blocks of a multiprocessor, more than _THREADS where k is short."""
+    """Warps along rows and columns, each with 32 by 32 results. held: threads of all blocks of a multiprocessor, more than _THREADS where they hold little;
+    ahead: steps that are read ahead."""
 
     warps_m: int
     warps_n: int
     held: int = _THREADS
+    ahead: int = 1
 
     @property
     def bm(self) -> int:
@@ -47,16 +49,37 @@ class FlatTile:
         return max(2 * stage, self.bm * (self.bn * 2 + 16))
 
 
-TILES = tuple(FlatTile(*warps) for warps in ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1), (1, 2), (1, 3), (1, 5), (1, 7), (2, 1), (2, 3), (3, 1), (3, 2)))
+_WARPS = ((2, 2), (1, 4), (1, 6), (1, 8), (2, 4), (4, 1), (1, 2), (1, 3), (1, 5), (1, 7), (2, 1), (2, 3), (3, 1), (3, 2))
+_MANY_WARPS = ((4, 2), (8, 1), (3, 3), (2, 6), (3, 4), (4, 3), (4, 4))  # where k takes more steps than lie in shared memory at once
+TILES = tuple(FlatTile(*warps) for warps in (*_WARPS, *_MANY_WARPS))
 TILES_F32 = TILES[:2]
+#: Threads of a multiprocessor and steps that they read ahead; registers that a thread needs beside what it reads ahead.
+_AHEAD, _REGISTERS = ((_THREADS, 1), (768, 1), (_THREADS, 2), (384, 3), (256, 4)), 56
 
 #: The cost model of two-byte elements, fitted to measurements on an H200. Clocks to start, of a wave of blocks, of its steps, of a warp, of rows of an operand that
 #: begin anywhere, of parts of y's rows that do, for all and for 32 of a block, of a result; clocks a byte from memory.
 _START, _WAVE, _STEP, _WARP, _ROW, _PARTS, _PART, _RESULT, _MEMORY = 2700.0, 370.0, 1230.0, 13.8, 1.54, 1290.0, 232.0, 0.07, 5.53e-4
+#: The same where k is long: clocks to start, of a wave's steps and of its reads, of a warp, of rows that begin anywhere, of a result; clocks a byte from memory.
+_LONG_START, _LONG_STEP, _LONG_READS, _LONG_WARP, _LONG_ROW, _LONG_RESULT, _LONG_MEMORY = 3160.0, 870.0, 383.0, 78.0, 1.5, 0.17, 4.9e-4
 #: That of f32. Clocks to start, of a wave's steps; of a warp: itself, its k where FFMA multiplies, and what it reads in a step; clocks a byte from memory.
 _START_F32, _STEP_F32, _WARP_F32, _DEEP_F32, _READ_F32, _MEMORY_F32 = 3120.0, 785.0, 21.1, 11.7, 1.21, 2.98e-4
 _FINISH_F32 = 0.6  # clocks of a result that takes many instructions
-_TERMS, _MOST, _LEAST = (1, 12), 256, 8  # k, and columns, for which these hold
+_TERMS, _MOST, _LEAST = (1, 12), (1024, 256), 8  # k, and columns, for which these hold
+
+
+def candidates(k: int, a: Any, b: Any) -> Iterator[FlatTile]:
+    """Tiles of two-byte elements. a, b: how operands are read."""
+    if k <= 2 * _BK:
+        yield from (replace(t, held=held) for t in TILES[: len(_WARPS)] for held in (_THREADS, 2 * _THREADS))
+        return
+    for t in TILES:
+        words = 0  # of a thread in a step
+        for how, rows in ((a, t.bm), (b, t.bn)):
+            across, lines = (rows // 8, _BK) if how.trans else (_BK // 8, rows)
+            words += -(-lines * across // t.threads) * (4 if how.bytes == 16 else 8)
+        for held, ahead in _AHEAD:
+            if t.threads <= held and 65536 // (held // t.threads * t.threads) >= _REGISTERS + ahead * words:
+                yield replace(t, held=held, ahead=ahead)
 
 
 def tile_cost(
@@ -72,6 +95,9 @@ def tile_cost(
         return _START_F32 + finished + waves * steps * _STEP_F32 + here * t.warps_m * t.warps_n * each + _MEMORY_F32 * 4 * elements
     rows = sum(size for size, at_once in zip((t.bm, t.bn), whole, strict=True) if not at_once)
     parts = n > t.bn and not y
+    if k > 2 * _BK:
+        each = steps * rows * _LONG_ROW + t.warps_m * (t.warps_n * _LONG_WARP + parts * _PART) + _LONG_RESULT * t.bm * min(t.bn, n)
+        return _LONG_START + waves * (steps * _LONG_STEP + -(-steps // t.ahead) * _LONG_READS) + here * each + _LONG_MEMORY * 2 * elements
     each = steps * rows * _ROW + t.warps_m * (t.warps_n * _WARP + parts * _PART) + _RESULT * t.bm * min(t.bn, n)
     return _START + waves * (_WAVE + steps * _STEP) + here * each + parts * _PARTS + _MEMORY * 2 * elements
 
@@ -79,9 +105,9 @@ def tile_cost(
 def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[FlatTile, float]:
     """Clocks of the tiles for these sizes. a, b: how operands are read (`_product.Access`); y: whether rows of y begin at multiples of 16 bytes."""
     f32 = r.dtype == DType.F32
-    if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST) or n < _LEAST or (not f32 and (a.gather or b.gather)):
+    if r.arch < 90 or not (_TERMS[f32] <= k <= _MOST[f32]) or n < _LEAST or (not f32 and (a.gather or b.gather)):
         return {}
-    tiles = TILES_F32 if f32 else (*TILES, *(replace(t, held=2 * _THREADS) for t in TILES if k <= 2 * _BK))
+    tiles = TILES_F32 if f32 else candidates(k, a, b)
     return {t: tile_cost(t, m, n, k, batch, r.sms, f32, y, (a.bytes == 16, b.bytes == 16), _blocks.dear(r)) for t in tiles}
 
 
@@ -102,7 +128,7 @@ def product(
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
-        f"constexpr int HELD = {tile.held}, WHOLE = {-(-depth // _BK) if depth <= 2 * _BK else 0};",
+        f"constexpr int HELD = {tile.held}, AHEAD = {tile.ahead}, WHOLE = {-(-depth // _BK) if depth <= 2 * _BK else 0};",
         f"constexpr bool A_ALONG = {int(not (a.trans or a.gather))}, B_ALONG = {int(not (b.trans or b.gather))};", epi.source,
         _backend.template("flat_f32" if f32 else "flat"),
     ])  # fmt: skip

@@ -36,7 +36,7 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
   int own, piece, rows, k;
   u32 shift;
   bool inside;  // whether words that pieces of this block meet lie within the operand
-  u32 words[COUNT][WORDS];
+  u32 words[AHEAD][COUNT][WORDS];
 
   // Of a `matrix` with `span` elements, from row `row` on; `all` elements follow `first`.
   METHOD void begin(const T* matrix, i64 row_step, i64 k_step, int row, int all_rows, int all_k, i64 span, const T* first, i64 all) {
@@ -58,7 +58,7 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
     if (at >= from && at < to) even = *(const u16*)at;
     if (at + 2 >= from && at + 2 < to) odd = *(const u16*)(at + 2);
   }
-  METHOD void read(int k0) {
+  METHOD void read(int slot, int k0) {
     const bool deep = ALONG ? k0 + piece * 8 < k : piece * 8 < rows;
     const int lines = min(ALONG ? rows : k - k0, LINES) - own;
     const u64 first = start & ~15ull;
@@ -66,8 +66,8 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
     if (inside) {
 #pragma unroll
       for (int i = 0; i < COUNT; i++) {
-        read16(words[i], first + i * hop, deep && i * TURN < lines);
-        if (BYTES < 16) read16(words[i] + 4, first + i * hop + 16, deep && i * TURN < lines);
+        read16(words[slot][i], first + i * hop, deep && i * TURN < lines);
+        if (BYTES < 16) read16(words[slot][i] + 4, first + i * hop + 16, deep && i * TURN < lines);
       }
       return;
     }
@@ -76,8 +76,8 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
     for (int i = 0; i < COUNT; i++) {
       const u64 from = first + i * hop;
       const bool there = deep && i * TURN < lines, within = there && from >= low && from <= high;
-      read16(words[i], from, within);
-      if (BYTES < 16) read16(words[i] + 4, from + 16, within);
+      read16(words[slot][i], from, within);
+      if (BYTES < 16) read16(words[slot][i] + 4, from + 16, within);
       edge |= (u32)(there && !within) << i;
     }
     if (!__any_sync(0xffffffffu, edge)) return;
@@ -89,12 +89,12 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
 #pragma unroll
       for (int w = 0; w < WORDS; w++) {
         const u32 value = __shfl_sync(0xffffffffu, word, lane + w);
-        if (edge >> i & 1) words[i][w] = value;
+        if (edge >> i & 1) words[slot][i][w] = value;
       }
     }
   }
   // Zero beyond the last k.
-  METHOD void write(u32 to, int k0) const {
+  METHOD void write(int slot, u32 to, int k0) const {
     u32 mask[4];
 #pragma unroll
     for (int w = 0; w < 4; w++) {
@@ -109,7 +109,7 @@ template <int ROWS, bool ALONG, int BYTES> struct Pieces {
       if (LINES % TURN && own + i * TURN >= LINES) break;
       u32 a[8], r[4];
 #pragma unroll
-      for (int w = 0; w < 8; w++) a[w] = w < WORDS ? words[i][w < WORDS ? w : 0] : 0;
+      for (int w = 0; w < 8; w++) a[w] = w < WORDS ? words[slot][i][w < WORDS ? w : 0] : 0;
       if (BYTES < 16) {
 #pragma unroll
         for (int w = 0; w < 6; w++) a[w] = two ? a[w + 2] : a[w];
@@ -194,30 +194,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
   if (WHOLE) {
 #pragma unroll
     for (int s = 0; s < WHOLE; s++) {
-      left.read(s * BK);
-      right.read(s * BK);
-      left.write(memory + s * STAGE, s * BK);
-      right.write(memory + s * STAGE + Left::SIZE, s * BK);
+      left.read(0, s * BK);
+      right.read(0, s * BK);
+      left.write(0, memory + s * STAGE, s * BK);
+      right.write(0, memory + s * STAGE + Left::SIZE, s * BK);
     }
     __syncthreads();
 #pragma unroll 1
     for (int s = 0; s < WHOLE; s++) multiply(memory + s * STAGE);
   } else {
     u32 stage = memory;
+    constexpr int TURN = AHEAD * BK;
 #pragma unroll 1
-    for (int k = -BK; k < K; k += BK) {  // in the first turn there is nothing to multiply yet
-      if (k >= 0) {
-        left.write(stage, k);
-        right.write(stage + Left::SIZE, k);
-        __syncthreads();
+    for (int k = -TURN; k < K; k += TURN) {  // in the first turn there is nothing to multiply yet
+#pragma unroll
+      for (int s = 0; s < AHEAD; s++) {
+        const int at = k + s * BK;
+        if (at >= K) break;
+        if (k >= 0) {
+          left.write(s, stage, at);
+          right.write(s, stage + Left::SIZE, at);
+          __syncthreads();
+        }
+        if (at + TURN < K) {
+          left.read(s, at + TURN);
+          right.read(s, at + TURN);
+        }
+        if (k < 0) continue;
+        multiply(stage);
+        stage ^= memory ^ (memory + STAGE);  // the other one
       }
-      if (k + BK < K) {
-        left.read(k + BK);
-        right.read(k + BK);
-      }
-      if (k < 0) continue;
-      multiply(stage);
-      stage ^= memory ^ (memory + STAGE);  // the other one
     }
   }
   __syncthreads();
