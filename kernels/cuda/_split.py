@@ -76,6 +76,7 @@ _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
 #: a clock.
 START, _ROW, _RESULTS, _NARROW, _BATCH_BYTES = 2100.0, 150.0, 6.4e-4, 3.5e-4, 2600.0
 _FEW = 16  # rows or columns
+_BESIDE = 0.86  # the share of their clocks that blocks take where one finishes results while another beside it multiplies
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
@@ -164,8 +165,12 @@ def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tup
     def more(t: SplitTile) -> float:
         return (_NARROW * 2 * batch * (m + n) * steps * 64 if min(m, n) <= _FEW else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))
 
+    def share(t: SplitTile) -> float:  # of the clocks that blocks take one after another
+        several = -(-m // t.bm) * -(-n // t.bn) * t.split * batch > slots(t.split, t.resident, sms)
+        return _BESIDE if y and several and t.resident > 1 else 1.0
+
     tiles = (t for t in candidates(m, n, steps, sms, 1, batch, across) if t.share == 1)
-    return {t: START + tile_cost(t, m, n, steps, sms, batch=batch) + more(t) for t in tiles}
+    return {t: START + share(t) * tile_cost(t, m, n, steps, sms, batch=batch) + more(t) for t in tiles}
 
 
 def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
