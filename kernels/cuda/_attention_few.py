@@ -94,7 +94,7 @@ def parts_of(request: Request, p: Any, tile: FewTile) -> DimLike:
 def scratch(request: Request, p: Any, tile: FewTile, use: DimLike) -> DimLike:
     """Bytes of what blocks have that another kernel joins."""
     part = -(-tile.rows * (p.head_v + 2) * 4 // 16) * 16
-    return D.product([count_of(request, tile.rows), parts_of(request, p, tile), part, use])
+    return D.product([count_of(request, tile.rows), D.add(parts_of(request, p, tile), 1), part, use])
 
 
 def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -> list[Kernel]:
@@ -114,12 +114,13 @@ def kernels(request: Request, p: Any, tile: FewTile, use: DimLike, place: str) -
     few = Kernel(text, "attention", grid, block, arguments, smem=smem, cluster=tile.parts, pdl=overlapped(request))
     if not tile.spread:
         return [few]
-    return [few, joining(request, p, tile.rows, D.mul(count_of(request, tile.rows), use), parts, known(parts) or _MOST_PARTS, place)]
+    count = D.mul(count_of(request, tile.rows), use)
+    return [few, joining(request, p, tile.rows, count, D.mul(count, parts), known(parts) or _MOST_PARTS, place)]
 
 
-def joining(request: Request, p: Any, rows: int, count: DimLike, parts: DimLike, most: int, place: str) -> Kernel:
-    """Joins what `parts` blocks, at most `most`, have of the same `rows`, which lies at `place`, for `count` tiles of them. Threads beside each other have the pieces
-    of some columns of a row, each group of them at most _TOGETHER of the parts where a block has room for so many groups."""
+def joining(request: Request, p: Any, rows: int, count: DimLike, blocks: DimLike, most: int, place: str) -> Kernel:
+    """Joins what blocks, at most `most`, have of the same `rows`, which lies at `place`, for `count` tiles of them of which `blocks` have equal shares. Threads beside
+    each other have the pieces of some columns of a row, each group of them at most _TOGETHER of the parts where a block has room for so many groups."""
     piece = 4 if p.head_v % 4 == 0 else 1
     groups = min(16, _power(-(-most // _TOGETHER)))
     across = min(_power(-(-p.head_v // piece)), max(8, _JOINING // groups))
@@ -127,8 +128,8 @@ def joining(request: Request, p: Any, rows: int, count: DimLike, parts: DimLike,
     constants = f"constexpr int ROWS = {rows}, PARTS = 1, THREADS = {block}, COLUMNS = {across * piece}, TOGETHER = {_TOGETHER};\n"
     text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'attention', 'attention_parts', 'attention_join')}"
     grid = (count, D.minimum(rows_of(request), rows), -(-p.head_v // (across * piece)))
-    arguments = (*_attention.arguments(request, {"q": place}), Int32(parts))
-    return Kernel(text + _attention.entry(block, last="parts"), "attention", grid, block, arguments, pdl=overlapped(request))
+    arguments = (*_attention.arguments(request, {"q": place}), Int32(blocks))
+    return Kernel(text + _attention.entry(block, last="blocks"), "attention", grid, block, arguments, pdl=overlapped(request))
 
 
 def _power(n: int) -> int:

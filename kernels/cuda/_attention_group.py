@@ -82,7 +82,7 @@ def parts_of(request: Request, p: Any, tile: GroupTile) -> DimLike:
 
 def scratch(request: Request, p: Any, tile: GroupTile, use: DimLike) -> DimLike:
     """Bytes of what blocks have that another kernel joins."""
-    return D.product([_few.count_of(request, _ROWS), parts_of(request, p, tile), _ROWS * (p.head_v + 2) * 4, use])
+    return D.product([_few.count_of(request, _ROWS), D.add(parts_of(request, p, tile), 1), _ROWS * (p.head_v + 2) * 4, use])
 
 
 def kernels(request: Request, p: Any, tile: GroupTile, use: DimLike, place: str) -> list[Kernel]:
@@ -93,7 +93,7 @@ def kernels(request: Request, p: Any, tile: GroupTile, use: DimLike, place: str)
     text = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{template('base', 'mma', 'attention', 'attention_parts', 'attention_group')}"
     arguments = _attention.arguments(request, {"y": place})
     group = Kernel(text + _attention.entry(block, blocks=blocks), "attention", (count, parts, 1), block, arguments, smem=stages * _bytes(p), pdl=overlapped(request))
-    return [group, _few.joining(request, p, _ROWS, count, parts, known(parts) or _MOST_PARTS, place)]
+    return [group, _few.joining(request, p, _ROWS, count, D.mul(count, parts), known(parts) or _MOST_PARTS, place)]
 
 
 TILE = GroupTile

@@ -20,9 +20,8 @@ _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 
 #: Up to so many keys tiles of tensor cores are best for the rows of heads that share them.
 _SHORT_KEYS = 256
-#: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a block reads in one; how many times what one block of threads reads several of a
-#: multiprocessor do.
-_KEY, _KEY_LONG, _BLOCK_BYTES, _BESIDE = 6.4, 8.1, 50, 1.5
+#: Nanoseconds of a key of a tile: of short heads, of longer ones; bytes that a block reads in one.
+_KEY, _KEY_LONG, _BLOCK_BYTES = 6.4, 8.1, 50
 #: Fewest keys of each of several blocks of threads; the longest heads whose prices these are where threads may have them.
 _LEAST_KEYS, _LONGEST = 64, 128
 #: Clocks of several rows on tensor cores: beside those of multiplying, beside those of reading where a block has all keys and where a cluster has; and bytes read
@@ -43,26 +42,27 @@ _WORTH = 0.9
 @dataclass(frozen=True)
 class Reading:
     """What it takes to read the keys and values of one row of each head, in nanoseconds: to begin and end; beside reading; bytes that a multiprocessor's share of the
-    memory gives in one; by how much slower that is where rows are no whole lines; of threads the bytes of one block."""
+    memory gives in one; by how much slower that is where rows are no whole lines; the bytes of one block."""
 
     begun: float
     beside: float
     rate: float
     uneven: float
-    block: float = 1.0
+    block: float = 1e9
 
-    def memory(self, size: float, row: int, several: float = 1.0) -> float:
-        """size: bytes of a multiprocessor's share; several: how many times faster several blocks read."""
-        return self.beside + size * (self.uneven if row % 256 else 1.0) / (self.rate * several)
+    def memory(self, size: float, row: int, mine: float = 0) -> float:
+        """size: bytes of a multiprocessor's share; mine: of one block."""
+        return self.beside + max(size / self.rate, mine / self.block) * (self.uneven if row % 256 else 1.0)
 
 
 #: By the blocks of a cluster that divide a head's keys: of tensor cores, of threads.
-_TILES = {1: Reading(1900, 900, 24.2, 1.0), 2: Reading(3500, 600, 21, 1.1), 4: Reading(4200, 300, 25, 1.1), 8: Reading(4500, 300, 25, 1.1)}
-_THREADS = {1: Reading(2150, 1150, 20, 1.2, 54), 4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
-#: One block of threads that has a short head, two tiles beside each other, as many blocks as fill the device; of short heads, of longer ones, of threads.
-_THREADS_SHORT = Reading(2150, 1150, 30, 1.2, 54)
-_PAIRED_SHORT, _PAIRED_LONG = Reading(2600, 0, 24.2, 1.0), Reading(2600, 0, 22.5, 1.0)
-_SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS = Reading(5170, 0, 30, 1.0), Reading(5170, 0, 32.5, 1.15), Reading(5100, 0, 32.5, 1.07, 60)
+_TILES = {1: Reading(1900, 900, 27.6, 1.15, 44), 2: Reading(3500, 600, 21, 1.1), 4: Reading(4200, 300, 25, 1.1), 8: Reading(4500, 300, 25, 1.1)}
+_THREADS = {4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
+#: As many blocks as fill the device: of short heads, of longer ones, of threads; nanoseconds more where a block has keys of two heads.
+_SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS, _TWO_HEADS = Reading(5170, 0, 30, 1.0), Reading(5800, 0, 32.5, 1.15), Reading(5100, 0, 32.5, 1.07, 60), 500
+#: A block for each head, two of which lie beside each other: nanoseconds to begin and end; bytes in one of a multiprocessor's share of the memory, of a block whose
+#: neighbours are done, of a multiprocessor's share where others are idle; by how much slower threads are where rows are no whole lines.
+_WHOLE, _SHARE, _LAST, _PARTLY, _UNEVEN = 3300, 29.5, 58, 25, 1.2
 
 
 def as_rows(request: Request) -> Request:
@@ -106,7 +106,7 @@ def _of_spread(request: Request, p: Any, tile: Any, keys: int, row: int) -> floa
     i = parameters(request)
     each = keys * row / request.sms * (_RAGGED if row % 256 else 1.0)
     read, fetched = (evaluate(n, {}) * each for n in (D.mul(i["B"], i["KVH"]), _attention.blocks(request, tile.rows)))
-    steps = -(-keys // (tile.keys * evaluate(_hopper.parts_of(request, tile), {})))
+    steps = -(-keys * evaluate(_attention.blocks(request, tile.rows), {}) // (tile.keys * evaluate(_hopper.blocks_of(request, tile), {})))
     return float(_SPREADING + max(read / _SPREAD_BYTES, fetched / _CACHED_BYTES, steps * _SPREAD_STEP[(p.widest > 64) + (p.widest > 128)]))
 
 
@@ -119,18 +119,21 @@ def spread(request: Request, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, 
     return [(tile if tile is not None and isinstance(t, _group.TILE) else t, use) for t, use in few]
 
 
+def _of_whole(heads: int, sms: int, size: float) -> float:
+    """Price of a block for each head: multiprocessors that have one more than others read it when these are done. size: bytes of a head."""
+    each, rest = divmod(heads, sms)
+    return _WHOLE + size * (each / _SHARE + (1 / min(_LAST, _PARTLY * sms / rest) if rest else 0))
+
+
 def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> dict[Any, float]:
     """Prices of tiles of threads for one row of each of heads that share nothing. row: bytes of a key and its value."""
-    price: dict[Any, float] = {}
-    tiles = [(_few.TILE(1, n), of) for n, of in _THREADS.items() if n == 1 or keys >= n * _LEAST_KEYS]
+    price: dict[Any, float] = {_few.TILE(1, 1): _of_whole(heads, request.sms, keys * row * (_UNEVEN if row % 256 else 1.0))}
+    tiles = [(_few.TILE(1, n), of) for n, of in _THREADS.items() if keys >= n * _LEAST_KEYS]
     for tile, of in (*tiles, (_few.TILE(1, 1, True), _SPREAD_THREADS)):
         parts = evaluate(_few.parts_of(request, p, tile), {})
-        if parts > 1 or not tile.spread:
-            if short := parts == 1 and p.widest <= 64:
-                of = _THREADS_SHORT
-            several = 1.0 if parts > 1 or short else min(max(heads / request.sms, 1.0), _BESIDE)
+        if parts > 1:
             mine = -(-heads * parts // request.sms) * -(-keys // parts) * row
-            price[tile] = of.begun + max(of.memory(heads * keys * row / request.sms, row, several), mine / of.block)
+            price[tile] = of.begun + max(of.memory(heads * keys * row / request.sms, row), mine / of.block)
     return price
 
 
@@ -148,15 +151,15 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
     for tile in (t for t, _ in found if t.plan == "ALONE"):
         blocks, of = evaluate(_attention.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
         if tile.parts == 1 and blocks > request.sms and paired is not None:
-            of = _PAIRED_SHORT if short else _PAIRED_LONG
-            price[paired] = of.begun + of.memory(size, row)
+            price[paired] = _of_whole(heads, request.sms, keys * row)
             continue
         each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
         multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))
-        price[tile] = of.begun + max(multiplying, of.memory(size, row))
+        price[tile] = each * of.begun + max(multiplying, of.memory(size, row, -(-keys // tile.parts) * row))
     if price and (tile := _hopper.spread_tile(p)) is not None:
         of = _SPREAD_SHORT if short else _SPREAD_LONG
-        price[tile] = of.begun + of.memory(size, row)
+        two = evaluate(D.mod(_hopper.blocks_of(rows, tile), _attention.blocks(rows, tile.rows)), {}) != 0
+        price[tile] = of.begun + of.memory(size, row) + (_TWO_HEADS if two else 0)
     if price and not shared:
         price |= _of_threads(request, p, heads, keys, row)
     return [(min(price, key=price.__getitem__), 1)] if price else []

@@ -243,12 +243,12 @@ def _raw(request: Request, p: Any) -> bool:
     return small and not p.softcap and 1e-3 < request.floats["scale"] < 0.69
 
 
-def parts_of(request: Request, tile: HopperTile) -> DimLike:
-    """Blocks that have the same rows."""
-    if not tile.spread:
-        return tile.parts
-    fill = D.floordiv(request.sms * tile.blocks, D.maximum(_attention.blocks(request, tile.rows), 1))
-    return D.maximum(D.minimum(_MOST_PARTS, D.minimum(fill, D.ceildiv(parameters(request)["T"], _LEAST_STEPS * tile.keys))), 1)
+def blocks_of(request: Request, tile: HopperTile) -> DimLike:
+    """How many have equal shares of the keys of all tiles of rows (spread): as many as fill the device, of few tiles as many for each as do."""
+    room, count = request.sms * tile.blocks, _attention.blocks(request, tile.rows)
+    most = D.minimum(_MOST_PARTS, D.maximum(D.ceildiv(parameters(request)["T"], _LEAST_STEPS * tile.keys), 1))
+    fill = D.floordiv(room, D.maximum(count, 1))
+    return D.select(D.less(1, fill), D.mul(count, D.minimum(fill, most)), D.minimum(room, D.mul(count, most)))
 
 
 def _held(request: Request, tile: HopperTile) -> int:
@@ -259,17 +259,17 @@ def _held(request: Request, tile: HopperTile) -> int:
 def scratch(request: Request, p: Any, tile: HopperTile, use: DimLike) -> DimLike:
     """Bytes of what blocks have that another kernel joins."""
     part = -(-_held(request, tile) * (p.head_v + 2) * 4 // 16) * 16
-    return D.product([_attention.blocks(request, tile.rows), parts_of(request, tile), part, use])
+    return D.product([D.add(_attention.blocks(request, tile.rows), blocks_of(request, tile)), part, use])
 
 
 def kernels(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str], place: str) -> list[Kernel]:
     """places: where an operand lies that was copied to where tensor copies can read it; place: where what blocks have lies until another kernel joins it."""
     if not tile.spread:
         return [_kernel(request, p, tile, use, places)]
-    parts, i = parts_of(request, tile), parameters(request)
+    blocks, count, i = blocks_of(request, tile), _attention.blocks(request, tile.rows), parameters(request)
     alone = replace(request, ints=dict(request.ints) | {"KVH": i["H"]})  # rows of one head
-    count = D.mul(_attention.blocks(request, tile.rows), use)
-    join = _few.joining(alone, p, _held(request, tile), count, parts, known(parts) or _MOST_PARTS, place)
+    most = known(D.ceildiv(blocks, D.maximum(count, 1))) or _MOST_PARTS
+    join = _few.joining(alone, p, _held(request, tile), D.mul(count, use), blocks, most, place)
     return [_kernel(request, p, tile, use, {**places, "y": place}), join]
 
 
@@ -295,9 +295,8 @@ def _kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Ma
         _attention.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = _attention.blocks(request, tile.rows)
-    divided = tile.spread or tile.parts > 1
-    columns = D.product([count if whole or divided else D.minimum(count, request.sms * tile.blocks), tile.parts, use])
-    grid = (columns, parts_of(request, tile) if tile.spread else 1, 1)
+    columns = count if whole or tile.parts > 1 else blocks_of(request, tile) if tile.spread else D.minimum(count, request.sms * tile.blocks)
+    grid = (D.product([columns, tile.parts, use]), 1, 1)
     arguments = (*maps, *_attention.arguments(request, places))
     return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
 

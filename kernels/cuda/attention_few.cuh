@@ -175,6 +175,6 @@ DEV void attend(const Attention& g) {
     const int row = first + i, h = kv * group + row / g.S, s = row % g.S;
     from_float(g.y[b * g.y_b + h * g.y_h + s * g.y_s + c], value);
   };
-  join_warps<ROWS, PARTS == 1 && !SPREAD>(parts_of, SPREAD ? ((Part<ROWS>*)g.y)[item * parts + part] : whole, count, put);
+  join_warps<ROWS, PARTS == 1 && !SPREAD>(parts_of, SPREAD ? ((Part<ROWS>*)g.y)[item * (parts + 1) + part] : whole, count, put);
   if (PARTS > 1) join_parts(whole, count, put);
 }

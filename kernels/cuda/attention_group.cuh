@@ -133,7 +133,7 @@ DEV void attend(const Attention& g) {
   }
 
   copy_wait<0>();
-  Part<ROWS>& whole = ((Part<ROWS>*)g.y)[item * parts + part];
+  Part<ROWS>& whole = ((Part<ROWS>*)g.y)[item * (parts + 1) + part];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     sum[e] += __shfl_xor_sync(FULL_WARP, sum[e], 1);

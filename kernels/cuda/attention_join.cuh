@@ -1,7 +1,8 @@
-// Joins what the blocks of attention_few.cuh or attention_group.cuh have of the same rows, where these are more than a cluster holds: a block for some columns of a row.
+// Joins what blocks of other kernels have of the same rows: a block for some columns of a row. Of each other's rows, an item, the blocks have equal shares, one behind
+// the other; what a block has of an item lies where the sum of both their numbers says.
 constexpr int kPieces = HEAD_V / kJoined, kAcross = COLUMNS / kJoined;  // threads beside each other
 
-DEV void attend(const Attention& g, int parts) {
+DEV void attend(const Attention& g, int blocks) {
   typedef Vec<float, kJoined> Piece;
   constexpr int kGroups = THREADS / kAcross;
   __shared__ float tops[kGroups], sums[kGroups];
@@ -11,7 +12,8 @@ DEV void attend(const Attention& g, int parts) {
   const int first_column = blockIdx.z * COLUMNS, at = first_column / kJoined + column;
   const int b = head / g.KVH, h = head % g.KVH * group + row / g.S, s = row % g.S;
   T* const y = g.y + b * g.y_b + h * g.y_h + s * g.y_s + first_column;
-  const Part<ROWS>* of = (const Part<ROWS>*)g.q + i64(item) * parts;
+  const int first_block = i64(item) * blocks / gridDim.x, parts = (i64(item + 1) * blocks - 1) / gridDim.x - first_block + 1;
+  const Part<ROWS>* of = (const Part<ROWS>*)g.q + first_block + item;
   next_may_start();
   wait_with(y, of);
   if (row >= rows) return;

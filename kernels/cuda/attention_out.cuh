@@ -97,8 +97,8 @@ DEV void store_joined(const Attention& g, Part<64>& part, const Tile& tile, floa
 }
 // What a block has of the rows' keys, for another kernel to join.
 DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2], const float (&top)[2], const float (&sum)[2]) {
-  const int lane = threadIdx.x & 31, column = lane % 4 * 2, item = (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM;
-  Part<ROWS>& part = ((Part<ROWS>*)g.y)[i64(item) * gridDim.y + blockIdx.y];
+  const int lane = threadIdx.x & 31, column = lane % 4 * 2;
+  Part<ROWS>& part = ((Part<ROWS>*)g.y)[item_of(g, tile) + int(blockIdx.x)];
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;

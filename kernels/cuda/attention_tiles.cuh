@@ -14,19 +14,24 @@ constexpr bool kEager = PLAN != OVERLAP;  // what shortens the way from the firs
 constexpr int kTakers = kSplit || !kEager ? 1 : GROUPS;  // warpgroups that wait for queries of their own
 constexpr int kReaders = kSplit ? 1 : GROUPS, kStride = kSplit ? GROUPS : 1;  // warpgroups that read a tile of keys; how far it is to a warpgroup's next
 
-// Blocks that have the same rows and divide their keys: those of a cluster or (SPREAD) of a grid's column, whose parts another kernel joins.
+// Blocks that have the same rows and divide their keys: those of a cluster, or (SPREAD) whichever have a share of them where all blocks have equal shares of all
+// keys of all output tiles, one behind the other; another kernel joins what these have.
 constexpr bool kDivided = SPREAD || PARTS > 1;
-DEV int parts_of_keys() { return SPREAD ? gridDim.y : PARTS; }
-DEV int part_of_keys() { return SPREAD ? blockIdx.y : blockIdx.x % PARTS; }
-// Of so many tiles of keys those before the block's part, or before the next.
-DEV int before_part(int tiles, int next = 0) { return (part_of_keys() + next) * tiles / parts_of_keys(); }
+DEV int items_of(const Attention& g) { return g.B * g.H * ((g.S + BM - 1) / BM); }
+// Of the tiles of keys of an output tile, the item-th, those before the block's share, or before the next block's.
+DEV int before_part(const Attention& g, int tiles, int item, int next = 0) {
+  if (!SPREAD) return (int(blockIdx.x) % PARTS + next) * tiles / PARTS;
+  const int blocks = gridDim.x;
+  return min(max((int(blockIdx.x) + next) * items_of(g) - item * blocks, 0), blocks) * tiles / blocks;
+}
 
 // An output tile: its first row, batch and head, and how many tiles of keys the block has of it (-1: there is no such tile).
 struct alignas(16) Tile { int m, b, h, steps; };
 DEV int key_tiles(const Attention& g, int rows) { return (visible_keys(g, min(rows, g.S) - 1) + BN - 1) / BN; }
+DEV int item_of(const Attention& g, const Tile& tile) { return (tile.b * g.H + tile.h) * ((g.S + BM - 1) / BM) + tile.m / BM; }
 // The first of the block's tiles of keys.
 DEV int first_step(const Attention& g, const Tile& tile) {
-  return kDivided ? before_part(key_tiles(g, tile.m + BM)) : 0;
+  return kDivided ? before_part(g, key_tiles(g, tile.m + BM), item_of(g, tile)) : 0;
 }
 // Which rows come when. Causal: longest rows first in the last band of heads whose keys and values fit the L2 cache, shortest first in the band before
 // it, and so on: lengths never jump, so that blocks that go there and back again get equal shares.
@@ -35,7 +40,7 @@ struct Order {
   __device__ __forceinline__ Order(const Attention& g) {
     const int heads = g.B * g.H;
     rows = (g.S + BM - 1) / BM, count = rows * heads;
-    if (!CAUSAL || count == 0) return;
+    if (!CAUSAL || SPREAD || count == 0) return;
     const float bytes = 2.f * g.Tk * (HEAD + HEAD_V) * g.KVH / g.H;
     bands = (heads - 1) / max(1, int(24e6f / bytes)) + 1, together = (heads + bands - 1) / bands;
   }
@@ -43,19 +48,23 @@ struct Order {
   __device__ __forceinline__ Tile tile(const Attention& g, int t) const {
     if (t >= count) return {0, 0, 0, -1};
     int m = t % rows, head = t / rows;
-    if (CAUSAL) {
+    if (CAUSAL && !SPREAD) {
       const int band = t / (together * rows), rest = t - band * together * rows, width = min(together, g.B * g.H - band * together);
       m = rest / width, head = band * together + rest % width;
       if ((bands - band) & 1) m = rows - 1 - m;
     }
     Tile tile{m * BM, head / g.H, head % g.H, key_tiles(g, m * BM + BM)};
-    if (kDivided) tile.steps = before_part(tile.steps, 1) - before_part(tile.steps);
+    if (kDivided) tile.steps = before_part(g, tile.steps, t, 1) - before_part(g, tile.steps, t);
     return tile;
   }
   // Whether any block, or cluster, whose blocks divide the keys, has an n-th.
-  __device__ __forceinline__ bool has(int n) const { return n * (gridDim.x / PARTS) < count; }
+  __device__ __forceinline__ bool has(int n) const {
+    if (SPREAD) return (blockIdx.x * count / gridDim.x + n) * gridDim.x < (blockIdx.x + 1) * count;
+    return n * (gridDim.x / PARTS) < count;
+  }
   // The block's n-th: there and back again, so that long and short tiles even out.
   __device__ __forceinline__ Tile nth(const Attention& g, int n) const {
+    if (SPREAD) return has(n) ? tile(g, blockIdx.x * count / gridDim.x + n) : Tile{0, 0, 0, -1};
     const int block = blockIdx.x / PARTS, blocks = gridDim.x / PARTS;
     return tile(g, n * blocks + (CAUSAL && n % 2 ? blocks - 1 - block : block));
   }

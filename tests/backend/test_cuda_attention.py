@@ -102,9 +102,11 @@ def test_few_rows_divide_the_keys(dtype: DType, s: int, t: int, b: int, parts: i
 
 
 def test_heads_of_one_row_that_share_keys_are_few_rows() -> None:
-    for dtype, arch, tiles in ((DType.BF16, 89, 2), (DType.BF16, 90, 1), (DType.F32, 90, 6)):
+    for dtype, arch, tiles in ((DType.BF16, 89, 2), (DType.F32, 90, 6)):
         read, join = cuda.emit(attention(dtype, 128, s=1, t=16381, b=1, heads=48, kv=2, arch=arch))
         assert read.grid[0] == join.grid[0] == 2 * tiles
+    read, join = cuda.emit(attention(DType.BF16, 128, s=1, t=16381, b=1, heads=48, kv=2))
+    assert read.grid == (256, 1, 1) and join.grid[:2] == (2, 24)
     assert _maps(attention(DType.BF16, 128, s=3, t=900, b=1, heads=48, kv=2)) == [["q", "k", "v", "y"]]
 
 
@@ -140,8 +142,8 @@ def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int
 def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     """The heads of a group are rows of one head, whose operands lie where they did."""
     grouped = registry.module("kernels", "cuda").part("_attention_grouped")
-    one = attention(DType.F16, 128, s=1, t=700, b=7, heads=40, kv=8, mask=1)
-    one = replace(one, ints={**one.ints, "m_h": 700, "m_b": 40 * 700, "causal": 1, "past": 699})
+    one = attention(DType.F16, 128, s=1, t=400, b=7, heads=40, kv=8, mask=1)
+    one = replace(one, ints={**one.ints, "m_h": 400, "m_b": 40 * 400, "causal": 1, "past": 399})
     rows = grouped.as_rows(one)
     assert [rows.ints[n] for n in ("H", "S", "KVH", "causal")] == [8, 5, 8, 0]
     for b, h in ((0, 0), (6, 39), (3, 17)):
@@ -149,10 +151,10 @@ def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
             assert _address(one.ints, operand, b, h, 0, last) == _address(rows.ints, operand, b, h // 5, h % 5, last)
     k = _kernel(one)
     q, keys, *_ = (a for a in k.args if isinstance(a, TensorMap))
-    assert (q.dims, q.strides) == ((128, 5, 8, 7), (256, 5 * 256, 40 * 128 * 2 * 512)) and keys.dims == (128, 700, 8, 7)
+    assert (q.dims, q.strides) == ((128, 5, 8, 7), (256, 5 * 256, 40 * 128 * 2 * 512)) and keys.dims == (128, 400, 8, 7)
     assert (k.grid[0], k.cluster) == (56, 1)
     compile_kernels([k], 90)
-    for ints in ({"past": 698}, {"past": symbol("P")}, {"KVH": 40}, {"S": 2}):
+    for ints in ({"past": 398}, {"past": symbol("P")}, {"KVH": 40}, {"S": 2}):
         other = replace(one, ints={**one.ints, **ints})
         assert grouped.as_rows(other) is other and not any(_maps(other))
 
@@ -189,8 +191,9 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
 @pytest.mark.parametrize(
     ("b", "heads", "kv", "t", "d", "tile"),
     [
-        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (14, 80, 10, 700, 64, "1x64*2 alone"), (10, 64, 16, 900, 128, "1x64*2 alone spread"),
-        (16, 15, 15, 1500, 64, "few 1"), (5, 13, 13, 2280, 80, "few 1 spread"), (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"),
+        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64+48*2 alone"),
+        (10, 64, 16, 900, 128, "1x64*2 alone spread"), (15, 10, 10, 1816, 64, "1x64*2 alone spread"), (5, 13, 13, 2280, 80, "few 1 spread"),
+        (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"),
     ],
 )  # fmt: skip
 def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: int, d: int, tile: str) -> None:
@@ -203,16 +206,27 @@ def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: in
 
 
 def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> None:
-    for d, mask, t, parts in ((64, 0, 9001, 66), (72, 1, 9001, 66), (128, 2, 1000, 8)):
+    for d, mask, t, blocks in ((64, 0, 9001, 264), (72, 1, 9001, 264), (128, 2, 1000, 4 * 8)):
         r = attention(DType.F16, d, s=9, t=t, b=2, heads=2, kv=2, mask=mask, causal=1)
         r = replace(r, ints={**r.ints, "m_q": 300, "past": t - 9})
         emitter = registry.module("kernels", "cuda").part("emit_attention")
         tile = emitter._hopper.spread_tile(emitter.problem(r))
         *copies, read, join = emitter._hopper.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
-        assert not copies and read.grid == (4, parts, 1) and join.grid[:2] == (4, 9)
-        assert emitter._hopper.scratch(r, emitter.problem(r), tile, 1) == 4 * parts * -(-9 * (d + 2) * 4 // 16) * 16
+        assert not copies and read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
+        assert emitter._hopper.scratch(r, emitter.problem(r), tile, 1) == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
         assert 2 * (read.smem + 1024) <= 228 * 1024
         compile_kernels([read, join], 90)
+
+
+def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
+    """Of few heads as many whole shares as fill the device, of more heads than half of the blocks as much as each other, whichever head that is of."""
+    for heads, blocks in ((40, 40 * 6), (132, 264), (150, 264), (300, 264), (0, 0)):
+        r = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
+        emitter = registry.module("kernels", "cuda").part("emit_attention")
+        p = emitter.problem(r)
+        read, join = emitter._hopper.kernels(r, p, emitter._hopper.spread_tile(p), 1, {}, "scratch0")
+        assert read.grid == (blocks, 1, 1) and join.grid[0] == heads
+        assert emitter._hopper.scratch(r, p, emitter._hopper.spread_tile(p), 1) == (heads + blocks) * 272
 
 
 @pytest.mark.parametrize(
@@ -291,7 +305,7 @@ def test_one_f32_tile_runs_whatever_the_sizes() -> None:
 def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
     read, join = cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=1, heads=2, kv=2))
     assert read.cluster == 1 and read.grid == (2, 64, 1) and join.grid == (2, 1, 2)
-    assert read.scratch == join.scratch == (2 * 64 * 528,)
+    assert read.scratch == join.scratch == (2 * 65 * 528,)
     assert all(k.cluster == 1 for k in cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=80)))  # whose blocks fill the device
     for dtype in (DType.BF16, DType.F32):
         kernels = cuda.emit(attention(dtype, 61, s=symbol("S"), t=symbol("T"), b=symbol("B")))
