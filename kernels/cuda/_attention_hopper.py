@@ -146,8 +146,11 @@ _UNEVEN = 60
 _NARROWER = 100
 #: Percent of its price that a form of several blocks takes where heads are not whole panels of shared memory.
 _SLOWER = 130
-#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles.
-_NEVER = 1 << 40
+#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles; clocks of a second one, of causal rows: where one tile is
+#: long the other is short.
+_NEVER, _SECOND = 1 << 40, 500
+#: Clocks of a key and its value on their way to a tile where rows of short heads are no whole sectors of memory.
+_FETCHING = 18
 
 
 def _clocks(of: tuple[int, int, int], keys: DimLike, tile: HopperTile, *, seen: bool = False) -> DimLike:
@@ -183,13 +186,18 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
     if form.plan == "WHOLE":
         count = D.select(D.less(tile.keys, keys), form.blocks + 1, count)
     if form.work is None:
-        return D.select(D.less(form.blocks, count), _NEVER, delay)
+        pairs = p.causal and p.widest <= 64 and form.plan in ("ALONE", "SPLIT") and form.parts == 1
+        twice = D.mul(D.less(count, 3), D.less(keys, D.add(parameters(request)["S"], 1))) if pairs else 0
+        return D.select(D.less(form.blocks, count), D.select(twice, D.add(delay, _SECOND), _NEVER), delay)
     work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
         work = D.add(work, _UNEVEN * rows // 64)
+    work = D.mul(work, rows // 64)
+    if p.widest <= 64 and (p.head % 16 or p.head_v % 16):
+        work = D.maximum(work, D.mul(D.floordiv(keys, 2) if p.causal else keys, _FETCHING))
 
     def together(tiles: DimLike) -> DimLike:
-        return D.maximum(D.mul(tiles, D.mul(work, rows // 64)), delay)
+        return D.maximum(D.mul(tiles, work), delay)
 
     rest = D.mod(count, form.blocks)
     last = D.select(D.less(form.blocks, D.mul(rest, 2)), together(form.blocks), together(rest))  # more than half of its blocks: somewhere it is all of them

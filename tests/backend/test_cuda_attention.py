@@ -230,6 +230,17 @@ def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
 
 
 @pytest.mark.parametrize(
+    ("d", "b", "heads", "s", "tile"), [(64, 1, 6, 1728, "2x128 split"), (64, 1, 12, 1728, "1x80*3"), (64, 1, 5, 1500, "2x128 split"), (40, 2, 60, 600, "2x80*2")]
+)
+def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str) -> None:
+    """A multiprocessor has a short tile behind a long one; short heads whose rows are no whole sectors of memory want many rows for each that is fetched."""
+    r = attention(DType.F16, d, s=s, t=s, b=b, heads=heads, kv=heads, causal=1)
+    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
+    assert str(chosen) == tile
+
+
+@pytest.mark.parametrize(
     ("d", "b", "heads", "s", "t", "mask", "tile"),
     [
         (128, 4, 16, 1024, 1024, 1, "2x112+16 turns"), (72, 8, 4, 631, 1760, 2, "2x128 overlap"), (64, 2, 12, 777, 777, 1, "1x80+64*3"),
