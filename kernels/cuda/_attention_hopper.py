@@ -148,7 +148,7 @@ _NARROWER = 100
 _SLOWER = 130
 #: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles; clocks of a second one, of causal rows: where one tile is
 #: long the other is short.
-_NEVER, _SECOND = 1 << 40, 500
+_NEVER, _SECOND = 1 << 40, 1000
 #: Clocks of a key and its value on their way to a tile where rows of short heads are no whole sectors of memory.
 _FETCHING = 18
 
