@@ -21,7 +21,7 @@ _NARROW = (DType.F16, DType.BF16)
 _TILE_SIDE, _TILE_BYTES = 16, 40_000
 #: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE single ones; where rows are shorter than _SHORT, up to twice
 #: as many.
-_SMALL, _SHORT, _SINGLE = 1 << 18, 64, 4
+_SMALL, _SHORT, _SINGLE = 1 << 18, 64, 2
 #: Elements of rows of which few vectors cross an end; vectors of eight-byte elements where rows do not consist of them and are shorter than so many.
 _LONG, _WIDE, _WIDE_ROW = 2048, 4, 256
 
@@ -367,10 +367,10 @@ struct Operands {{
 
 def _grid(space: _Space, request: Request) -> DimLike:
     """Blocks of a grid-stride loop: not so few that some threads of the last turn have much to do that others have not; where elements are single, as many
-    as leave half of the device to the next kernel's."""
+    as have all that a thread takes at once, since finding places costs as much as moving what is there."""
     units, total = space.units(), D.product(space.n)
     many = blocks(units, 256, D.maximum(request.sms * 32, D.ceildiv(units, 1024)))
-    return many if space.whole and space.v > 1 and space.out.inner == 1 else D.select(space.small(), blocks(total, 256, request.sms * 4), many)
+    return many if space.whole and space.v > 1 and space.out.inner == 1 else D.select(space.small(), blocks(total, 256 * _SINGLE, request.sms * 8), many)
 
 
 def _turned_dim(space: _Space) -> tuple[int, list[_Operand]] | None:
