@@ -25,6 +25,8 @@ _EDGES = 200
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
 #: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest of which a thread keeps all, and its block.
 _SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
+#: The same of a slab that has a block alone, of up to so many bytes, where columns would be read twice.
+_LARGE_COLUMN, _LARGE_SLAB = 1536, 40960
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
@@ -34,6 +36,8 @@ def softmax(request: Request) -> list[Kernel]:
     small = 0 if known(inner) == 1 and known(n) is not None else _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
     if (known(n) or _SLAB_COLUMN + 1) <= _SLAB_COLUMN:
         small = D.maximum(small, _axis.in_wide_slabs(request, request.dtype, outer, n, inner))
+    if small == 0 and _again(request):
+        small = 1
     rest = _axis.negated(small)
     found = [_slabs(request, small), *(_rows(request, rest) if known(inner) == 1 else _columns(request, rest))]
     return [k for k in found if k.grid[0] != 0]
@@ -68,7 +72,8 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
     sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
     lanes = _axis.slab_lanes(n)
     per = -(-(known(n) or 0) // lanes)
-    body = f"next_may_start(); softmax_slabs<{_axis.SLABS}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
+    room = max(_axis.SLABS, (known(D.mul(n, inner)) or 0) * request.dtype.size)
+    body = f"next_may_start(); softmax_slabs<{-(-room // 1024) * 1024}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
     return _kernel(request, _axis.SLAB_THREADS, body, D.mul(grid, use), each)
 
 
@@ -131,11 +136,9 @@ def _row_kernel(request: Request, v: int, k: int, lanes: int, blocks: int, use: 
     return _kernel(request, block, body, D.mul(D.mul(D.ceildiv(outer, block // lanes), blocks), use), cluster=blocks)
 
 
-def _columns(request: Request, use: DimLike) -> list[Kernel]:
+def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
+    """(elements of a vector, vectors next to each other, threads of a block, blocks of a cluster, whether (0 or 1) clusters run)."""
     outer, n, inner = _sizes(request)
-    if w := _axis.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
-        body = f"next_may_start(); softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {_axis.literal(inner, 'inner')});"
-        return [_kernel(request, _FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use))]
     w, across = _axis.columns(request.dtype, inner, _aligned(request))
     units, length = D.mul(outer, D.ceildiv(inner, w * across)), known(n)
     threads = 256 if length is None else _axis.power_of_two(across * -(-length // _DEPTH), 64, 1024 // min(w, 2))
@@ -149,6 +152,25 @@ def _columns(request: Request, use: DimLike) -> list[Kernel]:
             share //= 2
         if share > 1:
             few = D.mul(_axis.up_to(units, request.sms // share), D.less(share * down * _LEAST - 1, n))
+    return w, across, threads, share, few
+
+
+def _again(request: Request) -> bool:
+    """Whether blocks that go down columns would read them twice where one has room for [n, inner] of few columns, which do not meet in few banks."""
+    n, inner = (known(d) for d in _sizes(request)[1:])
+    if not n or not inner or inner == 1 or inner % 8 == 0 or n > _LARGE_COLUMN or n * inner * request.dtype.size > _LARGE_SLAB:
+        return False
+    _, across, threads, share, few = _column_blocks(request)
+    return n > _DEPTH * (threads // across) * (share if few != 0 else 1)
+
+
+def _columns(request: Request, use: DimLike) -> list[Kernel]:
+    outer, n, inner = _sizes(request)
+    if w := _axis.flat(request, request.dtype, outer, n, inner, _aligned(request), _FLAT):
+        body = f"next_may_start(); softmax_flat<{w}, {n}, {_FLAT_BLOCK}, {_log(request)}>(x, y, outer, {_axis.literal(inner, 'inner')});"
+        return [_kernel(request, _FLAT_BLOCK, body, D.mul(D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use))]
+    w, across, threads, share, few = _column_blocks(request)
+    units, length, down = D.mul(outer, D.ceildiv(inner, w * across)), known(n), threads // across
     kernels = []
     for blocks, chosen in ((1, _axis.negated(few)), (share, few)):
         if chosen == 0:
