@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -25,11 +26,11 @@ _BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = ((8192, 128), (65535, 25
 _LONG = 1 << 32
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all, and of single ones that might be read as the vectors that they lie in; its block, and that of so many
-#: columns for each multiprocessor: blocks that have little to do are over before more of them can start.
-_FLAT, _FLAT_SHEETS, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 32, 128, 256, 2048
-#: Bytes of a row of columns, and how many of them, from which on these are read as the vectors that they lie in.
-_SHEET_ROW, _SHEET_LEAST = 128, 24
+#: Elements of the longest columns of which a thread has all; its block, and that of so many columns for each multiprocessor: blocks that have little to do
+#: are over before more of them can start.
+_FLAT, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 128, 256, 2048
+#: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the longest of which a thread has rather all where it can.
+_SHEET, _FLAT_COLUMN = 17, 48
 #: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -57,6 +58,8 @@ class _Reduction:
     def kernels(self) -> list[Kernel]:
         outer, n, inner = self.sizes
         small = _axis.in_slabs(self.element, n, inner, self.aligned)
+        if small == 0 and (sheets := self._sheets()):
+            return sheets
         small = D.maximum(small, _axis.in_wide_slabs(self.request, self.element, outer, n, inner))
         found = [self._slabs(small)]
         if known(inner) == 1:
@@ -69,7 +72,7 @@ class _Reduction:
     def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None, cluster: int = 1) -> list[Kernel]:
         """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a row left."""
         e, held = C_TYPES[self.element], "Policy::Held* held, " if scratch is not None else ""
-        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template("base", "span", "cluster", "reduce")
+        head = prelude(self.element if self.element in _FLOATS else DType.F32) + template("base", "span", "cluster", "reduce", "sheets")
         signature = f"const {e}* x, {self.result}* y, {held}int outer, int n, int inner, int parts"
         source = f"""{head}
 typedef {self.policy} Policy;
@@ -128,16 +131,13 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 
     def _columns(self, use: DimLike) -> list[Kernel]:
         outer, n, inner = self.sizes
-        sheets = self._sheets(use)
-        if (w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT)) and (not sheets or w > 1 or int(n) <= _FLAT_SHEETS):
+        if w := _axis.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT):
             units = D.mul(outer, D.floordiv(inner, w))
             many = known(D.less(units, self.request.sms * _MANY)) == 0
             several = 4 if int(n) <= 2 else 2 if int(n) <= 4 or (many and int(n) <= 8 and w * self.element.size <= 4) else 1
             block = _FLAT_LARGE if many else _FLAT_BLOCK
             body = f"reduce_flat<Policy, {w}, {several}, {block}>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
             return self._kernel(block, body, D.mul(D.ceildiv(units, several * block), use), 1)
-        if sheets:
-            return sheets
         w, across = _axis.columns(self.element, inner, self.aligned)
         length = known(n)
         down = _COLUMN_BLOCK // across if length is None else _axis.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
@@ -155,19 +155,24 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, rest])
         return found + self._kernel(across * down, f"{head}, 1>(x, y, {places});", D.product([tiles, parts, rest]), parts, scratch)
 
-    def _sheets(self, use: DimLike) -> list[Kernel]:
-        """Columns as the vectors that they lie in, where these do not begin at whole ones and all sizes are known."""
+    def _sheets(self) -> list[Kernel]:
+        """Columns as the vectors that they lie in, where all sizes are known and there are rows to be shared by threads."""
         size = self.element.size
         outer, n, inner = (known(d) or 0 for d in self.sizes)
-        short = outer * n == 0 or inner * size < _SHEET_ROW or n < _SHEET_LEAST
-        if use != 1 or not self.aligned or short or inner % (16 // size) == 0 or self.policy == "Fold<kLogSumExp>":
+        if not self.aligned or outer == 0 or n < _SHEET or inner == 1 or (inner + 1) * size < 16 or self.policy == "Fold<kLogSumExp>":
             return []
-        s = _division.sheet(outer, n, inner, size, self.held, self.request.sms, self.request.arch >= 90)
-        cluster = s.parts if s.cluster else 1
+        if n * size <= _FLAT_COLUMN and _axis.flat(self.request, self.element, outer, n, inner, True, _FLAT):
+            return []
+        return self._sheet(_division.sheet(outer, n, inner, size, self.held, self.request.sms, self.request.arch >= 90))
+
+    def _sheet(self, s: Any) -> list[Kernel]:
+        outer, _, inner = map(int, self.sizes)
+        v, cluster = 16 // self.element.size, s.parts if s.cluster else 1
         scratch = outer * s.parts * inner * self.held if s.parts > cluster else None
-        places = f"{'nullptr' if scratch is None else 'held'}, outer, n, inner, {s.wide}, {s.parts}"
-        body = f"reduce_sheets<Policy, {16 // size}, {s.lanes}, {s.down}, {cluster}>(x, y, {places});"
-        return self._kernel(-(-s.lanes * s.down // 32) * 32, body, outer * s.tiles * s.parts, s.parts, scratch, cluster)
+        numbers = f"{v}, {s.lanes}, {s.down}, {s.teams}, {s.depth}, {cluster}, {'true' if inner % v == 0 else 'false'}"
+        places = f"{'nullptr' if scratch is None else 'held'}, outer, n, {inner}, {s.wide}, {s.parts}"
+        grid = -(-outer * s.tiles * s.parts // s.teams)
+        return self._kernel(s.threads, f"reduce_sheets<Policy, {numbers}>(x, y, {places});", grid, s.parts, scratch, cluster)
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
         """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so few, and so long but no longer, that one launch is best."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -132,24 +132,24 @@ def test_no_more_clusters_than_run_at_once(groups: int, inner: int, cluster: int
     assert k.cluster == cluster
 
 
-def _axis(family: str, outer: DimLike, n: DimLike, inner: DimLike, dtype: DType = DType.F16) -> list[Kernel]:
+def _axis(family: str, outer: DimLike, n: DimLike, inner: DimLike, dtype: DType = DType.F16, unaligned: Sequence[str] = ()) -> list[Kernel]:
     ints: dict[str, DimLike] = {"outer": outer, "n": n, "inner": inner} | ({} if family == "softmax" else {"dtype": int(dtype)})
-    return list(cuda.emit(request(family, dtype, ints, operands="xy")))
+    return list(cuda.emit(request(family, dtype, ints, operands="xy", unaligned=unaligned)))
 
 
 @pytest.mark.parametrize("family", ["reduce", "argmax"])
 def test_blocks_share_few_long_rows(family: str) -> None:
-    assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 9001, 1031))] == [2, 2, 2]
+    assert [len(_axis(family, *s)) for s in ((1, 1000003, 1), (7, 100003, 1), (1, 300007, 131))] == [2, 2, 2]
     assert [len(_axis(family, *s)) for s in ((5000, 3001, 1), (1, 8191, 1), (500, 127, 64), (100003, 5, 1), (70, 8, 8))] == [1] * 5
     first, joining = _axis(family, 1, 1000003, 1)
     assert (first.grid[0], joining.grid[0], joining.symbol) == (81, 1, f"{family}_parts") and first.scratch == joining.scratch
 
 
-@pytest.mark.parametrize(("outer", "n", "inner", "cluster"), [(1, 1021, 1024, 8), (3, 509, 1024, 4), (7, 509, 33, 4), (31, 127, 37, 1), (500, 1021, 31, 1)])
+@pytest.mark.parametrize(("outer", "n", "inner", "cluster"), [(1, 1021, 256, 8), (7, 509, 33, 4), (31, 127, 37, 1), (500, 1021, 31, 1)])
 def test_clusters_reduce_few_columns_of_middle_length(outer: int, n: int, inner: int, cluster: int) -> None:
     for family in ("reduce", "argmax"):
-        (k,) = _axis(family, outer, n, inner)
-        assert k.cluster == cluster
+        (k,) = _axis(family, outer, n, inner, unaligned=("x",))
+        assert "reduce_columns<" in k.source and k.cluster == cluster
     kernels = _axis("reduce", 1, symbol("n"), 1031)
     for length, grids in ((511, [0, 0, 231, 33]), (512, [0, 264, 0, 0]), (4096, [0, 264, 0, 0]), (4097, [0, 0, 528, 33])):
         assert [evaluate(k.grid[0], {"n": length}) for k in kernels] == grids
@@ -232,7 +232,7 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
     ("family", "outer", "n", "inner", "kernel", "grid"),
     [
         ("reduce", 12, 1, 20011, "reduce_flat<Policy, 1, 4,", 470), ("reduce", 1, 3, 2000, "reduce_flat<Policy, 4, 2,", 2),
-        ("argmax", 500, 40, 600, "reduce_flat<Policy, 4, 1,", 586), ("argmax", 5, 40, 600, "reduce_columns<", 24),
+        ("argmax", 500, 16, 600, "reduce_flat<Policy, 4, 1,", 586), ("argmax", 5, 16, 600, "reduce_columns<", 24),
         ("reduce", 4067, 5, 591, "reduce_flat<Policy, 1, 2, 256>", 4695),
         ("softmax", 8698, 3, 343, "softmax_flat<1, 3,", 23308), ("softmax", 200, 17, 1031, "softmax_columns<", 6600),
     ],
@@ -243,30 +243,28 @@ def test_a_thread_has_a_column_where_they_are_short_or_many(family: str, outer: 
 
 
 @pytest.mark.parametrize(
-    ("outer", "n", "inner", "kernel", "grids", "cluster"),
-    [
-        (8, 2560, 229, "reduce_sheets<Policy, 8, 16, 32, 8>", [128], 8), (50, 200, 500, "reduce_sheets<Policy, 8, 17, 30, 1>", [200], 1),
-        (1, 9001, 1031, "reduce_sheets<Policy, 8, 23, 24, 1>", [192, 33], 1),
-    ],
-)  # fmt: skip
-def test_columns_that_lie_anywhere_are_read_as_whole_vectors(outer: int, n: int, inner: int, kernel: str, grids: list[int], cluster: int) -> None:
-    kernels = _axis("reduce", outer, n, inner)
-    assert kernel in kernels[0].source and [k.grid[0] for k in kernels] == grids and kernels[0].cluster == cluster
-    aligned = _axis("reduce", 7, 509, 1032)[0]
-    assert "reduce_columns<" in aligned.source
-    k = cuda.emit(request("reduce", DType.F16, {"outer": 7, "n": 509, "inner": 1031, "dtype": int(DType.F16)}, operands="xy", unaligned=("x",)))[0]
-    assert "reduce_columns<" in k.source
-    for o, v in ((300, 71), (2, 999), (1, 131)):  # a block has its threads, its shared memory, and rows that lie alike
-        for size, held in ((2, 4), (4, 4), (2, 8), (8, 16)):
-            s = _sheets.sheet(o, 700, v, size, held, 132, True)
-            assert s.lanes * s.down <= 1024 and s.lanes * s.down * held * 16 // size <= 48000 and s.down * v * size % 16 == 0
-            assert s.wide * s.tiles >= v and s.lanes * (16 // size) >= s.wide
+    ("outer", "n", "inner", "kernels", "cluster"), [(5, 2016, 272, 1, 8), (50, 200, 500, 1, 1), (1, 300007, 131, 2, 1), (7206, 112, 32, 1, 1)]
+)
+def test_columns_are_read_as_whole_vectors(outer: int, n: int, inner: int, kernels: int, cluster: int) -> None:
+    found = _axis("reduce", outer, n, inner)
+    assert f"{cluster}, {'true' if inner % 8 == 0 else 'false'}>(x, y" in found[0].source and len(found) == kernels and found[0].cluster == cluster
+    (k, *_) = _axis("reduce", outer, n, inner, unaligned=("x",))
+    assert "reduce_columns<" in k.source or "reduce_slabs<" in k.source
+
+
+@pytest.mark.parametrize(("size", "held"), [(2, 4), (4, 4), (2, 8), (8, 16)])
+def test_a_block_has_its_threads_its_shared_memory_and_rows_that_lie_alike(size: int, held: int) -> None:
+    for outer, n, inner in ((300, 700, 71), (2, 700, 999), (1, 700, 131), (9000, 20, 9), (7206, 112, 32), (3, 100003, 8), (1, 17, 4096)):
+        s, v = _sheets.sheet(outer, n, inner, size, held, 132, True), 16 // size
+        assert s.threads <= 1024 and v * held * ((s.lanes | 1) * s.down * s.teams + 32 + 32 // v + s.lanes) <= 48 << 10
+        assert s.down * inner * size % 16 == 0 and s.wide % v == 0 and s.wide * s.tiles >= inner and s.lanes * v >= s.wide + (v if inner % v else 0)
+        assert s.parts == 1 or s.teams == 1
 
 
 def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_some() -> None:
     for family in ("reduce", "softmax"):
-        (many,) = _axis(family, 132, 320, 11)
-        (few,) = _axis(family, 131, 320, 11)
+        (many,) = _axis(family, 132, 320, 11, unaligned=("x",))
+        (few,) = _axis(family, 131, 320, 11, unaligned=("x",))
         assert "_slabs<" in many.source and "_columns<" in few.source
         kernels = _axis(family, symbol("outer"), 320, 11)
         used = [[i for i, k in enumerate(kernels) if evaluate(k.grid[0], {"outer": n})] for n in (0, 131, 132)]
