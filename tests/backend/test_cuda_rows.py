@@ -273,6 +273,13 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
     assert "softmax_columns<" in long.source
 
 
+def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:
+    shapes = ((2806, 851, 9, "softmax_slabs<30720,"), (1000, 1000, 6, "softmax_columns<2,"), (2806, 1601, 6, "softmax_columns<"), (300, 900, 16, "softmax_columns<"))
+    for outer, n, inner, kernel in shapes:
+        (k,) = _axis("softmax", outer, n, inner, DType.F32)
+        assert kernel in k.source and k.grid[0] == outer
+
+
 def test_absent_operands_are_no_parameters() -> None:
     (k,) = cuda.emit(_norm(DType.F16, 768, 90, rms=1))
     assert [a.operand for a in k.args if hasattr(a, "operand")] == ["x", "gamma", "y"]
