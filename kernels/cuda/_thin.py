@@ -64,6 +64,7 @@ _FEW, _SHARED_FEW = 0.08, 0.2  # more clocks to start for each further one of th
 _MANY = (4, 3e5, 1.15)  # short products of f32 of more terms and more results cost more: so many times their clocks
 _FINISH, _FINISH_LATE = 36.0, 160.0  # clocks of a result of f32 that takes many instructions: of a warp beside others, and until it is there
 _TURN = 1100.0  # clocks until reads along k come, beyond a kernel's first two
+_WAVE_F32, _TURN_F32 = 3000.0, 280.0  # of f32: a wave of blocks beyond the first, and eight reads of k across lanes
 
 
 def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -> float:
@@ -71,12 +72,15 @@ def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -
     chunk = 16 // size
     here = -(-(-(-rows // t.rows(size)) * t.split * batch) // sms)  # blocks of one multiprocessor
     exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0
-    start = _START + -(-here // 4) * _WAVE + exchange + _MEMORY * rows * k * size * batch
+    if size == 4 and not t.deep:
+        exchange *= 0.5
+    wave = _WAVE if size == 2 or not t.deep else _WAVE_F32  # beyond the first
+    start = _START + _WAVE + (-(-here // 4) - 1) * wave + exchange + _MEMORY * rows * k * size * batch
     if size == 4:  # fitted apart
         start += 660.0 * t.few if not t.deep else 1190.0 + t.few * (234.0 + 0.0187 * k / t.split) if t.share > 1 else 770.0 + 268.0 * t.few
     if not t.deep:
         steps = -(-k // (t.split * 8))
-        late = max(-(-steps // 8) - 2, 0) * _TURN if size == 2 else 0.0  # eight reads are under way together
+        late = max(-(-steps // 8) - 2, 0) * _TURN if size == 2 else -(-steps // 8) * _TURN_F32  # eight reads are under way together
         return start + 1000.0 + late + here * 8 * chunk * (steps * (t.few + 1) * _FMA / 4 + 3 * t.few * _SHARED)
     reads = -(-k // (t.split * t.share * 32 * chunk))  # of a lane for one row
     filled = 10 + 0.04 * t.few * k / t.split if t.share > 1 else 0.0

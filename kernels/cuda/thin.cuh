@@ -10,7 +10,7 @@
 constexpr int ROWS = 8 / SHARE * DEEP, LANES = 32 * SHARE, AHEAD = DEEP * FEW > 16 ? 2 : 16 / DEEP > 8 ? 8 : 16 / DEEP;
 // Element k of a few row lies in plane k % CHUNK at k / CHUNK: lanes that read neighbouring chunks at the same offset meet no bank twice.
 constexpr int PLANE = (PIECE / CHUNK + 31) / 32 * 32 + 32 / CHUNK, FEW_ROW = PLANE * CHUNK;
-constexpr int FILLED = SHARE > 1 ? 8 : 4;  // reads of the few rows that are under way at a time
+constexpr int FILLED = SHARE > 1 ? 16 : 8;  // reads of the few rows that are under way at a time
 constexpr int VALUES = DEEP * FEW, SLOTS = VALUES > 16 ? 32 : VALUES > 8 ? 16 : VALUES > 4 ? 8 : VALUES > 2 ? 4 : VALUES;
 static_assert(VALUES <= 32 && PIECE % (32 * CHUNK) == 0, "a lane finishes one value at most");
 
@@ -39,16 +39,15 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
 #pragma unroll
     for (int i = 0; i < DEEP; i++) row[i] = base + (mine + 8 * i < rows ? 8 * i * wide_step : 0);
     uint4 read[AHEAD][DEEP];
-    auto fetch = [&](int chunk) {
+    auto fetch = [&](uint4 (&to)[DEEP], int chunk) {
 #pragma unroll
-      for (int s = 0; s < AHEAD; s++)
-#pragma unroll
-        for (int i = 0; i < DEEP; i++)
-          if (chunk + LANES * s < chunks) read[s][i] = *(const uint4*)(row[i] + head + (chunk + LANES * s) * CHUNK);
+      for (int i = 0; i < DEEP; i++)
+        if (chunk < chunks) to[i] = *(const uint4*)(row[i] + head + chunk * CHUNK);
     };
     const int edge = place < head ? place : place >= 16 && place - 16 < left ? head + chunks * CHUNK + place - 16 : -1;
     float at_edge[DEEP];
-    fetch(place);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) fetch(read[s], place + LANES * s);
 #pragma unroll
     for (int i = 0; i < DEEP; i++) at_edge[i] = edge >= 0 ? to_float(row[i][edge]) : 0.f;
     if (piece == begin) {
@@ -56,11 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
     } else {
       __syncthreads();
     }
-#pragma unroll
-    for (int c = 0; c < FEW; c++)
-#pragma unroll FILLED
-      for (int k = threadIdx.x; k < min(PIECE, end - piece); k += 256)
-        few[c * FEW_ROW + place_of(k)] = c < fews ? to_float(narrow[c * narrow_step + (piece + k) * narrow_k]) : 0.f;
+    fill<FEW, FILLED>(few, narrow + piece * narrow_k, narrow_step, narrow_k, fews, min(PIECE, end - piece), [](int c, int k) { return c * FEW_ROW + place_of(k); });
     __syncthreads();
     if (edge >= 0) {
 #pragma unroll
@@ -90,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
             }
           }
         }
+        fetch(read[s], chunk + LANES * (AHEAD + s));
       }
-      fetch(chunk + LANES * AHEAD);
     }
   }
   if (begin >= end) wait_for_producers();  // what y overwrites has been read

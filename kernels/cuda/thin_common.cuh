@@ -22,6 +22,25 @@ template <int O, int OF, int SLOTS> DEV void keep_half(float (&sum)[SLOTS], int 
     sum[q] = (upper ? high : low) + given;
   }
 }
+// `count` elements along k of the few rows go to shared memory, element k of row c to to[place(c, k)]; rows that do not exist are zero. A thread has READS reads under way
+// together where there are as many.
+template <int FEWS, int READS, class Place> DEV void fill(float* to, const T* from, i64 row_step, i64 k_step, int rows, int count, const Place& place) {
+  constexpr int TURNS = READS > FEWS ? READS / FEWS : 1;
+  if (TURNS > 1 && count <= 256) return fill<FEWS, FEWS>(to, from, row_step, k_step, rows, count, place);
+#pragma unroll 1
+  for (int k = threadIdx.x; k < count; k += TURNS * 256) {
+    float v[TURNS][FEWS];
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+#pragma unroll
+      for (int c = 0; c < FEWS; c++) v[i][c] = c < rows && k + i * 256 < count ? to_float(from[c * row_step + (k + i * 256) * k_step]) : 0.f;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+#pragma unroll
+      for (int c = 0; c < FEWS; c++)
+        if (k + i * 256 < count) to[place(c, k + i * 256)] = v[i][c];
+  }
+}
 DEV void next_may_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -33,18 +33,13 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   for (int piece = begin; piece < end; piece += PIECE) {
     const int count = min(PIECE, end - piece), from = active ? low - piece : count, to = min(count, high - piece);
     uint4 read[AHEAD];
-    auto fetch = [&](int k) {
-#pragma unroll
-      for (int s = 0; s < AHEAD; s++) {
-        const int at = k + 8 * s;
-        if (at >= from && at < to) read[s] = *(const uint4*)(wide + row + (i64)(piece + at) * wide_k);
-      }
+    auto fetch = [&](uint4& to_read, int at) {
+      if (at >= from && at < to) to_read = *(const uint4*)(wide + row + (i64)(piece + at) * wide_k);
     };
-    fetch(warp);
-    if (piece != begin) __syncthreads();
 #pragma unroll
-    for (int c = 0; c < FEW; c++)
-      for (int k = threadIdx.x; k < count; k += 256) few[c * PIECE + k] = c < fews ? to_float(narrow[c * narrow_step + (piece + k) * narrow_k]) : 0.f;
+    for (int s = 0; s < AHEAD; s++) fetch(read[s], warp + 8 * s);
+    if (piece != begin) __syncthreads();
+    fill<FEW, 8>(few, narrow + piece * narrow_k, narrow_step, narrow_k, fews, count, [](int c, int k) { return c * PIECE + k; });
     __syncthreads();
     for (int k = warp; k < count; k += 8 * AHEAD) {
 #pragma unroll
@@ -59,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
             for (int e = 0; e < CHUNK; e++) sum[c][e] = fmaf(v[e], other, sum[c][e]);
           }
         }
+        fetch(read[s], k + 8 * (AHEAD + s));
       }
-      fetch(k + 8 * AHEAD);
     }
   }
   if (active && (low > 0 || high < K)) {
