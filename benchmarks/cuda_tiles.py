@@ -65,7 +65,7 @@ def rounds(t: Any) -> bool:
 
 def tile_name(t: Any) -> str:
     if hasattr(t, "lane_m"):
-        return f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages}"
+        return f"lanes {t.bm}x{t.bn} of {t.lane_m}x{t.lane_n} by {t.warps_k} stages{t.stages} split{t.split}"
     if hasattr(t, "tile"):
         return f"copied, {tile_name(t.tile)}"
     if hasattr(t, "lanes"):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered
+from tracea_onnx.cuda_source import clustered, overlapped, shared
+from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS
 
 #: Most k for which these hold.
@@ -52,6 +53,15 @@ class Kind:
 def dear(r: Request) -> bool:
     """Whether finishing a result takes many instructions."""
     return r.program is not None or ACTIVATIONS[int(r.ints.get("act", 0))] not in SIMPLE
+
+
+def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
+    """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks, holds no more than its share where two launches do not fit together.
+    Else some blocks of the next one come early, to where this one leaves room, and the others to where it ends first, all together."""
+    if not (overlapped(r) and isinstance(blocks, int) and 2 * blocks > r.sms * resident):
+        return smem
+    here = -(-blocks // r.sms)
+    return max(smem, shared(r) // here // 1024 * 1024 - 1024) if here < resident else smem
 
 
 def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool, dear: bool) -> float:

@@ -21,7 +21,7 @@ _HELD = 2  # stages of copies that go through registers
 @dataclass(frozen=True)
 class LaneTile:
     """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and of those that share these and divide k; steps in shared memory:
-    two go there through registers, more are copied asynchronously. split: blocks of a cluster that divide k."""
+    two go there through registers, more are copied asynchronously. split: blocks of a cluster that divide k. tall: a warp has 8 by 4 lanes."""
 
     lane_m: int
     lane_n: int
@@ -30,14 +30,15 @@ class LaneTile:
     warps_k: int = 1
     stages: int = _HELD
     split: int = 1
+    tall: bool = False
 
     @property
     def bm(self) -> int:
-        return 4 * self.lane_m * self.warps_m
+        return (8 if self.tall else 4) * self.lane_m * self.warps_m
 
     @property
     def bn(self) -> int:
-        return 8 * self.lane_n * self.warps_n
+        return (4 if self.tall else 8) * self.lane_n * self.warps_n
 
     @property
     def bk(self) -> int:
@@ -54,6 +55,11 @@ class LaneTile:
         return max(1, 65536 // (min(255, 2 * self.lane_m * self.lane_n + 32) * self.threads))
 
     @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor holds."""
+        return max(1, min(self.beside, 227 * 1024 // (self.smem + 1024)))
+
+    @property
     def straight(self) -> bool:
         """Whether lanes write their sums where they may four at a time: registers reach."""
         return self.warps_k == self.split == 1 and self.lane_m * self.lane_n <= 96
@@ -67,19 +73,22 @@ class LaneTile:
 _ASYNC = 3
 #: Clocks of tiles to start, of each step of a wave of blocks, and of each step of a block.
 _TILES = {
-    LaneTile(8, 4, 1, 1, 4): (2260.0, 422.0, 278.0), LaneTile(8, 4, 1, 1, 2): (2550.0, 512.0, 137.0), LaneTile(8, 4, 2, 1, 2): (2550.0, 63.8, 369.0),
-    LaneTile(8, 8, 1, 1, 4): (2620.0, 445.0, 549.0), LaneTile(8, 8, 2, 1, 2): (2490.0, 1680.0, 95.3), LaneTile(8, 12, 2, 1, 2): (2820.0, 0.0, 1110.0),
-    LaneTile(8, 12, 2, 2): (3020.0, 1040.0, 1330.0), LaneTile(8, 4, 2, 2): (1760.0, 777.0, 441.0), LaneTile(8, 8, 2): (2260.0, 933.0, 493.0),
-    LaneTile(8, 8, 2, 2): (2180.0, 759.0, 974.0), LaneTile(8, 4, 1, 1, 8): (2010.0, 332.0, 633.0), LaneTile(4, 12, 1, 1, 4): (2440.0, 456.0, 377.0),
-    LaneTile(4, 4, 1, 1, 4, _ASYNC): (2250.0, 278.0, 233.0), LaneTile(8, 4, 1, 1, 4, _ASYNC): (2180.0, 315.0, 336.0),
-    LaneTile(4, 8, 1, 1, 4, _ASYNC): (2190.0, 347.0, 326.0), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2090.0, 181.0, 576.0),
+    LaneTile(8, 4, 1, 1, 4): (2320.0, 464.0, 294.0), LaneTile(8, 4, 1, 1, 2): (2390.0, 519.0, 127.0), LaneTile(8, 4, 2, 1, 2): (2200.0, 450.0, 259.0),
+    LaneTile(8, 8, 1, 1, 4): (2100.0, 644.0, 556.0), LaneTile(8, 8, 2, 1, 2): (2630.0, 518.0, 552.0), LaneTile(8, 12, 2, 1, 2): (2500.0, 483.0, 815.0),
+    LaneTile(8, 12, 2, 2): (2040.0, 2050.0, 759.0), LaneTile(8, 4, 2, 2): (1570.0, 969.0, 334.0), LaneTile(8, 8, 2): (2140.0, 1400.0, 346.0),
+    LaneTile(8, 8, 2, 2): (1720.0, 812.0, 947.0), LaneTile(8, 4, 1, 1, 8): (2500.0, 377.0, 761.0), LaneTile(4, 12, 1, 1, 4): (2100.0, 564.0, 607.0),
+    LaneTile(8, 4, 4): (2250.0, 1060.0, 352.0), LaneTile(4, 8, 2, 1, 2): (2740.0, 476.0, 220.0), LaneTile(4, 12, 2, 1, 2): (2630.0, 659.0, 288.0),
+    LaneTile(8, 4, 2, 1, 2, tall=True): (3040.0, 683.0, 241.0), LaneTile(4, 4, 1, 1, 4, _ASYNC): (2310.0, 292.0, 118.0),
+    LaneTile(8, 4, 1, 1, 4, _ASYNC): (2160.0, 347.0, 231.0), LaneTile(4, 8, 1, 1, 4, _ASYNC): (2160.0, 420.0, 164.0),
+    LaneTile(4, 4, 1, 1, 8, _ASYNC): (2140.0, 315.0, 355.0), LaneTile(4, 4, 1, 1, 4, _ASYNC, tall=True): (2610.0, 210.0, 146.0),
+    LaneTile(8, 4, 1, 1, 4, _ASYNC, tall=True): (2600.0, 313.0, 255.0),
 }  # fmt: skip
 #: What tiles share whose copies go through registers, and those that copy asynchronously.
 _HELD_COSTS = _blocks.Kind(
-    along=1.85, along16=5.19, turned=1.48, turned16=7.57, memory=0.000494, result=0.0107, dear=0.493, joined=0.161, anywhere=0.0, exchange=1590.0,
+    along=1.98, along16=3.55, turned=1.78, turned16=3.19, memory=0.000198, result=0.157, dear=0.493, joined=0.629, anywhere=0.00865, exchange=870.0,
 )
 _ASYNC_COSTS = _blocks.Kind(
-    along=1.22, along16=1.96, turned=0.627, turned16=3.0, memory=0.000307, result=0.161, dear=0.745, joined=0.383, anywhere=0.0, exchange=1040.0,
+    along=3.86, along16=4.41, turned=2.86, turned16=9.61, memory=0.000103, result=0.37, dear=0.745, joined=0.849, anywhere=0.0, exchange=1050.0,
 )
 TILES = tuple(_TILES)
 #: Blocks of a cluster that may divide k, and most of these of a multiprocessor for which they do.
@@ -97,9 +106,9 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
         return {}
     whole, out = _WHOLE if a.bytes == b.bytes == 16 else 1.0, dict[LaneTile, float]()
     for t, own in _TILES.items():
-        kind, resident = _HELD_COSTS if t.stages == _HELD else _ASYNC_COSTS, max(1, min(t.beside, 227 * 1024 // (t.smem + 1024)))
+        kind = _HELD_COSTS if t.stages == _HELD else _ASYNC_COSTS
         for split in (1, *_DIVIDED.get(t, ())):
-            how = _blocks.Blocks(t.bm, t.bn, t.bk, split, resident)
+            how = _blocks.Blocks(t.bm, t.bn, t.bk, split, t.resident)
             if split == 1 or (-(-k // t.bk) >= 2 * split and how.here(m, n, batch, r.sms) <= _MOST):
                 out[replace(t, split=split)] = whole * _blocks.clocks(kind, own, how, m, n, k, batch, r.sms, a, b, y, _blocks.dear(r))
     return out
@@ -115,15 +124,16 @@ def product(
     parameters = [*params, *epi.parameters]
     sizes = {name.upper(): getattr(tile, name) for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")}
     sizes |= {"BK": tile.bk, "BESIDE": tile.beside if tile.stages == _HELD else 1}
-    ways: dict[str, int] = {"STRAIGHT": int(y_vector and tile.straight)}
+    ways: dict[str, int] = {"STRAIGHT": int(y_vector and tile.straight), "TALL": int(tile.tall)}
     for o, how in (("A", a), ("B", b)):
         sizes[f"{o}_BYTES"] = how.bytes if how.bytes == 16 and (how.trans or tile.stages == _HELD) else 4
         ways |= {f"{o}_ALONG": int(not (how.trans or how.gather)), f"{o}_GATHER": int(how.gather)}
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", _product.to_batch(batched),
+        prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", f"#define HELD {int(tile.stages == _HELD)}", _product.to_batch(batched),
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes.items())};",
         f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, _backend.template("clusters"), _backend.template("lanes"),
     ])  # fmt: skip
     grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
-    return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), tile.smem, tile.split, True)
+    smem = tile.smem if tile.split > 1 else _blocks.even(r, tile.smem, D.product([grid, grid_y, grid_z]), tile.resident)
+    return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), smem, tile.split, True)

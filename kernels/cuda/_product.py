@@ -364,7 +364,8 @@ def product(
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
     pdl = r.arch >= 90
     grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
-    main = Kernel(text, "product_tile", grid, tile.threads, args, tile.smem, tile.split if cluster else 1, pdl, scratch)
+    smem = _blocks.even(r, tile.smem, D.product(grid), _resident(tile)) if f32 and source == 0 and tile.split == 1 else tile.smem
+    main = Kernel(text, "product_tile", grid, tile.threads, args, smem, tile.split if cluster else 1, pdl, scratch)
     if not scratch:
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)

@@ -2,99 +2,97 @@
 // multiples of 16 bytes) to shared memory, where neighbouring rows of either operand lie together at each k: through registers, which are read while the step before is
 // multiplied, or by asynchronous copies, more of which can be under way, but each of which takes shared memory four times as long.
 //
-// A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those of one; a warp has 4 by 8 lanes. Warps that share rows and columns
+// A lane has LANE_M rows by LANE_N columns and reads those of the next k while it multiplies those of one; a warp has 4 by 8 lanes, or 8 by 4 (TALL). Warps that share rows and columns
 // (WARPS_K) take fours of k in turn; their sums meet in shared memory.
 //
-// The generator defines: LANE_M, LANE_N, WARPS_M, WARPS_N, WARPS_K, STAGES (steps in shared memory, 2 of which go through registers), BK (k of a step), BESIDE (blocks of a
+// The generator defines: LANE_M, LANE_N, WARPS_M, WARPS_N, WARPS_K, STAGES (steps in shared memory), HELD (these are 2, and copies go through registers), BK (k of a step), BESIDE (blocks of a
 // multiprocessor), A_ALONG, B_ALONG (contiguous along k), A_GATHER, B_GATHER (contiguous neither along k nor along rows), A_BYTES, B_BYTES (that lines along rows lie at
-// multiples of: 16, else 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at a time), TO_BATCH and the epilogue (struct Epilogue, finish).
+// multiples of: 16, else 4), SPLIT (blocks of a cluster that divide k), STRAIGHT (lanes write their sums, four columns at a time), TALL, TO_BATCH and the epilogue (struct Epilogue, finish).
 
-constexpr bool HELD = STAGES == 2;  // what is copied goes through registers
-constexpr int BM = 4 * LANE_M * WARPS_M, BN = 8 * LANE_N * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+constexpr int LANES_M = TALL ? 8 : 4, LANES_N = 32 / LANES_M;  // lanes of a warp along rows and columns
+constexpr int BM = LANES_M * LANE_M * WARPS_M, BN = LANES_N * LANE_N * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 
-// Copies of ROWS rows of one operand by BK of k.
+constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // the next one
+
+// Copies of ROWS rows of one operand by BK of k through registers, by E elements: a thread has every TURN-th row, there one four or every eighth k (ALONG), or every TURN-th
+// line, there every ACROSS-th piece. All that it counts on from step to step is where it reads next and where it writes: the compiler would work out every address anew.
 template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
+  static constexpr int PITCH = ROWS + 4, SIZE = BK * PITCH, E = BYTES == 16 ? 4 : 1;
+  static constexpr bool FOURS = ALONG && E == 4;  // a warp has 2 fours of 16 rows: these lie in different banks
+  static constexpr int ACROSS = power_of_two(ROWS / E < 32 ? ROWS / E : 32), WIDE = ALONG ? FOURS ? 1 : BK / 8 : (ROWS + ACROSS * E - 1) / (ACROSS * E);
+  static constexpr int TURN = ALONG ? FOURS ? THREADS * 4 / BK : THREADS / 8 : THREADS / ACROSS, ALL = ALONG ? ROWS : BK, TURNS = (ALL + TURN - 1) / TURN;
+  static_assert(!FOURS || THREADS / 32 % (BK / 8) == 0, "warps that have one four");
+  const float* next;
+  i64 hop, step, beside;  // between turns, steps, and rows of a line (GATHER)
+  int own, place, room;   // of the first turn: row and k, or line and row; rows from that one on
+  u32 mine;               // bytes within a stage
+  float held[TURNS * WIDE * E];
+  METHOD void begin(const float* base, i64 row_step, i64 k_step, int rows, int k0) {
+    const int t = threadIdx.x, fours = BK / 8;
+    own = FOURS ? t % 16 + t / 32 / fours * 16 : t / (ALONG ? 8 : ACROSS), place = FOURS ? (t / 16 % 2 + t / 32 % fours * 2) * 4 : t % (ALONG ? 8 : ACROSS) * E;
+    room = min(rows, ROWS) - (ALONG ? own : place), beside = row_step;
+    next = ALONG ? base + own * row_step + k0 + place : base + (k0 + own) * k_step + (GATHER ? place * row_step : place);
+    hop = TURN * (ALONG ? row_step : k_step), step = ALONG ? BK : BK * k_step;
+    mine = (ALONG ? place * PITCH + own : own * PITCH + place) * 4;
+    asm volatile("" : "+l"(next), "+r"(mine), "+r"(own), "+r"(place), "+r"(room));
+  }
+  // Whether piece w of turn i is there, of a step that has `count` k. A missing k is zero; missing rows are not copied: nothing reads their results.
+  // WHOLE: no k of the step is missing, which takes far fewer instructions.
+  template <bool WHOLE> METHOD bool there(int i, int w, int count) const {
+    if (ALONG) return i * TURN < room && (WHOLE || place + 8 * w < count);
+    return w * ACROSS * E < room && (BK % TURN == 0 || own + i * TURN < BK) && (WHOLE || own + i * TURN < count);
+  }
+  template <bool WHOLE> METHOD void read(int count) {
+    const float* from = next;
+    next += step;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++, from += hop)
+#pragma unroll
+      for (int w = 0; w < WIDE; w++) {
+        float* const to = held + (i * WIDE + w) * E;
+        const float* const at = from + (ALONG ? 8 * w : GATHER ? w * ACROSS * beside : w * ACROSS * E);
+        if (there<WHOLE>(i, w, FOURS ? count - 3 : count)) {
+          if (E == 4)
+            *(float4*)to = __ldg((const float4*)at);
+          else
+            *to = __ldg(at);
+        } else if (!WHOLE) {
+#pragma unroll
+          for (int e = 0; e < E; e++) to[e] = FOURS && i * TURN < room && place + e < count ? __ldg(at + e) : 0.f;
+        }
+      }
+  }
+  METHOD void write(u32 stage) const {
+    const u32 to = stage + mine;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+#pragma unroll
+      for (int w = 0; w < WIDE; w++) {
+        if ((ALL % TURN != 0 && own + i * TURN >= ALL) || (!ALONG && ROWS % (ACROSS * E) != 0 && place + w * ACROSS * E >= ROWS)) continue;
+        const float* const v = held + (i * WIDE + w) * E;
+        if (FOURS)
+#pragma unroll
+          for (int e = 0; e < 4; e++) store(to + (e * PITCH + i * TURN) * 4, v[e]);
+        else if (ALONG)
+          store(to + (8 * w * PITCH + i * TURN) * 4, *v);
+        else if (E == 4)
+          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + (i * TURN * PITCH + w * ACROSS * E) * 4), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+        else
+          store(to + (i * TURN * PITCH + w * ACROSS) * 4, *v);
+      }
+  }
+  DEV void store(u32 to, float v) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory"); }
+};
+
+// The same by asynchronous copies.
+template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct AsyncLines {
   static constexpr int PITCH = ROWS + 4, SIZE = BK * PITCH;
   static constexpr int TURN = THREADS / 8, DOWN = (ROWS + TURN - 1) / TURN;              // ALONG: eight lanes have one row
   static constexpr int E = BYTES == 16 ? 4 : 1, ACROSS = ROWS / E, COPIES = ACROSS * BK;  // fours of a line's rows in turn, else a warp has whole lines
-  static constexpr int WARPS = THREADS / 32, LINES = (BK + WARPS - 1) / WARPS, WIDE = (ROWS + 31) / 32;
-  static constexpr bool FOURS = ALONG && E == 4;  // of k; a warp has 2 fours of 16 rows
-  static constexpr int COUNT = ALONG && !FOURS ? DOWN * (BK / 8) : E == 4 ? (COPIES + THREADS - 1) / THREADS * 4 : LINES * WIDE;
+  static constexpr int WARPS = THREADS / 32, LINES = (BK + WARPS - 1) / WARPS;
   const float* base;
   i64 row_step, k_step;
   int rows, k;
-  float held[HELD ? COUNT : 1];
-  DEV int row_of(int t) { return t % 16 + t / 32 % (ROWS / 16) * 16; }
-  DEV int four_of(int t) { return t / 16 % 2 + t / (2 * ROWS) * 2; }
-  // A missing k is zero; missing rows are not copied: nothing reads their results.
-  METHOD void read(int k0) {
-    if (FOURS) {
-#pragma unroll
-      for (int i = 0; i < COUNT / 4; i++) {
-        const int t = threadIdx.x + i * THREADS, r = row_of(t), at = k0 + four_of(t) * 4;
-        const float* const from = base + r * row_step + at;
-        const bool there = r < rows && (COPIES % THREADS == 0 || t < COPIES);
-        if (there && at + 3 < k)
-          *(float4*)(held + 4 * i) = *(const float4*)from;
-        else
-#pragma unroll
-          for (int e = 0; e < 4; e++) held[4 * i + e] = there && at + e < k ? from[e] : 0.f;
-      }
-    } else if (ALONG) {
-      const int own = threadIdx.x / 8, at = threadIdx.x % 8;
-      const float* from = base + own * row_step + k0 + at;
-      const i64 hop = TURN * row_step;
-#pragma unroll
-      for (int i = 0; i < DOWN; i++, from += hop)
-#pragma unroll
-        for (int e = 0; e < BK / 8; e++) held[i * (BK / 8) + e] = own + i * TURN < min(rows, ROWS) && k0 + at + 8 * e < k ? from[8 * e] : 0.f;
-    } else if (E == 4) {
-#pragma unroll
-      for (int i = 0; i < COUNT / 4; i++) {
-        const int t = threadIdx.x + i * THREADS, line = t / ACROSS, r = t % ACROSS * 4;
-        const bool there = t < COPIES && r < rows && k0 + line < k;
-        *(float4*)(held + 4 * i) = there ? *(const float4*)(base + (k0 + line) * k_step + r) : make_float4(0.f, 0.f, 0.f, 0.f);
-      }
-    } else {
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      const float* from = base + (k0 + warp) * k_step + (GATHER ? lane * row_step : lane);
-#pragma unroll
-      for (int i = 0; i < LINES; i++, from += WARPS * k_step)
-#pragma unroll
-        for (int r = 0; r < WIDE; r++) held[i * WIDE + r] = r * 32 + lane < min(rows, ROWS) && k0 + warp + i * WARPS < min(k, k0 + BK) ? from[GATHER ? r * 32 * row_step : r * 32] : 0.f;
-    }
-  }
-  METHOD void write(float* to) const {
-    if (FOURS) {
-#pragma unroll
-      for (int i = 0; i < COUNT / 4; i++) {
-        const int t = threadIdx.x + i * THREADS;
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          if (COPIES % THREADS == 0 || t < COPIES) to[(four_of(t) * 4 + e) * PITCH + row_of(t)] = held[4 * i + e];
-      }
-    } else if (ALONG) {
-      const int own = threadIdx.x / 8, at = threadIdx.x % 8;
-#pragma unroll
-      for (int i = 0; i < DOWN; i++)
-#pragma unroll
-        for (int e = 0; e < BK / 8; e++)
-          if (ROWS % TURN == 0 || own + i * TURN < ROWS) to[(at + 8 * e) * PITCH + own + i * TURN] = held[i * (BK / 8) + e];
-    } else if (E == 4) {
-#pragma unroll
-      for (int i = 0; i < COUNT / 4; i++) {
-        const int t = threadIdx.x + i * THREADS;
-        if (COPIES % THREADS == 0 || t < COPIES) *(float4*)(to + t / ACROSS * PITCH + t % ACROSS * 4) = *(const float4*)(held + 4 * i);
-      }
-    } else {
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-      for (int i = 0; i < LINES; i++)
-#pragma unroll
-        for (int r = 0; r < WIDE; r++)
-          if ((ROWS % 32 == 0 || r * 32 + lane < ROWS) && (BK % WARPS == 0 || warp + i * WARPS < BK)) to[(warp + i * WARPS) * PITCH + r * 32 + lane] = held[i * WIDE + r];
-    }
-  }
   METHOD void copy(float* to, int k0) const {
     if (ALONG) {
       const int own = threadIdx.x / 8, at = threadIdx.x % 8;
@@ -147,32 +145,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
   const int tiles_m = (M + BM - 1) / BM, tile_n = N > BN ? tile / tiles_m : 0, m0 = (tile - tile_n * tiles_m) * BM, n0 = tile_n * BN, group = warp / (WARPS_M * WARPS_N);
   const int steps = (K + BK - 1) / BK, begin = steps * part / SPLIT * BK, end = min(steps * (part + 1) / SPLIT * BK, K);
-  // Neighbouring lanes have two rows: of 16 lanes, which one access of shared memory serves, eight read different columns.
-  const int wm = warp % WARPS_M * (4 * LANE_M) + (lane % 2 + lane / 16 * 2) * 4, wn = warp / WARPS_M % WARPS_N * (8 * LANE_N) + lane / 2 % 8 * 4;
+  // Neighbouring lanes have two of what four lanes lie along: of 16 lanes, which one access of shared memory serves, eight read different places of the other.
+  const int of_four = lane % 2 + lane / 16 * 2, of_eight = lane / 2 % 8;
+  const int wm = warp % WARPS_M * (LANES_M * LANE_M) + (TALL ? of_eight : of_four) * 4, wn = warp / WARPS_M % WARPS_N * (LANES_N * LANE_N) + (TALL ? of_four : of_eight) * 4;
   TO_BATCH;
+#if HELD
   typedef Lines<BM, A_ALONG, A_GATHER, A_BYTES> Left;
   typedef Lines<BN, B_ALONG, B_GATHER, B_BYTES> Right;
+  Left left = {};
+  Right right = {};
+  left.begin(a + m0 * a_m, a_m, a_k, M - m0, begin);
+  right.begin(b + n0 * b_n, b_n, b_k, N - n0, begin);
+#else
+  typedef AsyncLines<BM, A_ALONG, A_GATHER, A_BYTES> Left;
+  typedef AsyncLines<BN, B_ALONG, B_GATHER, B_BYTES> Right;
+  const Left left{a + m0 * a_m, a_m, a_k, M - m0, end};
+  const Right right{b + n0 * b_n, b_n, b_k, N - n0, end};
+#endif
   constexpr int STAGE = Left::SIZE + Right::SIZE;
-  Left left{a + m0 * a_m, a_m, a_k, M - m0, end};
-  Right right{b + n0 * b_n, b_n, b_k, N - n0, end};
+  const u32 first_stage = (u32)__cvta_generic_to_shared(memory);
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");  // in this order: else blocks of several kernels wait beside these, which then lie unevenly
   float sum[LANE_M][LANE_N] = {};
   // The step from k0 on, which lies at `stage`.
-  const auto multiply = [&](const float* stage, int k0) {
+  const auto multiply = [&](u32 stage, int k0) {
     const int fours = (min(BK, end - k0) + 3) / 4;
-    u32 from_a = (u32)__cvta_generic_to_shared(stage + group * 4 * Left::PITCH + wm);
-    u32 from_b = (u32)__cvta_generic_to_shared(stage + Left::SIZE + group * 4 * Right::PITCH + wn);
+    u32 from_a = stage + (group * 4 * Left::PITCH + wm) * 4;
+    u32 from_b = stage + (Left::SIZE + group * 4 * Right::PITCH + wn) * 4;
     float x[2][LANE_M], z[2][LANE_N];
-    read_line<LANE_M, 16>(x[0], from_a);
-    read_line<LANE_N, 32>(z[0], from_b);
+    read_line<LANE_M, 4 * LANES_M>(x[0], from_a);
+    read_line<LANE_N, 4 * LANES_N>(z[0], from_b);
 #pragma unroll 1
     for (int q = group; q < fours; q += WARPS_K) {
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         const int ahead = e < 3 ? e + 1 : 4 * WARPS_K;
         if (e < 3 || q + WARPS_K < fours) {
-          read_line<LANE_M, 16>(x[(e + 1) % 2], from_a + ahead * Left::PITCH * 4);
-          read_line<LANE_N, 32>(z[(e + 1) % 2], from_b + ahead * Right::PITCH * 4);
+          read_line<LANE_M, 4 * LANES_M>(x[(e + 1) % 2], from_a + ahead * Left::PITCH * 4);
+          read_line<LANE_N, 4 * LANES_N>(z[(e + 1) % 2], from_b + ahead * Right::PITCH * 4);
         }
 #pragma unroll
         for (int i = 0; i < LANE_M; i++)
@@ -182,63 +191,60 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
       from_a += 16 * WARPS_K * Left::PITCH, from_b += 16 * WARPS_K * Right::PITCH;
     }
   };
-  if (HELD) {
-    float* stage = memory;
-    left.read(begin);
-    right.read(begin);
+#if HELD
+  const auto read = [&](int k0) {
+    if (k0 + BK <= end)
+      left.read<true>(BK), right.read<true>(BK);
+    else
+      left.read<false>(end - k0), right.read<false>(end - k0);
+  };
+  u32 stage = first_stage;
+  read(begin);
 #pragma unroll 1
-    for (int k0 = begin; k0 < end; k0 += BK) {
-      left.write(stage);
-      right.write(stage + Left::SIZE);
-      __syncthreads();
-      if (k0 + BK < end) {
-        left.read(k0 + BK);
-        right.read(k0 + BK);
-      }
-      multiply(stage, k0);
-      stage = stage == memory ? memory + STAGE : memory;
-    }
-  } else {
-#pragma unroll 1
-    for (int s = 0; s < STAGES - 1; s++) {
-      const int first = begin + s * BK;
-      if (first < end) {
-        left.copy(memory + s * STAGE, first);
-        right.copy(memory + s * STAGE + Left::SIZE, first);
-      }
-      asm volatile("cp.async.commit_group;" ::: "memory");
-    }
-    int slot = 0, target = STAGES - 1;
-#pragma unroll 1
-    for (int k0 = begin; k0 < end; k0 += BK) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-      __syncthreads();
-      const int next = k0 + (STAGES - 1) * BK;
-      if (next < end) {
-        left.copy(memory + target * STAGE, next);
-        right.copy(memory + target * STAGE + Left::SIZE, next);
-      }
-      asm volatile("cp.async.commit_group;" ::: "memory");
-      multiply(memory + slot * STAGE, k0);
-      if (++slot == STAGES) slot = 0;
-      if (++target == STAGES) target = 0;
-    }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  for (int k0 = begin; k0 < end; k0 += BK) {
+    left.write(stage);
+    right.write(stage + Left::SIZE * 4);
+    __syncthreads();
+    if (k0 + BK < end) read(k0 + BK);
+    multiply(stage, k0);
+    stage = stage == first_stage ? first_stage + STAGE * 4 : first_stage;
   }
+#else
+  const auto copy = [&](int slot, int k0) {
+    if (k0 < end) {
+      left.copy(memory + slot * STAGE, k0);
+      right.copy(memory + slot * STAGE + Left::SIZE, k0);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+#pragma unroll 1
+  for (int s = 0; s < STAGES - 1; s++) copy(s, begin + s * BK);
+  int slot = 0, target = STAGES - 1;
+#pragma unroll 1
+  for (int k0 = begin; k0 < end; k0 += BK) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncthreads();
+    copy(target, k0 + (STAGES - 1) * BK);
+    multiply(first_stage + slot * STAGE * 4, k0);
+    if (++slot == STAGES) slot = 0;
+    if (++target == STAGES) target = 0;
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
   const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const int rows = min(BM, M - m0), columns = min(BN, N - n0);
   T* const corner = y + m0 * ldy + n0;
   if (STRAIGHT) {
 #pragma unroll
     for (int j = 0; j < LANE_N; j += 4) {
-      const int c = wn + j * 8, n = n0 + c;
+      const int c = wn + j * LANES_N, n = n0 + c;
       if (c >= columns) break;
       Columns at[4];
 #pragma unroll
       for (int e = 0; e < 4; e++) at[e] = columns_at(epilogue, n + e, N);
 #pragma unroll
       for (int i = 0; i < LANE_M; i++) {
-        const int r = wm + i / 4 * 16 + i % 4;
+        const int r = wm + i / 4 * (4 * LANES_M) + i % 4;
         if (r >= rows) continue;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -263,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
   for (int i = 0; i < LANE_M; i++)
 #pragma unroll
     for (int j = 0; j < LANE_N; j += 4)
-      *(float4*)(memory + (group * BM + wm + i / 4 * 16 + i % 4) * ROW + wn + j * 8) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+      *(float4*)(memory + (group * BM + wm + i / 4 * (4 * LANES_M) + i % 4) * ROW + wn + j * LANES_N) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
 #if SPLIT > 1
   if (WARPS_K > 1) {  // what the groups have becomes one
     __syncthreads();
@@ -294,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BESIDE) product_lanes(PARA
     return v[0];
   };
   if (columns >= 24) {
-    constexpr int WARPS = THREADS / 32, APART = WARPS * SPLIT, WIDE = BN / 32, ROWS = WIDE < 4 ? 4 / WIDE : 1;  // of a turn
+    constexpr int WARPS = THREADS / 32, APART = WARPS * SPLIT, WIDE = (BN + 31) / 32, ROWS = WIDE < 4 ? 4 / WIDE : 1;  // of a turn
 #pragma unroll 1
     for (int r = part * WARPS + warp; r < rows; r += ROWS * APART) {
       float v[ROWS][WIDE];

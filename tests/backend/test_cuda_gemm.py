@@ -209,6 +209,14 @@ def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) 
     compile_kernels(kernels_of(replace(r, ints={**r.ints, "M": D.symbol("m")})), 90)
 
 
+def test_f32_blocks_lie_evenly() -> None:
+    """A multiprocessor holds no more blocks of a launch than its share, unless two launches fit together or it is full of one."""
+    even, r = cuda.part("_blocks").even, batched(DType.F32, 203, 407, 286, (286, 1), (1, 286))
+    smem = even(r, 20480, 364, 5)
+    assert 227 * 1024 // (smem + 1024) == 3
+    assert even(r, 20480, 300, 5) == even(r, 20480, 700, 5) == even(r, 20480, D.symbol("blocks"), 5) == even(replace(r, arch=80), 20480, 364, 5) == 20480
+
+
 def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, product = cuda.part("_lanes"), cuda.part("_product")
     for a, b in (((107, 1), (87, 1)), ((1, 185), (1, 107)), ((214, 2), (174, 2))):  # along k and along rows, and neither
