@@ -114,6 +114,7 @@ class _Config(C.Structure):
 
 
 _modules: dict[bytes, C.c_void_p] = {}
+_shared: dict[tuple[bytes, str], int] = {}  # bytes that launches of a function may have
 
 
 def _function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
@@ -124,8 +125,10 @@ def _function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
         _modules[cubin] = module
     function = C.c_void_p()
     check(driver().cuModuleGetFunction(C.byref(function), _modules[cubin], symbol.encode()), f"finding {symbol}")
-    if smem > 48 * 1024:
+    most = _shared.get((cubin, symbol), 48 * 1024)
+    if smem > most:  # launches of one kernel may ask for different amounts
         check(driver().cuFuncSetAttribute(function, 8, C.c_int(smem)), f"{smem} bytes of shared memory for {symbol}")
+        _shared[cubin, symbol] = smem
     return function
 
 
