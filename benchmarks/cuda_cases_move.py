@@ -99,6 +99,10 @@ def _large(rng: np.random.Generator, size: int) -> Iterator[Case]:
     """What is not small (emit_move.py)."""
     yield _copy(rng, size, (733, 719), (1, 733), (719, 1), "large transpose")
     yield _copy(rng, size, (11, 17, 19, 13, 13), (1, 143, 143 * 17 * 13, 11, 143 * 17), contiguous((11, 17, 19, 13, 13)), "large order")
+    yield _copy(rng, size, (27, 61, 13, 11), (61 * 143, 143, 1, 13), contiguous((27, 61, 13, 11)), "large order of small matrices")
+    yield _copy(rng, size, (31, 29, 53, 5), (5, 53 * 31 * 5, 31 * 5, 1), contiguous((31, 29, 53, 5)), "large order of rows")
+    yield _copy(rng, size, (29, 53, 31, 5), (5, 29 * 31 * 5, 29 * 5, 1), (53 * 160, 160, 5, 1), "large order of rows into columns")
+    yield _copy(rng, size, (2, 3, 101, 211), (1, 2, 211 * 6, 6), contiguous((2, 3, 101, 211)), "large order of two", 3)
     yield _copy(rng, size, (600_011,), (1,), (1,), "large run from 1", 1)
     yield _copy(rng, size, (1031, 517), (523, 1), (517, 1), "large columns from 3", 3)
     yield _copy(rng, size, (1031, 517), (517, 1), (523, 1), "large into columns")
@@ -163,6 +167,19 @@ def gather(rng: np.random.Generator) -> Iterator[Case]:
     x, idx = _bits(rng, 53 * 3 * 67, 4).reshape(53, 3, 67), rng.integers(-3, 3, (53, 79, 67))
     ints = {"elem": 4, "outer": 53, "n": 3, "inner": 67, "count": 79, "idx_dtype": 7}
     yield Case("gather_elements near", "gather_elements", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(DType.U32, np.take_along_axis(x, idx % 3, 1), None)})
+    for size, (outer, n, inner, count) in itertools.product((1, 2, 8), ((53, 3, 67, 79), (1021, 31, 1, 33), (3, 5, 1021, 101))):
+        x, idx = _bits(rng, outer * n * inner, size).reshape(outer, n, inner), rng.integers(-n - 1, n + 1, (outer, count, inner))
+        ints = {"elem": size, "outer": outer, "n": n, "inner": inner, "count": count, "idx_dtype": 7}
+        want = np.where(abs(idx + 0.5) < n + 0.5, np.take_along_axis(x, idx % n, 1), np.zeros((), x.dtype))
+        out = plain(_BY_SIZE[size], want, None)
+        yield Case(f"gather_elements many {outer}x{n}x{inner} {size}B", "gather_elements", DType.F32, ints, {"x": x, "idx": idx}, {"y": out})
+    for size, inner, n, count in (
+        (1, 127, 61, 301), (2, 67, 61, 301), (4, 29, 61, 3001), (4, 829, 61, 101), (8, 29, 61, 3001), (8, 101, 61, 1009), (8, 9999, 5, 40), (8, 110_208, 5, 9),
+    ):  # rows of odd lengths by lanes, and long ones
+        x, idx = _bits(rng, 2 * n * inner, size).reshape(2, n, inner), rng.integers(-n - 1, n + 1, count)
+        ints = {"elem": size, "outer": 2, "n": n, "inner": inner, "count": count, "idx_dtype": 7}
+        want = np.where((abs(idx + 0.5) < n + 0.5)[:, None], x[:, idx % n], np.zeros((), x.dtype))
+        yield Case(f"gather rows {inner} {size}B", "gather", DType.F32, ints, {"x": x, "idx": idx}, {"y": plain(_BY_SIZE[size], want, None)})
     for size, count in ((1, 4003), (2, 4003), (4, 4001), (8, 4001)):  # pieces of 16 bytes, of which some rows are out of range
         x, idx = _bits(rng, 2 * 9 * 67, size).reshape(2, 9, 67), rng.integers(-10, 10, count)
         ints = {"elem": size, "outer": 2, "n": 9, "inner": 67, "count": count, "idx_dtype": 7}

@@ -15,8 +15,14 @@ _SMALL = 1 << 19
 _WORDS, _LEAST = 6, 32
 #: Rows of a column that a thread has under way where rows have one element.
 _ROWS = 8
-#: Elements follow each other in a block where those of x are read as often on average, and there are as many.
-_AGAIN, _MANY = 4, 1 << 18
+#: Rows that no longer words divide are read element by element, by lanes next to each other: rows of how many on and up to how many elements in all, by their
+#: size; where there are more lanes, and how many elements each of them has at a time.
+_ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (16, 1 << 30), 8: (16, 1 << 30)}
+_LONG, _ODD_EACH = 64, 4
+#: Threads that each row takes from which on blocks have pieces of one row after the other: what rows share is then read once.
+_ROUND = 2048
+#: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as many times two.
+_AGAIN = ((64, 4), (8, 2))
 
 
 def _head() -> str:
@@ -30,6 +36,13 @@ def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
     most = _WORDS if count is None else max(min(-(-count // (sms * 8 * 256)), _WORDS), 1)
     parts = -(-words // (lanes * most))
     return -(-words // (lanes * parts)), lanes, parts
+
+
+def _odd_lanes(row: int, elem: int) -> tuple[int, int, int]:
+    """The same for rows of so many single elements."""
+    lanes = 32 if row >= _LONG and elem > 1 else 16
+    parts = -(-row // (lanes * _ODD_EACH))
+    return -(-row // (lanes * parts)), lanes, parts
 
 
 def _across(count: int | None) -> int:
@@ -54,10 +67,15 @@ def gather(request: Request) -> list[Kernel]:
         most = known(D.ceildiv(rounds, D.maximum(parts, 1))) or _ROWS
         body, pers = f"gather_axis<{across}, {min(most, _ROWS)}, {word}>(x, idx, y, outer, n, count, fault);", []
         grid: tuple[DimLike, DimLike, DimLike] = (D.mul(tiles, parts), 1, 1)
+    elif width == elem and (known(inner) or 0) >= _ODD[elem][0] and known(D.less(total, _ODD[elem][1])):
+        each, lanes, parts = _odd_lanes(static(inner, "row"), elem)
+        body, pers = f"gather_lanes<{elem}, {each}, {lanes}, {parts}, false, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
+        grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
     elif width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
-        body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
-        grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
+        turn = parts * lanes >= _ROUND
+        body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {'true' if turn else 'false'}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
+        grid = (D.mul(rows, -(-parts * lanes // 256)) if turn else D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
     elif width > elem:  # a wave of threads, which take a word after the other
         body, pers = f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
         grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)
@@ -81,23 +99,33 @@ extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x,
     return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
 
 
+def _beside(total: DimLike, sms: int) -> tuple[int, int]:
+    """How many elements of a thread lie side by side, and how often it has as many."""
+    count = known(total)
+    if count is None:
+        return 2, 2
+    return (1, 1) if count < sms * 384 else (2, next((times for least, times in _AGAIN if count >= sms * 512 * least), 1))
+
+
 def gather_elements(request: Request) -> list[Kernel]:
     i = parameters(request)
     word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
     total = D.product([i["outer"], i["count"], i["inner"]])
-    near = known(D.less(D.mul(i["n"], _AGAIN), D.add(i["count"], 1))) == 1 and known(D.less(_MANY, total)) == 1
-    each = 4 if near else 2
+    few = all(known(D.less(d, 1 << 31)) == 1 for d in (total, D.product([i["outer"], i["n"], i["inner"]])))
+    wide, each = _beside(total, request.sms)
+    if {"idx", "y"} & request.unaligned:
+        wide, each = 1, wide * each
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
     int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {{
   next_may_start();
-  gather_elements<{each}, {'true' if near else 'false'}, {word}, {index}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
+  gather_elements<{wide}, {each}, {'true' if few else 'false'}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
   wait_for_previous();
 }}
 """
     sizes = [*(i[k] for k in ("outer", "n", "inner", "count")), reciprocal(i["inner"]), reciprocal(i["count"])]
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, sizes), Fault())
-    grid = (blocks(total, 256, D.maximum(0 if near else request.sms * 8, D.ceildiv(total, 256 * each))), 1, 1)
+    grid = (D.ceildiv(total, 256 * wide * each), 1, 1)
     return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
 
 

@@ -76,11 +76,13 @@ template <int W, class E, class Index> DEV void gather_words(const E* x, const I
 }
 // Rows known to be whole aligned words of W bytes: LANES lanes next to each other have U words each of a row at a time (PARTS times; 0: as often as it takes). An
 // index is asked for once for all of them, and those words are under way together.
-template <int W, int U, int LANES, int PARTS, class E, class Index> DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per_count, u32* fault) {
-  typedef Vec<u32, W / 4> Word;
+// ROUND: blocks next to each other have the same piece of one row after the other, so that what rows share is read once.
+template <int W, int U, int LANES, int PARTS, bool ROUND, class E, class Index> DEV void gather_lanes(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per_count, u32* fault) {
+  typedef Vec<typename Unsigned<W < 4 ? W : 4>::type, (W + 3) / 4> Word;
   constexpr int across = U * LANES;
   const u32 words = inner / int(W / sizeof(E)), parts = PARTS ? PARTS : (words + across - 1) / across, lane = threadIdx.x % LANES;
-  const u32 unit = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, row = unit / parts, first = (unit - row * parts) * across + lane;
+  const u32 rows = u32(outer) * count, unit = ((ROUND ? blockIdx.x / rows : blockIdx.x) * blockDim.x + threadIdx.x) / LANES;
+  const u32 row = ROUND ? blockIdx.x % rows : unit / parts, first = (ROUND ? unit : unit - row * parts) * across + lane;
   const u32 o = quotient(row, count, per_count);
   const Index* index = idx + (row - o * count);
   Places places;
@@ -134,41 +136,57 @@ template <int ACROSS, int U, class E, class Index> DEV void gather_axis(const E*
   }
 }
 
-// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. U elements of a thread are under way together; NEAR:
-// those of a block follow each other, so that what several of them read is asked for once.
-template <int U, bool NEAR, class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
-  const u64 all = u64(outer) * count * inner;
-  const auto run = [&](auto total) {
-    typedef decltype(total) I;
-    const I all_threads = I(gridDim.x) * blockDim.x, step = NEAR ? I(blockDim.x) : all_threads;
-    for (I u = I(blockIdx.x) * blockDim.x * (NEAR ? U : 1) + threadIdx.x; u < total; u += U * all_threads) {
-      i64 from[U], at[U];
-      Places places;
+// y[o, j, k] = x[o, idx[o, j, k], k]; per, per_count: what `quotient` takes beside `inner` and `count`. V elements of a thread lie side by side, and U times as
+// many are under way together; those of a block follow each other, so that what several of them read is asked for once.
+template <int V, int U, class I, class E, class Index> DEV void gather_runs(const E* x, const Index* idx, E* y, I total, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+  const I first = (I(blockIdx.x) * (blockDim.x * U) + threadIdx.x) * V, step = I(blockDim.x) * V, slab = I(n) * I(inner);
+  I from[U][V];
+  Places places;
 #pragma unroll
-      for (int k = 0; k < U; k++) {
-        if (k && u + k * step >= total) continue;
-        const I r = quotient(u + k * step, I(inner), per), o = quotient(r, I(count), per_count);
-        from[k] = i64(o) * n * inner + i64(u + k * step - r * I(inner));
-        places.have(from[k]);
+  for (int k = 0; k < U; k++) {
+    const I u = first + k * step, r = quotient(u, I(inner), per), o = quotient(r, I(count), per_count);
+    I c = u - r * I(inner), j = r - o * I(count), start = o * slab;
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+      from[k][e] = start + c, places.have(from[k][e]);
+      if (++c == I(inner)) {
+        c = 0;
+        if (++j == I(count)) j = 0, start += slab;
       }
-      places.wait();
-#pragma unroll
-      for (int k = 0; k < U; k++)
-        if (k == 0 || u + k * step < total) at[k] = idx[u + k * step];
-      E v[U];
-#pragma unroll
-      for (int k = 0; k < U; k++) {
-        if (k && u + k * step >= total) continue;
-        if (at[k] < 0) at[k] += n;
-        const bool inside = at[k] >= 0 && at[k] < n;
-        if (!inside) *fault = 1;
-        v[k] = inside ? x[from[k] + at[k] * inner] : E{};
-      }
-#pragma unroll
-      for (int k = 0; k < U; k++)
-        if (k == 0 || u + k * step < total) y[u + k * step] = v[k];
     }
-  };
-  if (all >> 31) run(all);
-  else run(u32(all));
+  }
+  places.wait();
+  Vec<Index, V> at[U];
+#pragma unroll
+  for (int k = 0; k < U; k++) {
+    const I u = first + k * step;
+    if (u + V <= total) {
+      at[k] = load<V>(idx + u);
+    } else {
+#pragma unroll
+      for (int e = 0; e < V; e++) at[k].v[e] = u + e < total ? idx[u + e] : Index(0);
+    }
+  }
+  Vec<E, V> v[U];
+#pragma unroll
+  for (int k = 0; k < U; k++)
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+      i64 a = at[k].v[e];
+      if (a < 0) a += n;
+      const bool some = first + k * step + e < total, inside = u64(a) < u64(n);
+      if (some && !inside) *fault = 1;
+      v[k].v[e] = some && inside ? x[from[k][e] + I(a) * I(inner)] : E{};
+    }
+#pragma unroll
+  for (int k = 0; k < U; k++) {
+    const I u = first + k * step;
+    if (u < total) store_part<V>(y + u, v[k], 0, int(min(total - u, I(V))));
+  }
+}
+// FEW: fewer than 2^31 elements of x and of y.
+template <int V, int U, bool FEW, class E, class Index> DEV void gather_elements(const E* x, const Index* idx, E* y, int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {
+  const u64 all = u64(outer) * count * inner;
+  if (FEW || (all | u64(outer) * n * inner) >> 31 == 0) gather_runs<V, U, u32>(x, idx, y, u32(all), n, inner, count, per, per_count, fault);
+  else gather_runs<V, U, u64>(x, idx, y, all, n, inner, count, per, per_count, fault);
 }

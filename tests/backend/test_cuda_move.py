@@ -156,8 +156,22 @@ def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
         (770, 64, "4, 1, 32, 13"), (770, 4093, "4, 5, 32, 3"),
     ):  # fmt: skip
         k, (lanes, parts) = _gather(inner, count), map(int, form.split(", ")[2:])
-        assert f"gather_lanes<{form}, u16>" in k.source and evaluate(k.grid[0], {"n": 8192}) == -(-evaluate(count, {"n": 8192}) * lanes * parts // 256)
-    assert evaluate(_gather(771, 64).grid[0], {}) == -(-64 * 771 // 256)
+        assert f"gather_lanes<{form}, false, u16>" in k.source and evaluate(k.grid[0], {"n": 8192}) == -(-evaluate(count, {"n": 8192}) * lanes * parts // 256)
+    k = _gather(771, 64)
+    assert "gather_lanes<2, 4, 32, 7, false, u16>" in k.source and k.grid[0] == 64 * 7 * 32 // 256
+    assert evaluate(_gather(61, 64).grid[0], {}) == -(-64 * 61 // 256)
+
+
+def test_long_gathered_rows_are_taken_a_piece_of_each_after_the_other() -> None:
+    k = _gather(881_664, 40)
+    assert "gather_lanes<16, 6, 32, 574, true, u16>" in k.source and k.grid[0] == 40 * 72
+
+
+def test_gathered_rows_of_odd_lengths_are_read_by_lanes() -> None:
+    for elem, inner, form, blocks in ((8, 29, "8, 2, 16, 1", 2466 * 48 // 16), (4, 829, "4, 4, 32, 7", 2466 * 48 * 7 // 8)):
+        ints = {"elem": elem, "outer": 48, "n": 99, "inner": inner, "count": 2466, "idx_dtype": 7}
+        (k,) = cuda.emit(request("gather", DType.F32, ints, operands=("x", "idx", "y")))
+        assert f"gather_lanes<{form}, false, u{8 * elem}>" in k.source and k.grid[0] == blocks
 
 
 def test_short_gathered_rows_are_a_wave_of_words() -> None:
@@ -173,11 +187,14 @@ def test_gathered_columns_have_the_threads_that_they_need() -> None:
         assert f"gather_axis<{form}, u32>" in k.source and k.grid[0] == blocks
 
 
-def test_elements_that_are_read_often_are_gathered_near_each_other() -> None:
-    for n, form, blocks in ((4, "4, true", 1360), (40, "2, false", 2720)):
-        ints = {"elem": 4, "outer": 71, "n": n, "inner": 185, "count": 106, "idx_dtype": 7}
+def test_threads_gather_more_elements_where_there_are_many() -> None:
+    for outer, form, blocks in ((1, "1, 1", 77), (24, "2, 1", 920), (71, "2, 2", 1360), (710, "2, 4", 6799)):
+        ints = {"elem": 4, "outer": outer, "n": 40, "inner": 185, "count": 106, "idx_dtype": 7}
         (k,) = cuda.emit(request("gather_elements", DType.F32, ints, operands=("x", "idx", "y")))
-        assert f"gather_elements<{form}, u32, i64>" in k.source and k.grid[0] == blocks
+        assert f"gather_elements<{form}, true>" in k.source and k.grid[0] == blocks
+    ints["n"] = 1 << 20
+    (k,) = cuda.emit(request("gather_elements", DType.F32, ints, operands=("x", "idx", "y"), unaligned=("y",)))
+    assert "gather_elements<1, 8, false>" in k.source
 
 
 def test_odd_rows_of_a_slice_are_pieces_of_16_bytes() -> None:
