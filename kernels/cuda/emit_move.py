@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracea_onnx import dims as D
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
 from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
@@ -13,13 +14,9 @@ from tracea_onnx.families import COPIES
 from tracea_onnx.lower.axes import merge_dims
 from tracea_onnx.ops import DType
 
+_tiles = registry.module("kernels", "cuda").part("_tiles")
 #: Images of at most this many channels change layout a pixel at a time.
 _NARROW = 16
-#: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where dims follow each other.
-_TILE_SIDE, _TILE_FILL = 8, 32
-#: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside them, and how many tiles a multiprocessor has at once.
-_TILES = tuple((r, c) for r in (16, 32, 64, 128, 256, 512) for c in (8, 16, 32, 64, 128, 256) if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32))
-_TILE_COST, _TILE_LEAST = 1500, 4
 #: Where a row has as many elements, a warp keeps to it if they do not follow each other, and a lane takes at most so many of so many
 #: bytes at a time.
 _LONG, _LANES = 64, {1: 16, 2: 8, 4: 4, 8: 4}
@@ -39,7 +36,7 @@ _FEW = {1: 1 << 19, 2: 1 << 16, 4: 1 << 16}
 
 def _head(lane: int = 4) -> str:
     limits = f"constexpr int LONG = {_LONG}, SINGLE = {_SINGLE}, LANE_WORDS = {lane};\nconstexpr u32 SMALL = {_SMALL};\n"
-    return prelude(DType.F32) + template("base", "runs", "turned") + limits + template("strided")
+    return prelude(DType.F32) + template("base", "runs", "turned", "tiles") + limits + template("strided")
 
 
 def _grid(units: DimLike, request: Request) -> tuple[DimLike, DimLike, DimLike]:
@@ -85,11 +82,15 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
     rows = merge_dims(shape, [xs, ys]) or [(1, [1, 1])]
     n, xs, ys = [r[0] for r in rows], [r[1][0] for r in rows], [r[1][1] for r in rows]
     rank, word, wide = len(rows), WORDS[elem], 16 // elem
-    few, turned = known(_is_small(D.product(n))), _turned_dims(n, xs, ys)
+    few, turned = known(_is_small(D.product(n))), _tiles.turned_dims(n, xs, ys)
     if few and known(D.less(D.product(n), _SCATTERED + 1)):
         turned = None
+    tiled = _tiles.short_lines(elem, n, xs, ys, turned, request.sms) if known(D.less(_SCATTERED, D.product(n))) else None
     pers: list[DimLike] = []
-    if turned is None:
+    if tiled is not None:
+        body = f"  {tiled.call};"
+        grid: tuple[DimLike, DimLike, DimLike] = (tiled.blocks, 1, 1)
+    elif turned is None:
         arrays = "".join(f"  const {c} {a}[{rank}] = {{{', '.join(f'{a}{k}' for k in range(rank))}}};\n" for c, a in (("int", "n"), ("i64", "xs"), ("i64", "ys")))
         if rank > 1:
             pers = [*map(reciprocal, n[1:]), reciprocal(D.floordiv(n[-1], wide)), reciprocal(D.floordiv(n[-1], max(4 // elem, 1)))]
@@ -111,13 +112,8 @@ def strided_copy(request: Request, elem: int, shape: Sequence[DimLike], xs: Sequ
         else:
             grid = (D.select(_is_small(D.product(n)), blocks(D.product(n), 256, request.sms * 4), _grid(_units(n, xs, ys, elem), request)[0]), 1, 1)
     else:
-        down, across = turned
-        outer = [k for k in range(rank - 1, -1, -1) if k not in (*down, *across)]
-        sides = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
-        lengths, count = [D.product([n[k] for k in side]) for side in turned], D.product([n[k] for k in outer])
-        high, wide = _tile(elem, lengths, count, request.sms)
-        body = f"  copy_turned<{word}, {high}, {wide}>(x, y, {sides});"
-        grid = (D.product([D.ceildiv(lengths[0], high), D.ceildiv(lengths[1], wide), count]), 1, 1)
+        call, count = _tiles.whole_tiles(elem, n, turned, request.sms)
+        body, grid = f"  {call};", (count, 1, 1)
     signature = ", ".join([f"int n{k}" for k in range(rank)] + [f"i64 {s}{k}" for s in ("xs", "ys") for k in range(rank)] + [f"u32 per{k}" for k in range(len(pers))])
     source = f"""{_head(_lane_words(n[-1], elem) if turned is None else _LANES[elem])}
 extern "C" __global__ void __launch_bounds__(256) copy(const {word}* x, {word}* y, {signature}) {{
@@ -161,45 +157,6 @@ def _way(elem: int, rows: Sequence[tuple[DimLike, Sequence[DimLike]]]) -> str | 
     if run:
         return f"copy_flat<{word}, {rank}>(x, y, {all_}, n, pers, xs)"
     return f"copy_rows<{word}, {rank}>(x, y, {all_}, {places})" if y == 1 else None
-
-
-def _side(dims: Sequence[int], strides: str) -> str:
-    """Text of a Side (of one element where there are no dims)."""
-    sizes, steps = [f"n{k}" for k in dims] or ["1"], [f"{strides}{k}" for k in dims] or ["0"]
-    return f"Side<{len(sizes)}>{{{{{', '.join(sizes)}}}, {{{', '.join(steps)}}}}}"
-
-
-def _turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> tuple[list[int], list[int]] | None:
-    """Dims, innermost first, along which the target is one run, and those along which the source is one, when both runs are long enough for tiles."""
-    last = len(n) - 1
-    inner = next((d for d in range(last) if known(xs[d]) == 1), None)
-    if known(ys[last]) != 1 or known(xs[last]) in (0, 1) or inner is None:
-        return None
-    sides = ([last], [inner])
-    for side, strides in zip(sides, (ys, xs), strict=True):
-        while (size := known(D.product([n[k] for k in side]))) is not None and size < _TILE_FILL:
-            after = next((k for k in range(last) if k not in sides[0] + sides[1] and strides[k] == D.mul(n[side[-1]], strides[side[-1]])), None)
-            if after is None:
-                break
-            side.append(after)
-        if size is not None and size < _TILE_SIDE:
-            return None
-    return sides
-
-
-def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tuple[int, int]:
-    """Rows and columns of a tile (`turn_block` of turned.cuh)."""
-    height, width, outer = (known(d) for d in (*sides, count))
-    if not height or not width:
-        return 64, 64
-
-    def cost(rows: int, columns: int) -> float:
-        """Of all tiles, of which as many as multiprocessors have at once take no longer than one. Shorter runs are written and read as more bytes than they have."""
-        tiles = -(-height // rows) * -(-width // columns) * (outer or sms)
-        runs = 1 + 64 / (elem * min(rows, height)) + 32 / (elem * min(columns, width))
-        return max(tiles, _TILE_LEAST * sms) * (_TILE_COST + rows * columns) * runs
-
-    return min(_TILES, key=lambda tile: cost(*tile))
 
 
 def copy(request: Request) -> list[Kernel]:

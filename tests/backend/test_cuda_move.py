@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -85,10 +87,30 @@ def test_a_transposition_goes_through_tiles() -> None:
     assert "copy_turned<u16, 64, 64>(x, y, Side<1>{{n1}" in k.source and evaluate(k.grid[0], {"n": 65, "m": 64}) == 2
 
 
+def _permuted(elem: int, shape: Sequence[int], order: Sequence[int]) -> Kernel:
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    n = [shape[k] for k in order]
+    k: Kernel
+    (k,) = cuda.emit(_copy(elem, n, [strides[d] for d in order], [math.prod(n[k + 1 :]) for k in range(len(n))]))
+    return k
+
+
+def test_short_lines_are_turned_several_matrices_at_a_time() -> None:
+    for elem, shape, order, form, blocks in (
+        (2, (27, 26, 11, 24, 24), (1, 0, 2, 4, 3), "3, 24, 24, 1", 2574), (4, (79, 34, 11, 8), (1, 0, 3, 2), "11, 11, 8, 1", 245),
+        (4, (88, 26, 120, 3), (1, 2, 0, 3), "1, 18, 18, 3", 5 * 174), (8, (35, 6, 57, 27, 45), (1, 3, 2, 0, 4), "1, 6, 7, 45", 6 * 57 * 6 * 4),
+        (2, (24, 6, 24, 4, 13, 16), (3, 0, 2, 4, 5, 1), "1, 6, 208, 1", 24 * 24 * 4),
+    ):  # fmt: skip
+        k = _permuted(elem, shape, order)
+        assert f"copy_tiles<u{8 * elem}, {form}>" in k.source and k.grid[0] == blocks
+    for k in (_permuted(2, (267, 128, 59), (1, 0, 2)), _permuted(4, (24, 15, 115), (1, 0, 2)), _permuted(4, (64, 24, 3, 14), (1, 0, 3, 2))):  # long rows, few elements
+        assert "copy_tiles" not in k.source.split('extern "C"')[1]
+
+
 @pytest.mark.parametrize("shape", [(400_000, 3), (3, 400_000), (150, 150)])
 def test_narrow_and_small_transpositions_do_not(shape: tuple[int, int]) -> None:
     (k,) = cuda.emit(_copy(4, list(shape), [1, shape[0]], [shape[1], 1]))
-    assert "copy_turned" not in k.source.split('extern "C"')[1]
+    assert not {"copy_turned", "copy_tiles"} & set(re.findall(r"\w+", k.source.split('extern "C"')[1]))
 
 
 @pytest.mark.parametrize(
