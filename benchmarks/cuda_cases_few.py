@@ -19,7 +19,7 @@ _ONE, _NONE = (1, 1), (0, 0, 0, 0)
 
 
 def narrow(rng: np.random.Generator) -> Iterator[Case]:
-    """`narrow.cuh`: phases of one tap and of several, groups, channels divided among threads, output channels that are woven, ragged ends."""
+    """`narrow.cuh`: phases of one tap and of several, groups, channels divided among threads, output channels that are woven, ragged ends, windows of one pixel."""
     tile = _backend.part("_narrow").NarrowTile
     for v, dtype, t in (
         (Conv(2, 5, 6, 7, 5, (4, 4), (4, 4), _ONE, _NONE, 1, True), F16, tile(2, 5, 1, 1, 5, 64)),
@@ -32,6 +32,11 @@ def narrow(rng: np.random.Generator) -> Iterator[Case]:
         (Conv(1, 17, 11, 13, 70, stride=(2, 2), res_mode=2), F32, tile(4, 8, 1, 9, 4)),
         (Conv(3, 20, 1, 37, 9, (1, 8), (1, 4), _ONE, (0, 2, 0, 2), 1, True), F16, tile(2, 4, 2, 3, 8)),
         (Conv(1, 5, 1, 50, 30, (1, 25), pads=(0, 12, 0, 12)), F32, tile(4, 4, 2, 4, 2)),
+        (Conv(2, 13, 9, 7, 5, _ONE, (2, 2), pads=_NONE, res_mode=1), F16, tile(4, 5, 2, 1, 8, 64)),
+        (Conv(3, 38, 7, 9, 3, _ONE, pads=_NONE, act="silu"), F32, tile(2, 3, 8, 1, 4, 128, 2)),
+        (Conv(3, 20, 7, 5, 14, _ONE, pads=_NONE, groups=2, res_mode=2), F32, tile(4, 7, 2, 2, 4, 64)),
+        (Conv(1, 6, 11, 13, 93, _ONE, pads=_NONE, groups=3, kinds=(1, 3, 0)), BF16, tile(2, 8, 1, 12, 2)),
+        (Conv(2, 270, 6, 6, 2, (7, 7), pads=(3,) * 4), F32, tile(1, 2, 32, 1, 4, 256)),
     ):
         yield with_tile(conv(rng, v, dtype), t)
 

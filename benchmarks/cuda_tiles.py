@@ -78,7 +78,7 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "beside"):
-        return f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} threads{t.threads}"
+        return f"narrow {t.pixels} pixels x{t.channels} parts{t.parts} beside{t.beside} step{t.step} threads{t.threads} ahead{t.ahead}"
     if hasattr(t, "wide"):
         return f"patch {t.high}x{t.wide} blocks{t.blocks} groups{t.groups}x{t.columns}"
     if hasattr(t, "high"):

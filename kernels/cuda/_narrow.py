@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from tracea_onnx import dims as D
@@ -20,8 +20,12 @@ _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _BESIDE = 32
 #: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most; bytes of filters of a block.
 _HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
-#: Channels of a group, in or out, of which the fewer must be so few; input channels at most.
-_FEW, _MOST = 20, 256
+#: Sums where a whole warp divides the input channels, and those bytes then, on Hopper.
+_SUMS_OF_WARPS, _SMEM_OF_WARPS = 16, 200 * 1024
+#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels of which each may have a warp, and then input channels.
+_FEW, _MOST, _FEW_PIXELS, _MOST_OF_WARPS = 20, 256, 4096, 640
+#: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes whole vectors.
+WRITTEN = 8
 #: Where a size is symbolic.
 _USUAL, _BATCH = 56, 8
 #: Clocks to start, to copy filters for each four elements of a thread, that loads take, of what a thread does for each pixel of a store, of a load of pixels;
@@ -30,11 +34,16 @@ _START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
 _READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
 #: How much longer elements of two bytes take, and tiles that have fewer channels than threads could share, for want of room.
 _SHORT, _FORCED = 1.25, 1.4
+#: Of windows of one pixel, fitted to measurements of their own: clocks to start, to copy filters for each four elements of a thread; bytes a clock; how much longer
+#: that takes for each 100 KB beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of an access to shared memory or L1, of
+#: an instruction of a thread; elements of two bytes beside all this, and the bytes of theirs.
+_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED, _ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = 2400.0, 600.0, 2.5e3, 0.2, 0.82, 0.43, 1.34, 0.65, 0.81
 
 
 @dataclass(frozen=True)
 class NarrowTile:
-    """Output pixels and channels of a thread, threads that divide the input channels, groups of output channels of a block, input channels at a time; its threads."""
+    """Output pixels and channels of a thread, threads that divide the input channels, groups of output channels of a block, input channels at a time; its threads;
+    ahead: times as many input channels whose loads are under way together."""
 
     pixels: int
     channels: int
@@ -42,6 +51,7 @@ class NarrowTile:
     beside: int
     step: int
     threads: int = 128
+    ahead: int = 1
 
     @property
     def unit(self) -> int:
@@ -70,7 +80,14 @@ def _hits(r: Request, transposed: bool) -> tuple[int, int]:
     return (-(-kh // sh), -(-kw // sw)) if transposed else (kh, kw)
 
 
+def _spread(r: Request, transposed: bool) -> bool:
+    """Whether pixels of a thread lie apart: windows do not overlap."""
+    return not transposed and _window(r)[:2] == (1, 1)
+
+
 def _span(r: Request, tile: NarrowTile, transposed: bool) -> int:
+    if _spread(r, transposed):
+        return tile.pixels
     kw, sw, dw = (_window(r)[k] for k in (1, 3, 5))
     return tile.pixels + _hits(r, transposed)[1] - 1 if transposed else (tile.pixels - 1) * sw + (kw - 1) * dw + 1
 
@@ -85,6 +102,11 @@ def vector(r: Request, step: int) -> int:
 
 def _chunks(r: Request, tile: NarrowTile) -> int:
     return int(r.ints["G"]) * -(-_of_group(r)[1] // tile.channels)
+
+
+def _pads(r: Request) -> bool:
+    """Whether pad channels may be written: a pixel has whole vectors."""
+    return all(multiple_of(r.ints[n]) >= WRITTEN for n in ("y_cs", "y_rs", "y_ns")) and "y" not in r.unaligned
 
 
 def smem(r: Request, tile: NarrowTile) -> int:
@@ -105,20 +127,25 @@ def _tiles(r: Request, transposed: bool) -> dict[NarrowTile, float]:
 
 def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[NarrowTile]:
     """most: times as many blocks beside each other as channels ask for, where filters need the room."""
-    inner, outer = _of_group(r)
+    (inner, outer), one = _of_group(r), _spread(r, transposed)
+    ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0  # elements are stored one by one: neighbouring threads' near each other
     wide = [outer] if outer <= 8 else [c for c in (8, 7, 6, 5, 4) if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))]
-    for channels in {*wide[:1], *([4] if outer > 4 else [])}:
-        for pixels in (1, 2, 4, 8):
-            for parts in (1, 2, 4, 8, 16):
-                if parts > -(-inner // step):
+    for channels in {*(() if ragged and outer > 8 else wide[:1]), *([4] if outer > 4 else [])}:
+        for pixels in (1, 2) if ragged else (1, 2, 4) if one else (1, 2, 4, 8):
+            for parts in (1, 2, 4, 8, 16, *([32] if _warps(r) else [])):
+                steps = -(-inner // step)
+                if parts > steps:
                     break
+                room = _SMEM_OF_WARPS if parts == 32 and r.arch == 90 else _SMEM
+                ahead = 2 if one and steps > parts else 1
                 count = int(r.ints["G"]) * -(-outer // channels)
                 least = -(-count // _BESIDE)
                 options = (-(-count // blocks) for blocks in range(least, min(least * most, count) + 1))
-                beside = next((b for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= _SMEM), 0)
+                beside = next((b for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= room), 0)
                 for threads in (64, 128, 256):
-                    tile = NarrowTile(pixels, channels, parts, beside, step, threads)
-                    fits = tile.together <= threads and pixels * channels <= _SUMS and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
+                    tile = NarrowTile(pixels, channels, parts, beside, step, threads, ahead)
+                    sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
+                    fits = tile.together <= threads and pixels * channels <= sums and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
                     if beside and fits:
                         yield tile
 
@@ -128,12 +155,20 @@ def applies(r: Request, transposed: bool) -> bool:
     if any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G")) or "w" in r.unaligned or (transposed and (i["DH"], i["DW"]) != (1, 1)):
         return False
     inner, outer = _of_group(r)
-    return min(inner, outer) <= _FEW and inner <= _MOST
+    return min(inner, outer) <= _FEW and inner <= (_MOST_OF_WARPS if _warps(r) else _MOST)
+
+
+def _warps(r: Request) -> bool:
+    """Whether a whole warp may divide the input channels of a pixel."""
+    pixels = [_product.known(r.ints[n], usual) for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL))]
+    return r.ints["G"] == 1 and int(r.ints["OC"]) <= WRITTEN and bool(pixels[0] * pixels[1] * pixels[2] <= _FEW_PIXELS)
 
 
 def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]:
     """Tiles of pixels, and blocks beside each other."""
     i, sw = r.ints, int(r.ints["SW"])
+    if _spread(r, transposed):
+        return D.ceildiv(D.product([i["N"], i["OH"], i["OW"]]), tile.threads // tile.together * tile.pixels), -(-_chunks(r, tile) // tile.beside)
     across = D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw) if transposed else D.ceildiv(i["OW"], tile.pixels)
     return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(-_chunks(r, tile) // tile.beside)
 
@@ -152,6 +187,8 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
     inner, (down, across) = _of_group(r)[0], _hits(r, transposed)
     kh, _, sh, sw = _window(r)[:4]
     size, f32 = r.dtype.size, r.dtype.size == 4
+    if _spread(r, transposed):
+        return _one_price(r, tile, rows)
     width = int(_product.known(r.ints["OW"], _USUAL))
     per = tile.pixels * (sw if transposed else 1)
     tiles = -(-int(rows * (-(-width // per) * per / width) / tile.pixels) // (tile.threads // tile.together))
@@ -180,6 +217,33 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
     return _START + (clocks if f32 else _SHORT * clocks)
 
 
+def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
+    """As `price`, for windows of one pixel."""
+    i, (inner, size) = r.ints, (_of_group(r)[0], r.dtype.size)
+    pitch, resident = -(-int(i["IC"]) // 8) * 8 * size, _resident(r, tile, False)
+    beside = -(-_chunks(r, tile) // tile.beside)
+    tiles = -(-rows // (tile.threads // tile.together * tile.pixels))
+    blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
+    turns, warps = -(-tiles * beside // blocks), -(-blocks // r.sms) * tile.threads / 32  # of a block; warps of a multiprocessor
+    rounds = -(-inner // (tile.step * tile.parts))
+    each, filters, halvings = rounds * tile.step, -(-tile.channels // 4), tile.parts.bit_length() - 1
+    sums = tile.pixels * tile.channels
+    issued: float = each * (sums + filters + (tile.pixels if size == 2 else 0)) + 4 * rounds * tile.pixels
+    issued += 60 + tile.pixels * (20 + 8 * tile.channels) / tile.parts + 2 * sums * halvings
+    apart = 8 / min(8, tile.together)  # pixels that a quarter of a warp reads
+    lines = 4 * min(8.0, max(1.0, apart * min(1.0, pitch * int(i["SW"]) / 128) + 0.5))
+    accesses: float = 4 * each * filters + rounds * tile.pixels * -(-tile.step * size // 16) * lines + sums * halvings
+    if _written(r, tile) or tile.channels * size % 16 == 0:
+        accesses += 8 * tile.pixels * -(-tile.channels * size // 16) / tile.parts
+    else:  # each element of threads whose results lie apart is a sector; those of groups follow each other
+        accesses += sums * (2 if i["G"] != 1 else min(32, tile.channels * size)) / tile.parts
+    read, spilled = rows * beside * max(pitch, 32), resident * tile.threads / tile.parts * tile.pixels * pitch / 1e5 - 1
+    memory = read * (1 + _SPILLED * max(0.0, spilled) * (rounds > 1)) + rows * -(-int(i["OC"]) // 8) * 8 * size
+    clocks = _ONE_COPY * smem(r, tile) / (16 * tile.threads) + memory / _ONE_BYTES * (1.0 if size == 4 else _SHORT_BYTES)
+    clocks += turns * (warps * (_ISSUE * issued / 4 + _ACCESS * accesses) + _ALONE * issued)
+    return _ONE_START + (clocks if size == 4 else _ONE_SHORT * clocks)
+
+
 def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
     """Rows of a window whose loads may be under way together."""
     down, across = _hits(r, transposed)
@@ -191,6 +255,20 @@ def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
 
 def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
     return {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()} if applies(r, transposed) else {}
+
+
+def _written(r: Request, tile: NarrowTile) -> int:
+    """Channels that threads write with pad channels, where they have all there are; 0 where they write no others."""
+    i = r.ints
+    return WRITTEN if i["G"] == 1 and tile.channels >= int(i["OC"]) and _pads(r) else 0
+
+
+def pixels(r: Request) -> Request:
+    """A convolution by windows of one pixel, whose pixels follow each other, as one of a line."""
+    i = r.ints
+    line = D.product([i["N"], i["OH"], i["OW"]])
+    ints = {**i, "N": 1, "IH": 1, "OH": 1, "IW": line, "OW": line, **{f"{o}_{p}": 0 for o in "xyr" for p in ("rs", "ns")}}
+    return replace(r, ints=ints)
 
 
 def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike = 1) -> Kernel:
@@ -209,7 +287,8 @@ def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike 
     store = r.dtype.size if "y" in r.unaligned else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
     constants = dict(zip(_WINDOW, _window(r), strict=True)) | {"IN": inner, "OUT": outer, "G": i["G"], "OCT": tile.channels, "CB": tile.beside, "KS": tile.parts}
     constants |= {"P": tile.pixels, "CSTEP": tile.step, "V": vector(r, tile.step), "FILTER_PITCH": _product.channels(r, inner), "THREADS": tile.threads}
-    constants |= {"Y_BYTES": store, "ROWS_AHEAD": _rows_ahead(r, tile, transposed)}
+    constants |= {"Y_BYTES": store, "ROWS_AHEAD": _rows_ahead(r, tile, transposed), "STEPS_AHEAD": tile.ahead}
+    constants |= {"WRITTEN": _written(r, tile), "ONE_ROW": int(i["N"] == i["OH"] == 1)}
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool TRANSPOSED = {int(transposed)}, EARLY = {int('w' in r.constant)};",

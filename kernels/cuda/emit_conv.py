@@ -48,7 +48,10 @@ def conv2d(r: Request) -> list[Kernel]:
     unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and i["OH"] == i["IH"] and i["OW"] == i["IW"]
     if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _stem.planar(r) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
-        return list(_gemm.rows_by_weight(replace(r, ints=ints), D.product([i["N"], i["OH"], i["OW"]]), oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0)))
+        rows, line = D.product([i["N"], i["OH"], i["OW"]]), _narrow.pixels(r)
+        narrow = _gemm.Beside(_narrow.NarrowTile, lambda m: _narrow.prices(line, False, m), lambda tile, active: _narrow.convolution(line, tile, False, active))
+        few = narrow if oc <= _narrow.WRITTEN else None
+        return list(_gemm.rows_by_weight(replace(r, ints=ints), rows, oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0), few))
     return _implicit(r, flat, transposed=False)
 
 

@@ -3,8 +3,8 @@ operands with any strides)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
@@ -40,7 +40,16 @@ _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
-def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike) -> list[Kernel]:
+@dataclass(frozen=True)
+class Beside:
+    """Tiles that compete with a product's: their class, their clocks for so many rows, the kernel of one."""
+
+    tile: type
+    prices: Callable[[int], Mapping[Any, float]]
+    kernel: Callable[[Any, DimLike], Kernel]
+
+
+def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, beside: Beside | None = None) -> list[Kernel]:
     """y[m, n] = epilogue(x[m, :] . w[n, :]): `gemm`, and convolutions that are one."""
     ldw = -(-k // 8) * 8
     if m == 1:
@@ -82,8 +91,10 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         return costs
 
     kernels: list[Kernel] = []
-    for tile, active in _product.choose(m, price):
-        if isinstance(tile, _align.Aligned):
+    for tile, active in _product.choose(m, price if beside is None else lambda rows: price(rows) | beside.prices(rows)):
+        if beside is not None and isinstance(tile, beside.tile):
+            kernels.append(beside.kernel(tile, active))
+        elif isinstance(tile, _align.Aligned):
             copy = _align.kernel(r, [copied], active=active)
             kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, ldw, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
         else:

@@ -55,7 +55,7 @@ def _request(v: Shape, dtype: DType = F32, arch: int = 90, **more: DimLike) -> R
     ints: dict[str, DimLike] = {"N": v.n, "IC": v.c, "IH": v.h, "IW": v.w, "OC": v.oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw}
     ints |= {"PT": v.pad[0], "PL": v.pad[1], "G": v.groups}
     for side, c, h, w in (("x", v.c, v.h, v.w), ("y", v.oc, oh, ow), ("r", v.oc, oh, ow)):
-        cs = -(-c // 8) * 8
+        cs = -(-c // 8) * 8 + 8 * (side == "y")
         ints |= {f"{side}_cs": cs, f"{side}_rs": w * cs, f"{side}_ns": h * w * cs}
     return request(v.family, dtype, ints | more, operands=("x", "w", "bias", "y"), arch=arch)
 
@@ -95,10 +95,10 @@ def _check(v: Shape, kernel: Any, folder: Path) -> None:
         packed = np.zeros((v.oc, *v.kernel, product.channels(_request(v), inner)), np.float32)
         packed[..., :inner] = w.transpose(0, 1, 3, 4, 2).reshape(v.oc, *v.kernel, inner)
     bias = np.pad(rng.standard_normal(v.oc).astype(np.float32), (0, -v.oc % 32))
-    y = cuda_host.aligned(np.full((v.n, *v.out, -(-v.oc // 8) * 8), np.nan, np.float32))
+    y = cuda_host.aligned(np.full((v.n, *v.out, -(-v.oc // 8) * 8 + 8), np.nan, np.float32))
     cuda_host.run(kernel, {"x": _lying(x), "w": cuda_host.aligned(packed), "bias": cuda_host.aligned(bias), "y": y}, folder)
     np.testing.assert_allclose(y[..., : v.oc].transpose(0, 3, 1, 2), _want(v, x, w) + bias[: v.oc, None, None], atol=1e-3)
-    assert np.isnan(y[..., v.oc :]).all()
+    assert np.isnan(y[..., -(-v.oc // 8) * 8 :]).all()
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,9 @@ def _check(v: Shape, kernel: Any, folder: Path) -> None:
         (Shape(2, 12, 9, 7, 6, (5, 5), pad=(2, 2), groups=3), (2, 2, 1, 3, 4, 64)),
         (Shape(1, 9, 8, 13, 19, (2, 3), (1, 2), (3, 2), (1, 2)), (2, 8, 1, 3, 4, 64)),  # woven channels, the last ones ragged
         (Shape(1, 9, 8, 13, 70, (1, 3), pad=(0, 1)), (1, 8, 2, 4, 4, 64)), (Shape(1, 5, 1, 40, 30, (1, 25), pad=(0, 12)), (4, 4, 2, 4, 2, 64)),
+        (Shape(2, 13, 9, 7, 5, (1, 1), (2, 2), pad=(1, 1)), (4, 5, 2, 1, 4, 64)), (Shape(1, 38, 5, 9, 3, (1, 1), pad=(0, 0)), (2, 3, 8, 1, 4, 128, 2)),  # pixels apart
+        (Shape(3, 20, 7, 5, 14, (1, 1), pad=(0, 0), groups=2), (4, 7, 2, 2, 4, 64)), (Shape(1, 6, 11, 13, 93, (1, 1), pad=(0, 0), groups=3), (2, 8, 1, 12, 2, 64)),
+        (Shape(2, 12, 9, 7, 9, groups=3), (2, 3, 2, 3, 2, 64)),
     ],
 )  # fmt: skip
 def test_every_output_of_few_channels_once(tmp_path: Path, v: Shape, tile: tuple[int, ...]) -> None:
