@@ -64,6 +64,9 @@ def staged(t: HopperTile, residual: bool, vector: bool = True, column: int = 0) 
 
 _SHAPES = ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False))
 TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for cluster in (1, 2))
+#: A tile whose sums leave registers neither for the operands of its columns (norms have theirs in shared memory) nor for another way of storing, and so many steps of
+#: k that finishing it hides behind the next one. Copies of B that two blocks share gained nothing on it in whole models, where the device is hot.
+_WIDE, _WIDE_STEPS = HopperTile(128, 192, True, tma=True), 8
 #: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and to memory, for the whole chip; clocks
 #: until a copy comes, to start a kernel and a cluster, between the tiles of a block, to finish 64 x 64 results of one warpgroup, more with an activation
 #: that needs the special functions.
@@ -78,7 +81,7 @@ CACHED, STREAM_BYTES = 32 << 20, 30.8
 def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTile]:
     kept = (HopperTile(bm, bn, ping, 1, steps) for bm, bn, ping in _SHAPES if ping and -(-n // bn) * bundles <= sms // 2)
     tiles = [*TILES, *(t for t in kept if staged(t, True).stages >= 3)]
-    return [*tiles, *(replace(t, tma=True) for t in tiles)]
+    return [*tiles, *(replace(t, tma=True) for t in tiles), *((_WIDE,) if steps >= _WIDE_STEPS else ())]
 
 
 def tile_cost(
@@ -108,11 +111,12 @@ def tile_cost(
 
 
 def prices(
-    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE
+    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE, tabled: bool = False
 ) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
-    results leave by TMA only if whole panels of 64 columns are theirs."""
+    results leave by TMA only if whole panels of 64 columns are theirs. tabled: the operands of columns lie in shared memory."""
     tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))
+    tiles = (t for t in tiles if tabled or t != _WIDE)
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
 
 
