@@ -211,7 +211,7 @@ def prices(
     if maps:
         kinds = ("_wgmma", "_split") if stored else ("_split",)
         smooth = _blocks.dear(r)
-        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r), bundles, pixel, _norms.normed(r))
+        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r), bundles, pixel, r.family in ("gemm", "gemm_norm"))
     f32 = r.dtype == DType.F32
     odd = odd or (Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -235,12 +235,12 @@ def prices(
 @cache
 def _likely(
     kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int, pixel: tuple[float, float],
-    tabled: bool,
+    wide: bool,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
     costs: dict[Any, float] = {}
     for kind in kinds:
-        more = {"tabled": tabled} if kind == "_wgmma" else {}
+        more = {"wide": wide} if kind == "_wgmma" else {}
         costs |= _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels, bundles, pixel, **more)
     most = _SLACK * min(costs.values(), default=0.0)
     return {t: cost for t, cost in costs.items() if cost <= most}

@@ -64,8 +64,8 @@ def staged(t: HopperTile, residual: bool, vector: bool = True, column: int = 0) 
 
 _SHAPES = ((128, 128, True), (64, 256, True), (64, 192, True), (64, 128, True), (128, 64, True), (128, 192, False))
 TILES = tuple(HopperTile(bm, bn, ping, cluster) for bm, bn, ping in _SHAPES for cluster in (1, 2))
-#: A tile whose sums leave registers neither for the operands of its columns (norms have theirs in shared memory) nor for another way of storing, and so many steps of
-#: k that finishing it hides behind the next one. Copies of B that two blocks share gained nothing on it in whole models, where the device is hot.
+#: A tile whose sums leave no registers for another way of storing, and so many steps of k that finishing it hides behind the next one. In whole models on a hot
+#: device, copies of B that two blocks share gained nothing on it, and with an activation that needs the special functions it was slower than the others.
 _WIDE, _WIDE_STEPS = HopperTile(128, 192, True, tma=True), 8
 #: The cost model, fitted to measurements on an H200. Flops a clock of one multiprocessor (f16); bytes a clock from L2 and to memory, for the whole chip; clocks
 #: until a copy comes, to start a kernel and a cluster, between the tiles of a block, to finish 64 x 64 results of one warpgroup, more with an activation
@@ -111,12 +111,13 @@ def tile_cost(
 
 
 def prices(
-    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE, tabled: bool = False
+    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE, wide: bool = False
 ) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
-    results leave by TMA only if whole panels of 64 columns are theirs. tabled: the operands of columns lie in shared memory."""
+    results leave by TMA only if whole panels of 64 columns are theirs. wide: whether _WIDE is among them: it was
+    measured on products of matrices."""
     tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))
-    tiles = (t for t in tiles if tabled or t != _WIDE)
+    tiles = (t for t in tiles if t != _WIDE or (wide and not smooth and n % 8 == 0))
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
 
 
