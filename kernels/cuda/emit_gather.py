@@ -17,9 +17,10 @@ _WORDS, _LEAST = 6, 32
 _ROWS = 8
 #: Rows that no longer words divide are read element by element, by lanes next to each other: rows of how many on and up to how many elements in all, by their
 #: size; where there are more lanes, and how many elements each of them has at a time.
-_ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (16, 1 << 30), 8: (16, 1 << 30)}
+_ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (64, 1 << 30), 8: (16, 1 << 30)}
 _LONG, _ODD_EACH = 64, 4
-#: Threads that each row takes from which on blocks have pieces of one row after the other: what rows share is then read once.
+#: Threads that each row takes from which on blocks have pieces of one row after the other, where there are more of these than rows to gather: what is gathered
+#: again is then read once.
 _ROUND = 2048
 #: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as many times two.
 _AGAIN = ((64, 4), (8, 2))
@@ -73,7 +74,7 @@ def gather(request: Request) -> list[Kernel]:
         grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
     elif width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
-        turn = parts * lanes >= _ROUND
+        turn = parts * lanes >= _ROUND and known(D.less(i["n"], i["count"])) == 1
         body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {'true' if turn else 'false'}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
         grid = (D.mul(rows, -(-parts * lanes // 256)) if turn else D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
     elif width > elem:  # a wave of threads, which take a word after the other

@@ -187,6 +187,7 @@ def test_a_gathered_row_is_taken_in_the_widest_words() -> None:
 def test_long_gathered_rows_are_taken_a_piece_of_each_after_the_other() -> None:
     k = _gather(881_664, 40)
     assert "gather_lanes<16, 6, 32, 574, true, u16>" in k.source and k.grid[0] == 40 * 72
+    assert ", false, u16>" in _gather(881_664, 9).source
 
 
 def test_gathered_rows_of_odd_lengths_are_read_by_lanes() -> None:
