@@ -360,10 +360,11 @@ def graph_of(fn: Callable[[int], Any], sets: int, repetitions: int) -> Any:
 
 
 def measure(
-    variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96, warm: float = 0
+    variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96, least: int = 2, warm: float = 0
 ) -> dict[str, float | str]:
     """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant that fails gives its error line.
 
+    least: calls of a graph also where they take up to ten times `target_us`: variants of as many calls have the same share of what a replay takes to start.
     warm: seconds of replays in turn before, after which the device's clock is that of a lasting load.
     """
     t = torch()
@@ -379,7 +380,8 @@ def measure(
                 fn(i % sets)
             t.cuda.synchronize()
             once = (time.perf_counter() - begin) / 4 * 1e6
-            count = max(2, min(most, int(target_us / max(once, 1.0))))
+            calls = int(target_us / max(once, 1.0))
+            count = max(2, min(most, max(calls, min(least, 10 * calls))))
             count = max(sets, count // sets * sets)
             graphs[name] = graph_of(fn, sets, count), count
         except Exception as e:

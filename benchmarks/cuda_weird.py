@@ -111,7 +111,7 @@ def measure(trial: Trial) -> tuple[float, dict[str, float | str]]:
         keep.append(trial.ours(data[-1])[0])
         calls.append(_launch(trial, keep[-1]))
     variants: dict[str, Callable[[int], Any]] = {"ours": lambda i: calls[i](), "eager": lambda i: trial.eager(data[i])}
-    return error, R.measure(variants, len(data), target_us=1500, rounds=5)
+    return error, R.measure(variants, len(data), target_us=1500, rounds=5, most=48, least=48)
 
 
 def trials() -> Iterator[Trial]:
