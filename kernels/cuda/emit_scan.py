@@ -58,10 +58,12 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     outer, n, inner = i["outer"], i["n"], i["inner"]
     aligned = not request.unaligned & {"x", "y"}
     if w := _axis.flat(request, dtype, outer, n, inner, aligned, _FLAT):
-        if known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1:
-            w = 1
-        body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {_FLAT_BLOCK}, @>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
-        return _scan(request, dtype, _FLAT_BLOCK, body, D.ceildiv(D.mul(outer, D.floordiv(inner, w)), _FLAT_BLOCK), use)
+        few = known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1
+        w = 1 if few else w
+        units = D.mul(outer, D.floordiv(inner, w))
+        block = _FLAT_BLOCK if few or int(n) > _COLUMN_PER_THREAD else _BLOCK  # small ones of short columns would be over before more of them can start
+        body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {block}, @>(x, y, outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')});"
+        return _scan(request, dtype, block, body, D.ceildiv(units, block), use)
     across, length = _axis.columns(dtype, inner, aligned=False)[1], known(n)
     block = _BLOCK if length is None else _axis.power_of_two(-(-length // _COLUMN_PER_THREAD) * across, 64, _BLOCK)
     tiles = _axis.column_tiles(outer, inner, 1, across)

@@ -207,7 +207,8 @@ def test_running_sums_of_long_rows_know_the_parts_before() -> None:
         assert (parts.symbol, scan.symbol, parts.grid, scan.grid[0], parts.scratch) == ("cumsum_parts", "cumsum", scan.grid, blocks, scan.scratch)
     assert [len(_axis("cumsum", *s)) for s in ((8, 509, 1), (1021, 1031, 1), (100003, 7, 1), (500, 1009, 31))] == [1] * 4
     for outer, n, inner, kernel, grid in (
-        (28, 4, 204, "scan_flat<1, 8, 64,", 90), (1000, 30, 280, "scan_flat<4, 8, 64,", 1094), (90, 120, 33, "scan_columns<8, 32, 256,", 93),
+        (28, 4, 204, "scan_flat<1, 8, 64,", 90), (1104, 2, 289, "scan_flat<1, 8, 256,", 1247), (1000, 30, 280, "scan_flat<4, 8, 64,", 1094),
+        (90, 120, 33, "scan_columns<8, 32, 256,", 93),
         (9, 20, 45, "scan_columns<8, 32, 128,", 13),
     ):  # fmt: skip
         (k,) = _axis("cumsum", outer, n, inner)
