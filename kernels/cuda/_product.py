@@ -209,9 +209,8 @@ def prices(
     columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least; windows: of what convolution
     of two-byte elements rows are windows, "conv" or "deconv"."""
     if maps:
-        kinds = ("_wgmma", "_split") if stored else ("_split",)
-        smooth = _blocks.dear(r)
-        return _likely(kinds, m, n, maps, r.sms, _epilogue.residual(r), smooth, _norms.measured(r), bundles, pixel, r.family in ("gemm", "gemm_norm"))
+        sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel)
+        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"))
     f32 = r.dtype == DType.F32
     odd = odd or (Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -233,15 +232,10 @@ def prices(
 
 
 @cache
-def _likely(
-    kinds: tuple[str, ...], m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int, pixel: tuple[float, float],
-    wide: bool,
-) -> dict[Any, float]:  # fmt: skip
-    """Clocks of those tiles of these kinds that `choose` may take; networks ask for the same sizes many times."""
-    costs: dict[Any, float] = {}
-    for kind in kinds:
-        more = {"wide": wide} if kind == "_wgmma" else {}
-        costs |= _backend.part(kind).prices(m, n, steps, sms, residual, smooth, panels, bundles, pixel, **more)
+def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool) -> dict[Any, float]:
+    """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times."""
+    costs: dict[Any, float] = _backend.part("_wgmma").prices(*sizes, wide) if stored else {}
+    costs |= _backend.part("_split").prices(*sizes)
     most = _SLACK * min(costs.values(), default=0.0)
     return {t: cost for t, cost in costs.items() if cost <= most}
 
