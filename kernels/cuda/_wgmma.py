@@ -114,8 +114,7 @@ def prices(
     m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE, wide: bool = False
 ) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
-    results leave by TMA only if whole panels of 64 columns are theirs. wide: whether _WIDE is among them: it was
-    measured on products of matrices."""
+    results leave by TMA only if whole panels of 64 columns are theirs. wide: whether _WIDE, which was measured on products of matrices, is among them."""
     tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))
     tiles = (t for t in tiles if t != _WIDE or (wide and not smooth and n % 8 == 0))
     return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}

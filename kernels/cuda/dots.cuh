@@ -19,10 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
   __shared__ float few[FEW * FEW_ROW];
   next_may_start();
   TO_BATCH;
-  const T* const wide = WIDE_A ? a : b;
-  const T* const narrow = WIDE_A ? b : a;
-  const i64 wide_step = WIDE_A ? a_m : b_n, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
-  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
+  WIDE_AND_NARROW;
   const int lane = threadIdx.x & 31, place = lane % LANES, warp = threadIdx.x >> 5, first = blockIdx.x * ROWS, mine = first + warp + lane / LANES * 8 * DEEP;
   const u64 start = (u64)wide, stop = (u64)(wide + (rows - 1) * wide_step + K);  // of the matrix
   float sum[SLOTS] = {};

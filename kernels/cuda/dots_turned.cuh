@@ -9,16 +9,12 @@ constexpr int ROWS = (LANES - 1) * CHUNK, TURNS = 32 / LANES, SPAN = 8 * TURNS *
 constexpr int ALL = FEW * CHUNK, KEPT = ALL / TURNS;  // sums of a lane, and those it has once the lanes that share rows have added theirs up
 static_assert(ALL % TURNS == 0, "these lanes divide a lane's sums");
 
-
 extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
   __shared__ float few[FEW * SPAN];
   __shared__ float sums[8 * ALL * LANES];  // of each warp
   next_may_start();
   TO_BATCH;
-  const T* const wide = WIDE_A ? a : b;
-  const T* const narrow = WIDE_A ? b : a;
-  const i64 wide_k = WIDE_A ? a_k : b_k, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
-  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
+  WIDE_AND_NARROW;
   const int lane = threadIdx.x & 31, place = lane % LANES, turn = lane / LANES, warp = threadIdx.x >> 5, first = blockIdx.x * ROWS, mine = warp + 8 * turn;
   const u64 start = (u64)wide, stop = (u64)(wide + (K - 1) * wide_k + rows);  // of the matrix
   const u64 from = (u64)(wide + first + warp * wide_k), base = (from & ~15ull) + 16 * turn * wide_k + place * 16;  // this lane's chunk of its first k

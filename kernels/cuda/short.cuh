@@ -8,11 +8,9 @@ constexpr int FOURS = (DEPTH + 3) / 4;
 extern "C" __global__ void __launch_bounds__(128) product_short(PARAMETERS) {
   __shared__ float4 other[OTHERS * FOURS];
   TO_BATCH;
-  const T* const wide = WIDE_A ? a : b;
-  const T* const narrow = WIDE_A ? b : a;
-  const i64 wide_step = WIDE_A ? a_m : b_n, wide_k = WIDE_A ? a_k : b_k, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
-  const int rows = WIDE_A ? M : N, others = WIDE_A ? N : M, tiles = (others + OTHERS - 1) / OTHERS;
-  const int row = blockIdx.x / tiles * 128 + threadIdx.x, first = blockIdx.x % tiles * OTHERS, count = min(OTHERS, others - first);
+  WIDE_AND_NARROW;
+  const int tiles = (fews + OTHERS - 1) / OTHERS;
+  const int row = blockIdx.x / tiles * 128 + threadIdx.x, first = blockIdx.x % tiles * OTHERS, count = min(OTHERS, fews - first);
   next_may_start();
   wait_for_producers();
   float v[4 * FOURS];

@@ -21,10 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ float sums[8 * SLOTS];
   next_may_start();
   TO_BATCH;
-  const T* const wide = WIDE_A ? a : b;
-  const T* const narrow = WIDE_A ? b : a;
-  const i64 wide_step = WIDE_A ? a_m : b_n, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
-  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
+  WIDE_AND_NARROW;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
   const int share = ((K + SPLIT - 1) / SPLIT + 32 * CHUNK - 1) / (32 * CHUNK) * (32 * CHUNK), begin = min(part * share, K), end = min(begin + share, K);
   const int mine = first + warp / SHARE, place = lane + warp % SHARE * 32;  // the first row of this warp, this lane's place among those of the row

@@ -7,6 +7,15 @@ DEV void unpack(uint4 w, float (&v)[CHUNK]) {
   unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
 #endif
 }
+// The operand of many rows and that of few, how far it is to the next row and element along k of each, and how many rows they have.
+#define WIDE_AND_NARROW \
+  const T* const wide = WIDE_A ? a : b; \
+  const T* const narrow = WIDE_A ? b : a; \
+  const i64 wide_step = WIDE_A ? a_m : b_n; \
+  const i64 wide_k = WIDE_A ? a_k : b_k; \
+  const i64 narrow_step = WIDE_A ? b_n : a_m; \
+  const i64 narrow_k = WIDE_A ? b_k : a_k; \
+  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M
 // Sums over pairs of lanes O apart, of the OF lanes that have them, each of which keeps half of the values while there are more than one.
 template <int O, int OF, int SLOTS> DEV void keep_half(float (&sum)[SLOTS], int lane) {
   constexpr int HALF = SLOTS * O / OF;

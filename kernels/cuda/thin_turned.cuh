@@ -14,10 +14,7 @@ extern "C" __global__ void __launch_bounds__(256) product_thin(PARAMETERS) {
   __shared__ int skipped[8];  // elements of a warp's first chunk before the block's first row
   next_may_start();
   TO_BATCH;
-  const T* const wide = WIDE_A ? a : b;
-  const T* const narrow = WIDE_A ? b : a;
-  const i64 wide_k = WIDE_A ? a_k : b_k, narrow_step = WIDE_A ? b_n : a_m, narrow_k = WIDE_A ? b_k : a_k;
-  const int rows = WIDE_A ? M : N, fews = WIDE_A ? N : M;
+  WIDE_AND_NARROW;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, first = blockIdx.x / SPLIT * ROWS;
   const int share = ((K + SPLIT - 1) / SPLIT + 7) / 8 * 8, begin = min(part * share, K), end = min(begin + share, K);
   float sum[FEW][CHUNK] = {};
