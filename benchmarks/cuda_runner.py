@@ -8,7 +8,7 @@ Needs NVRTC, and for all but `bind` with memory of one's own PyTorch with CUDA (
 
 from __future__ import annotations
 
-import ctypes
+import ctypes as C
 import importlib
 import json
 import os
@@ -17,21 +17,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cuda_driver as driver
 from tracea_onnx import registry
-from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
-
-C = ctypes
-_MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3}
-_SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
-_PROMOTION = {64: 1, 128: 2, 256: 3}
 
 
 def torch() -> Any:
@@ -42,117 +37,6 @@ def torch_dtype(dtype: DType) -> Any:
     t = torch()
     names = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16", DType.I64: "int64", DType.I32: "int32", DType.BOOL: "bool", DType.U8: "uint8"}
     return getattr(t, names[dtype])
-
-
-# --- driver ---------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def driver() -> C.CDLL:
-    lib = C.CDLL("libcuda.so.1")
-    void, u32, i32 = C.c_void_p, C.c_uint32, C.c_int
-    lib.cuTensorMapEncodeTiled.argtypes = [void, i32, u32, void, void, void, void, void, i32, i32, i32, i32]
-    lib.cuTensorMapEncodeIm2col.argtypes = [void, i32, u32, void, void, void, void, void, u32, u32, void, i32, i32, i32, i32]
-    return lib
-
-
-def check(status: int, what: str) -> None:
-    if status:
-        text = C.c_char_p()
-        driver().cuGetErrorString(status, C.byref(text))
-        raise RuntimeError(f"{what}: CUDA {status} {(text.value or b'').decode()}")
-
-
-@cache
-def driver_version() -> int:
-    v = C.c_int()
-    driver().cuDriverGetVersion(C.byref(v))
-    return v.value
-
-
-def need_context() -> None:
-    """The device's primary context, which is PyTorch's too, is current on this thread."""
-    context = C.c_void_p()
-    check(driver().cuInit(0), "starting the driver")
-    check(driver().cuCtxGetCurrent(C.byref(context)), "asking for the context")
-    if not context:
-        check(driver().cuDevicePrimaryCtxRetain(C.byref(context), 0), "taking the device")
-        check(driver().cuCtxSetCurrent(context), "taking the device")
-
-
-_assumed: list[tuple[int, int]] = []
-
-
-def assume(arch: int, sms: int) -> None:
-    """Kernels are emitted for such a device from now on: to compile them on a machine without it."""
-    _assumed[:] = [(arch, sms)]
-
-
-def device() -> tuple[int, int]:
-    """(compute capability x 10, multiprocessors) of the first device."""
-    return _assumed[0] if _assumed else _found()
-
-
-@cache
-def _found() -> tuple[int, int]:
-    check(driver().cuInit(0), "starting the driver")
-    values = (C.c_int * 3)()
-    for k, attribute in enumerate((75, 76, 16)):
-        check(driver().cuDeviceGetAttribute(C.byref(values, 4 * k), attribute, 0), "asking the device")
-    return values[0] * 10 + values[1], values[2]
-
-
-class _Attribute(C.Structure):
-    _fields_ = (("id", C.c_int), ("pad", C.c_int), ("value", C.c_uint32 * 16))
-
-
-class _Config(C.Structure):
-    _fields_ = (
-        *((n, C.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "smem")),
-        ("stream", C.c_void_p), ("attributes", C.POINTER(_Attribute)), ("count", C.c_uint),
-    )  # fmt: skip
-
-
-_modules: dict[bytes, C.c_void_p] = {}
-_shared: dict[tuple[bytes, str], int] = {}  # bytes that launches of a function may have
-
-
-def _function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
-    need_context()
-    if cubin not in _modules:
-        module = C.c_void_p()
-        check(driver().cuModuleLoadData(C.byref(module), cubin), f"loading {symbol}")
-        _modules[cubin] = module
-    function = C.c_void_p()
-    check(driver().cuModuleGetFunction(C.byref(function), _modules[cubin], symbol.encode()), f"finding {symbol}")
-    most = _shared.get((cubin, symbol), 48 * 1024)
-    if smem > most:  # launches of one kernel may ask for different amounts
-        check(driver().cuFuncSetAttribute(function, 8, C.c_int(smem)), f"{smem} bytes of shared memory for {symbol}")
-        _shared[cubin, symbol] = smem
-    return function
-
-
-def _tensor_map(t: TensorMap, address: int, env: dict[str, int]) -> Any:
-    raw = C.create_string_buffer(256)
-    out = (C.c_char * 128).from_buffer(raw, -C.addressof(raw) % 64)
-    rank = len(t.dims)
-    sizes = [max(evaluate(d, env), 1) for d in t.dims]
-    dims, strides = (C.c_uint64 * rank)(*sizes), (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides])
-    steps = (C.c_uint32 * rank)(*(t.steps or [1] * rank))
-    where, kind, swizzle, promotion = C.addressof(out), _MAP_TYPES[t.dtype], _SWIZZLE[t.swizzle], _PROMOTION[t.together]
-    if t.im2col is None:
-        box = (C.c_uint32 * rank)(*t.box)
-        check(driver().cuTensorMapEncodeTiled(where, kind, rank, address, dims, strides, box, steps, 0, swizzle, promotion, 0), f"tensor map {t} {sizes}")
-    else:
-        lower, upper = (C.c_int * (rank - 2))(*t.im2col[0]), (C.c_int * (rank - 2))(*t.im2col[1])
-        encode = driver().cuTensorMapEncodeIm2col
-        check(encode(where, kind, rank, address, dims, strides, lower, upper, t.im2col[2], t.im2col[3], steps, 0, swizzle, promotion, 0), f"im2col map {t} {sizes}")
-        total = t.dtype.size
-        for s in sizes:
-            total *= s
-        if driver_version() <= 13010 and total < 131072:  # such drivers set a bit that misreads small tensors
-            (C.c_uint64 * 16).from_buffer(out)[1] &= ~(1 << 21)
-    return out
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------------
@@ -180,7 +64,7 @@ def request(
     unknown = (set(ints) - set(spec.ints)) | (set(operands) - {o.rstrip("?") for o in spec.operands})
     if unknown:
         raise ValueError(f"{family} has no {sorted(unknown)}")
-    arch, sms = target or device()
+    arch, sms = target or driver.device()
     return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, sms, frozenset(unaligned), frozenset(constant))
 
 
@@ -310,9 +194,9 @@ def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, i
             if isinstance(a, Pointer):
                 values.append(C.c_uint64(base + evaluate(p.offset, env) if base else 0))
             else:
-                values.append(_tensor_map(a, base + evaluate(p.offset, env), env) if base else (C.c_char * 128)())
+                values.append(driver.tensor_map(a, base + evaluate(p.offset, env), env) if base else (C.c_char * 128)())
     pointers = (C.c_void_p * max(len(values), 1))(*[C.addressof(v) for v in values])
-    attributes = (_Attribute * 2)()
+    attributes = (driver.Attribute * 2)()
     count = 0
     if k.cluster > 1:
         attributes[count].id = 4
@@ -322,15 +206,15 @@ def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, i
         attributes[count].id = 6
         attributes[count].value[0] = 1
         count += 1
-    config = _Config(grid[0], grid[1], grid[2], k.block, 1, 1, k.smem, None, attributes, count)
-    function = _function(cubin, k.symbol, k.smem)
+    config = driver.Config(grid[0], grid[1], grid[2], k.block, 1, 1, k.smem, None, attributes, count)
+    function = driver.function(cubin, k.symbol, k.smem)
     if k.cluster > 8:
-        check(driver().cuFuncSetAttribute(function, 14, C.c_int(1)), "non-portable cluster size")
+        driver.check(driver.cuda().cuFuncSetAttribute(function, 14, C.c_int(1)), "non-portable cluster size")
     launch.keep += [values, pointers, attributes, config]
 
     def call(stream: int) -> None:
         config.stream = stream
-        check(driver().cuLaunchKernelEx(C.byref(config), function, pointers, None), f"launching {k.symbol}")
+        driver.check(driver.cuda().cuLaunchKernelEx(C.byref(config), function, pointers, None), f"launching {k.symbol}")
 
     return call
 

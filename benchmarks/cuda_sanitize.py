@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks import cuda_cases_attention as A
 from benchmarks import cuda_cases_conv, cuda_cases_few, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_product, cuda_cases_rows
+from benchmarks import cuda_driver as driver
 from benchmarks import cuda_families as F
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
@@ -126,14 +127,14 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
 def jobs(only: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
     others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed)
-    R.assume(ARCH, FEW)
+    driver.assume(ARCH, FEW)
     makers = (*(m for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few) for m in module.FAMILIES.values()), attention)
     kept = [c for make in makers for c in make(np.random.default_rng(1))]
     for module in others:
         made = chain.from_iterable(make(np.random.default_rng(1)) for make in module.FAMILIES.values())
         kept += [c for c in made if re.fullmatch(CHOSEN, f"{c.family} {c.name} {c.dtype.name}")]
     for c in kept:
-        R.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
+        driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
         if re.search(only, f"{c.family} {c.name} {c.dtype.name}"):
             yield c, F.request_of(c)
 
@@ -145,26 +146,26 @@ class Memory:
     """Device memory of the driver, no byte more than asked for, freed together."""
 
     def __init__(self) -> None:
-        R.need_context()
+        driver.need_context()
         self.held: list[C.c_uint64] = []
 
     def upload(self, a: Array) -> tuple[int, Any]:
         raw = np.frombuffer(np.ascontiguousarray(a).tobytes() or b"\0", np.uint8)
         place = C.c_uint64()
-        R.check(R.driver().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating")
+        driver.check(driver.cuda().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating")
         self.held.append(place)
-        R.check(R.driver().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)), "copying to the device")
+        driver.check(driver.cuda().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)), "copying to the device")
         return place.value, place
 
     def allocate(self, size: int, byte: int) -> tuple[int, Any]:
         return self.upload(np.full(size, byte, np.uint8))
 
     def download(self, address: int, a: Array) -> None:
-        R.check(R.driver().cuMemcpyDtoH_v2(C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)), "copying from the device")
+        driver.check(driver.cuda().cuMemcpyDtoH_v2(C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)), "copying from the device")
 
     def free(self) -> None:
         for place in self.held:
-            R.check(R.driver().cuMemFree_v2(place), "freeing")
+            driver.check(driver.cuda().cuMemFree_v2(place), "freeing")
         self.held.clear()
 
 
@@ -175,7 +176,7 @@ def run(c: Case, r: Request) -> float:
     results = {n: poisoned(o.count, o.dtype) for n, o in c.outputs.items()}
     places |= {n: memory.upload(a)[0] for n, a in results.items()}
     R.bind(r, places, c.env, memory.allocate)(0)
-    R.check(R.driver().cuCtxSynchronize(), "running")
+    driver.check(driver.cuda().cuCtxSynchronize(), "running")
     for n, a in results.items():
         memory.download(places[n], a)
     memory.free()
@@ -230,7 +231,7 @@ def planted() -> None:
         call = R.call_of(Kernel(PLANTED, symbol, (1, 1, 1), 64, args), cubin, {"y": place}, {}, launch, memory.allocate)
         assert call is not None
         call(0)
-        print(f"planted {symbol}: synchronising gave {R.driver().cuCtxSynchronize()}", flush=True)
+        print(f"planted {symbol}: synchronising gave {driver.cuda().cuCtxSynchronize()}", flush=True)
 
 
 def main() -> int:
@@ -249,7 +250,7 @@ def main() -> int:
     if args.racecheck:
         R.define("RACECHECK")
     if not args.compile:
-        R.need_context()  # before the cases are made: the tool waits for the driver only so long
+        driver.need_context()  # before the cases are made: the tool waits for the driver only so long
     begin = time.perf_counter()
     todo = list(jobs(args.only))
     if args.compile:

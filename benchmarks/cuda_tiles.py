@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cuda_runner import device
+from benchmarks.cuda_driver import device
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.ops import DType

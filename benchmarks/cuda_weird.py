@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_check import ROUNDOFF, poisoned
 from tracea_onnx.cuda import Request
@@ -127,7 +128,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression: trials to take")
     args = parser.parse_args()
     if args.compile:
-        R.assume(90, 132)
+        driver.assume(90, 132)
     from benchmarks import cuda_weird_random
 
     chosen = [t for t in (cuda_weird_random.trials(*args.random) if args.random else trials()) if re.search(args.only, t.name)]
