@@ -47,9 +47,9 @@ def _scale(given: float | None, head_size: DimLike | None, node: Node) -> float:
 
 def _standard(g: Graph, node: Node) -> Match:
     s = shapes(g)
-    for attr, plain in (("softcap", 0.0), ("qk_matmul_output_mode", 0)):
-        if node.attr(attr, plain) != plain:
-            raise Refuse(f"Attention has {attr} {node.attr(attr)}", node)
+    cap, mode = float(node.attr("softcap", 0.0)), node.attr("qk_matmul_output_mode", 0)
+    if cap < 0 or mode:
+        raise Refuse(f"Attention has {f'qk_matmul_output_mode {mode}' if mode else f'a softcap of {cap:g}'}", node)
     if any(node.input(k) for k in range(4, len(node.inputs))) or any(node.outputs[1:]):
         raise Refuse("Attention keeps its own key/value cache", node)
     shape = s.dims(node.input(0)) or ()
@@ -75,7 +75,7 @@ def _standard(g: Graph, node: Node) -> Match:
     # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys. ONNX Runtime gives zeros for a row
     # with nothing left to see, and takes the lowest number of a mask for minus infinity.
     scale = _scale(node.attr("scale"), head_size, node) * t.q.scale * t.k.scale
-    attrs = {"scale": scale, "nan_to_zero": True, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
+    attrs = {"scale": scale, **({"softcap": cap} if cap else {}), "nan_to_zero": True, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
     return finish(g, RULE.name, node, t, counts, [m.value for m in masks], attrs)
 
 

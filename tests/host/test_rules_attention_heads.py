@@ -220,14 +220,15 @@ def test_all_dims_symbolic_but_the_heads() -> None:
 # --- operators ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("mask", ["none", "add", "bool"])
-def test_attention_operator(mask: str, causal: int) -> None:
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_attention_operator(cap: float, mask: str, causal: int) -> None:
     n = Net(q=(B, S, X), k=(B, T, X), v=(B, T, X))
     heads = [split_heads(n, c, "constant", S if c == "q" else T) for c in "qkv"]
     if mask != "none":
         n.inputs["mask"] = (B, 1, S, T)
         n.types["mask"] = TensorProto.BOOL if mask == "bool" else TensorProto.FLOAT
         heads.append("mask")
-    m = n.model(join_heads(n, n.add("Attention", *heads, is_causal=causal), "constant", S), opset=23)
+    m = n.model(join_heads(n, n.add("Attention", *heads, is_causal=causal, softcap=cap), "constant", S), opset=23)
     rng = np.random.default_rng(1)
     feeds: dict[str, Array] = {c: rng.standard_normal((B, S if c == "q" else T, X)).astype(F) for c in "qkv"}
     if mask != "none":
@@ -235,7 +236,7 @@ def test_attention_operator(mask: str, causal: int) -> None:
         if mask == "bool":
             feeds["mask"][..., 0] = True
     a = whole(m, rule="attention_op", feeds=feeds)
-    assert (a["mask_kind"], a["causal"], a["num_heads"]) == (mask, bool(causal), H)
+    assert (a["mask_kind"], a["causal"], a["num_heads"], a.get("softcap", 0.0)) == (mask, bool(causal), H, cap)
 
 
 def test_attention_operator_on_rank_three_and_its_guards() -> None:
@@ -243,7 +244,7 @@ def test_attention_operator_on_rank_three_and_its_guards() -> None:
     n = Net(**inputs)
     a = whole(n.model(n.add("Attention", "q", "k", "v", q_num_heads=6, kv_num_heads=2, scale=0.3), opset=23), rule="attention_op")
     assert (a["num_heads"], a["kv_heads"]) == (6, 2)
-    for attrs, why in (({"softcap": 2.0}, "softcap"), ({"qk_matmul_output_mode": 1}, "qk_matmul_output_mode")):
+    for attrs, why in (({"softcap": -2.0}, "softcap"), ({"qk_matmul_output_mode": 1}, "qk_matmul_output_mode")):
         n = Net(**inputs)
         assert why in reason(n.model(n.add("Attention", "q", "k", "v", name="y", q_num_heads=6, kv_num_heads=2, **attrs), opset=23), "attention_op", "n_y")
     n = Net(**inputs, pk=(B, 2, 3, D), pv=(B, 2, 3, D))

@@ -14,7 +14,7 @@ from tracea_onnx.plan import read_pack
 
 CASES: dict[str, tuple[int, dict[str, Any], str]] = {
     "heads": (4, {}, ""), "causal": (4, {"is_causal": 1}, ""), "scaled": (4, {"scale": 0.5}, ""), "added": (4, {}, "float"), "hidden": (4, {}, "bool"),
-    "flat": (3, {"q_num_heads": 4, "kv_num_heads": 2}, "bool"),
+    "flat": (3, {"q_num_heads": 4, "kv_num_heads": 2}, "bool"), "capped": (4, {"softcap": 2.0}, "bool"), "capped, causal": (4, {"softcap": 0.5, "is_causal": 1}, ""),
 }  # fmt: skip
 
 

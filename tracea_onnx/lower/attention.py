@@ -304,8 +304,8 @@ def rotary_embedding(ctx: Lowering, op: Op) -> None:
 
 def attention_operator(ctx: Lowering, op: Op) -> None:
     """Attention as one operator of ONNX, which nothing around it fused with: [batch, heads, sequence, head size], or rank 3 with the heads side by side."""
-    if op.attr("softcap", 0.0) or op.attr("qk_matmul_output_mode", 0) or any(op.inputs[4:]) or any(op.outputs[1:]):
-        raise Unsupported("an Attention with a softcap, a cache or further results")
+    if op.attr("softcap", 0.0) < 0 or op.attr("qk_matmul_output_mode", 0) or any(op.inputs[4:]) or any(op.outputs[1:]):
+        raise Unsupported("an Attention with a negative softcap, a cache or further results")
     q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
     flat = q.rank == 3
     counts = {"num_heads": int(op.attr("q_num_heads", 0)), "kv_heads": int(op.attr("kv_num_heads", 0))}
@@ -318,6 +318,7 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         raise Unsupported("attention with a symbolic head size")
     size = width // counts["num_heads"] if flat else width
     attrs |= {**(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True}
+    attrs |= {"softcap": float(op.attr("softcap", 0.0))}
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
         if op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys):
