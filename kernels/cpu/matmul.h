@@ -35,7 +35,8 @@ struct MatmulScratch { size_t tail, columns, rows; };   // floats
 static inline MatmulScratch matmul_layout(const Launch& l) {
   using namespace fam::matmul;
   const int64_t depth = std::min(l.i[K], kMatmulDepth), rows = std::min(l.i[M], kMatmulRows);
-  return {size_t(rows * kPanel), size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), kMatmulColumns), 16)), size_t(rows * (spread_pitch(depth) + 16))};
+  const int64_t kept = l.i[K] > kMatmulDepth ? l.i[M] : rows;  // sums over several blocks of terms: those of all rows wait in the tail meanwhile
+  return {size_t(kept * kPanel), size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), kMatmulColumns), 16)), size_t(rows * (spread_pitch(depth) + 16))};
 }
 
 static size_t matmul_scratch(const Launch& l, int) {
@@ -160,6 +161,7 @@ static void run_product(const Matmul& g, const Block& whole, const float* b) {
         t.y = whole.y + m0 * t.ldy + n0;
         t.res = whole.res ? whole.res + m0 * t.ldr + n0 : nullptr;
         t.a = whole.a + m0 * g.a_m + k0 * g.a_k, t.lda = g.a_m;
+        t.tail = whole.tail + (nq > 1 ? m0 * kPanel : 0);
         if (copy) {
           const int64_t pitch = spread_pitch(t.k);
           pack_rows(t.a, g.a_m, g.a_k, t.rows, t.k, g.rows, pitch);

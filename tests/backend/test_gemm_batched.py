@@ -93,6 +93,15 @@ def test_one_product_in_parts(isa: str, shape: tuple[int, int, int], threads: in
 
 
 @pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("n", [3, 200])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parts_of_rows_and_terms_before_an_incomplete_panel(isa: str, n: int, batch: int) -> None:
+    a, b = _operand(1, 1, batch, 511, 513, "plain"), _operand(2, 1, batch, 513, n, "plain")
+    for threads in (1, 2):
+        _check(_matmul(a, b, isa, threads=threads), a, b)
+
+
+@pytest.mark.parametrize("isa", isas())
 def test_rows_at_page_multiples(isa: str) -> None:
     a, b = _operand(1, 1, 2, 20, 1024, "plain"), _operand(2, 1, 2, 1024, 40, "plain")
     _check(_matmul(a, b, isa), a, b)
