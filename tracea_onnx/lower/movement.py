@@ -228,6 +228,8 @@ def slice_(ctx: Lowering, op: Op) -> None:
         if st > 0:
             first, last = _clamp(first, 0, n), _clamp(last, 0, n)
             length = D.maximum(D.ceildiv(last - first, st), 0)
+            if first != 0:
+                first = D.maximum(D.minimum(first, n - 1), 0)  # an empty slice begins within its operand, too
         else:
             if not isinstance(n, int) or not isinstance(first, int) or not isinstance(last, int):
                 raise Unsupported("a backward Slice of a symbolic dim")

@@ -1,0 +1,137 @@
+"""Random models of one operator on the provider, against ONNX Runtime's CPU provider.
+
+    python -m benchmarks.operator_fuzz [--count 500] [--seed 0] [--backend cuda] [--half] [--kinds conv pool ...] [--jobs 2] [--replay 123 ...]
+
+Each case has a process of its own to die in. Results may differ by rounding (`benchmarks.difference`); with --half inputs and weights are fp16 on the provider, and
+the same values in fp32 on ONNX Runtime. Cases that ONNX Runtime does not take count as nothing. Exit status 1 when one is wrong, crashes or hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks import operator_draws, operator_draws_move
+from benchmarks.difference import HALF, difference
+from benchmarks.isolate import Lost, run_each
+
+KINDS = {**operator_draws.KINDS, **operator_draws_move.KINDS}
+#: Of a result's largest value: sums of thousands of products, in any order.
+_SINGLE = 2e-4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """status: right, wrong, refused (by ONNX Runtime) or error; ours, nodes: how many the provider ran, and of how many."""
+
+    kind: str
+    status: str
+    text: str = ""
+    ours: int = 0
+    nodes: int = 0
+
+
+def draw(seed: int, kinds: list[str]) -> tuple[str, onnx.ModelProto, dict[str, Any]]:
+    random = Random(seed)
+    kind = random.choice(kinds)
+    d = operator_draws.Draw(random, np.random.default_rng(seed))
+    KINDS[kind](d)
+    return kind, d.model(symbolic=random.random() < 0.4), d.fed
+
+
+def narrow(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its fp32 inputs and weights in fp16, but for factors of sizes (Resize) and statistics, which stay as they are."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    kept = {i for n in out.graph.node for i in (n.input[2:3] if n.op_type == "Resize" else [])}
+    for i in out.graph.input:
+        if i.type.tensor_type.elem_type == TensorProto.FLOAT:
+            i.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for k, t in enumerate(out.graph.initializer):
+        if t.data_type == TensorProto.FLOAT and t.name not in kept:
+            out.graph.initializer[k].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float16), t.name))
+    return out
+
+
+def rounded(value: Any) -> Any:
+    return value.astype(np.float16).astype(np.float32) if value.dtype == np.float32 else value
+
+
+def run(seed: int, kinds: list[str], backend: str, half: bool) -> Outcome:
+    from benchmarks.sessions import assigned, session
+
+    kind, model, fed = draw(seed, kinds)
+    ours = nodes = 0
+    try:
+        if half:
+            fed = {k: rounded(v) for k, v in fed.items()}
+            for k, t in enumerate(model.graph.initializer):
+                model.graph.initializer[k].CopyFrom(numpy_helper.from_array(rounded(numpy_helper.to_array(t)), t.name))
+        want = session(model).run(None, fed)
+        if sum(np.asarray(w).size for w in want) > 1 << 24:
+            return Outcome(kind, "refused", "too large")
+    except Exception as e:  # any refusal of the peer: nothing to compare with
+        return Outcome(kind, "refused", str(e).splitlines()[0][:160])
+    try:
+        made = session(narrow(model) if half else model, provider=True, everything=True, backend=backend)
+        ours, nodes = assigned(made)
+        given = {k: v.astype(np.float16) if half and v.dtype == np.float32 else v for k, v in fed.items()}
+        got = made.run(None, given)
+        if half:
+            got = [g.astype(np.float32) if g.dtype == np.float16 else g for g in got]
+        apart = difference(want, got)
+    except Exception as e:  # the report names every kind of failure
+        text = " ".join(str(e).splitlines())[:300]
+        unknown = (half and "Type Error" in text) or "NOT_IMPLEMENTED" in text  # the fp16 form of some operators is not one that ONNX has
+        return Outcome(kind, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes)
+    bound = 2 * HALF if half else _SINGLE
+    return Outcome(kind, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes)
+
+
+def describe(model: onnx.ModelProto, fed: Mapping[str, Any]) -> str:
+    nodes = "; ".join(f"{n.op_type}({', '.join(f'{a.name}={helper.get_attribute_value(a)}' for a in n.attribute)})" for n in model.graph.node)
+    stored = {t.name: list(t.dims) if len(t.dims) > 1 or t.dims[:1] > [8] else numpy_helper.to_array(t).tolist() for t in model.graph.initializer}
+    symbolic = any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim)
+    return f"{nodes} fed { {k: (v.shape, str(v.dtype)) for k, v in fed.items()} } stored {stored}{' symbolic' * symbolic}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
+    parser.add_argument("--replay", nargs="*", type=int, default=[], help="these cases alone, with their models")
+    args = parser.parse_args()
+    began, count, left = time.monotonic(), Counter[str](), Counter[str]()
+    seeds = args.replay or list(range(args.seed, args.seed + args.count))
+    for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half), jobs=args.jobs, timeout=60):
+        kind, model, fed = draw(seed, args.kinds)
+        o = Outcome(kind, "crash", result.reason) if isinstance(result, Lost) else result
+        count[o.status] += 1
+        if o.status in ("right", "wrong") and o.ours < o.nodes:
+            left[model.graph.node[-1].op_type] += 1
+        if args.replay or o.status not in ("right", "refused"):
+            print(f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): {describe(model, fed)[:900]}", flush=True)
+        if args.seconds and time.monotonic() - began > args.seconds:
+            break
+    counts = ", ".join(f"{n} {status}" for status, n in count.most_common())
+    print(f"{counts} in {time.monotonic() - began:.0f} s; not all on the provider: {dict(left.most_common(12))}")
+    return 1 if count["wrong"] + count["error"] + count["crash"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
