@@ -32,7 +32,9 @@ def _pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Seque
                     raise Unsupported(f"auto_pad {auto} with stride {s} over a symbolic dim")
                 total = (k - 1) * d
             else:
-                total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+                total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
+            if total < 0:  # ONNX pads by nothing; ONNX Runtime cuts as much off, or fails
+                raise Unsupported(f"auto_pad {auto} with a stride longer than the window")
             small, large = total // 2, total - total // 2
             begin.append(small if auto == "SAME_UPPER" else large)
             end.append(large if auto == "SAME_UPPER" else small)
