@@ -21,11 +21,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import operator_draws, operator_draws_move
+from benchmarks import operator_draws, operator_draws_chain, operator_draws_move
 from benchmarks.difference import HALF, difference
 from benchmarks.isolate import Lost, run_each
 
-KINDS = {**operator_draws.KINDS, **operator_draws_move.KINDS}
+KINDS = {**operator_draws.KINDS, **operator_draws_move.KINDS, **operator_draws_chain.KINDS}
 #: Of a result's largest value: sums of thousands of products, in any order.
 _SINGLE = 2e-4
 _STEEP = ("Mod", "ReduceProd")
