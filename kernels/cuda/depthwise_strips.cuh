@@ -57,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
   const T* corner = x + n * (i64)x_ns + c / MULTIPLE + (i64)top * x_rs + (i64)left * x_cs;
   T* to = y + n * (i64)y_ns + c + (i64)oh0 * y_rs + (i64)ow0 * y_cs;
   i64 full = n * (i64)r_ns + (i64)oh0 * r_rs + (i64)ow0 * r_cs;
-  u32 columns = 0;  // bit s: column s of the strip lies in the image
+  u32 columns = 0;  // bit s: column s of the strip lies in the image; a wider strip's are tested when they are read
 #pragma unroll
-  for (int s = 0; s < SPAN; s++) columns |= u32((u32)(left + s) < (u32)IW) << s;
+  for (int s = 0; s < SPAN && SPAN <= 32; s++) columns |= u32((u32)(left + s) < (u32)IW) << s;
   asm("" : "+r"(columns));  // to be tested, not computed again
   Pair in[AHEAD][SH][SPAN] = {};
   const auto load = [&](int step, Pair (&to)[SH][SPAN], int p) {
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) depthwise_strips(P
     const T* row = corner + (i64)(step * SH + p) * x_rs;
 #pragma unroll
     for (int s = 0; s < SPAN; s++)
-      if (column_used(s) && columns >> s & 1) to[p][s] = fetch(row + (i64)s * x_cs, count, next);  // what lies outside stays zero
+      if (column_used(s) && (SPAN <= 32 ? columns >> s % 32 & 1 : (u32)(left + s) < (u32)IW)) to[p][s] = fetch(row + (i64)s * x_cs, count, next);  // what lies outside stays zero
   };
 #pragma unroll
   for (int u = 0; u < AHEAD; u++)
