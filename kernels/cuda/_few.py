@@ -17,11 +17,12 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 
 @dataclass(frozen=True)
 class FewTile:
-    """Channels a pixel of the patch has, rows of 16 output pixels of one warp, output channels of one block."""
+    """Channels a pixel of the patch has, runs of 16 output pixels of one warp, output channels of one block; runs side by side."""
 
     cp: int
     rows: int
     columns: int
+    runs: int = 1
 
     def steps(self, r: Request) -> int:
         """Steps of 16 along k."""
@@ -34,8 +35,8 @@ class FewTile:
         kh, kw, sh, sw, dh, dw = (int(r.ints[n]) for n in _STATIC[1:])
         taps = 8 // self.cp
         units = -(-kw // taps)
-        patch_w = (15 * sw + (units * taps - 1) * dw + 2) // 2 * 2
-        patch = -(-(((4 * self.rows - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
+        patch_w = ((16 * self.runs - 1) * sw + (units * taps - 1) * dw + 2) // 2 * 2
+        patch = -(-(((4 * self.rows // self.runs - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
         return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
@@ -58,7 +59,8 @@ def choose(r: Request) -> FewTile | None:
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
     pixels = _product.known(D.product([i["N"], i["OH"], i["OW"]]), 1 << 20)
     rows = 2 if pixels * -(-oc // columns) >= 128 * r.sms else 1
-    tile = FewTile(cp, rows, columns)
+    runs = next(n for n in (8, 4, 2, 1) if 4 * rows // n >= min(_product.known(i["OH"], 4 * rows), 4 * rows))
+    tile = FewTile(cp, rows, columns, runs)
     return tile if tile.smem(r) <= 96 * 1024 else None
 
 
@@ -72,13 +74,13 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', f"#define WGMMA {int(tile.wgmma(r))}",
         f"#define RESIDENT {_resident(r, tile)}",
-        f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, BN = {tile.columns};",
+        f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, RUNS = {tile.runs}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
         f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip
-    tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows), D.ceildiv(i["OW"], 16)])
+    tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows // tile.runs), D.ceildiv(i["OW"], 16 * tile.runs)])
     columns = -(-int(i["OC"]) // tile.columns)
     shared = (228 if r.arch >= 90 else 164 if r.arch == 80 else 100) * 1024
     resident = min(shared // (tile.smem(r) + 1024), max(_resident(r, tile), 4))

@@ -1,15 +1,16 @@
 // Convolutions of few input channels (a network's first layer) in 16-bit types on the tensor cores: wgmma where WGMMA, else mma.sync.
 //
-// A block computes TILE_H x 16 output pixels times BN channels, 16 pixels of a row per fragment. The patch of the image that they see lies in shared memory
+// A block computes TILE_H x TILE_W output pixels times BN channels, 16 pixels of a row (a run) per fragment. The patch of the image that they see lies in shared memory
 // with CP channels a pixel, so that ldmatrix reads operands of the product straight from it: 16 bytes are one unit of k, a filter tap of 8 channels or two
 // neighbouring taps of 4. Weights stay in shared memory while the block goes from tile to tile; the next patch is copied while one is multiplied.
 // For wgmma they lie as 8 channels x 1 unit in 128 bytes, all channels of a unit together.
 //
-// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (rows of 16 pixels a warp
-// has), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
+// The generator defines: T, MMA_TYPE, WGMMA, RESIDENT (blocks a multiprocessor has), IC, KH, KW, SH, SW, DH, DW, CP, MT (runs of 16 pixels a warp
+// has), RUNS (of a tile that lie side by side), BN, EARLY (the weight is constant), WHOLE_CHUNKS (OC is a multiple of 8), Y_VECTOR and the epilogue (Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = 8 / CP, ROW_UNITS = (KW + TAPS - 1) / TAPS, UNITS = KH * ROW_UNITS, STEPS = (UNITS + 1) / 2;
-constexpr int TILE_H = 4 * MT, PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = (15 * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
+constexpr int TILE_H = 4 * MT / RUNS, TILE_W = 16 * RUNS;
+constexpr int PATCH_H = (TILE_H - 1) * SH + (KH - 1) * DH + 1, PATCH_W = ((TILE_W - 1) * SW + (ROW_UNITS * TAPS - 1) * DW + 2) / 2 * 2;
 constexpr int WEIGHT_PITCH = STEPS * 32 + (WGMMA ? 0 : 16), PATCH_BYTES = (PATCH_H * PATCH_W * CP * 2 + 15) / 16 * 16;  // bytes
 constexpr int NT = BN / 8;
 constexpr int ACROSS = PATCH_W < 128 ? PATCH_W : 128, DOWN = 128 / ACROSS, SPANS = (PATCH_W + ACROSS - 1) / ACROSS, ROUNDS = (PATCH_H + DOWN - 1) / DOWN;
@@ -42,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
   extern __shared__ __align__(128) char shared[];
   const u32 weights = shared_address(shared), patches = weights + BN * WEIGHT_PITCH;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n0 = blockIdx.y * BN;
-  const int tiles_w = (OW + 15) / 16, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
+  const int tiles_w = (OW + TILE_W - 1) / TILE_W, tiles_h = (OH + TILE_H - 1) / TILE_H, tiles = N * tiles_h * tiles_w;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");  // constant weights need not wait for the kernel before
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
   const int down = threadIdx.x / ACROSS, across = threadIdx.x % ACROSS;
   auto fetch_patch = [&](int tile, u32 to) {
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
-    const int top = rest / tiles_w * TILE_H * SH - PT, left = rest % tiles_w * 16 * SW - PL;
+    const int top = rest / tiles_w * TILE_H * SH - PT, left = rest % tiles_w * TILE_W * SW - PL;
     const T* const first = x + image * x_ns + (top + down) * x_rs + (left + across) * x_cs;
 #pragma unroll
     for (int span = 0; span < SPANS; span++)
@@ -103,12 +104,12 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
     if (tile + (int)gridDim.x < tiles) fetch_patch(tile + gridDim.x, patches + (buffer ^ 1) * PATCH_BYTES);
     copy_commit();
     const int image = tile / (tiles_h * tiles_w), rest = tile - image * (tiles_h * tiles_w);
-    const int row0 = rest / tiles_w * TILE_H + warp * MT, column0 = rest % tiles_w * 16;
-    // Results of 16 pixels, row i of this warp's, through the epilogue to y.
-    auto finish_row = [&](int i, const float (&sum)[NT][4]) {
+    const int row0 = rest / tiles_w * TILE_H, column0 = rest % tiles_w * TILE_W;
+    // Results of 16 pixels, run i of this warp's, through the epilogue to y.
+    auto finish_run = [&](int i, const float (&sum)[NT][4]) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int oh = row0 + i, ow = column0 + (lane >> 2) + half * 8, h = min(oh, OH - 1), v = min(ow, OW - 1), m = (image * OH + h) * OW + v;
+        const int run = warp * MT + i, oh = row0 + run / RUNS, ow = column0 + run % RUNS * 16 + (lane >> 2) + half * 8, h = min(oh, OH - 1), v = min(ow, OW - 1), m = (image * OH + h) * OW + v;
         const i64 full = image * r_ns + h * r_rs + v * r_cs;
         T* const to = y + image * y_ns + h * y_rs + v * y_cs + n0 + (lane & 3) * 8;
 #pragma unroll
@@ -127,10 +128,11 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
         }
       }
     };
-    const u32 pixel = patches + buffer * PATCH_BYTES + (warp * MT * SH * PATCH_W + (lane & 15) * SW) * (CP * 2);
-    // Pixels of row i at step s of k. What lies beyond the window is multiplied by zero weights, and must not be an infinity.
+    const u32 pixel = patches + buffer * PATCH_BYTES + (lane & 15) * SW * (CP * 2);
+    // Pixels of run i at step s of k. What lies beyond the window is multiplied by zero weights, and must not be an infinity.
     auto load_pixels = [&](u32 (&a)[4], int i, int s) {
-      ldmatrix(a, pixel + i * (SH * PATCH_W * CP * 2) + (lane < 16 ? unit_offset(2 * s) : unit_offset(2 * s + 1)));
+      const int run = warp * MT + i;
+      ldmatrix(a, pixel + (run / RUNS * (SH * PATCH_W) + run % RUNS * (16 * SW)) * (CP * 2) + (lane < 16 ? unit_offset(2 * s) : unit_offset(2 * s + 1)));
 #pragma unroll
       for (int q = 0; q < 4; q++) {
         const int u = 2 * s + q / 2;
@@ -150,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
 #pragma unroll
       for (int s = 0; s < STEPS; s++) multiply(sum, a[s], filter + s * (2 * NT * 8), s != 0);
       asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-      finish_row(i, sum);
+      finish_run(i, sum);
     }
 #else
     float sum[MT][NT][4];
@@ -172,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(128, RESIDENT) conv_few(PARAMETERS)
         for (int j = 0; j < NT; j++) multiply(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
 #pragma unroll
-    for (int i = 0; i < MT; i++) finish_row(i, sum[i]);
+    for (int i = 0; i < MT; i++) finish_run(i, sum[i]);
 #endif
   }
 }
