@@ -15,9 +15,8 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 #: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
 #: pixels begin at multiples of 32 bytes or of 16, and of more than 64 channels without groups; how much longer a filter takes; how much slower windows of
-#: channels are to multiply that lie across lines of 128 bytes.
-ALONE, _PIXEL, _ODD_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING = 1.5, 4.0, 7.6, 5.0, 1.5, 1.25
-
+#: channels are to multiply that lie across lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
+ALONE, _PIXEL, _ODD_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = 1.5, 4.0, 7.6, 5.0, 1.5, 1.25, 1700.0
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,34 @@ def _mixed(r: Request) -> bool:
     return int(r.ints["G"]) > 1 and (b.groups > 1 or b.channels % 64 > 0)
 
 
+def products(r: Request) -> int:
+    """Of 16 channels, in a step of 64: what follows is zeros."""
+    b = of(r)
+    return -(-b.channels // 16) if b.chunks == 1 else 4
+
+
+def alone(r: Request) -> tuple[int, int]:
+    """Input channels, in whole products, that share no group with the others of a bundle, and their output channels; 0, 0 where that is all it has."""
+    b, g = of(r), int(r.ints["G"])
+    inner, outer = int(r.ints["IC"]) // g, int(r.ints["OC"]) // g
+    channels = max(16, inner)
+    columns = channels // inner * outer
+    apart = channels % 16 == channels % inner == columns % 8 == 0 and b.chunks == 1
+    return (channels, columns) if g > 1 and apart and columns < b.columns <= 64 else (0, 0)
+
+
+def made(r: Request) -> float:
+    """Of the clocks of a step's products those that a step takes in which there are not so many."""
+    return 0.5 + products(r) / 8
+
+
 def constants(r: Request | None = None) -> str:
     """What kernels must know of the groups of their columns; None: there are none."""
-    lines = "constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;\n#define MIXED 0"
+    lines = f"constexpr int PRODUCTS = {4 if r is None else products(r)};\n"
     if r is None or r.ints["G"] == 1:
-        return lines
+        return lines + "constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;\n#define MIXED 0"
     b, i = of(r), r.ints
-    lines = f"constexpr int BUNDLE_COLUMNS = {b.columns if b.count > 1 else 0}, BUNDLE_CHANNELS = {b.channels};\n#define MIXED {int(_mixed(r))}"
+    lines += f"constexpr int BUNDLE_COLUMNS = {b.columns if b.count > 1 else 0}, BUNDLE_CHANNELS = {b.channels};\n#define MIXED {int(_mixed(r))}"
     own = {"TAPS": int(i["KH"]) * int(i["KW"]), "IN": int(i["IC"]) // int(i["G"]), "OUT": int(i["OC"]) // int(i["G"])}
     own |= {n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")}
     lines += f"\nconstexpr int {', '.join(f'OWN_{n} = {v}' for n, v in own.items())};"

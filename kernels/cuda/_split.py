@@ -117,17 +117,17 @@ def slots(cluster: int, resident: int, sms: int) -> int:
 
 def tile_cost(
     t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    batch: int = 0,
+    made: float = 1.0, batch: int = 0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row and of one filter; batch: products of two run-time operands, 0: one by a weight."""
+    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`; batch: products of two run-time operands, 0: one by a weight."""
     left, right = (n, m) if t.swap else (m, n)
     blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles * max(batch, 1)
     n *= bundles
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
-    multiply = _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
+    multiply = made * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
     if t.rows * together < 128:
         multiply *= 1.32
     copied = (t.rows + t.columns / t.share) * 128
@@ -145,11 +145,12 @@ def tile_cost(
 
 
 def prices(
-    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE
+    m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE,
+    made: float = 1.0,
 ) -> dict[SplitTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide. bundles: of n columns each."""
     tiles = (t for t in candidates(m, n, steps, sms, bundles) if not panels or t.bn % 64 == 0)
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel) for t in tiles}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made) for t in tiles}
 
 
 def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:

@@ -15,8 +15,8 @@ _backend = registry.module("kernels", "cuda")
 _bundles, _epilogue, _wgmma = _backend.part("_bundles"), _backend.part("_epilogue"), _backend.part("_wgmma")
 _ROWS = 128  # of a tile
 #: The cost model, comparable with `_wgmma.tile_cost`, measured on an H200: flops a clock with 64 columns and with more, clocks to start a kernel and for 64 x 64
-#: results.
-_FLOPS_NARROW, _FLOPS, _START, _PANEL_CLOCKS = 2870.0, 3400.0, 700.0, 350.0
+#: results; of the clocks to multiply 64 columns, those of the columns that share channels with no others.
+_FLOPS_NARROW, _FLOPS, _START, _PANEL_CLOCKS, _APART = 2870.0, 3400.0, 700.0, 350.0, 0.75
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def tile_cost(t: WindowTile, r: Request, m: int, steps: int) -> float:
     high, wide = r.ints["OH"], int(r.ints["OW"])
     tiles = m / (high * wide) * -(-high // t.rows) if isinstance(high, int) else m / (t.rows * wide)
     turns = -(-tiles // max(1, r.sms // tiles_n)) * -(-tiles_n // r.sms)
-    multiply: float = _bundles.straddling(r) * steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
+    share = _bundles.made(r) * (_APART if _bundles.alone(r)[1] else 1.0)
+    multiply: float = _bundles.straddling(r) * share * steps * 2.0 * _ROWS * t.columns * 64 / (_FLOPS if t.columns > 64 else _FLOPS_NARROW)
     finish = _ROWS * t.columns / 4096 * _PANEL_CLOCKS
     filters = steps * t.columns * _bundles.pixel(r)[0] if r.ints["G"] == 1 else 0.0
     return _START + max(turns * multiply, -(-turns // 2) * (multiply + finish)) + finish + max(t.weights / 77.0, filters)
@@ -88,13 +89,15 @@ def convolution(r: Request, tile: WindowTile, active: DimLike) -> Kernel:
     parameters += [("i64", "ldr", Int64(i.get("r_cs", 0))), *_bundles.parameters(r), *epi.parameters]
     constants = [f"{n} = {int(i[n])}" for n in ("KH", "KW", "DH", "DW", "PT", "PL")]
     constants += [f"CHUNKS = {bundle.chunks}", f"WIDTH_IN = {tile.width}", f"TILE_H = {tile.rows}", f"BN = {tile.columns}"]
-    constants.append(f"STAGES = {tile.stages}")
+    channels, columns = _bundles.alone(r)
+    many = columns or tile.columns
+    constants += [f"STAGES = {tile.stages}", f"EACH = {channels // 16 or 4}", f"MANY = {many}"]
     mma = "f16" if r.dtype == DType.F16 else "bf16"
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(constants)};", f"constexpr bool EARLY = {int('w' in r.constant)};",
         f"constexpr bool WHOLE_TILES = {int(bundle.columns % tile.columns == 0 and oc % bundle.columns == 0)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
-        _bundles.constants(r), _wgmma.multiply(tile.columns, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _bundles.template(r),
+        _bundles.constants(r), _wgmma.multiply(many, mma), epi.source, _backend.template("hopper"), _backend.template("tma"), _bundles.template(r),
         _backend.template("chunks"), _backend.template("window"),
     ])  # fmt: skip
     tiles, tiles_n = D.mul(i["N"], D.ceildiv(i["OH"], tile.rows)), _bundles.tiles(r, tile.columns)

@@ -107,14 +107,16 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         if not maps:
             return dict(priced("deconv" if transposed else "conv"))
         if g > 1:
-            return {t: cost * _bundles.ALONE for t, cost in priced("").items()}
+            return {t: cost * _bundles.ALONE + _bundles.START for t, cost in priced("").items()}
         (worse, more), windows = _TILES_OF_PIXELS, priced("conv")
         return {t: max(cost * worse + more, windows[t]) for t, cost in priced("").items()}
 
     def price(size: int) -> Any:
         costs: dict[Any, float] = {}
         if maps:
-            costs |= _product.prices(size, bundle.columns, 0, 1, r, maps=maps, stored=stored, bundles=bundle.count, pixel=_bundles.pixel(r))
+            more = _bundles.START if g > 1 else 0.0
+            mapped = _product.prices(size, bundle.columns, 0, 1, r, maps=maps, stored=stored, bundles=bundle.count, pixel=_bundles.pixel(r), made=_bundles.made(r))
+            costs |= {t: cost + more * isinstance(t, _split.SplitTile) for t, cost in mapped.items()}
         if maps and stored:
             costs |= _window.prices(r, size, maps)
         if g > 1 or not maps or ic < _NARROW:

@@ -9,7 +9,7 @@
 // SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
 // The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
-// (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
+// (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
 // Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
     multiply_fence();
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
+    for (int kk = 0; kk < PRODUCTS; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
     multiply_commit();
     if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
       multiply_wait<1>();

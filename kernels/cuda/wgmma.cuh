@@ -9,7 +9,7 @@
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 //
 // The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
-// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along), NORMED, MEASURED
+// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED
 // (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
         multiply_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; kk++)
+        for (int kk = 0; kk < PRODUCTS; kk++)
 #pragma unroll
           for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * 2), b + kk * 2, (k | kk) != 0);
         multiply_commit();

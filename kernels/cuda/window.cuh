@@ -6,7 +6,8 @@
 // A block keeps the weights of its BN output channels. Warp 0 copies slabs into a ring of STAGES, two warpgroups take tiles in turn.
 //
 // The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, WIDTH_IN, TILE_H, BN, STAGES, EARLY (the weight is constant), WHOLE_TILES, WHOLE_CHUNKS (all tiles,
-// all chunks of 8 columns lie within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), MIXED (bundles.cuh comes along) and the epilogue (struct
+// all chunks of 8 columns lie within N or their bundle), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), EACH
+// (of these that columns share) and MANY (such columns), MIXED (bundles.cuh comes along) and the epilogue (struct
 // Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, SLAB_BYTES = (TILE_H + (KH - 1) * DH) * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
     const u64 a0 = descriptor(ring), b0 = descriptor(kept);
-    float sum[BLOCKS][BN / 2];
+    float sum[BLOCKS][BN / 2] = {};  // columns that no channels belong to stay zero
     if (w == 1) arrive_group(2, 256);  // the first warpgroup goes first
     int slot = w * CHUNKS % STAGES;
     u32 phase = w * CHUNKS / STAGES & 1;
@@ -79,9 +80,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         for (int tap = 0; tap < TAPS; tap++) {
           const u64 a = a0 + (u64)(slot * (SLAB / 16) + (tap / KW * DH * WIDTH_IN + tap % KW * DW) * 8), b = b0 + (u64)((chunk * TAPS + tap) * (B_BYTES / 16));
 #pragma unroll
-          for (int kk = 0; kk < 4; kk++)
+          for (int kk = 0; kk < PRODUCTS; kk++)
 #pragma unroll
-            for (int i = 0; i < BLOCKS; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * 2), b + kk * 2, (chunk | tap | kk) != 0);
+            for (int i = 0; i < BLOCKS; i++) {
+              const int at = kk / EACH * MANY;  // the first column of these channels
+              multiply(*(float(*)[MANY / 2])(sum[i] + at / 2), a + (i * (PANEL / 16) + kk * 2), b + (at * 8 + kk * 2), (chunk | tap | kk % EACH) != 0);
+            }
         }
         multiply_commit();
         if (chunk == CHUNKS - 1) arrive_group(2 + (w ^ 1), 256);
@@ -96,6 +100,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_window(PARAMETERS) {
         slot = next % STAGES;
       }
 #if MIXED
+      // Rows that are not stored may be what lay behind the slab, not finite: nothing to mend.
+#pragma unroll
+      for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int p = i * 64 + row_warp + (lane >> 2) + half * 8;
+          if (p < TILE_H * WIDTH_IN && p % WIDTH_IN < OW) continue;
+#pragma unroll
+          for (int k = 0; k < BN / 2; k++)
+            if (k / 2 % 2 == half) sum[i][k] = 0.f;
+        }
 #pragma unroll
       for (int i = 0; i < BLOCKS; i++)
         mend(sum[i], OWN_GROUP, [&](int k, int& m, int& n) {

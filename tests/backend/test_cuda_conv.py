@@ -276,3 +276,25 @@ def test_filters_of_bundles_follow_the_packed_ones() -> None:
     for other in (request("pack_conv2d", DType.F32, sizes), request("pack_conv2d", DType.F16, sizes, arch=80), request("pack_conv2d", DType.F16, sizes | {"G": 1})):
         assert len(cuda.emit(other)) == 1
     assert widened_elements(OC=96, IC=96, KH=3, KW=3, G=2) == 0
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns", "groups", "apart"),
+    [(4, 4, 32, (16, 16)), (8, 16, 16, (16, 32)), (16, 16, 4, (16, 16)), (32, 32, 4, (32, 32)), (64, 64, 4, (0, 0)), (12, 12, 16, (0, 0)), (3, 3, 40, (0, 0))],
+)
+def test_channels_that_share_no_group_with_others_of_their_bundle(channels: int, columns: int, groups: int, apart: tuple[int, int]) -> None:
+    r = conv(DType.F16, 64, channels * groups, 28, 28, columns * groups, groups=groups)
+    assert cuda.part("_bundles").alone(r) == apart
+    windows = [k for k in kernels_of(r) if k.symbol == "conv_window" and apart[1]]
+    assert all(f"EACH = {apart[0] // 16}, MANY = {apart[1]};" in k.source for k in windows)
+
+
+def test_steps_of_few_channels_have_fewer_products() -> None:
+    for channels, products in ((24, 2), (32, 2), (40, 3), (64, 4), (96, 4)):
+        assert f"PRODUCTS = {products};" in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (64, 1)])
+def test_tiles_of_few_rows_are_wide(rows: int, runs: int) -> None:
+    r = conv(DType.F16, 64 * 64 // rows, 6, rows, 500, 48)
+    assert cuda.part("_few").choose(r) == cuda.part("_few").FewTile(8, 2, 64, runs)
