@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -20,10 +20,11 @@ _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _BESIDE = 32
 #: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most; bytes of filters of a block.
 _HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
-#: Sums where a whole warp divides the input channels, and those bytes then, on Hopper.
+#: Sums where a whole warp divides the input channels, and those bytes then and of more channels, on Hopper.
 _SUMS_OF_WARPS, _SMEM_OF_WARPS = 16, 200 * 1024
-#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels of which each may have a warp, and then input channels.
-_FEW, _MOST, _FEW_PIXELS, _MOST_OF_WARPS = 20, 256, 4096, 640
+#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels of which each may have a warp. In f32 outputs may be more where
+#: pixels are so many that copies of filters do not count, in blocks of this many threads; where they are yet more, they fill the 32 columns of a product's tile.
+_FEW, _MOST, _FEW_PIXELS, _MORE, _MANY_PIXELS, _WIDEST = 20, 640, 4096, 28, 65536, 256
 #: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes whole vectors.
 WRITTEN = 8
 #: Where a size is symbolic.
@@ -120,6 +121,8 @@ def _tiles(r: Request, transposed: bool) -> dict[NarrowTile, float]:
     inner, size = _of_group(r)[0], r.dtype.size
     step = inner if inner <= 8 else 8 if size == 2 else 4
     tiles = dict.fromkeys(_tiles_of(r, transposed, step, most=1), 1.0)
+    if min(_of_group(r)) > _FEW:
+        return {t: worse for t, worse in tiles.items() if t.threads == _WIDEST}
     for less in (step, 2) if size == 4 else (step,):
         tiles = tiles or dict.fromkeys(_tiles_of(r, transposed, less, most=_BESIDE), _FORCED)
     return tiles
@@ -136,7 +139,7 @@ def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[Na
                 steps = -(-inner // step)
                 if parts > steps:
                     break
-                room = _SMEM_OF_WARPS if parts == 32 and r.arch == 90 else _SMEM
+                room = _SMEM_OF_WARPS if (parts == 32 or min(inner, outer) > _FEW) and r.arch == 90 else _SMEM
                 ahead = 2 if one and steps > parts else 1
                 count = int(r.ints["G"]) * -(-outer // channels)
                 least = -(-count // _BESIDE)
@@ -155,13 +158,21 @@ def applies(r: Request, transposed: bool) -> bool:
     if any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G")) or "w" in r.unaligned or (transposed and (i["DH"], i["DW"]) != (1, 1)):
         return False
     inner, outer = _of_group(r)
-    return min(inner, outer) <= _FEW and inner <= (_MOST_OF_WARPS if _warps(r) else _MOST)
+    return (min(inner, outer) <= _FEW or (outer <= _MORE and _many(r))) and inner <= _MOST
 
 
 def _warps(r: Request) -> bool:
     """Whether a whole warp may divide the input channels of a pixel."""
-    pixels = [_product.known(r.ints[n], usual) for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL))]
-    return r.ints["G"] == 1 and int(r.ints["OC"]) <= WRITTEN and bool(pixels[0] * pixels[1] * pixels[2] <= _FEW_PIXELS)
+    return r.ints["G"] == 1 and int(r.ints["OC"]) <= WRITTEN and _pixels_of(r) <= _FEW_PIXELS
+
+
+def _many(r: Request) -> bool:
+    """Whether pixels are so many that threads may compute more channels."""
+    return r.dtype.size == 4 and r.ints["G"] == 1 and _pixels_of(r) >= _MANY_PIXELS
+
+
+def _pixels_of(r: Request) -> int:
+    return prod(_product.known(r.ints[n], usual) for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL)))
 
 
 def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]:
