@@ -230,12 +230,17 @@ def check_cases() -> list[Case]:
         Conv(2, 40, 15, 13, 40, (5, 5), (2, 2), one, (2, 2, 2, 2), 40, act="hard_swish"),
         Conv(1, 96, 10, 10, 96, (3, 3), one, (2, 2), (2, 2, 2, 2), 96, res_mode=1), Conv(1, 24, 8, 8, 24, (7, 7), one, one, (3, 3, 3, 3), 24, kinds=(1, 3, 0)),
         Conv(1, 32, 1, 40, 32, (1, 31), one, one, (0, 15, 0, 15), 32), Conv(1, 33, 8, 8, 33, groups=33, stride=(2, 2), pads=(0, 0, 1, 1), slack=3, res_mode=2),
+        # few channels of few rows, more channels than a thread's kernel usually takes
+        Conv(9, 6, 1, 397, 48, (1, 9), pads=(0, 4, 0, 4)), Conv(2, 5, 3, 161, 20, (3, 7), (1, 2), one, (1, 3, 1, 3), act="silu"), Conv(1, 4, 2, 99, 70, slack=3),
+        Conv(2, 272, 9, 8, 6, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True), Conv(1, 41, 33, 30, 28, (5, 5), pads=(2, 2, 2, 2)),
+        Conv(1, 500, 9, 9, 5, pads=(1, 0, 0, 1)),
         # depthwise in strips
         Conv(16, 96, 28, 27, 96, (5, 5), one, one, (2, 2, 2, 2), 96, act="silu"), Conv(40, 33, 56, 57, 33, groups=33, stride=(2, 2), slack=3, res_mode=2),
         Conv(9, 72, 61, 50, 72, groups=72, dilation=(2, 2), kinds=(1, 3, 0)), Conv(8, 48, 40, 41, 48, (7, 7), one, one, (3, 3, 3, 3), 48, act="hard_swish"),
         Conv(33, 200, 14, 13, 200, (5, 3), (2, 1), one, (1, 2, 3, 0), 200, res_mode=1), Conv(32, 64, 80, 81, 64, groups=64, act="none"),
         Conv(2, 20, 15, 13, 40, groups=20), Conv(16, 48, 56, 57, 144, groups=48, stride=(2, 2), act="silu"), Conv(1, 9, 6, 7, 18, groups=9, slack=3, res_mode=1),
         Conv(1, 24, 20, 21, 24, (31, 31), pads=(15, 15, 15, 15), groups=24),
+        Conv(1, 200, 1, 3000, 200, (1, 31), (1, 2), (1, 4), (0, 120, 0, 0), 200),
         # transposed
         Conv(2, 64, 8, 8, 32, (2, 2), (2, 2), one, none, transposed=True), Conv(2, 16, 7, 9, 24, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True),
         Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)),
@@ -281,11 +286,16 @@ def check_cases() -> list[Case]:
         Conv(8, 120, 7, 7, 240, groups=5, act="silu", kinds=(1, 3, 0)), Conv(2, 40, 9, 9, 30, groups=10), Conv(2, 36, 9, 9, 192, groups=12),
         Conv(2, 24, 9, 9, 40, groups=8), Conv(3, 144, 8, 9, 144, groups=16), Conv(2, 300, 9, 9, 300, groups=2), Conv(2, 48, 20, 20, 48, groups=6, slack=4),
         Conv(2, 96, 9, 9, 96, (1, 1), one, one, none, 3, slack=8), Conv(1, 768, 1, 50, 768, (1, 128), one, one, (0, 64, 0, 64), 16),
+        Conv(3, 128, 13, 12, 128, groups=4), Conv(2, 64, 30, 31, 128, groups=8, stride=(2, 2)), Conv(5, 48, 9, 9, 48, groups=3), Conv(2, 24, 20, 20, 48),
     ]  # fmt: skip
-    wild = [Conv(3, 64, 13, 11, 64, groups=16, act="none"), Conv(2, 40, 9, 9, 30, groups=10, act="none"), Conv(2, 144, 9, 11, 144, groups=3)]
+    wild = [
+        Conv(3, 64, 13, 11, 64, groups=16, act="none"), Conv(2, 40, 9, 9, 30, groups=10, act="none"), Conv(2, 144, 9, 11, 144, groups=3),
+        Conv(2, 128, 9, 11, 128, groups=4),
+    ]  # fmt: skip
     cases = [bias_case(d, c) for d in TYPES for c in (1, 37, 64)]
     cases += [conv_case(v, d) for v in groups for d in TYPES]
-    cases += [conv_case(v, d, tile, wild=True) for v, d in zip(wild, (DType.F16, DType.BF16, DType.F16), strict=True) for tile in (None, *bundle_tiles(v, d))]
+    half = DType.F16, DType.BF16, DType.F16, DType.F16
+    cases += [conv_case(v, d, tile, wild=True) for v, d in zip(wild, half, strict=True) for tile in (None, *bundle_tiles(v, d))]
     for d in TYPES:
         cases += [conv_case(v, d) for v in shapes]
         cases += [conv_case(v, d) for v in (*first, *lines, *(both if d != DType.F32 else ()))]
