@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
 #pragma unroll
     for (int f = 0; f < FILLS; f++) {
       const int t = threadIdx.x + f * 256, c = ACROSS ? t % FEW : t / SPAN, k = ACROSS ? t / FEW : t % SPAN;
-      other[f].bits = 0;
+      other[f] = T{};
       if (c < fews && k < count) other[f] = narrow[c * narrow_step + (k0 + k) * narrow_k];
     }
     if (apart) {
@@ -56,11 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
 #pragma unroll
         for (int s = 0; s < READS; s++)
           if (apart >> (i * READS + s) & 1) {
-            const u16* const at = (const u16*)(base + 8 * i * wide_step * (int)sizeof(T) + s * LANES * 16);
-            u32 v[8];
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = s * LANES * CHUNK + e >= low && s * LANES * CHUNK + e < high ? at[e] : 0;
-            read[i][s] = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+            const u64 at = base + 8 * i * wide_step * (int)sizeof(T) + s * LANES * 16;
+            read[i][s] = part_of_chunk(at, low - s * LANES * CHUNK, high - s * LANES * CHUNK);
           }
     }
     if (k0) __syncthreads();

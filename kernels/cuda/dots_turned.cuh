@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
   WIDE_AND_NARROW;
   const int lane = threadIdx.x & 31, place = lane % LANES, turn = lane / LANES, warp = threadIdx.x >> 5, first = blockIdx.x * ROWS, mine = warp + 8 * turn;
   const u64 start = (u64)wide, stop = (u64)(wide + (K - 1) * wide_k + rows);  // of the matrix
-  const u64 from = (u64)(wide + first + warp * wide_k), base = (from & ~15ull) + 16 * turn * wide_k + place * 16;  // this lane's chunk of its first k
+  const u64 from = (u64)(wide + first + warp * wide_k), base = (from & ~15ull) + 8 * turn * wide_k * (int)sizeof(T) + place * 16;  // this lane's chunk of its first k
   const int row = first - (int)(from & 15) / (int)sizeof(T) + place * CHUNK;
   const bool active = row < min(rows, first + ROWS) && row + CHUNK > first;
   float sum[ALL] = {};
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
 #pragma unroll
     for (int s = 0; s < READS; s++) {
       const int k = k0 + s * 8 * TURNS;
-      const u64 at = base + 2 * k * wide_k;
+      const u64 at = base + k * wide_k * (int)sizeof(T);
       const bool there = active && k + mine < K;
       read[s] = make_uint4(0, 0, 0, 0);
       if (there && at >= start && at + 16 <= stop) read[s] = *(const uint4*)at;
@@ -39,19 +39,13 @@ extern "C" __global__ void __launch_bounds__(256) product_dots(PARAMETERS) {
 #pragma unroll
     for (int f = 0; f < FILLS; f++) {
       const int t = threadIdx.x + f * 256, c = ACROSS ? t % FEW : t / SPAN, k = k0 + (ACROSS ? t / FEW : t % SPAN);
-      other[f].bits = 0;
+      other[f] = T{};
       if (c < fews && k < K) other[f] = narrow[c * narrow_step + k * narrow_k];
     }
     if (apart) {
 #pragma unroll
       for (int s = 0; s < READS; s++)
-        if (apart >> s & 1) {
-          const u16* const at = (const u16*)(base + 2 * (k0 + s * 8 * TURNS) * wide_k);
-          u32 v[8];
-#pragma unroll
-          for (int e = 0; e < 8; e++) v[e] = row + e >= 0 && row + e < rows ? at[e] : 0;
-          read[s] = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
-        }
+        if (apart >> s & 1) read[s] = part_of_chunk(base + (k0 + s * 8 * TURNS) * wide_k * (int)sizeof(T), -row, rows - row);
     }
     if (k0) __syncthreads();
 #pragma unroll

@@ -7,6 +7,22 @@ DEV void unpack(uint4 w, float (&v)[CHUNK]) {
   unpack2((T*)0, w.x, v[0], v[1]), unpack2((T*)0, w.y, v[2], v[3]), unpack2((T*)0, w.z, v[4], v[5]), unpack2((T*)0, w.w, v[6], v[7]);
 #endif
 }
+// The elements of a chunk from `low` to `high`, and zeros: of one that reaches beyond the matrix.
+DEV uint4 part_of_chunk(u64 chunk, int low, int high) {
+#if IS_F32
+  const u32* const at = (const u32*)chunk;
+#else
+  const u16* const at = (const u16*)chunk;
+#endif
+  u32 v[CHUNK];
+#pragma unroll
+  for (int e = 0; e < CHUNK; e++) v[e] = e >= low && e < high ? at[e] : 0;
+#if IS_F32
+  return make_uint4(v[0], v[1], v[2], v[3]);
+#else
+  return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+#endif
+}
 // The operand of many rows and that of few, how far it is to the next row and element along k of each, and how many rows they have.
 #define WIDE_AND_NARROW \
   const T* const wide = WIDE_A ? a : b; \
