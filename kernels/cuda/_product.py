@@ -48,6 +48,8 @@ _TILES = (
     Tile(128, 128, 2, 2, 3), Tile(64, 128, 2, 2, 3), Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 4), Tile(32, 64, 1, 4, 4), Tile(16, 64, 1, 4, 6),
     Tile(16, 32, 1, 2, 8),
 )  # fmt: skip
+#: Beside these, where whole copies of less than 16 bytes take most of the time: more warps, or more blocks of fewer stages, hide more of it.
+_TILES_WHOLE = (Tile(128, 128, 4, 2, 2), Tile(64, 128, 2, 4, 3), Tile(64, 128, 2, 2, 2), Tile(128, 64, 4, 2, 3), Tile(64, 64, 2, 2, 3))
 #: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
@@ -75,8 +77,8 @@ _TENSOR_COSTS = _blocks.Kind(
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
 _FEW_TENSOR = (86, 89)
 _FREE = (0.0, 0.0)
-#: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each.
-_COPIES = {4: 5.6, 8: 3.0, 16: 1.3}
+#: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each; where each has all of its elements or none.
+_COPIES, _WHOLE = {4: 5.6, 8: 3.0, 16: 1.3}, {4: 3.6, 8: 1.7, 16: 1.4}
 #: Columns of the widest f32 tile that reads neighbouring ones of b together.
 _MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
@@ -121,13 +123,16 @@ def window_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, trans
 @dataclass(frozen=True)
 class Odd:
     """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes;
-    pixels: whether rows of a are windows of an image, uneven: whose taps do not begin where stages do."""
+    pixels: whether rows of a are windows of an image, uneven: whose taps do not begin where stages do. whole: whether each copy has all of its elements or none;
+    each: elements of two bytes that a store has where rows of y begin and end at multiples of so many (8, 4, 2, 1)."""
 
     a: int
     b: int
     y: bool
     pixels: bool = False
     uneven: bool = False
+    whole: bool = False
+    each: int = 1
 
 
 def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
@@ -171,15 +176,36 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
         elif t.bm * t.bn == 128 * 128:
             step *= 1.0 + 0.03 * max(t.split - 2, 0)
         return 1880.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 2.2e-4 * memory + ends
+    if odd.whole and min(odd.a, odd.b) > 2:
+        return _whole_cost(t, m, n, k, batch, sms, odd)
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
-    wide = sum(rows * _COPIES[size] for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
+    wide = sum(rows * (_WHOLE if odd.whole else _COPIES)[size] for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
     latency = (649.0 * turns if slow else 456.0 / (t.stages - 1)) * (2.0 if t.threads < 128 else 1.0)  # two warps hide less of it
     step = here * (0.042 * t.bm * t.bn + wide + 1.14 * t.threads * sum(slow)) + waves * latency
     ends = 0.08 * results + waves * 6.4 * t.bm * t.bn / t.threads
-    lanes = 8 if min(n, t.bn) <= 16 else 16 if min(n, t.bn) <= 32 else 32  # of a row of y
-    anywhere = 0.0 if odd.y else waves * (323.0 + 153.0 * min(t.bm, m) * lanes / t.threads)
-    return 2500.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + ends + anywhere
+    return 2500.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + ends + waves * _anywhere(t, m, n, odd)
+
+
+def _whole_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
+    """As `odd_cost`, of products of two-byte elements that are copied in whole pieces of 4, 8 or 16 bytes."""
+    steps, blocks, chip = -(-k // (64 * t.split)), -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
+    sums = t.bm * t.bn / t.threads
+    resident = 2 if sums == 64 and t.threads == 256 else max(1, min(227 * 1024 // (t.smem + 1024), 2048 // t.threads, int(65536 / (t.threads * (50 + 1.5 * sums)))))
+    here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
+    waves = -(-here // resident)
+    latency = (473.0 / (t.stages - 1) + 108.0) * (2.0 if t.threads < 128 else 1.0)
+    step = here * (0.0286 * t.bm * t.bn + t.bm * _WHOLE[odd.a] + t.bn * _WHOLE[odd.b]) + waves * latency
+    ends = 0.064 * here * t.bm * min(t.bn, n) + waves * 13.2 * sums
+    return 2510.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.4e-4 * batch * (m * k + n * k + m * n) * 2 + ends + waves * _anywhere(t, m, n, odd)
+
+
+def _anywhere(t: Tile, m: int, n: int, odd: Odd) -> float:
+    """Clocks that a block takes more to store rows of y that do not begin at multiples of 16 bytes."""
+    columns, words = min(n, t.bn), max(odd.each, 2)
+    lanes = 8 if columns <= 8 * words else 16 if columns <= 16 * words else 32  # of a row of y
+    turns = min(t.bm, m) * lanes / t.threads
+    return 0.0 if odd.y else 323.0 + 153.0 * turns if odd.each == 1 else 443.0 + 7.2 * turns * max(1.0, columns / words / 32)
 
 
 def steps_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Access, b: Access, y: bool) -> float:
@@ -194,6 +220,7 @@ def steps_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Acces
 
 
 Prices = Mapping[Any, float]
+_MATRICES = ("gemm", "gemm_norm", "matmul")
 #: A tile serves neighbouring sizes while it costs at most so many times the best one's clocks.
 _SLACK = 1.05
 
@@ -216,12 +243,12 @@ def prices(
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
     out = {}
-    for t in tiles(r.dtype, r.tf32):
+    for t in (*tiles(r.dtype, r.tf32), *(_TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ())):
         if t.terms == 3 and r.arch in _FEW_TENSOR:
             continue
         if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
             continue
-        for s in (1, 2, 4, 8) if split else (1,):
+        for s in (1, 2, 4, 8) if split and t not in _TILES_WHOLE else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
                 how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _MOST_LINES else odd
@@ -322,7 +349,26 @@ def to_batch(batched: bool) -> str:
 
 def odd(r: Request, a: Access, b: Access, y: bool) -> Odd | None:
     """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a time. y: whether its rows begin at multiples of 16 bytes."""
-    return Odd(a.bytes, b.bytes, y) if r.dtype == DType.F32 or min(a.bytes, b.bytes) < 16 else None
+    return evenly(r, a, b, y) if r.dtype == DType.F32 or min(a.bytes, b.bytes) < 16 else None
+
+
+def evenly(r: Request, a: Access, b: Access, y: bool) -> Odd:
+    """What makes a product of matrices odd, whose rows of y begin at multiples of 16 bytes if `y`."""
+    return Odd(a.bytes, b.bytes, y, whole=all(how.slow or whole(r, how, rows) for how, rows in ((a, "M"), (b, "N"))), each=each(r))
+
+
+def whole(r: Request, how: Access, rows: str) -> bool:
+    """Whether each copy of an operand of `rows` has all of its elements or none."""
+    if r.dtype == DType.F32 or r.family not in _MATRICES or how.gather or how.slow:
+        return False
+    return multiple_of(r.ints[rows if how.trans else "K"]) * r.dtype.size >= how.bytes
+
+
+def each(r: Request) -> int:
+    """At multiples of how many elements rows of y begin and end, at most 8."""
+    if r.dtype == DType.F32 or r.family not in _MATRICES or "y" in r.unaligned:
+        return 1
+    return min(8, *(multiple_of(r.ints.get(s, 0)) for s in ("N", "ldy", "y_0", "y_1")))
 
 
 def product(
@@ -354,6 +400,7 @@ def product(
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
+        f"constexpr bool A_WHOLE = {int(whole(r, a, 'M'))}, B_WHOLE = {int(whole(r, b, 'N'))};", f"constexpr int Y_EACH = {each(r)};",
         f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
         epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"),
         *([_backend.template("tile_f32"), _backend.template("tile_simt" if simt else "tile_tf32")] if f32 else []), _backend.template("tile"),

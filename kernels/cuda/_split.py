@@ -230,6 +230,7 @@ def _product(
         parameters.append(("const T* __restrict__", "res", Pointer("res")))
     mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 and not turned else None
     pitches = (ldy, *(r.ints.get(s, 0) for s in (("y_0", "y_1") if source == 2 else ("y_rs", "y_ns")))) if source == 2 or turned else (ldy,)
+    each = min(4, *(multiple_of(v) for v in (n, *pitches))) if source != 1 and "y" not in r.unaligned else 1
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define TURNED {int(turned)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
@@ -237,6 +238,7 @@ def _product(
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
+        f"constexpr int Y_EACH = {each};",
         f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
         _bundles.constants(grouped), _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"),
         _turned.template(r) if turned else "", _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)),

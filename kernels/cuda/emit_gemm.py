@@ -167,7 +167,7 @@ def matmul(r: Request) -> list[Kernel]:
     y = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = _product.odd(r, a, b, y)
     if not (odd or y) and r.arch >= 90:
-        odd = _product.Odd(a.bytes, b.bytes, y)
+        odd = _product.evenly(r, a, b, y)
     # Whether tensor maps can reach the operands as they are, or once those are copied whose copies have at most so many bytes.
     maps = r.arch == 90 and r.dtype != DType.F32 and r.program is None and not _epilogue.residual(r) and not (a.gather or b.gather)
     ways = {most: _copies(r, i, a, b, most) for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())}

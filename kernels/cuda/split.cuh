@@ -8,8 +8,9 @@
 // are those of the union of these windows.
 // SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, WHOLE_CHUNKS
-// (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS
+// (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
+// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
 // Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
@@ -75,8 +76,16 @@ DEV void store8(T* y, const float (&v)[8], int count) {
       if (k < count) from_float(y[k], v[k]);
   }
 }
-// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned.
+// Columns [0, end) of one row by one warp, where rows of y lie anyhow: words of two where these are aligned, of Y_EACH where all rows begin and end at multiples of so many.
 DEV void store_row(T* y, const float* from, int end, int lane) {
+  if (Y_EACH == 4) {
+    for (int c = 4 * lane; c < end; c += 128) *(uint2*)(y + c) = make_uint2(pack2((T*)0, from[c], from[c + 1]), pack2((T*)0, from[c + 2], from[c + 3]));
+    return;
+  }
+  if (Y_EACH == 2) {
+    for (int c = 2 * lane; c < end; c += 64) *(u32*)(y + c) = pack2((T*)0, from[c], from[c + 1]);
+    return;
+  }
   const int first = int((u64)y / sizeof(T) % 2);
   if (lane < first && end > 0) from_float(y[0], from[0]);
   for (int c = first + 2 * lane; c < end; c += 64) {
@@ -361,6 +370,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   if (!Y_VECTOR) {
     sync_group(1, WORKERS);
     i64 to, full;
+#pragma unroll 4
     for (int r = warp; r < own_rows; r += WORKERS / 32)
       if (place(own_m + r, to, full)) store_row(y + to + n0, mine + r * PITCH, min(TILE_N, end - n0), lane);
   }

@@ -1,8 +1,8 @@
 // One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
 // convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; products are those of tensor cores (mma.sync), or FFMA's for f32 with TERMS = 0.
 //
-// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER,
-// Y_VECTOR, LAUNCH_BOUNDS, TERMS (of f32), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none),
+// Y_VECTOR, Y_EACH (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of f32), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -140,6 +140,32 @@ template <int LANES, class Place> DEV void store_rows(T* y, const float* from, i
   }
 }
 
+#if !IS_F32
+// The same where all rows begin and end at multiples of Y_EACH elements.
+template <int LANES, class Place> DEV void store_even_rows(T* y, const float* from, int first, int end, int count, const Place& place) {
+  constexpr int WORDS = LANES < 32 ? 1 : (BN / Y_EACH + 31) / 32;
+  const int c0 = threadIdx.x % LANES * Y_EACH;
+#pragma unroll 4
+  for (int r = first + threadIdx.x / LANES; r < end; r += THREADS / LANES) {
+    i64 to = 0;
+    if (!place(r, to)) continue;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+      const int c = c0 + w * LANES * Y_EACH;
+      const float* v = from + r * PITCH + c;
+      if (c >= count) continue;
+      if (Y_EACH == 4) {
+        const float4 f = *(const float4*)v;
+        *(uint2*)(y + to + c) = make_uint2(pack2((T*)0, f.x, f.y), pack2((T*)0, f.z, f.w));
+      } else {
+        const float2 f = *(const float2*)v;
+        *(u32*)(y + to + c) = pack2((T*)0, f.x, f.y);
+      }
+    }
+  }
+}
+#endif
+
 // Where row m of the product lies: offsets in elements of y and of the full operands of the epilogue. False for rows that do not exist.
 struct Output {
 #if SOURCE == 1
@@ -209,8 +235,8 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
   const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K};
   const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K};
 #else
-  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
-  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
+  const Matrix<BM, A_BYTES, A_TRANS, A_GATHER, A_WHOLE> left{a + m0 * a_m, a_m, a_k, M - m0, K, a, a + (A_TRANS ? (K - 1) * a_k + M : (M - 1) * a_m + K)};
+  const Matrix<BN, B_BYTES, B_TRANS, B_GATHER, B_WHOLE> right{b + n0 * b_n, b_n, b_k, N - n0, K, b, b + (B_TRANS ? (K - 1) * b_k + N : (N - 1) * b_n + K)};
 #endif
 #endif
   const int steps = (K + BK - 1) / BK, begin = (int)((i64)steps * part / SPLIT), end = (int)((i64)steps * (part + 1) / SPLIT), count = end - begin;
@@ -344,6 +370,13 @@ again:
       to += channel0 + n0;
       return there;
     };
+#if !IS_F32
+    if (Y_EACH > 1) {
+      if (columns > 16 * Y_EACH) store_even_rows<32>(y, staged, row0, end, columns, place);
+      else if (columns > 8 * Y_EACH) store_even_rows<16>(y, staged, row0, end, columns, place);
+      else store_even_rows<8>(y, staged, row0, end, columns, place);
+    } else
+#endif
     if (columns > 16 * EACH) store_rows<32>(y, staged, row0, end, columns, place);
     else if (columns > 8 * EACH) store_rows<16>(y, staged, row0, end, columns, place);
     else store_rows<8>(y, staged, row0, end, columns, place);

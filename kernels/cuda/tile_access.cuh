@@ -17,6 +17,16 @@ template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" :
 DEV void copy16(u32 to, const void* from, int bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
 DEV void copy8(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
 DEV void copy4(u32 to, const void* from, int bytes) { asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory"); }
+// All of SIZE bytes, or nothing; and zeros.
+template <int SIZE> DEV void copy_if(u32 to, const void* from, bool there) {
+  if (SIZE == 16) asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to), "l"(from), "r"((int)there) : "memory");
+  else asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], %3;}" ::"r"(to), "l"(from), "r"((int)there), "n"(SIZE) : "memory");
+}
+template <int SIZE> DEV void clear(u32 to) {
+  if (SIZE == 16) asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+  else if (SIZE == 8) asm volatile("st.shared.v2.b32 [%0], {%1, %1};" ::"r"(to), "r"(0) : "memory");
+  else asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(0) : "memory");
+}
 DEV void ldmatrix(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
@@ -64,8 +74,8 @@ template <int ROWS, bool GATHER> struct Rows {
 };
 
 #if !IS_F32
-// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step.
-template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
+// A matrix operand of `rows` by `k`: element (r, k) at base + r * row_step + k * k_step. WHOLE: each copy has all of its elements or none.
+template <int ROWS, int BYTES, bool TRANS, bool GATHER, bool WHOLE> struct Matrix {
   // Copies of less than 16 bytes go to neighbouring threads, so that a warp copies what is contiguous.
   static constexpr int COPY = GATHER || BYTES == 2 ? 16 : BYTES, PARTS = 16 / COPY, E = COPY / sizeof(T), COUNT = (ROWS * 8 * PARTS + THREADS - 1) / THREADS;
   const T* base;
@@ -96,6 +106,26 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
       from = base + (r0 * row_step + kk) + i * (HOP * row_step);
     }
     return true;
+  }
+  // Copies of whole pieces, of which either all or nothing exists: those of a thread are a constant distance apart. Rows beyond the matrix keep what lies there: no
+  // result that counts is made of it; k beyond it is zero.
+  METHOD void load_whole(u32 to, int k0) const {
+    static_assert(!WHOLE || (ROWS * 8 * PARTS % THREADS == 0 && (HOP & (HOP - 1)) == 0), "copies of a thread lie evenly");
+    constexpr int ALONG = TRANS ? ROWS / CHUNK : 8;
+    const u32 t = threadIdx.x, part = t % PARTS, chunk = t / PARTS % ALONG;
+    const int line = t / PARTS / ALONG, e = chunk * CHUNK + part * E;
+    const bool here = TRANS ? e < rows : k0 + e < k;
+    const i64 step = TRANS ? k_step : row_step;
+    const T* from = base + (TRANS ? k0 * k_step + e : k0 + e) + line * step;
+    const u32 at = to + (chunk / 8) * (BK * 128) + line * 128 + (((chunk ^ line) & 7) << 4) + part * COPY;
+    const auto place = [&](int i) { return (at ^ ((i * HOP & 7) << 4)) + i * HOP * 128; };
+    const int left = here ? (TRANS ? k - k0 : rows) - line : 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++, from += HOP * step) copy_if<COPY>(place(i), from, i * HOP < left);
+    if (TRANS ? k0 + BK > k : !here)
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+        if (!TRANS || line + i * HOP >= k - k0) clear<COPY>(place(i));
   }
   // Nothing copies elements of two bytes asynchronously: they go through registers, from copy i0 on.
   template <int HELD> METHOD void read(int k0, int i0, Piece (&pieces)[HELD]) const {
@@ -136,6 +166,7 @@ template <int ROWS, int BYTES, bool TRANS, bool GATHER> struct Matrix {
       }
       return;
     }
+    if (WHOLE) return load_whole(to, k0);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (!place(i, k0, at, from, count)) continue;
