@@ -49,7 +49,7 @@ _TILES = (
     Tile(16, 32, 1, 2, 8),
 )  # fmt: skip
 #: Beside these, where whole copies of less than 16 bytes take most of the time: more warps, or more blocks of fewer stages, hide more of it.
-_TILES_WHOLE = (Tile(128, 128, 4, 2, 2), Tile(64, 128, 2, 4, 3), Tile(64, 128, 2, 2, 2), Tile(128, 64, 4, 2, 3), Tile(64, 64, 2, 2, 3))
+_TILES_WHOLE = (Tile(128, 128, 4, 2, 3), Tile(64, 128, 2, 4, 3), Tile(64, 128, 2, 2, 2), Tile(128, 64, 4, 2, 3), Tile(64, 64, 2, 2, 3))
 #: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
@@ -388,13 +388,14 @@ def product(
     simt = f32 and not tile.terms
     if simt and b.trans and tile.bn > _MOST_LINES:
         b = Access(4, gather=True)
-    beside = _resident(tile) if simt else 1  # blocks; the compiler gives more registers to many small ones unless it is told
+    # Blocks; the compiler gives more registers to many small ones unless it is told, and to 256 threads so many that a second block has none left.
+    beside = _resident(tile) if simt else 2 if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128 else 1
     # The largest tile is better off without reads ahead where several blocks share its k, and where pixels take registers.
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
     sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
-        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > 2 else ''}",
+        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if f32 else 1) else ''}",
         f"#define SOURCE {source}", *defines, f"#define PARAMETERS {', '.join(declaration(t, n) for t, n, _ in parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -74,6 +74,14 @@ _FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3199.0, 4656.0, 3631.0, 2246.0
 _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 1682.0, 5330.0, 262.0, 567.0, 349.0
 #: What results that leave by TMA save of the clocks of several turns, and cost at the end.
 _TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
+#: Of batches: tiles; clocks to start, between the tiles of a block, to finish 64 x 64 results of one warpgroup; bytes a clock from L2 and from memory, for the
+#: whole chip; what share of the latter nothing hides; how many times its clocks a tile costs beside those of SplitTile, which are rather too few there.
+_BATCHED = (
+    *(HopperTile(*shape) for shape in (*_SHAPES, (128, 256, False), (256, 128, False))),
+    *(HopperTile(*shape, 2) for shape in ((128, 128, True), (64, 256, True), (64, 128, True), (128, 192, False), (128, 256, False))),
+)
+_BATCH_START, _BATCH_EDGE, _BATCH_PANEL, _BATCH_CHIP, _BATCH_MEMORY, _OPEN = 5630.0, 770.0, 403.0, 5820.0, 3550.0, 0.507
+_BATCH_BESIDE = 0.95
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
@@ -130,6 +138,54 @@ def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx
     return product(r, tile, source=0, a=a, b=b, rows=m, columns=n, ldy=ldy, ldr=ldr, params=params, active=active)
 
 
+def batched_cost(t: HopperTile, m: int, n: int, k: int, batch: int, sms: int) -> float:
+    """Clocks of `batch` products of two run-time operands, comparable with `_split.batched_prices`."""
+    tiles, steps = -(-m // (t.bm * t.cluster)) * -(-n // t.bn) * batch, -(-k // 64)
+    turns = -(-tiles // (sms // t.cluster))
+    multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)
+    copied = min(tiles * t.cluster, sms) * (t.bm + t.bn / t.cluster) * 128 / _BATCH_CHIP
+    tile = steps * max(multiply, copied, _LATENCY / staged(t, False).stages) + _BATCH_EDGE
+    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * _BATCH_PANEL
+    if t.ping:
+        body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
+    else:
+        body = turns * (tile + finish)
+    memory = 2 * batch * (m * k + n * k + m * n) / _BATCH_MEMORY
+    return _BATCH_START + max(body, memory) + _OPEN * memory
+
+
+def batched_prices(m: int, n: int, k: int, batch: int, sms: int, across: tuple[bool, bool]) -> dict[HopperTile, float]:
+    """Clocks of the tiles for `batch` products of two run-time operands, whose rows of y begin at multiples of 16 bytes. across: operands that are
+    contiguous along their rows."""
+    tiles = (t for t in _BATCHED if t.bm < 2 * m and t.bn < 2 * n)  # less full ones were not measured
+    return {t: _BATCH_BESIDE * batched_cost(t, m, n, k, batch, sms) for t in tiles if not (across[1] and t.bn // t.cluster % 64)}
+
+
+def batched_product(r: Request, tile: HopperTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
+    """`matmul` of operands that tensor maps reach, with strides `i`."""
+    m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
+    params: list[tuple[str, str, Argument]] = [(t, name, Int32(v)) for t, name, v in (("int", "M", m), ("int", "N", n), ("int", "K", k))]
+    params += [("int", "B1", Int32(b1)), ("int", "matrices", Int32(D.mul(b0, b1))), ("i64", "ldr", Int64(i["ldr"]))]
+    params += [("i64", s, Int64(i[s])) for s in ("y_0", "y_1")]
+    maps = [batched_map(r, o, (rows, k), i, across[o == "b"], own) for o, rows, own in (("a", m, tile.bm), ("b", n, tile.bn // tile.cluster))]
+    for o in "ab":
+        params += [("int", f"{o}_moves_{axis}", Int32(D.less(0, i[f"{o}_{axis}"]))) for axis in (0, 1)]
+    return product(
+        r, tile, source=2, a=maps[0], b=maps[1], rows=m, columns=n, ldy=i["ldy"], ldr=i["ldr"], params=params, active=active, across=across,
+        batch=D.mul(b0, b1),
+    )  # fmt: skip
+
+
+def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Mapping[str, DimLike], turned: bool, own: int) -> TensorMap:
+    """Matrices of `sizes` rows and k of a batch, with strides `i`, of which a copy takes `own` rows, or 64 where they are `turned`: contiguous along their rows."""
+    pitch = i[f"{operand}_{'k' if turned else 'm' if operand == 'a' else 'n'}"]
+    strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
+    return TensorMap(
+        Pointer(operand), r.dtype, (*(sizes if turned else sizes[::-1]), r.ints["B1"], r.ints["B0"]), tuple(D.maximum(D.mul(s, 2), 16) for s in strides),
+        (64, 64 if turned else own, 1, 1),
+    )  # fmt: skip
+
+
 def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic or out of what a tensor map holds."""
     i = r.ints
@@ -181,17 +237,18 @@ def matrix(r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: Dim
 
 
 def product(
-    r: Request, tile: HopperTile, *, source: int, a: TensorMap, b: TensorMap, rows: DimLike, columns: int, ldy: DimLike, ldr: DimLike,
-    params: Sequence[tuple[str, str, Argument]], active: DimLike = 1,
+    r: Request, tile: HopperTile, *, source: int, a: TensorMap, b: TensorMap, rows: DimLike, columns: DimLike, ldy: DimLike, ldr: DimLike,
+    params: Sequence[tuple[str, str, Argument]], active: DimLike = 1, across: tuple[bool, bool] = (False, False), batch: DimLike = 1,
 ) -> Kernel:  # fmt: skip
-    """The kernel. params: sizes that the source needs."""
+    """The kernel. params: sizes that the source needs. batch: matrices, across: operands that are contiguous along their rows (source 2)."""
     residual = r.program is None and _epilogue.residual(r)
-    vector, normed = _epilogue.vector(r, "y", (ldy,)), _norms.normed(r)
+    pitches = (ldy, r.ints.get("y_0", 0), r.ints.get("y_1", 0)) if source == 2 else (ldy,)
+    vector, normed = _epilogue.vector(r, "y", pitches), _norms.normed(r)
     assert vector or not residual
-    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed)
+    epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed, scaled=source == 2)
     tile = staged(tile, residual, vector, epi.column)
     # Where the last columns do not fill 16 bytes, a tensor copy was seen to write beyond them.
-    store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 else 1
+    store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 and source != 2 else 1
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
     if store == 2:
@@ -201,22 +258,24 @@ def product(
     if residual:
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
     parameters += [*params, *epi.parameters]
-    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source else None
+    mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 else None
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
+        f"#define MATRICES {'matrices' if source == 2 else '1'}", f"constexpr bool A_ACROSS = {int(across[0])}, B_ACROSS = {int(across[1])};",
         f"#define Y_VECTOR {int(vector)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(columns % 8 == 0)};",
-        _bundles.constants(grouped), multiply(tile.bn, mma), _backend.template("hopper"), _backend.template("tma"), _bundles.template(grouped),
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(multiple_of(columns) >= 8)};",
+        _bundles.constants(grouped), multiply(tile.bn, mma, across), _backend.template("hopper"), _backend.template("tma"), _bundles.template(grouped),
         _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
         _backend.template("chunks"), _backend.template("wgmma"),
     ])  # fmt: skip
-    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), _bundles.tiles(r, tile.bn) if source else -(-columns // tile.bn)
+    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), _bundles.tiles(r, tile.bn) if source == 1 else D.ceildiv(columns, tile.bn)
     if tile.kept:
+        assert isinstance(tiles_n, int)
         grid = D.mul(D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n), active)
     else:
-        grid = D.mul(D.mul(D.minimum(D.mul(tiles_m, tiles_n), r.sms // tile.cluster), tile.cluster), active)
+        grid = D.mul(D.mul(D.minimum(D.product([tiles_m, tiles_n, batch]), r.sms // tile.cluster), tile.cluster), active)
     return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
 
 

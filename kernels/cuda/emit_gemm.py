@@ -36,6 +36,7 @@ _THIN = ((1.05, 1.2), (1.12, 1.0))  # what `_thin.tile_cost` is for 16-bit eleme
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
 _FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `_product.steps_cost` holds
 _BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
+_TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
@@ -190,6 +191,8 @@ def matmul(r: Request) -> list[Kernel]:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
+            if y and all(isinstance(v, int) and v for v in (b0, b1, n, k)) and batch * rows * columns < _TILES:
+                costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned)
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
             copy, after = _align.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
@@ -229,6 +232,8 @@ def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> l
     m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
     a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
+    if isinstance(tile, _wgmma.HopperTile):
+        return [_wgmma.batched_product(r, tile, i, (a.trans, b.trans), active)]
     if isinstance(tile, _split.SplitTile):
         return [_split.batched_product(r, tile, i, (a.trans, b.trans), active)]
     params = [(t, name, Pointer(name)) for t, name in _POINTERS]

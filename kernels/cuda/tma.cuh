@@ -15,6 +15,9 @@ DEV void copy3(u32 to, const TensorMap* map, u32 b, int x, int y, int z) {
 DEV void copy3_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, u16 blocks) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "h"(blocks) : "memory");
 }
+DEV void copy4_all(u32 to, const TensorMap* map, u32 b, int x, int y, int z, int w, u16 blocks) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to), "l"(map), "r"(b), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
+}
 DEV void copy_im2col(u32 to, const TensorMap* map, u32 b, int c, int w, int h, int n, u16 dw, u16 dh) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to), "l"(map), "r"(b), "r"(c), "r"(w), "r"(h), "r"(n), "h"(dw), "h"(dh) : "memory");
 }

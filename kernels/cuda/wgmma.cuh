@@ -7,6 +7,7 @@
 // from a buffer (fewer instructions, so less power; but the last of them leave later).
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
+// SOURCE 2: matrices of a batch, one after another. A_ACROSS, B_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
 // The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
 // at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED
@@ -22,6 +23,21 @@ constexpr int TABLE = 2 * BN * sizeof(Column);
 constexpr int TABLE = 0;
 #endif
 static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
+#if SOURCE == 2
+static_assert(KEPT == 0 && STORE != 2 && (!B_ACROSS || BN % (64 * CLUSTER) == 0), "tile of a batch");
+// SIZE rows from `row` on at step s of k, for the first ALL blocks of the cluster, of the matrix at those places of the batch's axes.
+template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0) {
+#pragma unroll
+  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
+    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 : row;
+    if (ALL > 1) copy4_all(to + r * 128, map, b, x, y, at_1, at_0, (u16)((1 << ALL) - 1));
+    else copy4(to + r * 128, map, b, x, y, at_1, at_0);
+  }
+}
+#define IN_MATRIX(t) ((t) % (tiles_m * tiles_n))
+#else
+#define IN_MATRIX(t) (t)
+#endif
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
 struct Tile { int m, n; };
@@ -67,9 +83,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = column_tiles<BN>(N), tiles = KEPT ? tiles_m : tiles_m * tiles_n;
+  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = column_tiles<BN>(N), tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
   const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER, step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
-#define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(t, tiles_m, tiles_n))
+#define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(IN_MATRIX(t), tiles_m, tiles_n))
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
@@ -78,12 +94,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
-      auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s) {
+      auto copy_columns = [&](u32 to, u32 b, int n0, const Step& s, int matrix) {
 #if SOURCE == 1
         if (CLUSTER > 1)
           copy3_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
         else
           copy3(to, &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0);
+#elif SOURCE == 2
+        copy_of_batch<B_ACROSS, BN / CLUSTER, CLUSTER>(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k, n0 + rank * (BN / CLUSTER), matrix % B1 * b_moves_1, matrix / B1 * b_moves_0);
 #else
         if (CLUSTER > 1)
           copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
@@ -96,10 +114,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
-        const int n0 = tile_columns<BN>(KEPT ? column : tile_at(first, tiles_m, tiles_n).n, N).first;
+        const int n0 = tile_columns<BN>(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n, N).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
           expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
-          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s);
+          copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s, first / (tiles_m * tiles_n));
         }
       }
       wait_for_producers();
@@ -118,10 +136,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           if (KEPT || t != first || k >= ahead) {
             wait(empty + 8 * slot, phase ^ 1);
             expect_bytes(b, STAGE_BYTES);
-            if (!KEPT) copy_columns(to + A_BYTES, b, n0, s);
+            if (!KEPT) copy_columns(to + A_BYTES, b, n0, s, t / (tiles_m * tiles_n));
           }
 #if SOURCE == 1
           copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
+#elif SOURCE == 2
+          copy_of_batch<A_ACROSS, BM, 1>(to, &map_a, b, s.k, m0, t / (tiles_m * tiles_n) % B1 * a_moves_1, t / (tiles_m * tiles_n) / B1 * a_moves_0);
 #else
           copy2(to, &map_a, b, s.k * 64, m0);
 #endif
@@ -169,7 +189,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       slot = steps % STAGES, phase = (steps / STAGES) & 1;
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
-    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES);
+    constexpr int A_STEP = A_ACROSS ? 128 : 2, B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+    const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES) + (B_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
     if (const int n = tile_columns<BN>(TILE_AT(first).n, N).first + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
 #if NORMED
@@ -184,6 +205,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64);
       const TileColumns columns_here = tile_columns<BN>(tile.n, N);
       const int n0 = columns_here.first, end = columns_here.end;
+#if SOURCE == 2
+      const int matrix = t / (tiles_m * tiles_n);
+      T* const to = y + matrix / B1 * y_0 + matrix % B1 * y_1;
+#elif STORE != 2
+      T* const to = y;
+#endif
       Columns columns[AHEAD ? BN / 8 : 8];
       if (AHEAD)
 #pragma unroll
@@ -212,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
         for (int kk = 0; kk < PRODUCTS; kk++)
 #pragma unroll
-          for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * 2), b + kk * 2, (k | kk) != 0);
+          for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
         multiply_commit();
         if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);  // before this step is done: the tensor cores find the other's products waiting
         if (last >= 0) {  // the step before is done: its stage is free in every block that shares it
@@ -292,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
           for (int k = 0; k < 4; k++) {
             const int n = n0 + panel * 64 + (k / 2 * 4 + (lane & 3)) * 8, m = row + k % 2 * 8;
             gather_chunks(out[k % 2][k / 2], lane);
-            if (m < M && n < end) store8(y + m * ldy + n, out[k % 2][k / 2], end - n);
+            if (m < M && n < end) store8(to + m * ldy + n, out[k % 2][k / 2], end - n);
           }
           if (RESIDUAL) {
             __syncwarp();
@@ -321,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             for (int k = 0; k < 8; k++) words[k] = load_word(rows + (r + k) * 128 + (((lane >> 2) ^ k) << 4) + (lane & 3) * 4);
 #pragma unroll
             for (int k = 0; k < 8; k++)
-              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(y + m * ldy + n0 + panel * 64, words[k], min(64, end - n0 - panel * 64), lane);
+              if (const int m = m0 + i * 64 + row_warp + r + k; m < M) store_row(to + m * ldy + n0 + panel * 64, words[k], min(64, end - n0 - panel * 64), lane);
           }
           __syncwarp();
 #endif

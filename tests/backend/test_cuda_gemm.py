@@ -151,6 +151,11 @@ def batched(dtype: DType, m: int, n: int, k: int, a: tuple[DimLike, DimLike], b:
     return request("matmul", dtype, ints | {"y_0": 3 * m * n, "y_1": m * n, "ldy": n}, operands=("a", "b", "y"))
 
 
+def many(r: Request, b0: int, b1: int) -> Request:
+    i = r.ints
+    return replace(r, ints={**i, "B0": b0, "B1": b1, **{f"{o}_0": D.mul(i[f"{o}_1"], b1) for o in "aby"}})
+
+
 def test_batches_are_copied_once_each() -> None:
     r = batched(DType.F16, 1009, 1013, 1019, (1019, 1), (1013, 1))
     copy, main = kernels_of(r)
@@ -172,6 +177,24 @@ def test_batches_that_tensor_maps_reach() -> None:
     assert b_map.strides == (1024, 65536, 16)  # b is the same along the first axis: no stride, but one that a map takes
     for other in (batched(DType.F32, 512, 64, 512, (512, 1), (64, 1)), batched(DType.F16, 512, 64, 512, (1024, 2), (64, 1))):
         assert {k.symbol for k in kernels_of(other)} == {"product_tile"}
+
+
+def test_large_batches_take_turns() -> None:
+    for a, b in (((128, 1), (504, 1)), ((128, 1), (1, 128)), ((1, 904), (1, 128))):
+        (kernel,) = kernels_of(many(batched(DType.F16, 904, 504, 128, a, b), 4, 9))
+        maps = [arg for arg in kernel.args if isinstance(arg, TensorMap)]
+        assert kernel.symbol == "product_wgmma" and kernel.grid == (132, 1, 1)
+        assert [m.dims for m in maps] == [(904, 128, 9, 4) if a[0] == 1 else (128, 904, 9, 4), (128, 504, 9, 4) if b[0] == 1 else (504, 128, 9, 4)]
+        compile_kernels([kernel], 90)
+
+
+def test_copies_that_are_whole() -> None:
+    """Rows at multiples of 4 or 8 bytes, of as many elements or not."""
+    for m, n, k, pitch, whole in ((243, 68, 190, 190, True), (243, 68, 189, 190, False), (243, 67, 190, 190, False)):
+        r = batched(DType.F16, m, n, k, (pitch, 1), (68, 1))
+        (kernel,) = kernels_of(replace(r, ints={**r.ints, "B1": 96, "b_0": 0, "b_1": k * 68, "a_0": 96 * m * pitch, "a_1": m * pitch}))
+        assert kernel.symbol == "product_tile"
+        assert (f"A_WHOLE = {int(k % 2 == 0)}, B_WHOLE = {int(n % 4 == 0)};" in kernel.source) and whole == (k % 2 == 0 and n % 4 == 0)
 
 
 def test_small_products_are_read_into_registers() -> None:
@@ -341,7 +364,7 @@ def test_few_rows_at_run_time() -> None:
             assert evaluate(k.grid[0], {"m": 8}) > 0 and evaluate(k.grid[0], {"m": 9}) == 0
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 64, 64, 64)])
+@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 32, 64, 64)])
 def test_more_matrices_than_a_grid_has_places_for(dtype: DType, m: int, n: int, k: int) -> None:
     strides = {"a_0": 0, "a_1": m * k, "a_m": k, "a_k": 1, "b_0": 0, "b_1": k * n, "b_k": n, "b_n": 1, "y_0": 0, "y_1": m * n, "ldy": n}
 
