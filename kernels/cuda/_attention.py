@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import clustered, known, parameters, static
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, shared, static
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -83,6 +83,15 @@ def blocks(request: Request, rows: int) -> DimLike:
     """Tiles of `rows` query rows of one head."""
     i = parameters(request)
     return D.product([i["B"], i["H"], D.ceildiv(i["S"], rows)])
+
+
+def apart(request: Request, smem: int, blocks: DimLike, parts: int = 1) -> int:
+    """Shared memory with which a multiprocessor holds no more than its share of so many blocks, in clusters of `parts`: with room for more, those of the next launch
+    come where the first of this one leave, several beside each other."""
+    if not (overlapped(request) and isinstance(blocks, int)):
+        return smem
+    share = max(1, -(-blocks // clustered(request.sms, parts)))
+    return max(smem, shared(request) // share // 1024 * 1024 - 1024)
 
 
 def access(request: Request, p: Problem, operand: str) -> int:

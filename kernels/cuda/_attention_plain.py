@@ -68,9 +68,11 @@ def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
     """Tiles of tensor cores, as far as shared memory goes."""
     if not _tf32.fits(request):
         return []
-    shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4)) if p.widest <= 96 else ((4, 64, 1), (4, 32, 1), (8, 64, 1), (8, 32, 1))
-    if p.widest > 128:  # there is no room for many blocks
-        shapes = ((4, 64, 2), (2, 64, 4), (2, 32, 2), (5, 32, 2), (6, 32, 2), *shapes)
+    shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4))
+    if p.widest > 96:
+        large, divided = ((4, 64, 1), (4, 32, 1), (8, 64, 1), (8, 32, 1)), ((4, 64, 2), (2, 64, 4))
+        few = ((2, 32, 2), (5, 32, 2), (6, 32, 2))  # there is no room for many blocks
+        shapes = (*large, *divided) if p.widest <= 128 else (*divided, *few, *large)
     tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
     return [tile for tile in tiles if tile.smem(p) <= shared(request)]
 
@@ -136,4 +138,5 @@ def kernel(request: Request, p: Any, tile: PlainTile, use: DimLike) -> Kernel:
     source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(256)}"
     grid = (D.product([_attention.blocks(request, 16 * tile.rows), tile.parts, use]), 1, 1)
     arguments = _attention.arguments(request, {})
-    return Kernel(source, "attention", grid, 256, arguments, smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))
+    smem = _attention.apart(request, tile.smem(p), grid[0], tile.parts)
+    return Kernel(source, "attention", grid, 256, arguments, smem=smem, cluster=tile.parts, pdl=overlapped(request))

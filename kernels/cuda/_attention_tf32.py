@@ -87,4 +87,5 @@ def kernel(request: Request, p: Any, tile: SplitTile, use: DimLike) -> Kernel:
     templates = template("base", "mma", "attention", "attention_parts", "attention_fetch", "attention_rows", "attention_weigh", "attention_tf32")
     source = f"{prelude(request.dtype)}{p.constants(request.dtype)}{constants}{templates}{_attention.entry(block, blocks=tile.residents(p))}"
     grid = (D.product([_attention.blocks(request, 16 * tile.warps), tile.parts, use]), 1, 1)
-    return Kernel(source, "attention", grid, block, _attention.arguments(request, {}), smem=tile.smem(p), cluster=tile.parts, pdl=overlapped(request))
+    smem = _attention.apart(request, tile.smem(p), grid[0], tile.parts)
+    return Kernel(source, "attention", grid, block, _attention.arguments(request, {}), smem=smem, cluster=tile.parts, pdl=overlapped(request))

@@ -111,6 +111,7 @@ DEV void attend(const Attention& g) {
       __syncthreads();  // the keys are there, and every warp is done with the values before
       fetch_rows<HEAD_V, (HEAD_V + 3) / 4 * 4, kPitchV, READ_V>(values, v, g.v_s, t0, BN, g.Tk);
       float s[kKeys / 8][4] = {};
+      if (GROUPS == 1 || PARTS > 1 || t0 + group * kKeys < seen)  // some row sees some of the group's keys
 #pragma unroll(4 / kTogether)
       for (int d = 0; d < kD; d += 16) {
         Left<CAREFUL> q;
@@ -153,8 +154,9 @@ DEV void attend(const Attention& g) {
       copy_wait<0>();
       __syncthreads();  // the values and all weights are there, and every warp is done with the keys
       if (t0 + PARTS * BN < seen) fetch_keys(t0 + PARTS * BN);
+      const int fragments = (GROUPS > 1 || kAtOnce == 1 ? min(BN, seen - t0 + 15 & -16) : BN) / 8;  // those that some row sees, where they are not spelled out
 #pragma unroll kAtOnce
-      for (int n = 0; n < BN / 8; n += 2) {  // a thread's keys of a fragment are the ones whose scores it would have
+      for (int n = 0; n < fragments; n += 2) {  // a thread's keys of a fragment are the ones whose scores it would have
         Left<CAREFUL> p;
 #pragma unroll
         for (int f = 0; f < 2; f++)

@@ -274,7 +274,7 @@ def test_masks_of_rows_have_room_in_shared_memory() -> None:
     [
         (64, 1021, 1021, 4, "tensor 64x64"), (64, 512, 512, 1, "tensor 64x64/2"), (128, 1021, 1021, 1, "tensor 128x64/2"), (128, 2039, 2039, 4, "tensor 128x64"),
         (256, 1031, 1031, 1, "tensor 96x32*2/2"), (240, 337, 337, 8, "tensor 32x32*2"), (192, 60, 333, 4, "tensor 32x64*4/2"),
-        (64, 17, 17, 4, "16x64"), (45, 67, 67, 1, "16x64/2"),
+        (64, 17, 17, 4, "16x64"), (45, 67, 67, 1, "16x64/2"), (128, 130, 130, 6, "tensor 32x64*4"), (128, 40, 40, 3, "tensor 32x64*4"),
     ],
 )  # fmt: skip
 def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, tile: str) -> None:
@@ -294,8 +294,17 @@ def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, g
         columns = tile.columns(p)
         assert columns % 16 == 0 and columns * groups >= dv > (columns - 16) * groups
         k = tf32.kernel(r, p, tile, 1)
-        assert k.block == 32 * warps * groups and tile.residents(p) * (k.smem + 1024) <= 228 * 1024
+        assert k.block == 32 * warps * groups and k.smem >= tile.smem(p) and tile.residents(p) * (tile.smem(p) + 1024) <= 228 * 1024
         compile_kernels([k], 90)
+
+
+@pytest.mark.parametrize(("b", "resident"), [(2, 1), (4, 2)])
+def test_a_multiprocessor_holds_no_more_f32_blocks_than_its_share(b: int, resident: int) -> None:
+    emitter, tf32 = (registry.module("kernels", "cuda").part(n) for n in ("emit_attention", "_attention_tf32"))
+    r = attention(DType.F32, 64, s=320, t=320, b=b, heads=6)
+    p, tile = emitter.problem(r), tf32.SplitTile(2, 64, 1, 4)
+    k = tf32.kernel(r, p, tile, 1)
+    assert tile.residents(p) == 2 and 228 * 1024 // (k.smem + 1024) == resident
 
 
 def test_f32_has_tensor_cores_where_these_are_many() -> None:
