@@ -60,9 +60,26 @@ _TILES = {1: Reading(1900, 900, 27.6, 1.15, 44), 2: Reading(3500, 600, 21, 1.1),
 _THREADS = {4: Reading(4600, 0, 19, 1.08, 60), 8: Reading(4650, 0, 19.3, 1.2, 34)}
 #: As many blocks as fill the device: of short heads, of longer ones, of threads; nanoseconds more where a block has keys of two heads.
 _SPREAD_SHORT, _SPREAD_LONG, _SPREAD_THREADS, _TWO_HEADS = Reading(5170, 0, 30, 1.0), Reading(5800, 0, 32.5, 1.15), Reading(5100, 0, 32.5, 1.07, 60), 500
-#: A block for each head, two of which lie beside each other: nanoseconds to begin and end; bytes in one of a multiprocessor's share of the memory, of a block whose
-#: neighbours are done, of a multiprocessor's share where others are idle; by how much slower threads are where rows are no whole lines.
-_WHOLE, _SHARE, _LAST, _PARTLY, _UNEVEN = 3300, 29.5, 58, 25, 1.2
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A block for each head, two of which lie beside each other: nanoseconds to begin and end; bytes in one of a multiprocessor's share of the memory, of a block whose
+    neighbours are done, of a multiprocessor's share where others are idle."""
+
+    begun: float
+    share: float
+    last: float
+    partly: float
+
+    def of(self, heads: int, sms: int, size: float) -> float:
+        """Multiprocessors that have one more than others read it when these are done. size: bytes of a head."""
+        each, rest = divmod(heads, sms)
+        return self.begun + size * (each / self.share + (1 / min(self.last, self.partly * sms / rest) if rest else 0))
+
+
+#: Of tensor cores, of threads; by how much slower these, and those where heads are longer, are where rows are no whole lines.
+_WHOLE, _WHOLE_THREADS, _UNEVEN, _UNEVEN_LONG = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25), 1.2, 1.1
 
 
 def as_rows(request: Request) -> Request:
@@ -119,15 +136,9 @@ def spread(request: Request, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, 
     return [(tile if tile is not None and isinstance(t, _group.TILE) else t, use) for t, use in few]
 
 
-def _of_whole(heads: int, sms: int, size: float) -> float:
-    """Price of a block for each head: multiprocessors that have one more than others read it when these are done. size: bytes of a head."""
-    each, rest = divmod(heads, sms)
-    return _WHOLE + size * (each / _SHARE + (1 / min(_LAST, _PARTLY * sms / rest) if rest else 0))
-
-
 def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> dict[Any, float]:
     """Prices of tiles of threads for one row of each of heads that share nothing. row: bytes of a key and its value."""
-    price: dict[Any, float] = {_few.TILE(1, 1): _of_whole(heads, request.sms, keys * row * (_UNEVEN if row % 256 else 1.0))}
+    price: dict[Any, float] = {_few.TILE(1, 1): _WHOLE_THREADS.of(heads, request.sms, keys * row * (_UNEVEN if row % 256 else 1.0))}
     tiles = [(_few.TILE(1, n), of) for n, of in _THREADS.items() if keys >= n * _LEAST_KEYS]
     for tile, of in (*tiles, (_few.TILE(1, 1, True), _SPREAD_THREADS)):
         parts = evaluate(_few.parts_of(request, p, tile), {})
@@ -147,11 +158,11 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
         return [(min(found, key=lambda one: one[1])[0], 1)]
     price: dict[Any, float] = {}
     size, short = heads * keys * row / request.sms, p.widest <= 64
-    paired = _hopper.hopper_tile(p, 1, 64, 2, "ALONE", 1, (keys - 1) % 64 // 16 * 16 + 16) if keys else None
+    paired = _hopper.paired_tile(p, keys) if keys else None
     for tile in (t for t, _ in found if t.plan == "ALONE"):
         blocks, of = evaluate(_attention.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
-        if tile.parts == 1 and blocks > request.sms and paired is not None:
-            price[paired] = _of_whole(heads, request.sms, keys * row)
+        if tile.parts == 1 and blocks >= request.sms and paired is not None:
+            price[paired] = _WHOLE.of(heads, request.sms, keys * row * (1.0 if short or row % 256 == 0 else _UNEVEN_LONG))
             continue
         each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
         multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))

@@ -18,7 +18,8 @@ from tracea_onnx.ops import DType
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
 
-_MOST_STAGES = 6
+#: The most tiles of keys in flight; where two blocks of a multiprocessor do little but read, each with whole heads or with shares of all: more make the memory slower.
+_MOST_STAGES, _PAIRED_STAGES, _SPREAD_STAGES = 6, 2, 3
 #: Most blocks that share rows, where another kernel joins what they have, and tiles of keys that each has at least.
 _MOST_PARTS, _LEAST_STEPS = 128, 2
 
@@ -74,7 +75,13 @@ def _rows(groups: int, plan: str) -> int:
 
 def spread_tile(p: Any) -> HopperTile | None:
     """Of few rows of many keys, which as many blocks divide as fill the device."""
-    return hopper_tile(p, 1, 64, 2 if p.widest <= 128 else 1, "ALONE", spread=True)
+    return hopper_tile(p, 1, 64, 2 if p.widest <= 128 else 1, "ALONE", spread=True, most=_SPREAD_STAGES)
+
+
+def paired_tile(p: Any, count: int) -> HopperTile | None:
+    """Of few rows of `count` keys, of which a multiprocessor has two."""
+    keys = 64 if p.widest <= 64 or p.mask else 32
+    return hopper_tile(p, 1, keys, 2, "ALONE", last=(count - 1) % keys // 16 * 16 + 16, most=_PAIRED_STAGES)
 
 
 def _mask_bytes(p: Any, rows: int, keys: int) -> int:
@@ -86,8 +93,10 @@ def _mask_bytes(p: Any, rows: int, keys: int) -> int:
     return rows * 16 * (units + 1 + units % 2) if p.rows_masked else 4 * (keys + 4)
 
 
-def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0, spread: bool = False) -> HopperTile | None:
-    """With as many stages as shared memory holds, or None when it has no room for two."""
+def hopper_tile(
+    p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0, spread: bool = False, most: int = _MOST_STAGES,
+) -> HopperTile | None:  # fmt: skip
+    """With as many stages as shared memory holds, up to `most`, or None when it has no room for two."""
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     if plan == "WHOLE":
         smem = 2048 + _rows(groups, plan) * 128 * max(panels, panels_v) + keys * 128 * (panels + panels_v)
@@ -96,7 +105,7 @@ def hopper_tile(p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FR
     other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
     room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
     for slots in (2, 1):
-        stages = min(_MOST_STAGES, (room - slots * slot) // stage)
+        stages = min(most, (room - slots * slot) // stage)
         if stages >= 2:
             return HopperTile(groups, keys, last or keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts, spread)
     return None
