@@ -80,6 +80,8 @@ class Whole:
 
 #: Of tensor cores, of threads; by how much slower these, and those where heads are longer, are where rows are no whole lines.
 _WHOLE, _WHOLE_THREADS, _UNEVEN, _UNEVEN_LONG = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25), 1.2, 1.1
+#: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no whole sectors of memory.
+_FETCHING = 9
 
 
 def as_rows(request: Request) -> Request:
@@ -171,6 +173,10 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
         of = _SPREAD_SHORT if short else _SPREAD_LONG
         two = evaluate(D.mod(_hopper.blocks_of(rows, tile), _attention.blocks(rows, tile.rows)), {}) != 0
         price[tile] = of.begun + of.memory(size, row) + (_TWO_HEADS if two else 0)
+    if short and (p.head % 16 or p.head_v % 16):
+        for tile in price:
+            mine = heads * keys / request.sms if tile.spread else -(-heads * tile.parts // clustered(request.sms, tile.parts)) * keys / tile.parts
+            price[tile] = max(price[tile], (_SPREAD_SHORT if tile.spread else _TILES[tile.parts]).begun + mine * _FETCHING)
     if price and not shared:
         price |= _of_threads(request, p, heads, keys, row)
     return [(min(price, key=price.__getitem__), 1)] if price else []
