@@ -11,6 +11,8 @@ from tracea_onnx.cuda_text import prelude
 from tracea_onnx.families import PADDED
 from tracea_onnx.ops import DType
 
+#: Bytes side by side of a result that is one run that a thread makes, and how often it does at once: of fewer than so many elements, and of more.
+_FEW, _SMALL, _LARGE = 1 << 15, (4, 4), (16, 1)
 _MODES = ("kConstant", "kReflect", "kEdge", "kWrap")
 
 
@@ -33,19 +35,22 @@ def pad(request: Request) -> list[Kernel]:
     count = range(len(rows))
     axes = ", ".join(f"{{n{k}, m{k}, p{k}, per{k}, x{k}, y{k}}}" for k in count)
     run = "y" not in request.unaligned and all(a["y"] == D.mul(b["n"], b["y"]) for a, b in itertools.pairwise(rows)) and known(last["y"]) == 1
-    side = max(4 // elem, 1) if run and word != "uint4" else 1
+    total = D.product([r["n"] for r in rows])
+    bytes, each = _SMALL if known(D.less(total, _FEW)) == 1 else _LARGE
+    side = max(bytes // elem, 1) if run and word != "uint4" else 1
+    each = 2 if word == "uint4" else each if run else 4
     signature = ", ".join([f"int {c}{k}" for c in "nmp" for k in count] + [f"u32 per{k}" for k in count] + [f"i64 {c}{k}" for c in "xy" for k in count])
     source = f"""{prelude(DType.F32)}{template("base", "runs", "pad")}
 extern "C" __global__ void __launch_bounds__(256) pad_kernel(const {word}* from, {word}* to, u64 fill, {signature}) {{
   next_may_start();
   const Axis axes[{len(rows)}] = {{{axes}}};
-  pad<{_MODES[static(i["mode"], "mode")]}, {side}>(from, to, {fill}, axes);
+  pad<{_MODES[static(i["mode"], "mode")]}, {side}, {each}>(from, to, {fill}, axes);
 }}
 """
     sizes: tuple[Argument, ...] = (*(Int32(r[c]) for c in "nmp" for r in rows), *(Int32(reciprocal(r["n"])) for r in rows), *(Int64(r[c]) for c in "xy" for r in rows))
     signed = value - (1 << 64) if value >> 63 else value
-    units = D.ceildiv(D.product([r["n"] for r in rows]), side)
-    grid = (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 1024))), 1, 1)
+    units = D.ceildiv(total, side)
+    grid = (blocks(units, 256, D.maximum(request.sms * 8, D.ceildiv(units, 1024 if word == "uint4" else 256 * each))), 1, 1)
     return [Kernel(source, "pad_kernel", grid, 256, (Pointer("x"), Pointer("y"), Int64(signed), *sizes), pdl=overlapped(request))]
 
 

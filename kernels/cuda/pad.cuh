@@ -37,8 +37,7 @@ template <int MODE, class I, int R> DEV Row row_of(const Axis (&axes)[R], I k, i
 }
 
 // V words side by side of a thread, where V > 1 of a result that is one run at a multiple of them, and U times as many are under way together.
-template <int MODE, int V, class I, class Word, int R> DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
-  constexpr int U = sizeof(Word) > 8 ? 2 : 4;
+template <int MODE, int V, int U, class I, class Word, int R> DEV void pad_words(const Word* x, Word* y, Word fill, const Axis (&axes)[R], I total) {
   const Axis last = axes[R - 1];
   const I step = I(gridDim.x) * blockDim.x, units = (total + V - 1) / V;
   for (I u = I(blockIdx.x) * blockDim.x + threadIdx.x; u < units; u += U * step) {
@@ -77,11 +76,11 @@ template <int MODE, int V, class I, class Word, int R> DEV void pad_words(const 
   }
 }
 
-template <int MODE, int V, class Word, int R> DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
+template <int MODE, int V, int U, class Word, int R> DEV void pad(const Word* x, Word* y, Word fill, const Axis (&axes)[R]) {
   u64 total = 1;
 #pragma unroll
   for (int d = 0; d < R; d++) total *= axes[d].n;
-  if (total >> 31) pad_words<MODE, V>(x, y, fill, axes, total);
-  else pad_words<MODE, V>(x, y, fill, axes, u32(total));
+  if (total >> 31) pad_words<MODE, V, U>(x, y, fill, axes, total);
+  else pad_words<MODE, V, U>(x, y, fill, axes, u32(total));
   wait_for_previous();
 }
