@@ -25,8 +25,9 @@ _EDGES = 200
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
 #: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest of which a thread keeps all, and its block.
 _SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
-#: The same of a slab that has a block alone, of up to so many bytes, where columns would be read twice.
-_LARGE_COLUMN, _LARGE_SLAB = 1536, 40960
+#: The same of a slab that has a block alone, of up to so many bytes, where columns would be read twice; of one whose columns stay in shared memory, where there
+#: are more slabs than multiprocessors.
+_LARGE_COLUMN, _LARGE_SLAB, _SHARED_COLUMN = 1536, 40960, 4096
 #: Elements of a column that one thread keeps in registers (`DEPTH` of softmax.cuh), and how few make another block of a cluster worth it.
 _DEPTH, _LEAST = 8, 4
 
@@ -71,7 +72,8 @@ def _slabs(request: Request, use: DimLike) -> Kernel:
     each, grid = _axis.slabs(request, request.dtype, outer, D.mul(n, inner))
     sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
     lanes = _axis.slab_lanes(n)
-    per = -(-(known(n) or 0) // lanes)
+    length = known(n) or 0
+    per = -(-length // lanes) if length <= _LARGE_COLUMN else 0
     room = max(_axis.SLABS, (known(D.mul(n, inner)) or 0) * request.dtype.size)
     body = f"next_may_start(); softmax_slabs<{-(-room // 1024) * 1024}, {lanes}, {per}, {_axis.SLAB_THREADS}, {_log(request)}>(x, y, {sizes});"
     return _kernel(request, _axis.SLAB_THREADS, body, D.mul(grid, use), each)
@@ -157,8 +159,9 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
 
 def _again(request: Request) -> bool:
     """Whether blocks that go down columns would read them twice where one has room for [n, inner] of few columns, which do not meet in few banks."""
-    n, inner = (known(d) for d in _sizes(request)[1:])
-    if not n or not inner or inner == 1 or inner % 8 == 0 or n > _LARGE_COLUMN or n * inner * request.dtype.size > _LARGE_SLAB:
+    outer, n, inner = _sizes(request)[0], *(known(d) for d in _sizes(request)[1:])
+    longest = _SHARED_COLUMN if known(D.less(request.sms, outer)) == 1 else _LARGE_COLUMN
+    if not n or not inner or inner == 1 or inner % 8 == 0 or n > longest or n * inner * request.dtype.size > _LARGE_SLAB:
         return False
     _, across, threads, share, few = _column_blocks(request)
     return n > _DEPTH * (threads // across) * (share if few != 0 else 1)

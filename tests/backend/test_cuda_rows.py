@@ -275,7 +275,10 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
 
 
 def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:
-    shapes = ((2806, 851, 9, "softmax_slabs<30720,"), (1000, 1000, 6, "softmax_columns<2,"), (2806, 1601, 6, "softmax_columns<"), (300, 900, 16, "softmax_columns<"))
+    shapes = (
+        (2806, 851, 9, "softmax_slabs<30720, 32, 27,"), (1000, 1000, 6, "softmax_columns<2,"), (2806, 1601, 6, "softmax_slabs<38912, 32, 0,"),
+        (132, 1601, 6, "softmax_columns<"), (2806, 4097, 2, "softmax_columns<"), (300, 900, 16, "softmax_columns<"),
+    )  # fmt: skip
     for outer, n, inner, kernel in shapes:
         (k,) = _axis("softmax", outer, n, inner, DType.F32)
         assert kernel in k.source and k.grid[0] == outer
