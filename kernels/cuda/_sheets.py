@@ -16,6 +16,8 @@ _REGISTERS, _SHARED, _MULTIPROCESSOR = (12, 22), 40000, 232448
 #: Microseconds that a launch takes, a block before and after its loads, those that a thread has under way, each vector of them; what joining the blocks of a
 #: cluster or of another launch adds; bytes that all memory and one multiprocessor bring in a microsecond; what of a last wave counts that is not full.
 _LAUNCH, _BLOCK, _LATENCY, _VECTOR, _CLUSTER, _JOIN, _MEMORY, _SHARE, _LAST = 1.7, 0.088, 0.17, 0.019, 0.68, 0.97, 4.26e6, 9.3e4, 0.5
+#: What a thread takes whose rows do not begin at whole vectors: it finds the elements that are its own before and after its loads.
+_THREAD = 4e-6
 #: How much longer memory takes where all blocks run at once and so wait together, turn by turn; waves that make half of it.
 _TOGETHER, _HALF = 0.084, 0.93
 
@@ -76,4 +78,5 @@ def _cost(s: Sheet, outer: int, n: int, inner: int, size: int, held: int, sms: i
     memory = max(bytes / _MEMORY, -(-blocks // sms) * bytes / blocks / _SHARE)
     together = _TOGETHER * bytes / _MEMORY * min(turns - 1, 4) / 4 / (1 + (filled / _HALF) ** 4)
     joining = _CLUSTER if s.cluster else _JOIN if s.parts > 1 else 0.0
-    return _LAUNCH + memory + together + waves * (_BLOCK + turns * (_LATENCY + _VECTOR * s.depth)) + joining
+    places = _THREAD * blocks * s.threads if inner % v else 0.0
+    return _LAUNCH + memory + together + waves * (_BLOCK + turns * (_LATENCY + _VECTOR * s.depth)) + joining + places
