@@ -31,6 +31,9 @@ _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
 _FLAT, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 128, 256, 2048
 #: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the longest of which a thread has rather all where it can.
 _SHEET, _FLAT_COLUMN = 17, 48
+#: Rows of columns for each multiprocessor that such are divided for where it is not known how many there are, as many as need no blocks to share columns;
+#: threads of each from which on they are then taken.
+_UNKNOWN, _ENOUGH = 8, 512
 #: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
@@ -58,15 +61,17 @@ class _Reduction:
     def kernels(self) -> list[Kernel]:
         outer, n, inner = self.sizes
         small = _axis.in_slabs(self.element, n, inner, self.aligned)
-        if small == 0 and (sheets := self._sheets()):
-            return sheets
-        small = D.maximum(small, _axis.in_wide_slabs(self.request, self.element, outer, n, inner))
-        found = [self._slabs(small)]
+        found, sheets = self._sheets() if small == 0 else ([], 0)
+        if sheets == 1:
+            return found
+        if sheets == 0:
+            small = D.maximum(small, _axis.in_wide_slabs(self.request, self.element, outer, n, inner))
+        found.append(self._slabs(small))
         if known(inner) == 1:
             short = _axis.up_to(n, _WARP_ROW // self.element.size)
             found += [self._warps(D.mul(short, _axis.negated(small))), *self._blocks(D.mul(_axis.negated(short), _axis.negated(small)))]
         else:
-            found += self._columns(_axis.negated(small))
+            found += self._columns(_axis.negated(D.maximum(small, sheets)))
         return [k for k in found if k.grid[0] != 0]
 
     def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None, cluster: int = 1) -> list[Kernel]:
@@ -155,23 +160,28 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, rest])
         return found + self._kernel(across * down, f"{head}, 1>(x, y, {places});", D.product([tiles, parts, rest]), parts, scratch)
 
-    def _sheets(self) -> list[Kernel]:
-        """Columns as the vectors that they lie in, where all sizes are known and there are rows to be shared by threads."""
+    def _sheets(self) -> tuple[list[Kernel], DimLike]:
+        """Columns as the vectors that they lie in, where there are rows to be shared by threads, and whether (0 or 1) they are taken so: where it is not known
+        how many rows of columns there are, if these are threads enough for every multiprocessor, which have all of their columns."""
         size = self.element.size
-        outer, n, inner = (known(d) or 0 for d in self.sizes)
-        if not self.aligned or outer == 0 or n < _SHEET or inner == 1 or (inner + 1) * size < 16 or self.policy == "Fold<kLogSumExp>":
-            return []
-        if n * size <= _FLAT_COLUMN and _axis.flat(self.request, self.element, outer, n, inner, True, _FLAT):
-            return []
-        return self._sheet(_division.sheet(outer, n, inner, size, self.held, self.request.sms, self.request.arch >= 90))
+        n, inner = (known(d) or 0 for d in self.sizes[1:])
+        outer, sms = self.sizes[0], self.request.sms
+        count = sms * _UNKNOWN if known(outer) is None else int(outer)
+        if not self.aligned or count == 0 or n < _SHEET or inner <= 1 or (inner + 1) * size < 16 or self.policy == "Fold<kLogSumExp>":
+            return [], 0
+        if n * size <= _FLAT_COLUMN and _axis.flat(self.request, self.element, count, n, inner, True, _FLAT):
+            return [], 0
+        s = _division.sheet(count, n, inner, size, self.held, sms, self.request.arch >= 90)
+        use = D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads)) if known(outer) is None else 1
+        return self._sheet(s, use), use
 
-    def _sheet(self, s: Any) -> list[Kernel]:
-        outer, _, inner = map(int, self.sizes)
+    def _sheet(self, s: Any, use: DimLike) -> list[Kernel]:
+        outer, _, inner = self.sizes
         v, cluster = 16 // self.element.size, s.parts if s.cluster else 1
-        scratch = outer * s.parts * inner * self.held if s.parts > cluster else None
-        numbers = f"{v}, {s.lanes}, {s.down}, {s.teams}, {s.depth}, {cluster}, {'true' if inner % v == 0 else 'false'}"
+        scratch = D.product([outer, s.parts, inner, self.held]) if s.parts > cluster else None
+        numbers = f"{v}, {s.lanes}, {s.down}, {s.teams}, {s.depth}, {cluster}, {'true' if int(inner) % v == 0 else 'false'}"
         places = f"{'nullptr' if scratch is None else 'held'}, outer, n, {inner}, {s.wide}, {s.parts}"
-        grid = -(-outer * s.tiles * s.parts // s.teams)
+        grid = D.mul(D.ceildiv(D.mul(outer, s.tiles * s.parts), s.teams), use)
         return self._kernel(s.threads, f"reduce_sheets<Policy, {numbers}>(x, y, {places});", grid, s.parts, scratch, cluster)
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:

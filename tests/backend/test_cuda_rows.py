@@ -267,11 +267,20 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
         (many,) = _axis(family, 132, 320, 11, unaligned=("x",))
         (few,) = _axis(family, 131, 320, 11, unaligned=("x",))
         assert "_slabs<" in many.source and "_columns<" in few.source
-        kernels = _axis(family, symbol("outer"), 320, 11)
+        kernels = _axis(family, symbol("outer"), 320, 11, unaligned=("x",))
         used = [[i for i, k in enumerate(kernels) if evaluate(k.grid[0], {"outer": n})] for n in (0, 131, 132)]
         assert used == [[], [1], [0]]
     (long,) = _axis("softmax", 200, 1025, 3)
     assert "softmax_columns<" in long.source
+
+
+def test_rows_of_columns_that_are_not_counted_are_read_as_vectors_where_there_are_many() -> None:
+    for dtype, n, inner, least in ((DType.F16, 197, 768, 176), (DType.F32, 300, 300, 88), (DType.F16, 88, 9, 1407)):
+        kernels = _axis("reduce", symbol("outer"), n, inner, dtype)
+        assert "  reduce_sheets<" in kernels[0].source and all("  reduce_columns<" in k.source for k in kernels[1:])
+        for outer in (0, 1, least - 1, least, 7000):
+            runs = [evaluate(k.grid[0], {"outer": outer}) > 0 for k in kernels]
+            assert runs[0] == (outer >= least) and any(runs[1:]) == (0 < outer < least)
 
 
 def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:
