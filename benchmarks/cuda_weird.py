@@ -2,6 +2,7 @@
 
     python -m benchmarks.cuda_weird [--only REGEX]
     python -m benchmarks.cuda_weird --random 260 7     # as many of sizes drawn at random, from that seed
+    python -m benchmarks.cuda_weird --slow             # those on which a kernel was slower once
     python -m benchmarks.cuda_weird --compile          # the kernels into the cache beforehand; needs no GPU
 
 A trial is one operator of ONNX as the provider would launch it, and the operators that PyTorch needs for the same; their float64 run is the reference.
@@ -130,13 +131,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--random", nargs=2, type=int, metavar=("COUNT", "SEED"), help="sizes drawn at random instead of the listed ones")
+    parser.add_argument("--slow", action="store_true", help="those that once were slower than PyTorch's instead of the listed ones")
     parser.add_argument("--only", default="", help="regular expression: trials to take")
     args = parser.parse_args()
     if args.compile:
         driver.assume(90, 132)
-    from benchmarks import cuda_weird_random
+    from benchmarks import cuda_weird_random, cuda_weird_slow
 
-    chosen = [t for t in (cuda_weird_random.trials(*args.random) if args.random else trials()) if re.search(args.only, t.name)]
+    found = cuda_weird_random.trials(*args.random) if args.random else cuda_weird_slow.trials() if args.slow else trials()
+    chosen = [t for t in found if re.search(args.only, t.name)]
     failed = R.compile_all([r for t in chosen for r in (*t.requests, *t.extra)])
     print(f"{len(chosen)} trials, {len(failed)} sources do not compile", *failed.values(), flush=True)
     if args.compile:
