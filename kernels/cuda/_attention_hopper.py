@@ -80,7 +80,7 @@ def spread_tile(p: Any) -> HopperTile | None:
 
 def paired_tile(p: Any, count: int) -> HopperTile | None:
     """Of few rows of `count` keys, of which a multiprocessor has two."""
-    keys = 64 if p.widest <= 64 or p.mask else 32
+    keys = 64 if p.widest <= 112 or p.mask else 32  # as many bytes on their way
     return hopper_tile(p, 1, keys, 2, "ALONE", last=(count - 1) % keys // 16 * 16 + 16, most=_PAIRED_STAGES)
 
 

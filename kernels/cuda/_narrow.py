@@ -143,8 +143,10 @@ def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[Na
                 ahead = 2 if one and steps > parts else 1
                 count = int(r.ints["G"]) * -(-outer // channels)
                 least = -(-count // _BESIDE)
-                options = (-(-count // blocks) for blocks in range(least, min(least * most, count) + 1))
-                beside = next((b for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= room), 0)
+                options = [-(-count // blocks) for blocks in range(least, min(least * most, count) + 1)]
+                # One block a multiprocessor rather than threads that have all channels of a pixel.
+                rooms = (room, _SMEM_OF_WARPS) if parts > 1 and outer <= WRITTEN and r.arch == 90 else (room,)
+                beside = next((b for most_here in rooms for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= most_here), 0)
                 for threads in (64, 128, 256):
                     tile = NarrowTile(pixels, channels, parts, beside, step, threads, ahead)
                     sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
