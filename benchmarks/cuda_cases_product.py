@@ -19,8 +19,8 @@ from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_product, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
-    _backend.part(f"_{name}") for name in ("product", "wgmma", "split", "thin", "align", "direct", "flat", "lanes", "dots")
+_costs, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
+    _backend.part(f"_{name}") for name in ("tile_costs", "wgmma", "split", "thin", "align", "direct", "flat", "lanes", "dots")
 )  # fmt: skip
 Rng = np.random.Generator
 
@@ -190,7 +190,7 @@ def products(rng: Rng) -> Iterator[Case]:
 
 def odd_products(rng: Rng) -> Iterator[Case]:
     """Kernels for few rows, few terms and rows that begin anywhere."""
-    thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _product.Tile
+    thin, short, aligned, tile = _thin.ThinTile, _thin.ShortTile, _align.Aligned, _costs.Tile
     for dtype in (F16, F32):
         for deep, split, share in ((1, 1, 1), (2, 2, 1), (4, 1, 1), (1, 1, 8), (1, 4, 8), (1, 16, 8)):
             yield with_tile(gemm(rng, dtype, 67, 1, 1031, "relu"), thin(True, 1, deep, split, share))
@@ -201,17 +201,17 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield with_tile(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
         yield with_tile(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
         yield with_tile(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
-        for t in _product.tiles(dtype, tf32=True):  # every way to read operands, also between several products
+        for t in _costs.tiles(dtype, tf32=True):  # every way to read operands, also between several products
             yield with_tile(gemm(rng, dtype, 67, 131, 519, "relu"), t)
             if t.bm >= 64 or dtype == F32:
                 yield with_tile(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
         yield with_tile(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
-    for t in _product.tiles(F32, tf32=True):
+    for t in _costs.tiles(F32, tf32=True):
         yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
         if t.terms == 3:
             yield with_tile(gemm(rng, F32, 67, 131, 72, special=(np.inf, -np.inf, np.nan, float(np.finfo(np.float32).max))), t)
-    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[0], split=2))
-    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_product.tiles(F32)[-1], split=4))
+    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[0], split=2))
+    yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[-1], split=4))
     yield with_tile(gemm(rng, F16, 67, 131, 201, "silu", res_mode=1), aligned(_split.SplitTile(64, 64, True, 2, 1, 1)))
     yield with_tile(gemm(rng, BF16, 131, 136, 203), aligned(_wgmma.HopperTile(128, 128, True, 1)))
     yield with_tile(matmul(rng, F16, 2, 2, 67, 45, 131), aligned(tile(64, 64, 2, 2, 4)))

@@ -14,8 +14,8 @@ from tracea_onnx.ops import DType
 
 def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     """Every tile of the general kernel with every split, those of the Hopper kernel for n columns and so many steps of k, and some of the split one of each kind."""
-    product, wgmma, split = _tile_modules()
-    general = [replace(t, split=s) for t in product.tiles(dtype, tf32=True) for s in (1, 2, 4, 8)]
+    costs, wgmma, split = _tile_modules()
+    general = [replace(t, split=s) for t in costs.tiles(dtype, tf32=True) for s in (1, 2, 4, 8)]
     if dtype == DType.F32 or device()[0] != 90:
         return general
     kinds = [
@@ -35,18 +35,18 @@ def window_tiles(r: Request, steps: int) -> list[Any]:
 
 def _tile_modules() -> tuple[Any, Any, Any]:
     backend = registry.module("kernels", "cuda")
-    return backend.part("_product"), backend.part("_wgmma"), backend.part("_split")
+    return backend.part("_tile_costs"), backend.part("_wgmma"), backend.part("_split")
 
 
 def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: bool = True) -> list[Any]:
     """The tiles of each Hopper kernel that its cost model likes best, and some that it likes less: what it might be wrong about.
     `steps` of k (0: k / 64; negative: none of these kernels applies, only the general one); stored: rows of the result begin at multiples of 16 bytes."""
-    product, wgmma, split = _tile_modules()
+    costs, wgmma, split = _tile_modules()
     sms = device()[1]
     count = steps or -(-k // 64)
     if steps < 0:
-        general = [replace(t, split=s) for t in product.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
-        return sorted(general, key=lambda t: product.tile_cost(t, m, n, -(-k // 64), 1, sms))[:most]
+        general = [replace(t, split=s) for t in costs.tiles(DType.F16) for s in (1, 2, 4, 8) if s == 1 or -(-k // 64) >= 2 * s]
+        return sorted(general, key=lambda t: costs.tile_cost(t, m, n, -(-k // 64), 1, sms))[:most]
     out = []
     for kind, tiles in ((wgmma, wgmma.candidates(n, count, sms) if stored else []), (split, split.candidates(m, n, count, sms))):
         ranked = sorted(tiles, key=lambda t: kind.tile_cost(t, m, n, count, sms))

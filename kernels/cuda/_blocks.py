@@ -65,7 +65,7 @@ def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
 
 
 def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool, dear: bool) -> float:
-    """Clocks of a product, comparable with `_product.odd_cost`. own: a tile's clocks to start, of each step of a wave of blocks, and of each step of a block."""
+    """Clocks of a product, comparable with `_tile_costs.odd_cost`. own: a tile's clocks to start, of each step of a wave of blocks, and of each step of a block."""
     start, wave, step = own
     here = t.here(m, n, batch, sms)
     steps = -(-k // (t.bk * t.split))

@@ -58,7 +58,7 @@ def _whole(t: DirectTile, a: Any, b: Any) -> tuple[bool, bool]:
 
 
 def tile_cost(t: DirectTile, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool) -> float:
-    """Clocks, comparable with `_product.odd_cost`."""
+    """Clocks, comparable with `_tile_costs.odd_cost`."""
     places = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms) * t.warps_m * t.warps_n  # of one multiprocessor, with as many warps as divide k
     waves, all_steps = -(-places * t.warps_k // (8 if t.ahead * t.high > 2 else 12)), -(-k // 32)
     steps, whole, finished = -(-all_steps // t.warps_k), _whole(t, a, b), max(1, 2 * t.high // t.warps_k)

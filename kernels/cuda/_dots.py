@@ -98,7 +98,7 @@ _TURNED = {
 
 
 def tile_cost(t: DotTile, rows: int, k: int, batch: int, sms: int, whole: bool, early: bool, size: int = 2) -> float:
-    """Clocks for `rows` rows of the wide operand, comparable with `_product.odd_cost`. whole: its rows begin at multiples of 16 bytes; early: it is constant."""
+    """Clocks for `rows` rows of the wide operand, comparable with `_tile_costs.odd_cost`. whole: its rows begin at multiples of 16 bytes; early: it is constant."""
     here, chunk = -(-(-(-rows // t.rows(size)) * batch) // sms), 16 // size  # blocks of one multiprocessor
     memory, products = size * batch * (rows * k + t.few * k + rows * t.few), t.reads * t.few
     if not t.deep:

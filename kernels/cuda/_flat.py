@@ -85,7 +85,7 @@ def candidates(k: int, a: Any, b: Any) -> Iterator[FlatTile]:
 def tile_cost(
     t: FlatTile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, y: bool, whole: tuple[bool, bool] = (False, False), dear: bool = False,
 ) -> float:  # fmt: skip
-    """Clocks, comparable with `_product.odd_cost`. whole: whether rows of a and b begin at multiples of 16 bytes; dear: whether finishing a result takes many
+    """Clocks, comparable with `_tile_costs.odd_cost`. whole: whether rows of a and b begin at multiples of 16 bytes; dear: whether finishing a result takes many
     instructions (f32)."""
     here, steps = -(-(-(-m // t.bm) * -(-n // t.bn) * batch) // sms), -(-k // _BK)
     waves, elements = -(-here // max(1, t.held // t.threads)), batch * (m * k + n * k + m * n)

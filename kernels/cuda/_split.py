@@ -161,7 +161,7 @@ def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
 
 @cache
 def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
-    """Clocks of the tiles for `batch` products of two run-time operands, comparable with `_product.tile_cost`. y: as for `_direct.prices`."""
+    """Clocks of the tiles for `batch` products of two run-time operands, comparable with `_tile_costs.tile_cost`. y: as for `_direct.prices`."""
 
     def more(t: SplitTile) -> float:
         return (_NARROW * 2 * batch * (m + n) * steps * 64 if min(m, n) <= _FEW else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))

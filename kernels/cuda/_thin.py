@@ -68,7 +68,7 @@ _WAVE_F32, _TURN_F32 = 3000.0, 280.0  # of f32: a wave of blocks beyond the firs
 
 
 def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -> float:
-    """Clocks for `rows` rows of the wide operand, comparable with `_product.tile_cost`."""
+    """Clocks for `rows` rows of the wide operand, comparable with `_tile_costs.tile_cost`."""
     chunk = 16 // size
     here = -(-(-(-rows // t.rows(size)) * t.split * batch) // sms)  # blocks of one multiprocessor
     exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0

@@ -16,7 +16,7 @@ from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
-_product, _epilogue, _gemm = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("emit_gemm")
+_product, _costs, _epilogue, _gemm = (_backend.part(n) for n in ("_product", "_tile_costs", "_epilogue", "emit_gemm"))
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
 _bundles, _depthwise, _turned, _narrow, _patch = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow", "_patch"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
@@ -99,7 +99,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     batch = g * phases
 
     def tiles(size: int) -> dict[Any, float]:
-        odd = _product.Odd(16, 16, True, pixels=True, uneven=g == 1 and pitch % 32 != 0) if r.dtype == DType.F32 else None
+        odd = _costs.Odd(16, 16, True, pixels=True, uneven=g == 1 and pitch % 32 != 0) if r.dtype == DType.F32 else None
 
         def priced(windows: str) -> Any:
             return _product.prices(size, oc, taps * pitch // phases, batch, r, odd=odd, split=r.arch >= 90 or batch == 1, windows=windows)

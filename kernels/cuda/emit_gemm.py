@@ -13,7 +13,7 @@ from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
-_product = registry.module("kernels", "cuda").part("_product")
+_product, _costs = (registry.module("kernels", "cuda").part(n) for n in ("_product", "_tile_costs"))
 _epilogue = registry.module("kernels", "cuda").part("_epilogue")
 _norms = registry.module("kernels", "cuda").part("_norms")
 _wgmma = registry.module("kernels", "cuda").part("_wgmma")
@@ -28,13 +28,13 @@ _dots = registry.module("kernels", "cuda").part("_dots")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
-#: More of SplitTile in batches behind copies: each, and for an element. What Tile is there: so many times its clocks. More than `_product.tile_cost` of batches: clocks
+#: More of SplitTile in batches behind copies: each, and for an element. What Tile is there: so many times its clocks. More than `tile_cost` of batches: clocks
 #: a byte.
 _COPIES, _BEHIND, _MOVED = (900.0, 0.8e-3), 1.1, 5.3e-4
 _NEAR = 256  # most k of products by a weight for which `_dots` competes with kernels that read through tensor maps
 _THIN = ((1.05, 1.2), (1.12, 1.0))  # what `_thin.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times its clocks
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
-_FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `_product.steps_cost` holds
+_FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `_tile_costs.steps_cost` holds
 _BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
@@ -108,8 +108,8 @@ def _by_steps(r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch
     lanes: dict[Any, float] = _lanes.prices(r, m, n, k, batch, a, b, y)
 
     def price(t: Any, cost: float) -> Any:
-        if isinstance(t, _product.Tile) and t.terms != 1 and batch * m * n * k < _FEW_PRODUCTS:
-            return _product.steps_cost(t, r, m, n, k, batch, a, b, y)
+        if isinstance(t, _costs.Tile) and t.terms != 1 and batch * m * n * k < _FEW_PRODUCTS:
+            return _costs.steps_cost(t, r, m, n, k, batch, a, b, y)
         return _BESIDE * cost if isinstance(t, _flat.FlatTile) else cost
 
     return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
@@ -196,7 +196,7 @@ def matmul(r: Request) -> list[Kernel]:
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
             copy, after = _align.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
-            wide = _product.Odd(*(16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)), y)
+            wide = _costs.Odd(*(16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)), y)
             plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, after, transposed=turned, odd=wide).items()}
             if maps and wide.a == wide.b == 16:
                 late = _COPIES[0] + _COPIES[1] * elements
