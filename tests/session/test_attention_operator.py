@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from tracea_onnx import compiler, provider
 from tracea_onnx.plan import read_pack
@@ -33,7 +35,10 @@ def test_as_onnx_runtime(case: str) -> None:
     node = helper.make_node("Attention", [*data], ["y"], **attrs)
     graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11).SerializeToString()
-    want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
+    if "softcap" in attrs:  # ONNX Runtime 1.24 caps behind the mask
+        want: Any = ReferenceEvaluator(onnx.load_from_string(model)).run(None, data)
+    else:
+        want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
     session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
     assert all(p.ep_name == provider.PROVIDER_NAME for p in session.get_provider_graph_assignment_info())
     np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)
