@@ -1,6 +1,6 @@
 """Random models of one operator on the provider, against ONNX Runtime's CPU provider.
 
-    python -m benchmarks.operator_fuzz [--count 500] [--seed 0] [--backend cuda] [--half] [--kinds conv pool ...] [--jobs 2] [--replay 123 ...]
+    python -m benchmarks.operator_fuzz [--count 500] [--seed 0] [--backend cuda] [--half] [--optimized] [--kinds conv pool ...] [--jobs 2] [--replay 123 ...]
 
 Each case has a process of its own to die in. Results may differ by rounding (`benchmarks.difference`); with --half inputs and weights are fp16 on the provider, and
 the same values in fp32 on ONNX Runtime. Cases that ONNX Runtime does not take count as nothing. Exit status 1 when one is wrong, crashes or hangs.
@@ -76,7 +76,7 @@ def _negligible(want: Any, got: Any) -> bool:
     return bool(a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.isfinite(a).all() and np.abs(a - b).max(initial=0) < _NOISE)
 
 
-def run(seed: int, kinds: list[str], backend: str, half: bool) -> Outcome:
+def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool = False) -> Outcome:
     from benchmarks.sessions import assigned, session
 
     kind, model, fed = draw(seed, kinds)
@@ -94,7 +94,12 @@ def run(seed: int, kinds: list[str], backend: str, half: bool) -> Outcome:
     except Exception as e:  # any refusal of the peer: nothing to compare with
         return Outcome(kind, "refused", str(e).splitlines()[0][:160])
     try:
-        made = session(narrow(model) if half else model, provider=True, everything=True, backend=backend)
+        tried = narrow(model) if half else model
+        if optimized:
+            import tracea_onnx
+
+            tried = tracea_onnx.optimize(tried, verify=False).model
+        made = session(tried, provider=True, everything=True, backend=backend)
         ours, nodes = assigned(made)
         given = {k: v.astype(np.float16) if half and v.dtype == np.float32 else v for k, v in fed.items()}
         got = made.run(None, given)
@@ -126,13 +131,14 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--half", action="store_true")
+    parser.add_argument("--optimized", action="store_true", help="the model goes through `optimize` before")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
     parser.add_argument("--replay", nargs="*", type=int, default=[], help="these cases alone, with their models")
     args = parser.parse_args()
     began, count, left = time.monotonic(), Counter[str](), Counter[str]()
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
-    for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half), jobs=args.jobs, timeout=60):
+    for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half, args.optimized), jobs=args.jobs, timeout=60):
         kind, model, fed = draw(seed, args.kinds)
         o = Outcome(kind, "crash", result.reason) if isinstance(result, Lost) else result
         count[o.status] += 1
