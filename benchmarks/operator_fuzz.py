@@ -35,9 +35,11 @@ _STEEP = ("Mod", "ReduceProd")
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: right, wrong, refused (by ONNX Runtime) or error; ours, nodes: how many the provider ran, and of how many."""
+    """status: right, wrong, refused (by ONNX Runtime) or error; op: its last operator; ours, nodes: how many the
+    provider ran, and of how many."""
 
     kind: str
+    op: str
     status: str
     text: str = ""
     ours: int = 0
@@ -80,9 +82,9 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
     from benchmarks.sessions import assigned, session
 
     kind, model, fed = draw(seed, kinds)
-    ours = nodes = 0
+    op, ours, nodes = model.graph.node[-1].op_type, 0, 0
     if half and any(n.op_type in _STEEP for n in model.graph.node):
-        return Outcome(kind, "refused", "what fp16 rounds on the way decides the result")
+        return Outcome(kind, op, "refused", "what fp16 rounds on the way decides the result")
     try:
         if half:
             fed = {k: rounded(v) for k, v in fed.items()}
@@ -90,9 +92,9 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
                 model.graph.initializer[k].CopyFrom(numpy_helper.from_array(rounded(numpy_helper.to_array(t)), t.name))
         want = session(model).run(None, fed)
         if sum(np.asarray(w).size for w in want) > 1 << 24:
-            return Outcome(kind, "refused", "too large")
+            return Outcome(kind, op, "refused", "too large")
     except Exception as e:  # any refusal of the peer: nothing to compare with
-        return Outcome(kind, "refused", str(e).splitlines()[0][:160])
+        return Outcome(kind, op, "refused", str(e).splitlines()[0][:160])
     try:
         tried = narrow(model) if half else model
         if optimized:
@@ -112,9 +114,9 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
         text = " ".join(str(e).splitlines())[:300]
         # The fp16 form of some operators is not one that ONNX has, or that ONNX Runtime runs.
         unknown = "NOT_IMPLEMENTED" in text or (half and ("Type Error" in text or "MLFloat16 data type is not supported" in text))
-        return Outcome(kind, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes)
+        return Outcome(kind, op, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes)
     bound = 2 * HALF if half else _SINGLE
-    return Outcome(kind, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes)
+    return Outcome(kind, op, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes)
 
 
 def describe(model: onnx.ModelProto, fed: Mapping[str, Any]) -> str:
@@ -139,12 +141,12 @@ def main() -> int:
     began, count, left = time.monotonic(), Counter[str](), Counter[str]()
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
     for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half, args.optimized), jobs=args.jobs, timeout=60):
-        kind, model, fed = draw(seed, args.kinds)
-        o = Outcome(kind, "crash", result.reason) if isinstance(result, Lost) else result
+        o = Outcome("", "", "crash", result.reason) if isinstance(result, Lost) else result
         count[o.status] += 1
         if o.status in ("right", "wrong") and o.ours < o.nodes:
-            left[model.graph.node[-1].op_type] += 1
+            left[o.op] += 1
         if args.replay or o.status not in ("right", "refused"):
+            kind, model, fed = draw(seed, args.kinds)
             print(f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): {describe(model, fed)[:900]}", flush=True)
         if args.seconds and time.monotonic() - began > args.seconds:
             break

@@ -69,6 +69,11 @@ def shared(request: Request) -> int:
     return 99 * 1024 if request.arch in (86, 89) or request.arch >= 120 else 227 * 1024 if request.arch in (90, 100) else 163 * 1024
 
 
+def share(request: Request, smem: int, blocks: int) -> int:
+    """Shared memory with which a multiprocessor holds no more than so many blocks that need `smem` bytes each."""
+    return max(smem, shared(request) // blocks // 1024 * 1024 - 1024)
+
+
 def spread(request: Request, blocks: DimLike, smem: int) -> int:
     """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of its own: with room for those of the next launch, these would come
     where the first of this one leave, some beside each other."""

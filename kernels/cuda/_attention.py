@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, shared, static
+from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, share, static
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -90,8 +90,7 @@ def apart(request: Request, smem: int, blocks: DimLike, parts: int = 1) -> int:
     come where the first of this one leave, several beside each other."""
     if not (overlapped(request) and isinstance(blocks, int)):
         return smem
-    share = max(1, -(-blocks // clustered(request.sms, parts)))
-    return max(smem, shared(request) // share // 1024 * 1024 - 1024)
+    return share(request, smem, max(1, -(-blocks // clustered(request.sms, parts))))
 
 
 def access(request: Request, p: Problem, operand: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered, overlapped, shared
+from tracea_onnx.cuda_source import clustered, overlapped, share
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS
 
@@ -61,7 +61,7 @@ def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
     if not (overlapped(r) and isinstance(blocks, int) and 2 * blocks > r.sms * resident):
         return smem
     here = -(-blocks // r.sms)
-    return max(smem, shared(r) // here // 1024 * 1024 - 1024) if here < resident else smem
+    return share(r, smem, here) if here < resident else smem
 
 
 def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool, dear: bool) -> float:

@@ -81,20 +81,22 @@ def tiles(dtype: DType, tf32: bool = False) -> tuple[Tile, ...]:
     return (*_TILES_F32, *(t for t in _TENSOR if tf32 or t.terms == 3)) if dtype == DType.F32 else _TILES
 
 
-def _registers(t: Tile) -> int:
-    """Of a thread of f32, so many that what it reads ahead and its sums fit."""
+def _registers(t: Tile, f32: bool) -> int:
+    """Of a thread, so many that what it reads ahead and its sums fit."""
+    if not f32:
+        return 200 if t.bm * t.bn > 8192 else 110
     return min(48 + 2 * t.bm, 255) if not t.terms else 64 + 2 * t.bm * t.bn // (t.threads // t.warps_k)
 
 
-def held(t: Tile) -> int:
-    """Blocks of f32 that a multiprocessor holds."""
-    return max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t))))
+def held(t: Tile, f32: bool = True) -> int:
+    """Blocks that a multiprocessor holds."""
+    return max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t, f32))))
 
 
 def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> float:
     """Clocks for the product of m x n of two-byte elements with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency."""
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
-    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
+    resident = max(1, min(held(t, f32=False), -(-blocks // sms)))
     waves = -(-blocks // (sms * resident))
     flops = 2.0 * t.bm * t.bn * 64
     efficiency = 1.0 if t.bm * t.bn >= 16384 else 0.8 if t.bm * t.bn >= 8192 else 0.65 if t.bm * t.bn >= 4096 else 0.5
@@ -105,7 +107,7 @@ def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> floa
 def window_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, transposed: bool) -> float:
     """As `tile_cost`, of windows of an image, fitted to those of few channels on an H200: their addresses, and where results of phases lie, take most of the time."""
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
-    resident = max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110)), -(-blocks // sms)))
+    resident = max(1, min(held(t, f32=False), -(-blocks // sms)))
     copies = (t.bm + t.bn) * 8 / t.threads
     step = copies * (79.0 + 64.0 * resident) + 0.0173 * resident * t.bm * t.bn
     ends = 1430.0 + t.bm * t.bn * (0.31 + resident * (0.24 if transposed else 0.042))
@@ -151,7 +153,7 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
-    resident = held(t) if f32 else max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * (200 if t.bm * t.bn > 8192 else 110))))
+    resident = held(t, f32)
     # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
     here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
     waves = -(-here // resident)

@@ -317,8 +317,10 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
     if not isinstance(width, int):
         raise Unsupported("attention with a symbolic head size")
     size = width // counts["num_heads"] if flat else width
-    attrs |= {**(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True}
-    attrs |= {"softcap": float(op.attr("softcap", 0.0))}
+    attrs |= {
+        **(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "softcap": float(op.attr("softcap", 0.0)),
+        "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True,
+    }  # fmt: skip
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
         if op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys):
