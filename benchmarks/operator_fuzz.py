@@ -113,7 +113,7 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
     except Exception as e:  # the report names every kind of failure
         text = " ".join(str(e).splitlines())[:300]
         # The fp16 form of some operators is not one that ONNX has, or that ONNX Runtime runs.
-        unknown = "NOT_IMPLEMENTED" in text or (half and ("Type Error" in text or "MLFloat16 data type is not supported" in text))
+        unknown = half and any(reason in text for reason in ("NOT_IMPLEMENTED", "Type Error", "MLFloat16 data type is not supported"))
         return Outcome(kind, op, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes)
     bound = 2 * HALF if half else _SINGLE
     return Outcome(kind, op, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes)
