@@ -1,4 +1,5 @@
-"""Random graphs of several operators, whose values are read more than once: what fusions, views and shared memory must get right (see `operator_draws`)."""
+"""Random graphs of several operators: chains whose values are read more than once (what fusions, views and shared memory must get right), and stacks of small
+layers, each of which reads what the one before has only just written (what kernels that begin before their producers end must get right); see `operator_draws`."""
 
 from __future__ import annotations
 
@@ -158,4 +159,43 @@ def chain(d: Draw) -> None:
         _map(g)
 
 
-KINDS: Mapping[str, Callable[[Draw], None]] = {"chain": chain}
+def _dense(d: Draw, x: str, k: int, n: int) -> str:
+    """A layer of n columns, mostly with a bias and an activation."""
+    if d.random.random() < 0.5:
+        y = d.add("Gemm", x, d.weight((n, k), k**-0.5), d.weight((n,)), transB=1)
+    else:
+        y = d.add("MatMul", x, d.weight((k, n), k**-0.5))
+        y = d.add("Add", y, d.weight((n,))) if d.random.random() < 0.7 else y
+    return d.add(d.random.choice(("Relu", "Gelu", "Tanh")), y) if d.random.random() < 0.7 else y
+
+
+def stack(d: Draw) -> None:
+    """A few rows through layers of different widths, or an image whose convolutions end in such layers."""
+    rows, k = d.random.choice((1, 1, 2, 3, 5, 8, 13, 40, 130)), d.size(1100, large=True)
+    if d.random.random() < 0.6:
+        x = d.feed((rows, k))
+    else:
+        rows, k, side = d.random.choice((1, 1, 2, 7)), d.size(65), d.random.choice((5, 8, 14, 29))
+        x = d.feed((rows, k, side, side))
+        for _ in range(d.random.randrange(1, 5)):
+            n, window, group = d.size(130), d.random.choice((1, 3, 5)), 1
+            if d.random.random() < 0.3:
+                n = group = k
+            x = d.add("Conv", x, d.weight((n, k // group, window, window), (k // group * window**2) ** -0.5), d.weight((n,)), kernel_shape=[window] * 2,
+                      pads=[window // 2] * 4, group=group)  # fmt: skip
+            x, k = (d.add("Relu", x) if d.random.random() < 0.8 else x), n
+            if side > 5 and d.random.random() < 0.4:
+                x, side = d.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), side // 2
+        pooled = d.random.random() < 0.5
+        x, k = d.add("Flatten", d.add("GlobalAveragePool", x) if pooled else x), k if pooled else k * side**2
+    for _ in range(d.random.randrange(2, 8)):
+        if d.random.random() < 0.2:
+            x = d.add("LayerNormalization", x, d.weight((k,)), d.weight((k,)), axis=-1)
+        n = k if d.random.random() < 0.2 and k < 1100 else d.size(1100, large=d.random.random() < 0.5)
+        y = _dense(d, x, k, n)
+        x, k = d.add("Add", x, y) if n == k else y, n
+    if d.random.random() < 0.3:
+        d.add("Softmax", x, axis=-1)
+
+
+KINDS: Mapping[str, Callable[[Draw], None]] = {"chain": chain, "stack": stack}

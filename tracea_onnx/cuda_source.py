@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Request, Unfit
+from tracea_onnx.cuda import Argument, Pointer, Request, Unfit
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
@@ -34,6 +36,13 @@ def static(d: DimLike, what: str) -> int:
     if isinstance(d, Dim):
         raise Unfit(f"the CUDA kernel needs a fixed {what}, not {d!r}")
     return int(d)
+
+
+def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> str:
+    """A kernel's parameters (type, name, value) as C++. Constant operands alone are `__restrict__`, which lets the assembler read them through the texture path:
+    it takes such reads for independent of everything and moves them before the wait for the kernel that writes what they read."""
+    fixed = [ctype.startswith("const ") and isinstance(v, Pointer) and v.operand in request.constant for ctype, _, v in kernel]
+    return ", ".join(f"{ctype} {'__restrict__ ' * alone}{name}" for alone, (ctype, name, _) in zip(fixed, kernel, strict=True))
 
 
 def known(d: DimLike) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -66,7 +67,7 @@ def kernel(r: Request, operands: Sequence[Rows], b0: DimLike = 1, b1: DimLike = 
     if len(operands) > 1:
         params.append(("int", "blocks", Int32(blocks[0])))
     text = "\n".join([
-        prelude(r.dtype), f"#define BOTH {int(len(operands) > 1)}", f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}",
+        prelude(r.dtype), f"#define BOTH {int(len(operands) > 1)}", f"#define PARAMETERS {declared(r, params)}",
         _backend.template("shift"), _backend.template("align"),
     ])  # fmt: skip
     total = D.mul(D.add(blocks[0], blocks[1]) if len(blocks) > 1 else blocks[0], active)

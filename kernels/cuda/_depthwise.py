@@ -10,6 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -246,7 +247,7 @@ def _kernel(
         f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {threads}, MULTIPLE = {_multiple(r)};",
         f"constexpr int weight_pitch = {-pitch if last else pitch};",
         *(f"constexpr i64 {n} = {i.get(n, 0)};" for n in fixed), f"constexpr bool {', '.join(vectors)};", *defines,
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, *(_backend.template(t) for t in templates),
     ])  # fmt: skip
     return Kernel(text, symbol, (grid, 1, 1), threads, tuple(v for _, _, v in params), smem, pdl=r.arch >= 90)

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -87,7 +88,7 @@ def product(
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
         *(f"#define LAST_{o.upper()} {f'(gridDim.z - 1) * {o}_0 + (gridDim.y - 1) * {o}_1' if batched else '0'}" for o in "ab"),
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int MT = {tile.high}, WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, WARPS_K = {tile.warps_k}, AHEAD = {tile.ahead};",
         f"constexpr bool A_ALONG = {int(not a.trans)}, B_ALONG = {int(not b.trans)}, A_WHOLE = {int(whole[0])}, B_WHOLE = {int(whole[1])};",
         f"constexpr bool Y_VECTOR = {int(y_vector)};", epi.source, _backend.template("direct"),

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -139,7 +140,7 @@ def product(
     sizes = f"FEW = {tile.few}, LANES = {tile.lanes}, READS = {tile.reads}{f', DEEP = {tile.deep}' if tile.deep else ''}"
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", _product.to_batch(batched),
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)}, ACROSS = {int(across == 1 and along != 1)};", f"constexpr int {sizes};",
         epi.source, _backend.template("thin_common"), _backend.template(tile.template),
     ])  # fmt: skip

@@ -87,12 +87,13 @@ def epilogue(
         body.append("for (int k = 0; k < WIDTH; k++) v[k] *= e.alpha;")
     if "bias" in r.operands:
         fields.append(("const float*", "bias", Pointer("bias")))
+        load = "__ldg" if "bias" in r.constant else "*"  # which the assembler moves before the wait for the kernel that writes the bias (`cuda_source.declared`)
         if multiple_of(columns) >= 8:  # a bias has at least 8 readable values from any multiple of 8
             step = min(width, 4)
-            read = [f"*(float{step}*)(c.bias + {k}) = __ldg((const float{step}*)(e.bias + n + {k}));" for k in range(0, width, step)]
+            read = [f"*(float{step}*)(c.bias + {k}) = {load}((const float{step}*)(e.bias + n + {k}));" for k in range(0, width, step)]
             ahead.append(("bias", f"if (count > 0) {{ {' '.join(read)} }}"))
         else:
-            ahead.append(("bias", "for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? __ldg(e.bias + n + k) : 0.f;"))
+            ahead.append(("bias", f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n + k) : 0.f;"))
         if "x_stats" not in r.operands:  # else the bias is part of the norm
             body.append("for (int k = 0; k < WIDTH; k++) v[k] += c.bias[k];")
     fields += _norms.parameters(r)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.ops import DType
 
@@ -77,7 +78,7 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
         f"constexpr int {', '.join(f'{n} = {i[n]}' for n in _STATIC)}, CP = {tile.cp}, MT = {tile.rows}, RUNS = {tile.runs}, BN = {tile.columns};",
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", _backend.template("chunks"), _backend.template("few"),
     ])  # fmt: skip
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows // tile.runs), D.ceildiv(i["OW"], 16 * tile.runs)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import shared, spread
+from tracea_onnx.cuda_source import declared, shared, spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -160,7 +160,7 @@ def convolution(r: Request) -> Kernel:
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"#define ASYNCHRONOUS {int(_asynchronous(r))}",
         f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool X_VECTOR = 0, Y_VECTOR = {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}, EARLY = {int('w' in r.constant)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise_channels"), _backend.template("first"),
     ])  # fmt: skip
     return Kernel(text, "conv_first", (*_blocks(r, tile), 1), tile.threads, tuple(v for _, _, v in parameters), _room(r, tile), pdl=r.arch >= 90)

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -126,7 +127,7 @@ def product(
         parameters += [("i64", f"span_{o}", Int64(span)), ("i64", f"all_{o}", Int64(D.add(before, span)))]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{_product.MMA_TYPE[r.dtype]}"', _product.to_batch(batched),
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr int HELD = {tile.held}, AHEAD = {tile.ahead}, WHOLE = {-(-depth // _BK) if depth <= 2 * _BK else 0};",
         f"constexpr bool A_ALONG = {int(not (a.trans or a.gather))}, B_ALONG = {int(not (b.trans or b.gather))};", epi.source,

@@ -9,6 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -130,7 +131,7 @@ def product(
         ways |= {f"{o}_ALONG": int(not (how.trans or how.gather)), f"{o}_GATHER": int(how.gather)}
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", f"#define HELD {int(tile.stages == _HELD)}", _product.to_batch(batched),
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes.items())};",
         f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, _backend.template("clusters"), _backend.template("lanes"),
     ])  # fmt: skip

@@ -9,7 +9,7 @@ from math import gcd, prod
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import spread
+from tracea_onnx.cuda_source import declared, spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -305,7 +305,7 @@ def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike 
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool TRANSPOSED = {int(transposed)}, EARLY = {int('w' in r.constant)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("narrow"),
     ])  # fmt: skip
     tiles, beside = _grid(r, tile, transposed)

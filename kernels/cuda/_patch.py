@@ -9,7 +9,7 @@ from functools import cache
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import HOPPER_SHARED, Argument, Kernel, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import spread
+from tracea_onnx.cuda_source import declared, spread
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -228,7 +228,7 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
         f"constexpr int OFFSETS[] = {{{', '.join(map(str, offsets))}}};", _unit_of(s, unit_of, transposed),
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
+        f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
         _wgmma.multiply(tile.columns, mma), _backend.template("hopper"), _backend.template("chunks"), _backend.template("patch"),
     ])  # fmt: skip
     across = -(-oc // tile.columns)

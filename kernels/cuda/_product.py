@@ -10,6 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -197,7 +198,7 @@ def product(
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if f32 else 1) else ''}",
-        f"#define SOURCE {source}", *defines, f"#define PARAMETERS {', '.join(declaration(t, n) for t, n, _ in parameters)}",
+        f"#define SOURCE {source}", *defines, f"#define PARAMETERS {declared(r, parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
@@ -217,10 +218,6 @@ def product(
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
     return [main, Kernel(text, "product_sum", (D.mul(blocks, active), grid_y, grid_z), 128, args, 0, 1, pdl, scratch)]
-
-
-def declaration(ctype: str, name: str) -> str:
-    return f"{ctype} __restrict__ {name}" if ctype.startswith("const ") and ctype.endswith("*") else f"{ctype} {name}"
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -227,7 +227,7 @@ def _product(
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_x", x), (map_type, "map_w", w), ("T* __restrict__", "y", Pointer("y"))]
     parameters += [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("i64", "ldy", Int64(ldy)), ("i64", "ldr", Int64(ldr)), *params, *epi.parameters]
     if staged:
-        parameters.append(("const T* __restrict__", "res", Pointer("res")))
+        parameters.append(("const T*", "res", Pointer("res")))
     mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 and not turned else None
     pitches = (ldy, *(r.ints.get(s, 0) for s in (("y_0", "y_1") if source == 2 else ("y_rs", "y_ns")))) if source == 2 or turned else (ldy,)
     each = min(4, *(multiple_of(v) for v in (n, *pitches))) if source != 1 and "y" not in r.unaligned else 1

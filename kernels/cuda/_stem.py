@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import shared
+from tracea_onnx.cuda_source import declared, shared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -193,7 +193,7 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
         f"#define Y_VECTOR {int(_epilogue.vector(r, 'y', (i['y_cs'], i['y_rs'], i['y_ns'])))}",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(int(i['OC']) % 8 == 0)};",
         f"constexpr bool RELU = {int(relu)};",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _few.multiply(tile.columns, _product.MMA_TYPE[r.dtype]) if wgmma else "",
         *(_backend.template(n) for n in (*(("hopper",) if wgmma else ()), "pairs", "chunks", "stem")),
     ])  # fmt: skip

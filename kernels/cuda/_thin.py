@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -146,7 +147,7 @@ def product(
     early = ("x" if tile.wide_a else "w") in r.constant and not batched
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", _product.to_batch(batched), f"#define SPLIT {split}",
-        f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)};", f"constexpr int {sizes};", epi.source,
         *map(_backend.template, ("clusters", "thin_common", tile.template)),
     ])  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -79,7 +80,7 @@ _FOLD = r"""
 def _kernel(r: Request, body: str, count: DimLike, params: list[tuple[str, str, Argument]]) -> list[Kernel]:
     parameters = [*params, ("i64", "count", Int64(count))]
     text = "\n".join([
-        prelude(r.dtype), f"#define PARAMETERS {', '.join(_product.declaration(t, n) for t, n, _ in parameters)}", _ELEMENT.replace("BODY", body),
+        prelude(r.dtype), f"#define PARAMETERS {declared(r, parameters)}", _ELEMENT.replace("BODY", body),
     ])  # fmt: skip
     return [Kernel(text, "pack", (D.ceildiv(count, _BLOCK), 1, 1), _BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
 

@@ -53,12 +53,12 @@ template <int ROWS, bool ALONG, bool GATHER, int BYTES> struct Lines {
         const float* const at = from + (ALONG ? 8 * w : GATHER ? w * ACROSS * beside : w * ACROSS * E);
         if (there<WHOLE>(i, w, FOURS ? count - 3 : count)) {
           if (E == 4)
-            *(float4*)to = __ldg((const float4*)at);
+            *(float4*)to = *(const float4*)at;
           else
-            *to = __ldg(at);
+            *to = *at;
         } else if (!WHOLE) {
 #pragma unroll
-          for (int e = 0; e < E; e++) to[e] = FOURS && i * TURN < room && place + e < count ? __ldg(at + e) : 0.f;
+          for (int e = 0; e < E; e++) to[e] = FOURS && i * TURN < room && place + e < count ? at[e] : 0.f;
         }
       }
   }
