@@ -84,8 +84,8 @@ def _other(given: dict[str, Any], sizes: Sequence[int | None], random: Random) -
     axes = {len(v) for v in given.values() if v.ndim}
     out = {}
     for k, v in given.items():
-        v = np.resize(v, (size, *v.shape[1:])) if size is not None and len(axes) == 1 and v.ndim else np.roll(v, 1)
-        out[k] = -v if np.issubdtype(v.dtype, np.floating) else v
+        turned = np.roll(v, 7)
+        out[k] = np.resize(turned, (size, *v.shape[1:])) if size is not None and len(axes) == 1 and v.ndim else turned
     return out
 
 
