@@ -84,7 +84,7 @@ def _other(given: dict[str, Any], sizes: Sequence[int | None], random: Random) -
     axes = {len(v) for v in given.values() if v.ndim}
     out = {}
     for k, v in given.items():
-        turned = np.roll(v, 7)
+        turned = np.roll(v, 7) if np.issubdtype(v.dtype, np.floating) else v  # indices stay those that it drew: distinct ones
         out[k] = np.resize(turned, (size, *v.shape[1:])) if size is not None and len(axes) == 1 and v.ndim else turned
     return out
 
