@@ -65,20 +65,33 @@ _FEW, _SHARED_FEW = 0.08, 0.2  # more clocks to start for each further one of th
 _MANY = (4, 3e5, 1.15)  # short products of f32 of more terms and more results cost more: so many times their clocks
 _FINISH, _FINISH_LATE = 36.0, 160.0  # clocks of a result of f32 that takes many instructions: of a warp beside others, and until it is there
 _TURN = 1100.0  # clocks until reads along k come, beyond a kernel's first two
-_WAVE_F32, _TURN_F32 = 3000.0, 280.0  # of f32: a wave of blocks beyond the first, and eight reads of k across lanes
+_TURN_F32 = 280.0  # of f32: eight reads of k across lanes
 
 
-def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int) -> float:
+def single_cost(t: ThinTile, rows: int, k: int, batch: int, here: int, early: bool) -> float:
+    """Clocks of f32 whose warps have rows of their own, fitted to 271 measurements; `here` blocks of one multiprocessor. early: the wide operand is constant."""
+    rounds, reads = -(-here // (2 if t.deep > 1 else 4)), -(-k // (t.split * 128))
+    turns = -(-reads // (2 if t.deep * t.few > 16 else 8 if t.deep == 1 else 16 // t.deep))  # of reads that are under way together
+    joined = 628.0 + here * (497.0 + 10.7 * (t.split - 1) * t.deep * t.few) if t.split > 1 else 0.0
+    first = min(k / t.split, t.piece)  # elements of the few rows that all of a block wait for
+    filled = t.few * (0.866 * first + 0.522 * (k / t.split - first))
+    products = reads * (15.3 * t.few + 7.3 * t.deep) if t.few > 4 else 0.0  # else they hide behind memory
+    start = 2330.0 + (0.0 if early else 407.0) + 49.5 * t.deep + 3.54e-4 * 4 * batch * rows * k
+    return start + here * (569.0 + products) + filled + 638.0 * turns * rounds + 297.0 * (rounds - 1) + joined
+
+
+def tile_cost(t: ThinTile, rows: int, k: int, batch: int, sms: int, size: int, early: bool) -> float:
     """Clocks for `rows` rows of the wide operand, comparable with `_tile_costs.tile_cost`."""
     chunk = 16 // size
     here = -(-(-(-rows // t.rows(size)) * t.split * batch) // sms)  # blocks of one multiprocessor
+    if size == 4 and t.deep and t.share == 1:
+        return single_cost(t, rows, k, batch, here, early)
     exchange = _EXCHANGE + _BLOCK * here + _PEER * (t.split - 1) if t.split > 1 else 0.0
     if size == 4 and not t.deep:
         exchange *= 0.5
-    wave = _WAVE if size == 2 or not t.deep else _WAVE_F32  # beyond the first
-    start = _START + _WAVE + (-(-here // 4) - 1) * wave + exchange + _MEMORY * rows * k * size * batch
+    start = _START + _WAVE * -(-here // 4) + exchange + _MEMORY * rows * k * size * batch
     if size == 4:  # fitted apart
-        start += 660.0 * t.few if not t.deep else 1190.0 + t.few * (234.0 + 0.0187 * k / t.split) if t.share > 1 else 770.0 + 268.0 * t.few
+        start += 1190.0 + t.few * (234.0 + 0.0187 * k / t.split) if t.deep else 660.0 * t.few
     if not t.deep:
         steps = -(-k // (t.split * 8))
         late = max(-(-steps // 8) - 2, 0) * _TURN if size == 2 else -(-steps // 8) * _TURN_F32  # eight reads are under way together
@@ -115,6 +128,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
     out: dict[ThinTile | ShortTile, float] = {}
     for wide_a in (True, False):
         rows, few = (m, n) if wide_a else (n, m)
+        early = ("x" if wide_a else "w") in r.constant
         row_step, k_step = a if wide_a else b
         if isinstance(terms, int) and 0 < terms <= _TERMS:
             for others in (8, 32):
@@ -126,7 +140,7 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
             for split in (1, 2, 4, 8, *((16,) if share > 1 and r.arch < 120 else ())) if r.arch >= 90 else (1,):
                 if split == 1 or k >= 512 * split // r.dtype.size:
                     tile = ThinTile(wide_a, max(few, 1), deep, split, share)
-                    out[tile] = tile_cost(tile, rows, k, batch, r.sms, r.dtype.size)
+                    out[tile] = tile_cost(tile, rows, k, batch, r.sms, r.dtype.size, early)
     return out
 
 
