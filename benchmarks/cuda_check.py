@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks import cuda_late
 from benchmarks import cuda_runner as R
 from tracea_onnx.ops import ACTIVATIONS, OPCODES, DType
 
@@ -126,8 +127,9 @@ def poisoned(shape: tuple[int, ...], dtype: DType) -> Any:
 
 
 def launch(r: Any, operands: Mapping[str, Any]) -> None:
-    """Bind and run one request on tensors (or addresses)."""
-    R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in operands.items()})(R.current_stream())
+    """Bind and run one request on tensors (or addresses), which come late where they are not constant (`cuda_late`)."""
+    bound = R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in operands.items()})
+    cuda_late.behind(lambda: bound(R.current_stream()), [v for k, v in operands.items() if not isinstance(v, int) and k not in r.constant])
 
 
 def act_index(name: str) -> int:

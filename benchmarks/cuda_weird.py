@@ -22,6 +22,7 @@ from itertools import chain
 from typing import Any
 
 from benchmarks import cuda_driver as driver
+from benchmarks import cuda_late
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_check import ROUNDOFF, poisoned
 from tracea_onnx.cuda import Request
@@ -78,10 +79,11 @@ def _wide(x: Any, change: Callable[[Any], Any] = lambda x: x) -> Any:
     return change(x.double()) if x.is_floating_point() else x
 
 
-def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any) -> float:
-    """Worst error over its bound."""
+def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any, places: Places = ()) -> float:
+    """Worst error over its bound. places: operands that come late (`cuda_late`)."""
     t = R.torch()
-    call()
+    constant = {id(p[name]) for r, p in zip(trial.requests, places, strict=False) for name in r.constant & p.keys()}
+    cuda_late.behind(call, [x for p in places for x in p.values() if not isinstance(x, int) and id(x) not in constant])
     with t.backends.cudnn.flags(enabled=False):  # it would look for its best float64 convolutions
         want = trial.eager({k: _wide(v) for k, v in inputs.items()})
         sizes = trial.eager({k: _wide(v, lambda x: x.abs()) for k, v in inputs.items()}).abs() if trial.linear else None
@@ -100,14 +102,16 @@ def check(trial: Trial, inputs: Tensors, call: Callable[[], None], got: Any) -> 
     return float(((got.double() - want).abs() / bound).max()) if want.numel() else 0.0
 
 
-def measure(trial: Trial) -> tuple[float, dict[str, float | str]]:
-    """Worst error over its bound, and microseconds of both."""
+def measure(trial: Trial, timed: bool) -> tuple[float, dict[str, float | str]]:
+    """Worst error over its bound, and microseconds of both where they are asked for."""
     first = trial.inputs()
     places, got = trial.ours(first)
     size = sum(x.numel() * x.element_size() for x in (*first.values(), got))
     data, calls = [first], [_launch(trial, places)]
     keep = [places]
-    error = check(trial, first, calls[0], got)
+    error = check(trial, first, calls[0], got, places)
+    if not timed:
+        return error, {}
     for _ in range(R.sets_for(size) - 1):
         data.append(trial.inputs())
         keep.append(trial.ours(data[-1])[0])
@@ -132,6 +136,7 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--random", nargs=2, type=int, metavar=("COUNT", "SEED"), help="sizes drawn at random instead of the listed ones")
     parser.add_argument("--slow", action="store_true", help="those that once were slower than PyTorch's instead of the listed ones")
+    parser.add_argument("--check", action="store_true", help="results alone, without times")
     parser.add_argument("--only", default="", help="regular expression: trials to take")
     args = parser.parse_args()
     if args.compile:
@@ -152,7 +157,7 @@ def main() -> int:
     wrong: list[str] = []
     for trial in chosen:
         try:
-            error, times = measure(trial)
+            error, times = measure(trial, not args.check)
         except Exception as e:
             wrong.append(trial.name)
             log(f"FAIL {trial.name}: {type(e).__name__}: {str(e)[:200]}")
@@ -161,6 +166,8 @@ def main() -> int:
             continue
         if not error <= 1:
             wrong.append(trial.name)
+        if args.check:
+            continue
         ours, eager = times["ours"], times["eager"]
         log.record(name=trial.name, error=error, times=times)
         if isinstance(ours, float) and isinstance(eager, float):

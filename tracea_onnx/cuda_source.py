@@ -45,6 +45,11 @@ def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> s
     return ", ".join(f"{ctype} {'__restrict__ ' * alone}{name}" for alone, (ctype, name, _) in zip(fixed, kernel, strict=True))
 
 
+def reader(request: Request, operand: str) -> str:
+    """What reads through a pointer to this operand, in C++: through the texture path where it is constant."""
+    return "__ldg" if operand in request.constant else "*"
+
+
 def known(d: DimLike) -> int | None:
     """`d` when it is a number."""
     return None if isinstance(d, Dim) else int(d)

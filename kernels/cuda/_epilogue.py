@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Int64, Pointer, Request, multiple_of
+from tracea_onnx.cuda_source import reader
 from tracea_onnx.cuda_text import activation_source, program_source
 from tracea_onnx.dims import DimLike
 
@@ -87,7 +88,7 @@ def epilogue(
         body.append("for (int k = 0; k < WIDTH; k++) v[k] *= e.alpha;")
     if "bias" in r.operands:
         fields.append(("const float*", "bias", Pointer("bias")))
-        load = "__ldg" if "bias" in r.constant else "*"  # which the assembler moves before the wait for the kernel that writes the bias (`cuda_source.declared`)
+        load = reader(r, "bias")
         if multiple_of(columns) >= 8:  # a bias has at least 8 readable values from any multiple of 8
             step = min(width, 4)
             read = [f"*(float{step}*)(c.bias + {k}) = {load}((const float{step}*)(e.bias + n + {k}));" for k in range(0, width, step)]
@@ -121,7 +122,7 @@ def epilogue(
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
     source += f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ {' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
     reads = _lines(t for _, t in ahead)
-    constant = [n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands]
+    constant = [n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands and n in r.constant]
     source += f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n" if touched else ""
     source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
     column = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Pointer, Request
+from tracea_onnx.cuda_source import reader
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import PANEL
 
@@ -40,7 +41,7 @@ def columns(r: Request, width: int) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     for name in ("x_sums", "r_gamma", "r_beta"):
         if name in r.operands:
-            read = [f"*(float{step}*)(c.{name} + {k}) = __ldg((const float{step}*)(e.{name} + n + {k}));" for k in range(0, width, step)]
+            read = [f"*(float{step}*)(c.{name} + {k}) = {reader(r, name)}((const float{step}*)(e.{name} + n + {k}));" for k in range(0, width, step)]
             out.append((name, f"if (count > 0) {{ {' '.join(read)} }}"))
     return out
 
