@@ -308,7 +308,7 @@ def session_whole_path() -> None:
     session = provider.create_session(data, {"backend": "cuda", "log_level": "info"})
     provider.assert_provider_selected(session)
     reference = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    for rows in (1, 7, 128):
+    for rows in (1, 7, 128) * 4:  # again: only once it is warm does a kernel begin before its producer has ended, and what lies there then is another input's
         x = rng.standard_normal((rows, 64)).astype(np.float32)
         np.testing.assert_allclose(session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0], rtol=1e-3, atol=1e-3)
 

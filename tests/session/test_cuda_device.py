@@ -1,4 +1,4 @@
-"""The provider on a real GPU: the cases of benchmarks/cuda_smoke.py. Skipped where there is none."""
+"""The provider on a real GPU: the cases of benchmarks/cuda_smoke.py, and random stacks of layers. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import pytest
 from tracea_onnx import doctor, nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
-SMOKE = ROOT / "benchmarks" / "cuda_smoke.py"
+
+
+_STACKS = ("-m", "benchmarks.operator_fuzz", "--backend", "cuda", "--kinds", "stack", "--count", "40")
 
 
 @pytest.mark.cuda
-def test_smoke() -> None:
+@pytest.mark.parametrize("command", [("benchmarks/cuda_smoke.py", "--no-build"), _STACKS], ids=["smoke", "stacks"])
+def test_on_the_device(command: tuple[str, ...]) -> None:
     if not doctor.cuda_devices():
         pytest.skip("no CUDA device")
     if nvrtc.load() is None:
         pytest.skip("no NVRTC")
-    done = subprocess.run([sys.executable, str(SMOKE), "--no-build"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
