@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_rows, cuda_late
+from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_rows, cuda_late, cuda_older
+from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
 from tracea_onnx import registry
@@ -85,7 +86,8 @@ def run(c: Case) -> float:
 
 def check(only: str) -> int:
     log = R.Log("cuda_families_check.txt")
-    chosen = [c for c in cases() if re.search(only, f"{c.family} {c.name} {c.dtype.name}")]
+    hopper = driver.device()[0] == 90  # others have not its tiles
+    chosen = [c for c in cases() if re.search(only, f"{c.family} {c.name} {c.dtype.name}") and (hopper or c.tile is None)]
     failed = R.compile_all([request_of(c) for c in chosen])
     for message in failed.values():
         log("does not compile:", message)
@@ -301,7 +303,10 @@ def main() -> int:
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--arch", type=int, help="kernels for an older device (80, 89)")
     args = parser.parse_args()
+    if args.arch:
+        cuda_older.pretend_here(args.arch)
     status = check(args.only) if args.check else 0
     status |= time_all(args.only) if args.time else 0
     return status | (sweep(args.only) if args.sweep else 0)

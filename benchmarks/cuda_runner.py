@@ -107,6 +107,10 @@ def forced_tile(r: Request) -> Any:
     return _forced[id(r)][1]
 
 
+#: What each process that compiles calls first, and its arguments.
+workers: tuple[Any, ...] = ()
+
+
 def compile_all(requests: Iterable[Request]) -> dict[str, str]:
     """Compile every kernel of the requests in parallel; source -> error of those that do not compile."""
     todo: dict[str, int] = {}
@@ -117,7 +121,7 @@ def compile_all(requests: Iterable[Request]) -> dict[str, str]:
             print(f"emit {r.family}: {e}", flush=True)
     failed: dict[str, str] = {}
     # Processes, not threads: a compiler may hold one lock for all of a process.
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), *workers) as pool:
         for (source, arch), cubin in zip(todo.items(), pool.map(_compile_one, todo.items(), chunksize=4), strict=True):
             if isinstance(cubin, bytes):
                 _cubins[source, arch] = cubin

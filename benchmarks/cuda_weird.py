@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any
 
 from benchmarks import cuda_driver as driver
-from benchmarks import cuda_late
+from benchmarks import cuda_late, cuda_older
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_check import ROUNDOFF, poisoned
 from tracea_onnx.cuda import Request
@@ -138,9 +138,12 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true", help="those that once were slower than PyTorch's instead of the listed ones")
     parser.add_argument("--check", action="store_true", help="results alone, without times")
     parser.add_argument("--only", default="", help="regular expression: trials to take")
+    parser.add_argument("--arch", type=int, help="kernels for an older device (80, 89)")
     args = parser.parse_args()
     if args.compile:
         driver.assume(90, 132)
+    if args.arch:
+        cuda_older.pretend_here(args.arch)
     from benchmarks import cuda_weird_random, cuda_weird_slow
 
     found = cuda_weird_random.trials(*args.random) if args.random else cuda_weird_slow.trials() if args.slow else trials()

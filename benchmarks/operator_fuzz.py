@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import operator_draws, operator_draws_chain, operator_draws_move
+from benchmarks import cuda_older, operator_draws, operator_draws_chain, operator_draws_move
 from benchmarks.difference import HALF, difference
 from benchmarks.isolate import Lost, run_each
 
@@ -170,7 +170,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
     parser.add_argument("--replay", nargs="*", type=int, default=[], help="these cases alone, with their models")
+    parser.add_argument("--arch", type=int, help="kernels for an older CUDA device (80, 89)")
     args = parser.parse_args()
+    if args.arch:
+        cuda_older.pretend(args.arch)
     began, count, left = time.monotonic(), Counter[str](), Counter[str]()
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
     for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half, args.optimized), jobs=args.jobs, timeout=60):
