@@ -1,10 +1,10 @@
 """Whole models on the CUDA backend: nodes it runs, difference from ONNX Runtime's CPU provider in fp32, milliseconds a run beside peers.
 
-    python -m benchmarks.cuda_models [resnet50 ...] [--batch 1 32] [--peers ort eager graph compile] [--json FILE]
+    python -m benchmarks.cuda_models [resnet50 ...] [--batch 1 32] [--peers ort eager graph compile] [--single] [--json FILE]
 
-fp16, inputs and outputs on the device. ours, ort: a session with IOBinding, synchronised each run (ort: ONNX Runtime's CUDA provider, where
-that build of ONNX Runtime is installed, with its CUDA graph where it can capture one, for transformers its own optimizer before, for
-convolutions its channels-last layout where that is faster).
+fp16 (with --single fp32, without TF32, beside PyTorch alone), inputs and outputs on the device. ours, ort: a session with IOBinding, synchronised each run (ort:
+ONNX Runtime's CUDA provider, where that build of ONNX Runtime is installed, with its CUDA graph where it can capture one, for transformers its own optimizer
+before, for convolutions its channels-last layout where that is faster).
 eager, graph, compile: PyTorch's own model of that name (torchvision, transformers) with random weights, its CUDA graph, and
 torch.compile(mode="reduce-overhead"). Runs of all are interleaved in rounds; medians.
 """
@@ -141,13 +141,15 @@ def _ort_session(model: bytes, x: Mapping[str, Any], want: list[Any], settings: 
     return bound
 
 
-def torch_model(name: str, batch: int, sequence: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """PyTorch's model of that name in fp16 on the device, and its arguments."""
+def torch_model(name: str, batch: int, sequence: int, single: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """PyTorch's model of that name in fp16, or in fp32, on the device, and its arguments."""
     import torch
 
+    kind = torch.float32 if single else torch.float16
+    torch.backends.cudnn.allow_tf32 = False
     if name in _VISION:
-        model = getattr(importlib.import_module("torchvision.models"), _VISION[name])().cuda().half().eval()
-        image = torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.float16)
+        model = getattr(importlib.import_module("torchvision.models"), _VISION[name])().cuda().to(kind).eval()
+        image = torch.randn(batch, 3, 224, 224, device="cuda", dtype=kind)
         if name != "vit_b16":
             model, image = model.to(memory_format=torch.channels_last), image.contiguous(memory_format=torch.channels_last)
         return model, (image,), {}
@@ -156,14 +158,14 @@ def torch_model(name: str, batch: int, sequence: int) -> tuple[Any, tuple[Any, .
     ids = torch.randint(0, 1000, (batch, sequence), device="cuda")
     if name == "bert_base":
         model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=True)
-        return model.cuda().half().eval(), (ids,), {"attention_mask": torch.ones_like(ids)}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().half().eval(), (ids,), {"use_cache": False}
+        return model.cuda().to(kind).eval(), (ids,), {"attention_mask": torch.ones_like(ids)}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().to(kind).eval(), (ids,), {"use_cache": False}
 
 
-def torch_run(kind: str, name: str, batch: int, sequence: int) -> Run:
+def torch_run(kind: str, name: str, batch: int, sequence: int, single: bool) -> Run:
     import torch
 
-    model, args, kw = torch_model(name, batch, sequence)
+    model, args, kw = torch_model(name, batch, sequence, single)
     if kind == "compile":
         model = torch.compile(model, mode="reduce-overhead")
 
@@ -210,10 +212,10 @@ def interleaved(runs: Mapping[str, Run], rounds: int = 9, seconds: float = 0.03)
     return {n: float(np.median(t)) * 1e3 for n, t in times.items()}
 
 
-def measure(name: str, batches: list[int], sequence: int, peers: list[str], write: Callable[[str, dict[str, Any]], None]) -> None:
+def measure(name: str, batches: list[int], sequence: int, peers: list[str], single: bool, write: Callable[[str, dict[str, Any]], None]) -> None:
     full = registry.module("models", name).build()
     plain = ort.InferenceSession(full.SerializeToString(), providers=["CPUExecutionProvider"])
-    converted = half(full).SerializeToString()
+    converted = (full if single else half(full)).SerializeToString()
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -235,7 +237,7 @@ def measure(name: str, batches: list[int], sequence: int, peers: list[str], writ
                     prepared = prepared or ort_model(name, full)
                     runs |= ort_bound(name, prepared, x, want)
                 else:
-                    runs[kind] = torch_run(kind, name, batch, sequence)
+                    runs[kind] = torch_run(kind, name, batch, sequence, single)
             except Exception as e:
                 failed[kind] = f"{type(e).__name__}: {str(e)[:400]}"
         times = interleaved(runs)
@@ -251,8 +253,11 @@ def main() -> None:
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 32])
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--peers", nargs="*", default=[], choices=("ort", "eager", "graph", "compile"))
+    parser.add_argument("--single", action="store_true", help="fp32 rather than fp16")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.single and "ort" in args.peers:
+        parser.error("--single is measured beside PyTorch alone")
     rows: dict[str, Any] = {}
     if "CUDAExecutionProvider" in ort.get_available_providers():  # this ONNX Runtime makes every tensor of a GPU with that provider's library
         load_libraries()
@@ -266,7 +271,7 @@ def main() -> None:
     for name in args.model:
         batches = [b for b in args.batch if b == 1 or name not in _SEQUENCE]
         try:
-            measure(name, batches, _SEQUENCE.get(name, args.sequence), args.peers, write)
+            measure(name, batches, _SEQUENCE.get(name, args.sequence), args.peers, args.single, write)
         except Exception as e:
             print(f"{name:16s} FAIL {type(e).__name__}: {str(e)[:300]}", flush=True)
             traceback.print_exc(limit=3)
