@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks import cuda_conv as V
 from benchmarks import cuda_gemm as G
 from benchmarks import cuda_runner as R
+from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, rounding, stored, value
 from benchmarks.cuda_cases_product import ACTIVATIONS, Rng, bounded, case_of, drawn, filled, silu, with_tile
 from benchmarks.cuda_conv_shapes import Conv, pitch
@@ -158,6 +159,9 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
         for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
             yield with_tile(conv(rng, v, F16), window)
+    for v in (Conv(5, 88, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), res_mode=1), Conv(2, 144, 6, 6, 45, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
+        for slab in T.slab_tiles(V.conv_request(v, F16)):
+            yield with_tile(conv(rng, v, F16), slab)
     bundles = Conv(3, 48, 11, 9, 48, groups=12), Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)), Conv(1, 40, 9, 11, 320, (3, 2), groups=10)
     for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
         r = V.conv_request(v, dtype)

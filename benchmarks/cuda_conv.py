@@ -281,6 +281,12 @@ def check_cases() -> list[Case]:
         Conv(3, 64, 13, 17, 136), Conv(2, 96, 21, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)), Conv(5, 64, 56, 56, 64),
         Conv(1, 40, 1, 100, 72, (1, 5), one, one, (0, 2, 0, 2), slack=8), Conv(2, 128, 7, 9, 24, (2, 2), one, one, none),
     ]  # fmt: skip
+    slabs = [
+        Conv(3, 88, 19, 54, 64, (7, 7), pads=(3, 3, 3, 3)), Conv(5, 40, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), act="silu"), Conv(3, 512, 7, 7, 512, res_mode=2),
+        Conv(2, 96, 9, 20, 45, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3)), Conv(3, 256, 14, 14, 256, res_mode=1),
+        Conv(1, 200, 1, 150, 33, (1, 25), pads=(0, 12, 0, 12)), Conv(2, 64, 60, 60, 40, (9, 9), pads=(4, 4, 4, 4), slack=8),
+        Conv(3, 128, 10, 10, 128, (4, 4), one, one, (2, 1, 1, 2)), Conv(21, 104, 6, 6, 96, (5, 5), pads=(2, 2, 2, 2)),
+    ]  # fmt: skip
     groups = [  # whose bundles have odd sizes, end within a tile, or are all the image has
         Conv(2, 96, 15, 11, 96, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), 48, res_mode=1), Conv(1, 72, 9, 10, 72, groups=3, res_mode=2),
         Conv(8, 120, 7, 7, 240, groups=5, act="silu", kinds=(1, 3, 0)), Conv(2, 40, 9, 9, 30, groups=10), Conv(2, 36, 9, 9, 192, groups=12),
@@ -305,6 +311,8 @@ def check_cases() -> list[Case]:
         for v in windows:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
             cases += [conv_case(v, d, tile) for tile in T.window_tiles(conv_request(v, d), steps)]
+        for v in slabs:
+            cases += [conv_case(v, d, tile, wild=v.n == 3) for tile in T.slab_tiles(conv_request(v, d))]
     return cases
 
 

@@ -33,6 +33,12 @@ def window_tiles(r: Request, steps: int) -> list[Any]:
     return list(registry.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
 
 
+def slab_tiles(r: Request) -> list[Any]:
+    """Some tiles of the kernel for convolutions of stride 1 whose weights do not, of each height and each split."""
+    found = list(registry.module("kernels", "cuda").part("_slab").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
+    return [*{(t.blocks, t.stack, t.slabs): t for t in found if t.split == 1}.values(), *{t.split: t for t in found if t.split > 1}.values()]
+
+
 def _tile_modules() -> tuple[Any, Any, Any]:
     backend = registry.module("kernels", "cuda")
     return backend.part("_tile_costs"), backend.part("_wgmma"), backend.part("_split")
@@ -75,6 +81,8 @@ def tile_name(t: Any) -> str:
         return f"{kind} wide {'ba'[t.wide_a]}"
     if hasattr(t, "swap"):
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
+    if hasattr(t, "stack"):
+        return f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} split{t.split}"
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "beside"):

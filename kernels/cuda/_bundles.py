@@ -14,9 +14,9 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 #: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
-#: pixels begin at multiples of 32 bytes or of 16, and of more than 64 channels without groups; how much longer a filter takes; how much slower windows of
-#: channels are to multiply that lie across lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
-ALONE, _PIXEL, _ODD_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = 1.5, 4.0, 7.6, 5.0, 1.5, 1.25, 1700.0
+#: pixels begin at multiples of 32 bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how much longer a filter takes; how much
+#: slower windows of channels are to multiply that lie across lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
+ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = 1.5, 4.0, 7.6, 3.5, 5.0, 1.5, 1.25, 1700.0
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,11 @@ def widened(r: Request) -> bool:
 def pixel(r: Request) -> tuple[float, float]:
     """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow tiles let it count. The filters of bundles are whole lines of
     memory, or nearly."""
-    alone, ic = r.ints["G"] == 1, int(r.ints["IC"])
-    if alone and ic % 64 == 0:
-        return 0.0, 0.0
-    even = multiple_of(r.ints["x_cs"]) >= 16 and of(r).channels % 16 == 0
-    one = _PIXEL if even else _WIDE_PIXEL if alone and ic > 64 else _ODD_PIXEL
-    return one, _FILTER * one * alone
+    pitch = multiple_of(r.ints["x_cs"])
+    if r.ints["G"] != 1:
+        return _PIXEL if pitch >= 16 and of(r).channels % 16 == 0 else _ODD_PIXEL, 0.0
+    one = 0.0 if pitch >= 64 else _EVEN_PIXEL if pitch >= 16 else _WIDE_PIXEL if int(r.ints["IC"]) > 64 else _ODD_PIXEL
+    return one, _FILTER * one
 
 
 def straddling(r: Request) -> float:

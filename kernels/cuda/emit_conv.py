@@ -18,7 +18,8 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _costs, _epilogue, _gemm = (_backend.part(n) for n in ("_product", "_tile_costs", "_epilogue", "emit_gemm"))
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
-_bundles, _depthwise, _turned, _narrow, _patch = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow", "_patch"))
+_bundles, _depthwise, _turned, _narrow = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow"))
+_patch, _slab = _backend.part("_patch"), _backend.part("_slab")
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 #: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price at least, in clocks
 #: too.
@@ -118,7 +119,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             mapped = _product.prices(size, bundle.columns, 0, 1, r, maps=maps, stored=stored, bundles=bundle.count, pixel=_bundles.pixel(r), made=_bundles.made(r))
             costs |= {t: cost + more * isinstance(t, _split.SplitTile) for t, cost in mapped.items()}
         if maps and stored:
-            costs |= _window.prices(r, size, maps)
+            costs |= _window.prices(r, size, maps) | _slab.prices(r, size)
         if g > 1 or not maps or ic < _NARROW:
             costs |= tiles(size)
         return costs | _narrow.prices(r, transposed, size * phases) | _patch.prices(r, transposed, size * phases)
@@ -133,6 +134,9 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             continue
         if isinstance(tile, _window.WindowTile):
             kernels.append(_window.convolution(r, tile, active))
+            continue
+        if isinstance(tile, _slab.SlabTile):
+            kernels.append(_slab.convolution(r, tile, active))
             continue
         if isinstance(tile, (_narrow.NarrowTile, _patch.PatchTile)):
             kernels.append(_of(tile).convolution(r, tile, transposed, active))

@@ -136,7 +136,7 @@ def kernels_of(r: Request) -> list[Kernel]:
 
 
 def hopper(r: Request) -> bool:
-    return any(k.symbol in ("product_wgmma", "product_split") for k in kernels_of(r))
+    return any(k.symbol in ("product_wgmma", "product_split", "conv_slab") for k in kernels_of(r))
 
 
 def test_im2col_maps() -> None:
@@ -164,6 +164,50 @@ def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
     assert [k.symbol for k in kernels_of(conv(DType.F16, 64, 64, 56, 56, 64))] == ["conv_window"]
     for other in (conv(DType.F16, 64, 64, 56, 56, 64, 3, 2), conv(DType.F16, 64, 64, 56, 56, 64, res_mode=1), conv(DType.F16, 64, 512, 56, 56, 64)):
         assert all(k.symbol != "conv_window" for k in kernels_of(other))
+
+
+SLABS = [
+    conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3), conv(DType.F16, 64, 256, 14, 14, 256, res_mode=1), conv(DType.F16, 33, 512, 7, 7, 500),
+    conv(DType.BF16, 2, 40, 31, 9, 72, 5, pad=2),
+    conv(DType.F16, 1, 24, 1, 150, 33, 1, pad=0, KW=25, OW=150, PL=12), conv(DType.F16, 3, 64, 12, 12, 40, DH=2, DW=3, OH=10, OW=8),
+    conv(DType.F16, D.symbol("n"), 128, 28, 28, 136), conv(DType.F16, 2, 128, D.symbol("h"), 28, 136),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("r", SLABS)
+def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
+    tiles = cuda.part("_slab").candidates(r)
+    assert tiles and {t.split for t in tiles} >= {1, 2}
+    i = r.ints
+    kh, kw, dh, dw, wide = (int(i[n]) for n in ("KH", "KW", "DH", "DW", "OW"))
+    for t in tiles:
+        per, height = t.blocks // t.stack, t.rows + (kh - 1) * dh
+        assert per * t.stack == t.blocks and t.width == wide + (kw - 1) * dw and t.slab % 1024 == 0 and t.stack * height * t.width * 128 <= t.slab
+        assert (t.rows - 1) * t.width + wide <= per * 64, "each pixel of the tile has a row"
+        last = (t.stack - 1) * height * t.width + per * 64 + (kh - 1) * dh * t.width + (kw - 1) * dw
+        assert last * 128 + (t.slabs - 1) * t.slab <= t.smem - 2048, "no product reads beyond the block's memory"
+        if t.stack > 1:
+            assert t.rows == i["OH"], "an image is whole where a tile has several"
+
+
+@pytest.mark.parametrize("r", SLABS)
+def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = cuda.part("_slab").candidates(r)
+    for tile in (tiles[0], tiles[-1], max(tiles, key=lambda t: (t.blocks * t.columns, t.split))):
+        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        (k,) = cuda.emit(r)
+        assert k.symbol == "conv_slab" and k.cluster == tile.split
+        check_kernels([k], 90)
+        compile_kernels([k], 90)
+
+
+def test_convolutions_whose_weights_do_not_fit_read_slabs() -> None:
+    assert [k.symbol for k in kernels_of(SLABS[0])] == ["conv_slab"]
+    for other in (
+        conv(DType.BF16, 28, 88, 19, 54, 64, 7, 2, 3), conv(DType.F32, 28, 88, 19, 54, 64, 7, pad=3), conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, arch=80),
+        conv(DType.BF16, 28, 88, 19, 54, 64, 7, pad=3, slack=4), conv(DType.BF16, 28, 88, 19, 300, 64, 7, pad=3), conv(DType.BF16, 28, 88, 19, 54, 64, 1, pad=0),
+    ):  # fmt: skip
+        assert all(k.symbol != "conv_slab" for k in kernels_of(other))
 
 
 def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> None:
