@@ -13,6 +13,7 @@ from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding, stored, value
+from benchmarks.cuda_driver import device
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.ops import DType
@@ -201,13 +202,17 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         yield with_tile(gemm(rng, dtype, 131, 37, 3, "relu"), short(False, 3, 8))
         yield with_tile(gemm(rng, dtype, 259, 7, 11, kinds=(0, 1, 2)), short(True, 11, 8))
         yield with_tile(matmul(rng, dtype, 2, 1, 35, 131, 5, a_turned=True), short(False, 5, 32))
-        for t in _costs.tiles(dtype, tf32=True):  # every way to read operands, also between several products
+        for t in _costs.tiles(dtype, tf32=True, arch=device()[0]):  # every way to read operands, also between several products
             yield with_tile(gemm(rng, dtype, 67, 131, 519, "relu"), t)
             if t.bm >= 64 or dtype == F32:
                 yield with_tile(matmul(rng, dtype, 1, 2, 67, 131, 133, a_turned=True), t)
         yield with_tile(matmul(rng, dtype, 1, 2, 67, 45, 131, b_turned=True), tile(64, 64, 2, 2, 4) if dtype == F16 else tile(64, 64, 2, 1, 3, warps_k=4))
-    for t in _costs.tiles(F32, tf32=True):
+    for t in _costs.tiles(F32, tf32=True, arch=device()[0]):
         yield with_tile(matmul(rng, F32, 1, 2, 132, 132, 96, a_turned=t.bm % 64 > 0), t)  # whole tiles and parts
+        if t.grouped:
+            yield with_tile(matmul(rng, F32, 1, 2, 131, 133, 201, a_turned=True, b_turned=True), replace(t, split=2))
+            yield with_tile(matmul(rng, F32, 2, 1, 65, 67, 35, b_turned=True), t)
+            yield with_tile(gemm(rng, F32, 67, 131, 45, kinds=(0, 1, 2)), t)
         if t.terms == 3:
             yield with_tile(gemm(rng, F32, 67, 131, 72, special=(np.inf, -np.inf, np.nan, float(np.finfo(np.float32).max))), t)
     yield with_tile(gemm(rng, F32, 131, 132, 264), replace(_costs.tiles(F32)[0], split=2))

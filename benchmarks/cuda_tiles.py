@@ -15,7 +15,7 @@ from tracea_onnx.ops import DType
 def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
     """Every tile of the general kernel with every split, those of the Hopper kernel for n columns and so many steps of k, and some of the split one of each kind."""
     costs, wgmma, split = _tile_modules()
-    general = [replace(t, split=s) for t in costs.tiles(dtype, tf32=True) for s in (1, 2, 4, 8)]
+    general = [replace(t, split=s) for t in costs.tiles(dtype, True, device()[0]) for s in (1, 2, 4, 8)]
     if dtype == DType.F32 or device()[0] != 90:
         return general
     kinds = [

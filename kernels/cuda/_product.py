@@ -20,6 +20,7 @@ _epilogue, _norms, _blocks, _costs = (_backend.part(n) for n in ("_epilogue", "_
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
 
+_wgmma = _backend.part("_wgmma")
 _FREE = (0.0, 0.0)
 Prices = Mapping[Any, float]
 _MATRICES = ("gemm", "gemm_norm", "matmul")
@@ -45,7 +46,7 @@ def prices(
     steps = -(-k // (32 if f32 else 64))
     limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
     out = {}
-    for t in (*_costs.tiles(r.dtype, r.tf32), *(_costs.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ())):
+    for t in (*_costs.tiles(r.dtype, r.tf32, r.arch), *(_costs.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ())):
         if t.terms == 3 and r.arch in _costs.FEW_TENSOR:
             continue
         if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
@@ -53,6 +54,9 @@ def prices(
         for s in (1, 2, 4, 8) if split and t not in _costs.TILES_WHOLE else (1,):
             if s == 1 or steps >= 2 * s:
                 tile = replace(t, split=s)
+                if t.grouped:
+                    out[tile] = _costs.grouped_cost(tile, r, m, n, k, batch, odd, transposed)
+                    continue
                 how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _costs.MOST_LINES else odd
                 out[tile] = _costs.odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else _costs.tile_cost(tile, m, n, steps, batch, r.sms)
                 if windows and not f32 and r.arch >= 90:
@@ -191,28 +195,31 @@ def product(
     if simt and b.trans and tile.bn > _costs.MOST_LINES:
         b = Access(4, gather=True)
     # Blocks; the compiler gives more registers to many small ones unless it is told, and to 256 threads so many that a second block has none left.
-    beside = _costs.held(tile) if simt else 2 if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128 else 1
+    beside = _costs.held(tile, turned=b.trans) if simt or tile.grouped else 2 if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128 else 1
     # The largest tile is better off without reads ahead where several blocks share its k, and where pixels take registers.
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
     sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
-        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if f32 else 1) else ''}",
-        f"#define SOURCE {source}", *defines, f"#define PARAMETERS {declared(r, parameters)}",
+        f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if simt else 1) else ''}",
+        f"#define SOURCE {source}", f"#define GROUPED {int(tile.grouped)}", f"#define LATE {int(tile.late)}", *defines, f"#define PARAMETERS {declared(r, parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int {', '.join(f'{name} = {value}' for name, value in sizes)};",
         f"constexpr int A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr bool A_TRANS = {int(a.trans)}, B_TRANS = {int(b.trans)}, A_GATHER = {int(a.gather)}, B_GATHER = {int(b.gather)};",
         f"constexpr bool A_WHOLE = {int(whole(r, a, 'M'))}, B_WHOLE = {int(whole(r, b, 'N'))};", f"constexpr int Y_EACH = {each(r)};",
         f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
-        epi.source, "" if f32 else _backend.template("shift"), _backend.template("tile_access"),
-        *([_backend.template("tile_f32"), _backend.template("tile_simt" if simt else "tile_tf32")] if f32 else []), _backend.template("tile"),
+        epi.source, "" if f32 else _backend.template("shift"), _backend.template("hopper") if tile.grouped else "", _backend.template("tile_access"),
+        *([_backend.template("tile_f32"), _backend.template("tile_simt" if simt else "tile_tf32")] if f32 else []),
+        *([_wgmma.multiply_tf32(tile.bn), _backend.template("tile_wgmma")] if tile.grouped else []), _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
     pdl = r.arch >= 90
     grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
-    smem = _blocks.even(r, tile.smem, D.product(grid), _costs.held(tile)) if f32 and source == 0 and tile.split == 1 else tile.smem
+    smem = tile.smem + (tile.parts if b.trans else 0)
+    if f32 and source == 0 and tile.split == 1:
+        smem = _blocks.even(r, smem, D.product(grid), _costs.held(tile, turned=b.trans))
     main = Kernel(text, "product_tile", grid, tile.threads, args, smem, tile.split if cluster else 1, pdl, scratch)
     if not scratch:
         return [main]

@@ -17,7 +17,8 @@ _blocks = registry.module("kernels", "cuda").part("_blocks")
 @dataclass(frozen=True)
 class Tile:
     """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k. warps_k: warps that share the k of a stage (f32).
-    terms: products that tensor cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it."""
+    terms: products that tensor cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it. grouped: warpgroups make them (Hopper);
+    late: while threads split the next stage."""
 
     bm: int
     bn: int
@@ -27,6 +28,8 @@ class Tile:
     split: int = 1
     warps_k: int = 1
     terms: int = 0
+    grouped: bool = False
+    late: bool = False
 
     @property
     def threads(self) -> int:
@@ -34,7 +37,16 @@ class Tile:
 
     @property
     def smem(self) -> int:
-        return max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4)
+        return max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4) + self.parts
+
+    @property
+    def parts(self) -> int:
+        """Bytes of what is split of b, which take as much again where b is turned."""
+        return (1 + self.late) * self.bn * 128 if self.grouped else 0
+
+
+def _grouped(bm: int, bn: int, stages: int, late: bool = True) -> Tile:
+    return Tile(bm, bn, bm // 16, 1, stages, terms=3, grouped=True, late=late)
 
 
 _TILES = (
@@ -67,6 +79,23 @@ _SIMT_COSTS = _blocks.Kind(
 _TENSOR_COSTS = _blocks.Kind(
     along=4.72, along16=2.57, turned=6.57, turned16=17.0, memory=0.000173, result=0.423, dear=0.348, joined=0.0, anywhere=0.186, exchange=224.0,
 )
+#: Of tiles of f32 whose products warpgroups make, for products of matrices and for windows of images: as _STEPS, for any k, and clocks of each wave of blocks.
+_GROUPED = {
+    _grouped(64, 32, 4): (3950.0, 391.0, 101.0, 411.0), _grouped(64, 64, 3): (2960.0, 944.0, 0.0, 1060.0), _grouped(128, 32, 3): (3130.0, 853.0, 7.62, 1390.0),
+    _grouped(128, 64, 3): (3130.0, 1070.0, 137.0, 995.0), _grouped(64, 128, 3, late=False): (3480.0, 1590.0, 143.0, 0.0),
+    _grouped(128, 128, 4): (3400.0, 1830.0, 0.0, 813.0),
+}  # fmt: skip
+_GROUPED_WINDOWS = {
+    _grouped(64, 32, 4): (2890.0, 504.0, 188.0, 3810.0), _grouped(64, 64, 3): (2320.0, 1260.0, 105.0, 3690.0), _grouped(128, 32, 3): (2550.0, 1400.0, 0.0, 4890.0),
+    _grouped(128, 64, 3): (2500.0, 1670.0, 318.0, 3570.0), _grouped(64, 128, 3, late=False): (2500.0, 2200.0, 5.98, 3710.0),
+    _grouped(128, 128, 4): (2490.0, 1990.0, 0.0, 5570.0),
+}  # fmt: skip
+_GROUPED_COSTS = _blocks.Kind(
+    along=3.74, along16=2.09, turned=4.07, turned16=8.42, memory=0.000178, result=0.331, dear=0.373, joined=0.0829, anywhere=0.00572, exchange=939.0,
+)
+_WINDOWS_COSTS = _blocks.Kind(
+    along=2.57, along16=2.57, turned=0.0, turned16=0.0, memory=0.000213, result=0.0, dear=0.449, joined=0.253, anywhere=0.0, exchange=0.0,
+)
 #: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
 FEW_TENSOR = (86, 89)
 #: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each; where each has all of its elements or none.
@@ -76,9 +105,11 @@ MOST_LINES = 64
 #: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
 _L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
 
-def tiles(dtype: DType, tf32: bool = False) -> tuple[Tile, ...]:
+def tiles(dtype: DType, tf32: bool = False, arch: int = 80) -> tuple[Tile, ...]:
     """tf32: also those that round elements of f32."""
-    return (*_TILES_F32, *(t for t in _TENSOR if tf32 or t.terms == 3)) if dtype == DType.F32 else _TILES
+    if dtype != DType.F32:
+        return _TILES
+    return (*_TILES_F32, *(t for t in _TENSOR if tf32 or t.terms == 3), *(_GROUPED if arch == 90 else ()))
 
 
 def _registers(t: Tile, f32: bool) -> int:
@@ -88,8 +119,11 @@ def _registers(t: Tile, f32: bool) -> int:
     return min(48 + 2 * t.bm, 255) if not t.terms else 64 + 2 * t.bm * t.bn // (t.threads // t.warps_k)
 
 
-def held(t: Tile, f32: bool = True) -> int:
-    """Blocks that a multiprocessor holds."""
+def held(t: Tile, f32: bool = True, turned: bool = False) -> int:
+    """Blocks that a multiprocessor holds. turned: whether neighbours are rows of b."""
+    if t.grouped:
+        registers = 255 if t.bn == 128 else 168 if t.threads == 128 else 128
+        return min(227 * 1024 // (t.smem + turned * t.parts + 1024), 65536 // (t.threads * registers))
     return max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t, f32))))
 
 
@@ -144,6 +178,28 @@ def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd
         step *= 1.2  # few threads for as many addresses
     memory, results = batch * (m * k + n * k + m * n) * 4, here * t.bm * min(t.bn, n)
     return 3600.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 3.0e-4 * memory + 0.2 * results + ends * here
+
+
+@dataclass(frozen=True)
+class _Read:
+    bytes: int
+    trans: bool
+    gather: bool = False
+
+
+def grouped_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, odd: Odd, turned: tuple[bool, bool]) -> float:
+    """As `odd_cost`, of tiles whose products warpgroups make. turned: operands whose rows are neighbours."""
+    how = _blocks.Blocks(t.bm, t.bn, 32, t.split, held(t, turned=turned[1]))
+    here: int = how.here(m, n, batch, r.sms)
+    waves: int = -(-here // how.resident)
+    if t.split > 4 or (t.split > 1 and waves > 1):
+        return inf  # k is divided where all blocks run at once
+    a, b, base = _Read(odd.a, turned[0]), _Read(odd.b, turned[1]), replace(t, split=1)
+    kind, (start, wave, step, late) = (_WINDOWS_COSTS, _GROUPED_WINDOWS[base]) if odd.pixels else (_GROUPED_COSTS, _GROUPED[base])
+    cost: float = _blocks.clocks(kind, (start, wave, step), how, m, n, k, batch, r.sms, a, b, odd.y, _blocks.dear(r))
+    if odd.pixels:  # those of several windows come from memory once
+        cost -= kind.memory * 4 * batch * m * k
+    return cost + late * waves
 
 
 def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, odd: Odd) -> float:

@@ -279,6 +279,18 @@ def product(
     return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
 
 
+def multiply_tf32(n: int) -> str:
+    """`multiply_by_group(sum, a, b, add)`: sum[64 x n] = a b^T of eight k, a in registers, plus sum where `add`."""
+    count = n // 2
+    registers = ", ".join(f"%{k}" for k in range(count))
+    outputs = ", ".join(f'"+f"(d[{k}])' for k in range(count))
+    return (
+        f'DEV void multiply_by_group(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{registers}}}, {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1;}}"\n'
+        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));\n}}\n'
+    )
+
+
 def multiply(n: int, mma: str, across: tuple[bool, bool] = (False, False)) -> str:
     """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`. across: operands that are contiguous along their rows."""
     count = n // 2

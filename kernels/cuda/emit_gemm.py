@@ -108,7 +108,7 @@ def _by_steps(r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch
     lanes: dict[Any, float] = _lanes.prices(r, m, n, k, batch, a, b, y)
 
     def price(t: Any, cost: float) -> Any:
-        if isinstance(t, _costs.Tile) and t.terms != 1 and batch * m * n * k < _FEW_PRODUCTS:
+        if isinstance(t, _costs.Tile) and t.terms != 1 and not t.grouped and batch * m * n * k < _FEW_PRODUCTS:
             return _costs.steps_cost(t, r, m, n, k, batch, a, b, y)
         return _BESIDE * cost if isinstance(t, _flat.FlatTile) else cost
 

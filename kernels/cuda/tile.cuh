@@ -1,8 +1,8 @@
 // One output tile of y[m, n] = epilogue(alpha * sum_k A[m, k] * B[n, k]) per block: products of matrices, convolutions and transposed
-// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; products are those of tensor cores (mma.sync), or FFMA's for f32 with TERMS = 0.
+// convolutions as implicit GEMM. Copies are asynchronous and STAGES deep; products are those of tensor cores (mma.sync, of f32 wgmma too), or FFMA's for f32 with TERMS = 0.
 //
 // The generator defines: T, BM, BN, WARPS_M, WARPS_N, WARPS_K (f32: warps that share a stage's k), STAGES, SPLIT, CLUSTER, SOURCE (kMatrix, kConv), A_BYTES, B_BYTES, A_TRANS, B_TRANS, A_GATHER, B_GATHER, A_WHOLE, B_WHOLE (each copy has all of its elements or none),
-// Y_VECTOR, Y_EACH (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of f32), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
+// Y_VECTOR, Y_EACH (elements at multiples of which rows of y begin and end, 1, 2, 4 or 8), LAUNCH_BOUNDS, TERMS (of f32), GROUPED, LATE (`tile_wgmma.cuh`), AHEAD (of f32 without tensor cores), Y_FLAT (of convolutions), TO_BATCH (of matrices) and the epilogue (struct Epilogue, finish).
 
 #if SPLIT > 1 && CLUSTER
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -206,7 +206,7 @@ constexpr bool kTransposed = TRANSPOSED;
 #endif
 
 extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMETERS) {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(GROUPED ? 1024 : 128) char shared[];
   const u32 base = shared_address(shared);
   const int part = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile = blockIdx.x / SPLIT;
   // Eight tile rows at a time go through all columns: their operands stay in L2.
@@ -269,12 +269,14 @@ extern "C" __global__ void __launch_bounds__(LAUNCH_BOUNDS) product_tile(PARAMET
 #endif
   wait_for_producers();
   Accumulator sum;
-#if IS_F32
+#if IS_F32 && !GROUPED
 again:
 #endif
-  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS ? 1 : STAGES - 1;  // what goes through registers takes many instructions; `again` saves registers
+  // Stages that are copied ahead: where products of the step before are still read (LATE), one less.
+  constexpr int DISTANCE = STAGES - 1 - LATE;
+  constexpr int UNROLLED = A_BYTES == 2 || B_BYTES == 2 || TERMS ? 1 : DISTANCE;  // what goes through registers takes many instructions; `again` saves registers
 #pragma unroll UNROLLED
-  for (int s = 0; s < STAGES - 1; s++) {
+  for (int s = 0; s < DISTANCE; s++) {
     if (s < count) {
       READ((begin + s) * BK);
       LOAD_LEFT(base + s * STAGE, (begin + s) * BK);
@@ -285,11 +287,11 @@ again:
     copy_commit();
   }
   sum.clear();
-  int slot = 0, target = STAGES - 1;
+  int slot = 0, target = DISTANCE;
   for (int s = 0; s < count; s++) {
-    copy_wait<STAGES - 2>();
+    copy_wait<DISTANCE - 1>();
     __syncthreads();
-    const int next = s + STAGES - 1;
+    const int next = s + DISTANCE;
     if (next < count) {
       READ((begin + next) * BK);
       LOAD_LEFT(base + target * STAGE, (begin + next) * BK);
@@ -297,16 +299,41 @@ again:
       ADVANCE;
     }
     copy_commit();
+#if GROUPED
+    sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE, base + STAGES * STAGE + s % (1 + LATE) * PARTS_BYTES);
+#else
     sum.multiply(base + slot * STAGE, base + slot * STAGE + A_STAGE);
+#endif
     if (next < count) {
       WRITE(base + target * STAGE, (begin + next) * BK);
     }
     if (++slot == STAGES) slot = 0;
     if (++target == STAGES) target = 0;
   }
+#if GROUPED && LATE
+  sum.finish();
+#endif
   copy_wait<0>();
   __syncthreads();
-#if IS_F32
+#if GROUPED
+  if (sum.again()) {
+#if SOURCE == 1
+    image.start(begin * BK);
+#endif
+    sum.clear();
+#pragma unroll 1
+    for (int s = begin; s < end; s++) {
+      LOAD_LEFT(base, s * BK);
+      LOAD_RIGHT(base, s * BK);
+      ADVANCE;
+      copy_commit();
+      copy_wait<0>();
+      __syncthreads();
+      sum.WarpSums::multiply(base, base + A_STAGE);
+      __syncthreads();
+    }
+  }
+#elif IS_F32
   if (TERMS && sum.again()) {
 #if SOURCE == 1
     image.start(begin * BK);

@@ -10,7 +10,9 @@ constexpr bool SIMT = sizeof(T) == 4;
 constexpr int A_STAGE = BM * 128, STAGE = (BM + BN) * 128;
 constexpr int PITCH = BN + 8;  // floats per row of the staged accumulators
 
+#if !GROUPED
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+#endif
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // The first `bytes` of 16 (or 8, 4) come from `from`; the rest is zero.

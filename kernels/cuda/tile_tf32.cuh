@@ -4,7 +4,7 @@
 
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
 // Of an operand that lies line by line of k, a thread reads that many neighbours at a time: they are the same row of so many fragments, and rows of the product are in that order.
-constexpr int A_WIDE = MT % 2 ? 2 : 4, B_WIDE = NT % 4 ? 2 : 4;
+constexpr int A_WIDE = MT % 2 ? 2 : 4, B_WIDE = GROUPED ? 1 : NT % 4 ? 2 : 4;
 static_assert(WM % 16 == 0 && WN % 16 == 0 && 4 % WARPS_K == 0, "whole fragments");
 
 // The multiple that truncation, which is how tensor cores take an element, turns into the nearest number of 11 bits or the next one; exact elements stay exact.
@@ -40,11 +40,13 @@ template <bool FIRST> DEV void multiply_add(float (&sum)[4], u32 a0, u32 a1, u32
 template <int WIDE> DEV void read_line(u32 (&r)[WIDE], u32 from) {
   if constexpr (WIDE == 4)
     asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-  else
+  else if constexpr (WIDE == 2)
     asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+  else
+    asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(r[0]) : "r"(from) : "memory");
 }
 
-struct Accumulator {
+struct WarpSums {
   float v[MT][NT][4];
   bool careful = false;
   struct Fragments { u32 a[MT][4], b[NT][2]; };
@@ -57,6 +59,10 @@ struct Accumulator {
   METHOD int column(int j, int at) const { return B_TRANS ? j / B_WIDE * (8 * B_WIDE) + at * B_WIDE + j % B_WIDE : j * 8 + at; }
   // Eight k of a stage, of which step `kk` has those from 8 * kk on.
   METHOD void read(Fragments& f, u32 a, u32 b, int kk) const {
+    read_a(f.a, a, kk);
+    read_b(f.b, b, kk);
+  }
+  METHOD void read_a(u32 (&fa)[MT][4], u32 a, int kk) const {
     const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, turn = lane % 4 * 8;
     if (A_TRANS) {
 #pragma unroll
@@ -66,15 +72,18 @@ struct Accumulator {
           u32 r[A_WIDE];
           read_line(r, a + ((k + h * 4) * BM + ((row0() + (i * 8 + at) * A_WIDE) ^ turn)) * 4);
 #pragma unroll
-          for (int e = 0; e < A_WIDE; e++) f.a[i * (A_WIDE / 2) + e / 2][h * 2 + e % 2] = r[e];
+          for (int e = 0; e < A_WIDE; e++) fa[i * (A_WIDE / 2) + e / 2][h * 2 + e % 2] = r[e];
         }
     } else {
 #pragma unroll
       for (int i = 0; i < MT; i++) {
         const int r = row0() + i * 16 + lane % 16, c = kk * 2 + lane / 16;
-        ldmatrix(f.a[i], a + r * 128 + ((c ^ (r & 7)) << 4));
+        ldmatrix(fa[i], a + r * 128 + ((c ^ (r & 7)) << 4));
       }
     }
+  }
+  METHOD void read_b(u32 (&fb)[NT][2], u32 b, int kk) const {
+    const int lane = threadIdx.x % 32, at = lane / 4, k = kk * 8 + lane % 4, turn = lane % 4 * 8;
     if (B_TRANS) {
 #pragma unroll
       for (int j = 0; j < NT / B_WIDE; j++)
@@ -83,7 +92,7 @@ struct Accumulator {
           u32 r[B_WIDE];
           read_line(r, b + ((k + h * 4) * BN + ((column0() + (j * 8 + at) * B_WIDE) ^ turn)) * 4);
 #pragma unroll
-          for (int e = 0; e < B_WIDE; e++) f.b[j * B_WIDE + e][h] = r[e];
+          for (int e = 0; e < B_WIDE; e++) fb[j * B_WIDE + e][h] = r[e];
         }
     } else {
 #pragma unroll
@@ -91,7 +100,7 @@ struct Accumulator {
         const int r = column0() + j * 8 + lane / 16 * 8 + lane % 8, c = kk * 2 + lane / 8 % 2;
         u32 q[4];
         ldmatrix(q, b + r * 128 + ((c ^ (r & 7)) << 4));
-        f.b[j][0] = q[0], f.b[j][1] = q[1], f.b[j + 1][0] = q[2], f.b[j + 1][1] = q[3];
+        fb[j][0] = q[0], fb[j][1] = q[1], fb[j + 1][0] = q[2], fb[j + 1][1] = q[3];
       }
     }
   }
@@ -136,7 +145,7 @@ struct Accumulator {
   }
   METHOD void multiply(u32 a, u32 b) {
     constexpr int STEPS = 4 / WARPS_K;
-    if (careful) {
+    if (GROUPED || careful) {
 #pragma unroll 1
       for (int s = 0; s < STEPS; s++) {
         Fragments f;
@@ -185,3 +194,6 @@ struct Accumulator {
     if (WARPS_K > 1) join_groups(to);
   }
 };
+#if !GROUPED
+using Accumulator = WarpSums;
+#endif

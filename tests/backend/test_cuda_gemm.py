@@ -349,7 +349,7 @@ def test_f32_on_tensor_cores() -> None:
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     product = cuda.part("_product")
     r = gemm(DType.F32, 67, 131, 257)
-    for t in cuda.part("_tile_costs").tiles(DType.F32, tf32=True):
+    for t in cuda.part("_tile_costs").tiles(DType.F32, tf32=True, arch=90):
         if t.terms:
             assert t in product.prices(67, 131, 257, 1, replace(r, tf32=True)) and (t.terms == 3) == (t in product.prices(67, 131, 257, 1, r))
             monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
