@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,13 +15,14 @@ from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, rounding, stored, value
 from benchmarks.cuda_cases_product import ACTIVATIONS, Rng, bounded, case_of, drawn, filled, silu, with_tile
 from benchmarks.cuda_conv_shapes import Conv, pitch
+from benchmarks.cuda_driver import device
 from tracea_onnx import registry
 from tracea_onnx.families import bundled_groups
 from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _backend = registry.module("kernels", "cuda")
-_wgmma, _split = (_backend.part(f"_{name}") for name in ("wgmma", "split"))
+_wgmma, _split, _costs, _fold = (_backend.part(f"_{name}") for name in ("wgmma", "split", "tile_costs", "fold"))
 
 
 def _windows(v: Conv, x: Array) -> Iterator[tuple[int, int, Array]]:
@@ -170,6 +172,10 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         for tile in (*tiles, *windows):
             yield with_tile(conv(rng, v, dtype), tile)
     yield with_tile(conv(rng, Conv(2, 192, 9, 7, 192, groups=2, res_mode=1), F16), hopper(64, 128, True, 2))
+    if device()[0] == 90:
+        for t in _costs.tiles(F32, arch=90):
+            if t.grouped:
+                yield with_tile(conv(rng, Conv(2, 36, 9, 7, 70, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", res_mode=1), F32), t)
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3)), F16)
     yield conv(rng, Conv(2, 3, 33, 35, 20, (7, 7), (2, 2), one, (3, 3, 3, 3), planes=True), F16)
     yield conv(rng, Conv(1, 3, 17, 19, 40, (3, 3), (1, 1), one, (0, 0, 1, 1), planes=True, act="silu"), BF16)
@@ -188,6 +194,11 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     yield conv(rng, Conv(1, 61, 5, 7, 31, (1, 1), (2, 2), one, none), F16)
     yield conv(rng, Conv(1, 5, 6, 5, 7, (3, 3), (2, 3), (1, 2), (1, 0, 0, 1), transposed=True, extra=(1, 2)), F16)
     yield conv(rng, Conv(1, 16, 6, 6, 16, groups=4, transposed=True, stride=(3, 3)), F32)
+    if device()[0] >= 90:
+        for width, channels in ((2, 1), (4, 3), (8, 19)):
+            v = Conv(2, 33, 5, 6, channels, (5, 4), (2, 3), (1, 1), (1, 0, 2, 1), transposed=True, extra=(1, 2), act="silu", kinds=(0, 1, 3))
+            yield with_tile(conv(rng, v, F32), _fold.Folded(_costs.tiles(F32)[-1], width))
+            yield with_tile(conv(rng, replace(v, kernel=(2, 2), kinds=None, res_mode=1, extra=(0, 0)), F32), _fold.Folded(_costs.tiles(F32)[-1], width))
     turned = Conv(2, 136, 7, 9, 72, (4, 4), (2, 2), one, (1, 1, 1, 1), transposed=True)
     for tile in (split(64, 64, False), split(64, 40, True, 4), split(128, 64, True, 2, 2, 1), split(128, 72, False, 1, 1, 2)):
         yield with_tile(conv(rng, turned, F16), tile)

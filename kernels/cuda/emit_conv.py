@@ -19,7 +19,7 @@ _backend = registry.module("kernels", "cuda")
 _product, _costs, _epilogue, _gemm = (_backend.part(n) for n in ("_product", "_tile_costs", "_epilogue", "emit_gemm"))
 _wgmma, _split, _few, _first, _stem, _window = (_backend.part(name) for name in ("_wgmma", "_split", "_few", "_first", "_stem", "_window"))
 _bundles, _depthwise, _turned, _narrow = (_backend.part(name) for name in ("_bundles", "_depthwise", "_turned", "_narrow"))
-_patch, _slab = _backend.part("_patch"), _backend.part("_slab")
+_patch, _slab, _fold = (_backend.part(name) for name in ("_patch", "_slab", "_fold"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")
 #: Input channels below which tiles that copy no more of them may be better than tensor copies of 64; how much slower these are than their price at least, in clocks
 #: too.
@@ -122,6 +122,8 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             costs |= _window.prices(r, size, maps) | _slab.prices(r, size)
         if g > 1 or not maps or ic < _NARROW:
             costs |= tiles(size)
+        if transposed:
+            costs |= _fold.prices(r)
         return costs | _narrow.prices(r, transposed, size * phases) | _patch.prices(r, transposed, size * phases)
 
     kernels: list[Kernel] = []
@@ -137,6 +139,9 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
             continue
         if isinstance(tile, _slab.SlabTile):
             kernels.append(_slab.convolution(r, tile, active))
+            continue
+        if isinstance(tile, _fold.Folded):
+            kernels += _fold.convolution(r, tile, active)
             continue
         if isinstance(tile, (_narrow.NarrowTile, _patch.PatchTile)):
             kernels.append(_of(tile).convolution(r, tile, transposed, active))

@@ -212,10 +212,18 @@ def matmul(r: Request) -> list[Kernel]:
                 moved |= {f"{c.operand}_{'k' if how.trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
             after = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
             copy, places = _align.kernel(r, copies, b0, b1, active), {c.operand: f"scratch{j}" for j, c in enumerate(copies)}
-            kernels += [copy, *_align.redirected(_strided(after, tile.tile, moved, active), places, copy.scratch)]
+            kernels += [copy, *_align.redirected(strided(after, tile.tile, moved, active), places, copy.scratch)]
         else:
-            kernels += _strided(r, tile, i, active)
+            kernels += strided(r, tile, i, active)
     return kernels
+
+
+def tile_prices(r: Request, m: int, n: int, k: int) -> dict[Any, float]:
+    """Clocks of the tiles for one product of f32 matrices whose k is contiguous, as `matmul` has it."""
+    i = r.ints
+    a, b = _product.access(r, "a", i["a_m"], 1), _product.access(r, "b", i["b_n"], 1)
+    y = _epilogue.vector(r, "y", (i["ldy"],))
+    return _by_steps(r, _product.prices(m, n, k, 1, r, odd=_product.odd(r, a, b, y), split=r.arch >= 90), m, n, k, 1, a, b, y)
 
 
 def _copies(r: Request, i: dict[str, DimLike], a: Any, b: Any, most: int) -> list[Any]:
@@ -227,7 +235,7 @@ def _copies(r: Request, i: dict[str, DimLike], a: Any, b: Any, most: int) -> lis
     ]  # fmt: skip
 
 
-def _strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
+def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> list[Kernel]:
     """The kernels of `matmul` with strides `i`."""
     m, n, b0, b1 = (r.ints[name] for name in ("M", "N", "B0", "B1"))
     a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))

@@ -219,3 +219,35 @@ def test_patches_need_hopper_and_aligned_pixels() -> None:
     others = _request(v), _request(v, F16, 80), _request(v, F16, x_cs=28), _request(Shape(1, 48, 9, 9, 48, groups=2), F16)
     assert not any(patch.applies(r, transposed=False) for r in others)
     assert not patch.applies(_request(Shape(1, 24, 9, 9, 24, stride=(2, 2), transposed=True), F16), transposed=True)
+
+
+@pytest.mark.parametrize(
+    ("v", "width"),
+    [
+        (Shape(2, 16, 5, 6, 1, (8, 8), (4, 4), pad=(2, 2), transposed=True), 2), (Shape(1, 24, 6, 5, 19, (5, 4), (2, 3), pad=(1, 0), transposed=True), 8),
+        (Shape(3, 9, 4, 3, 6, (2, 3), (3, 2), pad=(0, 0), transposed=True), 4), (Shape(1, 9, 7, 7, 11, (3, 3), pad=(1, 1), transposed=True), 2),
+    ],
+)  # fmt: skip
+def test_products_of_all_taps_are_folded(tmp_path: Path, v: Shape, width: int) -> None:
+    fold, r, rng = cuda.part("_fold"), _request(v), np.random.default_rng(0)
+    tile = cuda.part("_tile_costs").tiles(F32)[-1]
+    *first, last = fold.convolution(r, fold.Folded(tile, width), 1)
+    check_kernels([*first, last], 90)
+    assert [k.symbol for k in first] == ["product_tile"] and first[0].scratch == last.scratch
+    x, w = rng.standard_normal((v.n, v.c, v.h, v.w)).astype(np.float32), rng.standard_normal((1, v.oc, v.c, *v.kernel)).astype(np.float32)
+    each = np.einsum("nchw,ocij->nhwoij", x, w[0]).reshape(v.n * v.h * v.w, -1)
+    products = np.full((len(each), last.scratch[0] // 4 // len(each)), np.nan, np.float32)
+    products[:, : each.shape[1]] = each
+    bias = np.pad(rng.standard_normal(v.oc).astype(np.float32), (0, -v.oc % 32))
+    y = cuda_host.aligned(np.full((v.n, *v.out, -(-v.oc // 8) * 8 + 8), np.nan, np.float32))
+    cuda_host.run(last, {"scratch0": cuda_host.aligned(products), "bias": cuda_host.aligned(bias), "y": y}, tmp_path)
+    np.testing.assert_allclose(y[..., : v.oc].transpose(0, 3, 1, 2), _want(v, x, w) + bias[: v.oc, None, None], atol=1e-3)
+    assert np.isnan(y[..., v.oc :]).all()
+
+
+def test_large_transposed_convolutions_of_few_outputs_are_folded() -> None:
+    v = Shape(7, 351, 16, 56, 1, (8, 8), (4, 4), pad=(2, 2), transposed=True)
+    assert [k.symbol for k in cuda.emit(_request(v))] == ["product_tile", "fold"]
+    for more in ({"arch": 80}, {"N": symbol("n")}, {"DH": 2}):
+        assert "fold" not in {k.symbol for k in cuda.emit(_request(v, **more))}
+    assert "fold" not in {k.symbol for k in cuda.emit(_request(v, F16))}
