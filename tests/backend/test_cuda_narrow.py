@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +251,6 @@ def test_large_transposed_convolutions_of_few_outputs_are_folded() -> None:
     for more in ({"arch": 80}, {"N": symbol("n")}, {"DH": 2}):
         assert "fold" not in {k.symbol for k in cuda.emit(_request(v, **more))}
     assert "fold" not in {k.symbol for k in cuda.emit(_request(v, F16))}
+    fold, tile, r = cuda.part("_fold"), cuda.part("_tile_costs").tiles(F32)[-1], _request(v, res_mode=2)
+    for width in (2, 4, 8):
+        compile_kernels(fold.convolution(replace(r, operands=r.operands | {"res"}), fold.Folded(tile, width), 1), 90)
