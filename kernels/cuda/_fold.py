@@ -36,7 +36,8 @@ def _inner(r: Request) -> Request:
     ints: dict[str, DimLike] = {"B0": 1, "B1": 1, "M": rows, "N": columns, "K": channels, "a_m": i["x_cs"], "a_k": 1, "b_n": _product.channels(r, channels), "b_k": 1}
     ints |= dict.fromkeys(("ldy", "ldr"), -(-columns // 4) * 4) | dict.fromkeys(("a_0", "a_1", "b_0", "b_1", "y_0", "y_1", "r_0", "r_1"), 0)
     unaligned = frozenset(to for o, to in (("x", "a"), ("w", "b")) if o in r.unaligned)
-    return replace(r, family="matmul", ints=ints, floats={"alpha": 1.0}, program=None, operands=frozenset("aby"), unaligned=unaligned, constant=frozenset("b"))
+    constant = frozenset("b" if "w" in r.constant else "")
+    return replace(r, family="matmul", ints=ints, floats={"alpha": 1.0}, program=None, operands=frozenset("aby"), unaligned=unaligned, constant=constant)
 
 
 def applies(r: Request) -> bool:
