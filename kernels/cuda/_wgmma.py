@@ -279,25 +279,25 @@ def product(
     return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
 
 
+def _multiply(name: str, n: int, k: int, mma: str, operands: tuple[str, ...], given: str, more: str) -> str:
+    """A function of sum[64 x n] and these parameters, `given` to wgmma in that order; more: its further constants."""
+    count = n // 2
+    results = ", ".join(f"%{i}" for i in range(count))
+    places = given.format(*(f"%{count + i}" for i in range(len(operands))))
+    outputs, inputs = ", ".join(f'"+f"(d[{i}])' for i in range(count)), ", ".join(operands)
+    parameters = "const u32 (&a)[4]" if len(operands) > 2 else "u64 a"
+    return (
+        f'DEV void {name}(float (&d)[{count}], {parameters}, u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + len(operands)}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{mma}.{mma} {{{results}}}, {places}, p, 1, 1{more};}}"\n    : {outputs} : {inputs}, "r"(add));\n}}\n'
+    )
+
+
 def multiply_tf32(n: int) -> str:
     """`multiply_by_group(sum, a, b, add)`: sum[64 x n] = a b^T of eight k, a in registers, plus sum where `add`."""
-    count = n // 2
-    registers = ", ".join(f"%{k}" for k in range(count))
-    outputs = ", ".join(f'"+f"(d[{k}])' for k in range(count))
-    return (
-        f'DEV void multiply_by_group(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 5}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 {{{registers}}}, {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, p, 1, 1;}}"\n'
-        f'    : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));\n}}\n'
-    )
+    operands = (*(f'"r"(a[{i}])' for i in range(4)), '"l"(b)')
+    return _multiply("multiply_by_group", n, 8, "tf32", operands, "{{{0}, {1}, {2}, {3}}}, {4}", "")
 
 
 def multiply(n: int, mma: str, across: tuple[bool, bool] = (False, False)) -> str:
     """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`. across: operands that are contiguous along their rows."""
-    count = n // 2
-    registers = ", ".join(f"%{k}" for k in range(count))
-    outputs = ", ".join(f'"+f"(d[{k}])' for k in range(count))
-    return (
-        f'DEV void multiply(float (&d)[{count}], u64 a, u64 b, int add) {{\n  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{count + 2}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{mma}.{mma} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, {int(across[0])}, {int(across[1])};}}"\n'
-        f'    : {outputs} : "l"(a), "l"(b), "r"(add));\n}}\n'
-    )
+    return _multiply("multiply", n, 16, mma, ('"l"(a)', '"l"(b)'), "{0}, {1}", f", {int(across[0])}, {int(across[1])}")
