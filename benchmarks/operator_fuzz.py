@@ -28,8 +28,8 @@ from benchmarks.isolate import Lost, run_each
 KINDS = {**operator_draws.KINDS, **operator_draws_move.KINDS, **operator_draws_chain.KINDS}
 #: Of a result's largest value: sums of thousands of products, in any order.
 _SINGLE = 2e-4
-#: What rounding leaves where values of the order of one cancel.
-_NOISE = 2e-5
+#: What rounding leaves where values of the order of one cancel, of fp32 and of fp16.
+_NOISE = (2e-5, 4e-3)
 _STEEP = ("Mod", "ReduceProd")
 
 
@@ -72,10 +72,10 @@ def rounded(value: Any) -> Any:
     return value.astype(np.float16).astype(np.float32) if value.dtype == np.float32 else value
 
 
-def _negligible(want: Any, got: Any) -> bool:
+def _negligible(want: Any, got: Any, narrow: bool) -> bool:
     """Whether what lies between them is the rounding of values of the order of one."""
     a, b = np.asarray(want), np.asarray(got)
-    return bool(a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.isfinite(a).all() and np.abs(a - b).max(initial=0) < _NOISE)
+    return bool(a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.isfinite(a).all() and np.abs(a - b).max(initial=0) < _NOISE[narrow])
 
 
 def _other(given: dict[str, Any], sizes: Sequence[int | None], random: Random) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def _other(given: dict[str, Any], sizes: Sequence[int | None], random: Random) -
     return out
 
 
-def _apart(want: list[Any], got: list[Any]) -> float:
+def _apart(want: list[Any], got: list[Any], narrow: bool) -> float:
     got = [g.astype(np.float32) if g.dtype == np.float16 else g for g in got]
-    return 0.0 if all(map(_negligible, want, got)) else difference(want, got)
+    return 0.0 if all(_negligible(a, b, narrow) for a, b in zip(want, got, strict=True)) else difference(want, got)
 
 
 def _compare(peer: Any, made: Any, fed: dict[str, Any], narrow: bool, sizes: Sequence[int | None], random: Random) -> float:
@@ -103,14 +103,14 @@ def _compare(peer: Any, made: Any, fed: dict[str, Any], narrow: bool, sizes: Seq
 
     want, worst = peer.run(None, fed), 0.0
     for _ in range(2):
-        worst = max(worst, _apart(want, run(fed)))
+        worst = max(worst, _apart(want, run(fed), narrow))
         other = _other(fed, sizes, random)
         try:
             expected = peer.run(None, other)
         except Exception:  # sizes that the graph does not take
             continue
-        worst = max(worst, _apart(expected, run(other)))
-    return max(worst, _apart(want, run(fed)))
+        worst = max(worst, _apart(expected, run(other), narrow))
+    return max(worst, _apart(want, run(fed), narrow))
 
 
 def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool = False) -> Outcome:
@@ -140,8 +140,8 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
         made = session(tried, provider=True, everything=True, backend=backend)
         ours, nodes = assigned(made)
         symbolic = any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim)
-        # Of reductions of nothing along axes counted from the end ONNX Runtime gives other shapes than ONNX.
-        empty = not any(n.op_type.startswith(("Reduce", "Arg")) for n in model.graph.node)
+        # Of reductions of nothing along axes counted from the end ONNX Runtime gives other shapes than ONNX, and the TopK of 1.30 divides by the number of rows.
+        empty = not any(n.op_type.startswith(("Reduce", "Arg", "TopK")) for n in model.graph.node)
         apart = _compare(peer, made, fed, half, (None, 1, 2, 5, 17, 64, 0)[: 6 + empty] if symbolic else (None,), Random(seed))
     except Exception as e:  # the report names every kind of failure
         text = " ".join(str(e).splitlines())[:300]
