@@ -209,7 +209,9 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
         return D.maximum(D.mul(tiles, work), delay)
 
     rest = D.mod(count, form.blocks)
-    last = D.select(D.less(form.blocks, D.mul(rest, 2)), together(form.blocks), together(rest))  # more than half of its blocks: somewhere it is all of them
+    # Of more than half of its blocks, or of half behind the first round of short heads: somewhere it is all of them.
+    half = D.mul(D.less(form.blocks, count), D.less(count, 2 * form.blocks)) if p.widest <= 64 and not p.causal else 0
+    last = D.select(D.less(form.blocks, D.add(D.mul(rest, 2), half)), together(form.blocks), together(rest))
     cost = D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
     percent = _slower(p, form)
     return D.floordiv(D.mul(cost, percent), 100) if percent != 100 else cost
