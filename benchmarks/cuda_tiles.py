@@ -36,7 +36,8 @@ def window_tiles(r: Request, steps: int) -> list[Any]:
 def slab_tiles(r: Request) -> list[Any]:
     """Some tiles of the kernel for convolutions of stride 1 whose weights do not, of each height and each split."""
     found = list(registry.module("kernels", "cuda").part("_slab").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
-    return [*{(t.blocks, t.stack, t.slabs): t for t in found if t.split == 1}.values(), *{t.split: t for t in found if t.split > 1}.values()]
+    alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.split == t.share == 1}
+    return [*alone.values(), *{(t.split, t.share): t for t in found if t.split > 1 or t.share > 1}.values()]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
@@ -82,7 +83,7 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "swap"):
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
     if hasattr(t, "stack"):
-        return f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} split{t.split}"
+        return f"slab {t.rows} rows of {t.stack} blocks{t.blocks} x{t.columns} slabs{t.slabs} split{t.split} share{t.share}"
     if hasattr(t, "slab"):
         return f"window {t.rows} rows x{t.columns}"
     if hasattr(t, "beside"):

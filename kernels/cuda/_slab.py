@@ -17,18 +17,21 @@ _backend = registry.module("kernels", "cuda")
 _blocks, _bundles, _epilogue, _split, _wgmma = (_backend.part(name) for name in ("_blocks", "_bundles", "_epilogue", "_split", "_wgmma"))
 #: Sums of a thread at most, stages of weights at least and at most, blocks that divide the steps.
 _SUMS, _FEWEST, _MOST, _SPLITS = 128, 3, 16, (1, 2, 3, 4, 6, 8)
-#: The cost model, fitted to measurements on an H200. Clocks to start, of what wgmma should take for 64 rows (bound by shared memory with few columns), until a copy
-#: comes (of weights, of the first slab), to finish 64 x 64 results, more with an activation that needs the special functions, after each tile, of a cluster, for a
-#: float exchanged; bytes a clock from L2; clocks to copy 64 channels of a pixel and of a filter whose rows begin at multiples of so many elements.
-_START, _WGMMA, _LATENCY, _FILL, _PANEL, _SMOOTH, _EDGE, _CLUSTER, _FLOAT = 2200.0, 1.085, 2580.0, 700.0, 880.0, 230.0, 600.0, 2500.0, 0.455
-_CHIP_BYTES, _NEVER = 6400.0, 1e12
-_COPIES = {64: (0.0, 0.75), 16: (1.95, 3.4), 8: (3.25, 4.8)}
+_FEW = 32  # outputs; with less was not measured
+#: The cost model, fitted to measurements on an H200 (766 of 133 shapes). Clocks to start, of what wgmma should take for 64 rows (bound by shared memory with few
+#: columns), of a step beside its products, at least, and until a copy of weights comes; to finish 64 x 64 results, more with an activation that needs the special
+#: functions, after each tile, of a cluster that divides the steps, for a float exchanged, of a cluster that shares weights; bytes a clock from L2; what share of a
+#: copy the second block takes on; how many times its clocks a tile costs beside those of im2col, which are rather too many there.
+_START, _WGMMA, _STEP, _LEAST, _LATENCY, _PANEL, _SMOOTH, _EDGE = 2400.0, 1.05, 24.0, 325.0, 1300.0, 915.0, 140.0, 250.0
+_CLUSTER, _FLOAT, _SHARED, _CHIP_BYTES, _SHARED_COPY, _BESIDE, _NEVER = 2600.0, 0.555, 400.0, 6400.0, 0.6, 1.06, 1e12
+#: Clocks to copy 64 channels of a pixel and of a filter whose rows begin at multiples of so many elements.
+_COPIES = {64: (3.1, 0.75), 16: (4.7, 2.9), 8: (4.7, 4.95)}
 
 
 @dataclass(frozen=True)
 class SlabTile:
     """Rows of the output and width of the padded input, images; blocks of 64 pixels; output channels; bytes of a slab, slabs, bytes that a tile reads behind the
-    last one; blocks of a cluster that divide the steps."""
+    last one; blocks of a cluster that divide the steps, and that share copies of weights."""
 
     rows: int
     width: int
@@ -39,6 +42,7 @@ class SlabTile:
     slabs: int
     behind: int
     split: int = 1
+    share: int = 1
 
     @property
     def stages(self) -> int:
@@ -107,12 +111,13 @@ def candidates(r: Request) -> list[SlabTile]:
                 tile = SlabTile(rows, width, stack, blocks, columns, slab, slabs, behind)
                 if tile.fits:
                     tiles += [t for t in (replace(tile, split=s) for s in splits) if t.fits and t.split * 4 <= max(steps, 4)]
+                    tiles.append(replace(tile, share=2))
                     break
     return tiles
 
 
 def prices(r: Request, m: int) -> dict[SlabTile, float]:
-    costs = {t: tile_cost(t, r, m) for t in candidates(r)}
+    costs = {t: tile_cost(t, r, m) for t in candidates(r) if int(r.ints["OC"]) >= _FEW}
     return {t: cost for t, cost in costs.items() if cost < _NEVER}
 
 
@@ -121,7 +126,7 @@ def tile_cost(t: SlabTile, r: Request, m: int) -> float:
     i, high, oc, taps = r.ints, r.ints["OH"], int(r.ints["OC"]), int(r.ints["KH"]) * int(r.ints["KW"])
     rows_m = m / int(i["OW"])
     stacks = -(-rows_m // (high * t.stack)) * -(-high // t.rows) if isinstance(high, int) else rows_m / t.rows
-    tiles = stacks * -(-oc // t.columns)
+    tiles = -(-stacks // t.share) * t.share * -(-oc // t.columns)
     if t.split > 1 and tiles * t.split > _split.slots(t.split, 1, r.sms):
         return _NEVER
     products = -(-int(i["IC"]) // 16)
@@ -129,16 +134,15 @@ def tile_cost(t: SlabTile, r: Request, m: int) -> float:
     pixel, filters = _copied(i["x_cs"])[0], _copied(int(i["IC"]))[1]
     pixels = t.stack * (t.rows + (int(i["KH"]) - 1) * int(i["DH"])) * t.width
     one = t.blocks * max(t.columns / 2, 16 + t.columns / 4) * _WGMMA
-    copies = max(t.columns * filters + pixels * pixel / taps, _LATENCY / t.stages)
-    steps = taps / t.split * ((chunks - 1) * max(4 * one, copies) + max((products - 4 * (chunks - 1)) * one, copies))
-    fill = pixels * pixel + _FILL
-    slabs = -(-chunks // t.split)
-    bytes_read = (slabs * pixels + taps * chunks / t.split * t.columns) * 128
+    copies = max(t.columns * filters / (1 + _SHARED_COPY * (t.share - 1)) + pixels * pixel / taps, _LATENCY / t.stages, _LEAST)
+    steps = taps / t.split * ((chunks - 1) * max(4 * one + _STEP, copies) + max((products - 4 * (chunks - 1)) * one + _STEP, copies))
+    fill, slabs = pixels * pixel, -(-chunks // t.split)
+    bytes_read = (slabs * pixels + taps * chunks / t.split * t.columns / t.share) * 128
     body = max(steps + fill * slabs * (t.slabs == 1), min(tiles * t.split, r.sms) * bytes_read / _CHIP_BYTES)
     finish = t.blocks * t.columns / 64 * (_PANEL + _SMOOTH * _blocks.dear(r)) + _EDGE
     if t.split > 1:
         finish = finish / t.split + _CLUSTER + t.blocks * 64 * t.columns * (t.split - 1) / t.split * _FLOAT
-    return float(_START + fill + -(-tiles * t.split // r.sms) * (body + finish))
+    return float(_BESIDE * (_START + _SHARED * (t.share - 1) + fill + -(-tiles * t.split // r.sms) * (body + finish)))
 
 
 def _copied(pitch: DimLike) -> tuple[float, float]:
@@ -152,7 +156,7 @@ def convolution(r: Request, tile: SlabTile, active: DimLike) -> Kernel:
     strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
     maps = (
         ("map_x", TensorMap(Pointer("x"), r.dtype, (ic, i["IW"], i["IH"], i["N"]), strides, (64, tile.width, height, tile.stack))),
-        ("map_w", TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns))),
+        ("map_w", TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, tile.columns // tile.share))),
     )
     epi = _epilogue.epilogue(replace(r, ints={**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}), (i.get("r_cs", 0),), width=2)
     parameters: list[tuple[str, str, Argument]] = [("const __grid_constant__ TensorMap", n, v) for n, v in maps]
@@ -164,12 +168,13 @@ def convolution(r: Request, tile: SlabTile, active: DimLike) -> Kernel:
     constants |= {"CHUNKS": chunks, "LAST": -(-(ic - 64 * (chunks - 1)) // 16), "WIDTH_IN": tile.width, "TILE_H": tile.rows, "STACK": tile.stack}
     constants |= {"PER": tile.blocks // tile.stack, "BN": tile.columns, "STAGES": tile.stages, "SLABS": tile.slabs, "BEHIND": tile.spare}
     text = "\n".join([
-        prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define SPLIT {tile.split}", f"#define PARAMETERS {declared(r, parameters)}",
+        prelude(r.dtype), "#define IS_F32 0", "#define SOURCE 2", "#define Y_VECTOR 1", f"#define SPLIT {tile.split}",
+        f"constexpr int SHARE = {tile.share};", f"#define PARAMETERS {declared(r, parameters)}",
         f"#define EPILOGUE_ARGUMENTS {epi.arguments}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
         f"constexpr bool EARLY = {int('w' in r.constant)}, WHOLE_CHUNKS = {int(oc % 8 == 0)};",
         _bundles.constants(), _wgmma.multiply(tile.columns, "f16" if r.dtype == DType.F16 else "bf16"), epi.source,
         _backend.template("hopper"), _backend.template("tma"), _backend.template("clusters"), _backend.template("chunks"), _backend.template("slab"),
     ])  # fmt: skip
-    tiles = D.product([D.ceildiv(i["N"], tile.stack), D.ceildiv(i["OH"], tile.rows), -(-oc // tile.columns)])
-    blocks = D.minimum(tiles, r.sms) if tile.split == 1 else D.mul(tiles, tile.split)
-    return Kernel(text, "conv_slab", (D.mul(blocks, active), 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.split, True)
+    tiles = D.mul(D.ceildiv(D.mul(D.ceildiv(i["N"], tile.stack), D.ceildiv(i["OH"], tile.rows)), tile.share), -(-oc // tile.columns))
+    blocks = D.mul(tiles, tile.split) if tile.split > 1 else D.mul(D.minimum(tiles, r.sms // tile.share), tile.share)
+    return Kernel(text, "conv_slab", (D.mul(blocks, active), 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.split * tile.share, True)

@@ -5,13 +5,15 @@
 // its part of the slab does. Columns of the tile beyond the output's width are computed and not stored.
 // Warp 0 copies weights, one tap and 64 channels of BN output channels a time, into a ring of STAGES, warp 1 copies slabs into a ring of SLABS; two warpgroups share
 // the TOTAL blocks of a tile, and what is copied. SPLIT: blocks of a cluster that divide the steps of a tile; each adds up and finishes a part of the sums.
+// SHARE: blocks of a cluster that have neighbouring tiles, each of which copies its share of the weights for all.
 //
-// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, LAST (products of 16 channels in the last chunk), WIDTH_IN, TILE_H, STACK, PER, BN, STAGES, SLABS, SPLIT,
+// The generator defines: T, KH, KW, DH, DW, PT, PL, CHUNKS, LAST (products of 16 channels in the last chunk), WIDTH_IN, TILE_H, STACK, PER, BN, STAGES, SLABS, SPLIT, SHARE,
 // BEHIND (bytes behind the weights that are there to be read alone), EARLY (the weight is constant), WHOLE_CHUNKS (N is a multiple of 8) and the epilogue (struct Epilogue, Columns, columns_at, finish, WIDTH 2).
 
 constexpr int TAPS = KH * KW, HEIGHT_IN = TILE_H + (KH - 1) * DH, SLAB_BYTES = STACK * HEIGHT_IN * WIDTH_IN * 128, SLAB = (SLAB_BYTES + 1023) / 1024 * 1024;
 constexpr int STEPS = CHUNKS * KH * KW, TOTAL = STACK * PER, BLOCKS = (TOTAL + 1) / 2, B_BYTES = BN * 128;  // BLOCKS: of the first warpgroup; the other may have one less
-static_assert(TOTAL > 1 && BN % 32 == 0, "tile");
+constexpr bool AHEAD = sizeof(Columns) * (BN / 8) <= 128;  // operands of the epilogue wait in registers for a tile's sums
+static_assert(TOTAL > 1 && BN % 32 == 0 && (SPLIT == 1 || SHARE == 1), "tile");
 template <int N> struct Constant { static constexpr int value = N; };
 #if SPLIT > 1
 DEV float4 from_peer(const float4* p, u32 peer) {
@@ -29,34 +31,37 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 2);
+    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 2 * SHARE);
     for (int i = 0; i < SLABS; i++) barrier_init(slab_full + 8 * i, 1), barrier_init(slab_empty + 8 * i, 2);
     barriers_ready();
   }
-  __syncthreads();
+  if (SHARE > 1) cluster_arrive(), cluster_wait();
+  else __syncthreads();
 
-  const int part = SPLIT > 1 ? cluster_rank() : 0, begin = STEPS * part / SPLIT, end = STEPS * (part + 1) / SPLIT;
-  const int tiles_n = (N + BN - 1) / BN, per_image = (OH + TILE_H - 1) / TILE_H, tiles = (IMAGES + STACK - 1) / STACK * per_image * tiles_n;
+  const int part = SPLIT > 1 ? cluster_rank() : 0, peer = SHARE > 1 ? cluster_rank() : 0, begin = STEPS * part / SPLIT, end = STEPS * (part + 1) / SPLIT;
+  const int tiles_n = (N + BN - 1) / BN, per_image = (OH + TILE_H - 1) / TILE_H, tiles = ((IMAGES + STACK - 1) / STACK * per_image + SHARE - 1) / SHARE * tiles_n;
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elected()) {
       if (!EARLY) wait_for_producers();
       int slot = 0;
       u32 phase = 0;
-      for (int t = blockIdx.x / SPLIT; t < tiles; t += gridDim.x / SPLIT)
+      for (int t = blockIdx.x / (SPLIT * SHARE); t < tiles; t += gridDim.x / (SPLIT * SHARE))
         for (int k = begin; k < end; k++) {
           wait(empty + 8 * slot, phase ^ 1);
           expect_bytes(full + 8 * slot, B_BYTES);
-          copy3(ring + slot * B_BYTES, &map_w, full + 8 * slot, k / TAPS * 64, k % TAPS, t % tiles_n * BN);
+          const int n0 = t % tiles_n * BN + peer * (BN / SHARE);
+          if (SHARE > 1) copy3_all(ring + slot * B_BYTES + peer * (B_BYTES / SHARE), &map_w, full + 8 * slot, k / TAPS * 64, k % TAPS, n0, (u16)((1 << SHARE) - 1));
+          else copy3(ring + slot * B_BYTES, &map_w, full + 8 * slot, k / TAPS * 64, k % TAPS, n0);
           if (++slot == STAGES) slot = 0, phase ^= 1;
         }
     } else if (warp == 1 && elected()) {
       wait_for_producers();
       int slot = 0;
       u32 phase = 0;
-      for (int t = blockIdx.x / SPLIT; t < tiles; t += gridDim.x / SPLIT)
+      for (int t = blockIdx.x / (SPLIT * SHARE); t < tiles; t += gridDim.x / (SPLIT * SHARE))
         for (int chunk = begin / TAPS; chunk * TAPS < end; chunk++) {
-          const int at = t / tiles_n;
+          const int at = t / tiles_n * SHARE + peer;
           wait(slab_empty + 8 * slot, phase ^ 1);
           expect_bytes(slab_full + 8 * slot, SLAB_BYTES);
           copy4(slabs + slot * SLAB, &map_x, slab_full + 8 * slot, chunk * 64, -PL, at % per_image * TILE_H - PT, at / per_image * STACK);
@@ -75,7 +80,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
     u32 phase = 0, slab_phase = 0;
     wait_for_producers();  // operands of the epilogue
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-    for (int t = blockIdx.x / SPLIT; t < tiles; t += gridDim.x / SPLIT) {
+    for (int t = blockIdx.x / (SPLIT * SHARE); t < tiles; t += gridDim.x / (SPLIT * SHARE)) {
+      const int n0 = t % tiles_n * BN;
+      Columns columns[AHEAD ? BN / 8 : 4];
+      if (AHEAD)
+#pragma unroll
+        for (int c = 0; c < BN / 8; c++) columns[c] = columns_at(epilogue, n0 + c * 8 + (lane & 3) * 2, N);
       int last = -1, last_slab = 0;
       auto multiply_chunk = [&](auto blocks, auto products, int chunk) {
         wait(slab_full + 8 * slab, slab_phase);
@@ -93,9 +103,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
             for (int i = 0; i < blocks.value; i++) multiply(sum[i], a + (begins[i] + kk * 2), b + kk * 2, (last + 1 | kk) != 0);
           multiply_commit();
           multiply_wait<1>();  // the step before is done: its weights are free, and the slab of the chunk before
-          if (thread == 0 && last >= 0) {
-            arrive(empty + 8 * last);
-            if (tap == first_tap) arrive(slab_empty + 8 * last_slab);
+          if (thread < SHARE && last >= 0) {
+            SHARE > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+            if (thread == 0 && tap == first_tap) arrive(slab_empty + 8 * last_slab);
           }
           last = slot;
           if (++slot == STAGES) slot = 0, phase ^= 1;
@@ -113,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
       };
       if (TOTAL % 2 == 0 || w == 0) multiply_tile(Constant<BLOCKS>{});
       else multiply_tile(Constant<TOTAL - BLOCKS>{});
-      if (thread == 0) arrive(empty + 8 * last), arrive(slab_empty + 8 * last_slab);
+      if (thread < SHARE) SHARE > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+      if (thread == 0) arrive(slab_empty + 8 * last_slab);
 
 #if SPLIT > 1
       // 16 sums of a thread at a time: it has them of the same place in every part.
@@ -141,13 +152,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
       }
       asm volatile("barrier.cluster.arrive.release;" ::: "memory");  // done with what the others have
 #endif
-      const int n0 = t % tiles_n * BN, first = t / tiles_n / per_image * STACK, h0 = t / tiles_n % per_image * TILE_H;
+      const int at = t / tiles_n * SHARE + peer, first = at / per_image * STACK, h0 = at % per_image * TILE_H;
 #pragma unroll
       for (int j = 0; j < BN / 8; j += 4) {  // four chunks of 8 columns
         if (n0 + j * 8 >= N) continue;
-        Columns columns[4];
+        if (!AHEAD)
 #pragma unroll
-        for (int k = 0; k < 4; k++) columns[k] = columns_at(epilogue, n0 + (j + k) * 8 + (lane & 3) * 2, N);
+          for (int k = 0; k < 4; k++) columns[k] = columns_at(epilogue, n0 + (j + k) * 8 + (lane & 3) * 2, N);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
           if ((j / 4 * BLOCKS + i) % SPLIT != part) continue;
@@ -161,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
             for (int k = 0; k < 4; k++) {
               const int c = j + k, n = n0 + c * 8 + (lane & 3) * 2;
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
-              finish(epilogue, columns[k], v, m, (i64)m * ldr, n, N - n);
+              finish(epilogue, columns[AHEAD ? c : k], v, m, (i64)m * ldr, n, N - n);
               out[k] = pack2((T*)0, v[0], v[1]);
             }
             gather_chunks(out, lane);
@@ -174,5 +185,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_slab(PARAMETERS) {
       cluster_wait();
 #endif
     }
+    if (SHARE > 1) cluster_arrive(), cluster_wait();  // others still tell this one what is free
   }
 }

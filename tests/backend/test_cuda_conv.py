@@ -182,6 +182,7 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
     kh, kw, dh, dw, wide = (int(i[n]) for n in ("KH", "KW", "DH", "DW", "OW"))
     for t in tiles:
         per, height = t.blocks // t.stack, t.rows + (kh - 1) * dh
+        assert t.split == 1 or t.share == 1
         assert per * t.stack == t.blocks and t.width == wide + (kw - 1) * dw and t.slab % 1024 == 0 and t.stack * height * t.width * 128 <= t.slab
         assert (t.rows - 1) * t.width + wide <= per * 64, "each pixel of the tile has a row"
         last = (t.stack - 1) * height * t.width + per * 64 + (kh - 1) * dh * t.width + (kw - 1) * dw
@@ -193,10 +194,10 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
 @pytest.mark.parametrize("r", SLABS)
 def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = cuda.part("_slab").candidates(r)
-    for tile in (tiles[0], tiles[-1], max(tiles, key=lambda t: (t.blocks * t.columns, t.split))):
+    for tile in (tiles[0], tiles[-1], max(tiles, key=lambda t: (t.blocks * t.columns, t.split)), max(tiles, key=lambda t: (t.share, t.blocks))):
         monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
         (k,) = cuda.emit(r)
-        assert k.symbol == "conv_slab" and k.cluster == tile.split
+        assert k.symbol == "conv_slab" and k.cluster == tile.split * tile.share
         check_kernels([k], 90)
         compile_kernels([k], 90)
 
