@@ -71,7 +71,7 @@ def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
     shapes: tuple[tuple[int, int, int], ...] = ((4, 64, 1), (2, 64, 4))
     if p.widest > 96:
         large, divided = ((4, 64, 1), (4, 32, 1), (8, 64, 1), (8, 32, 1)), ((4, 64, 2), (2, 64, 4))
-        few = ((2, 32, 2), (5, 32, 2), (6, 32, 2))  # there is no room for many blocks
+        few = ((2, 32, 2), (3, 64, 4), (5, 32, 2), (6, 32, 2))  # there is no room for many blocks
         shapes = (*large, *divided) if p.widest <= 128 else (*divided, *few, *large)
     tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
     return [tile for tile in tiles if tile.smem(p) <= shared(request)]
