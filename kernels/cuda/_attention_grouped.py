@@ -80,8 +80,10 @@ class Whole:
 
 #: Of tensor cores, of threads; by how much slower these, and those where heads are longer, are where rows are no whole lines.
 _WHOLE, _WHOLE_THREADS, _UNEVEN, _UNEVEN_LONG = Whole(3300, 33.4, 54, 28), Whole(3300, 29.5, 58, 25), 1.2, 1.1
-#: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no whole sectors of memory.
-_FETCHING = 9
+#: Blocks of a cluster that divide the keys of a head: nanoseconds that they take to join what they have, by how many of them lie beside each other.
+_SHARING = {2: 1200, 3: 300}
+#: Nanoseconds of a key and its value on their way to tensor cores where rows of short heads are no whole sectors of memory; the same where blocks have equal shares.
+_FETCHING, _FETCHING_SPREAD = 9, 10
 
 
 def as_rows(request: Request) -> Request:
@@ -150,6 +152,20 @@ def _of_threads(request: Request, p: Any, heads: int, keys: int, row: int) -> di
     return price
 
 
+def _of_shares(request: Request, p: Any, rows: int, heads: int, keys: int, row: int) -> dict[Any, float]:
+    """Prices of tiles whose keys the blocks of a cluster divide, all of them on the device at once, a multiprocessor's beside each other. rows: of a head."""
+    price: dict[Any, float] = {}
+    short, whole = p.widest <= 64, row % 256 == 0
+    for parts in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
+        blocks = heads * parts
+        beside = blocks // request.sms + 1  # the last place of a multiprocessor may be one that no cluster finds
+        if rows > 64 or 2 * heads <= request.sms or beside not in _SHARING or keys < parts * _LEAST_KEYS or not (short or whole or beside > 2):
+            continue
+        if (tile := _hopper.divided_tile(p, beside, parts)) is not None:
+            price[tile] = _SHARING[beside] + _WHOLE.of(blocks, request.sms, keys * row / parts * (1.0 if short or whole else _UNEVEN_LONG))
+    return price
+
+
 def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
     """The tile that has one row of each head soonest. rows: the request with the heads that share keys as rows."""
     i, p, shared = parameters(rows), _attention.problem(rows), rows is not request
@@ -169,14 +185,18 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
         each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
         multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))
         price[tile] = each * of.begun + max(multiplying, of.memory(size, row, -(-keys // tile.parts) * row))
+    if price:
+        price |= _of_shares(request, p, evaluate(i["S"], {}), heads, keys, row)
     if price and (tile := _hopper.spread_tile(p)) is not None:
         of = _SPREAD_SHORT if short else _SPREAD_LONG
         two = evaluate(D.mod(_hopper.blocks_of(rows, tile), _attention.blocks(rows, tile.rows)), {}) != 0
         price[tile] = of.begun + of.memory(size, row) + (_TWO_HEADS if two else 0)
     if short and (p.head % 16 or p.head_v % 16):
         for tile in price:
-            mine = heads * keys / request.sms if tile.spread else -(-heads * tile.parts // clustered(request.sms, tile.parts)) * keys / tile.parts
-            price[tile] = max(price[tile], (_SPREAD_SHORT if tile.spread else _TILES[tile.parts]).begun + mine * _FETCHING)
+            places = clustered(request.sms, tile.parts) if tile.blocks == 1 else request.sms
+            mine = heads * keys / request.sms if tile.spread else -(-heads * tile.parts // places) * keys / tile.parts
+            of, each_key = (_SPREAD_SHORT, _FETCHING_SPREAD) if tile.spread else (_TILES[tile.parts], _FETCHING)
+            price[tile] = max(price[tile], of.begun + mine * each_key)
     if price and not shared:
         price |= _of_threads(request, p, heads, keys, row)
     return [(min(price, key=price.__getitem__), 1)] if price else []

@@ -84,6 +84,13 @@ def paired_tile(p: Any, count: int) -> HopperTile | None:
     return hopper_tile(p, 1, keys, 2, "ALONE", last=(count - 1) % keys // 16 * 16 + 16, most=_PAIRED_STAGES)
 
 
+def divided_tile(p: Any, blocks: int, parts: int) -> HopperTile | None:
+    """Of few rows whose keys `parts` blocks of a cluster divide, of which a multiprocessor has two or, as far as registers go, three."""
+    if p.mask or p.widest > (128 if blocks == 2 else 96):
+        return None
+    return hopper_tile(p, 1, 64 if blocks == 2 or p.widest <= 64 else 32, blocks, "ALONE", parts, most=_PAIRED_STAGES)
+
+
 def _mask_bytes(p: Any, rows: int, keys: int) -> int:
     """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at an odd number of
     16 bytes from the next (attention_masks.cuh)."""

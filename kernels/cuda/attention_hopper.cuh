@@ -359,7 +359,8 @@ DEV void attend(const Attention& g, const TensorMap& map_q, const TensorMap& map
       continue;
     }
     if (PARTS > 1) {
-      store_joined(g, *(Part<64>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);
+      static_assert(PARTS == 1 || sizeof(Part<ROWS>) <= STAGES * (kKeys + kValues), "in the place of keys and values");
+      store_joined(g, *(Part<ROWS>*)(memory + (keys - start)), tile, c, out, top, sum, q_empty + 8 * q.slot);
       continue;
     }
 

@@ -78,12 +78,13 @@ DEV void store_rows(const Attention& g, const char* from, const Tile& tile, int 
 }
 // The blocks of a cluster have the same 64 rows, each of some keys; a warpgroup of each joins some of the results. part: room for what this block has, in the
 // memory of its keys and values; q_empty: what the warps arrive at when they are done with the queries.
-DEV void store_joined(const Attention& g, Part<64>& part, const Tile& tile, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
+DEV void store_joined(const Attention& g, Part<ROWS>& part, const Tile& tile, float c, float (&out)[kDV / 2], float (&top)[2], float (&sum)[2], u32 q_empty) {
   const int lane = threadIdx.x & 31, column = lane % 4 * 2;
   sync_group(8, THREADS);  // no warp multiplies any longer
 #pragma unroll
   for (int e = 0; e < 2; e++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * e;
+    if (row >= ROWS) continue;
     if (lane % 4 == 0) part.top[row] = top[e] == -INF ? -INF : top[e] * c, part.sum[row] = sum[e];
 #pragma unroll
     for (int j = 0; j < kDV / 8; j++)
@@ -93,7 +94,7 @@ DEV void store_joined(const Attention& g, Part<64>& part, const Tile& tile, floa
   }
   arrive_warp(q_empty);
   T* y = g.y + tile.b * g.y_b + tile.h * g.y_h + tile.m * g.y_s;
-  join_parts(part, min(64, g.S - tile.m), [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
+  join_parts(part, min(ROWS, g.S - tile.m), [&](int row, int at, float value) { from_float(y[row * g.y_s + at], value); });
 }
 // What a block has of the rows' keys, for another kernel to join.
 DEV void store_part(const Attention& g, const Tile& tile, float c, const float (&out)[kDV / 2], const float (&top)[2], const float (&sum)[2]) {

@@ -191,10 +191,10 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
 @pytest.mark.parametrize(
     ("b", "heads", "kv", "t", "d", "tile"),
     [
-        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64+48*2 alone"),
-        (10, 64, 16, 900, 128, "1x64*2 alone spread"), (15, 10, 10, 1816, 64, "1x64*2 alone spread"), (5, 13, 13, 2280, 80, "few 1 spread"),
+        (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64*3 alone/2"),
+        (10, 64, 16, 900, 128, "1x64*2 alone spread"), (12, 17, 17, 1887, 64, "1x64+32*2 alone"), (5, 13, 13, 2280, 80, "few 1 spread"),
         (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"), (16, 16, 16, 1000, 128, "1x32+16*2 alone"), (11, 104, 13, 361, 128, "1x32+16*2 alone"),
-        (12, 20, 20, 2645, 40, "few 1"),
+        (12, 20, 20, 2645, 40, "few 1"), (7, 52, 13, 1405, 40, "1x64*3 alone/4"), (6, 30, 30, 700, 96, "1x32*3 alone/2"), (4, 64, 32, 1165, 128, "1x64*2 alone/2"),
     ],
 )  # fmt: skip
 def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: int, d: int, tile: str) -> None:
