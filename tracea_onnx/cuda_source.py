@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Pointer, Request, Unfit
+from tracea_onnx.cuda_ranges import about as about
+from tracea_onnx.cuda_ranges import known as known
+from tracea_onnx.cuda_ranges import settled as settled
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
@@ -48,11 +51,6 @@ def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> s
 def reader(request: Request, operand: str) -> str:
     """What reads through a pointer to this operand, in C++: through the texture path where it is constant."""
     return "__ldg" if operand in request.constant else "*"
-
-
-def known(d: DimLike) -> int | None:
-    """`d` when it is a number."""
-    return None if isinstance(d, Dim) else int(d)
 
 
 def vector_width(dtype: DType, *extents: DimLike) -> int:

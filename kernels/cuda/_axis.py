@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import known, vector_width
+from tracea_onnx.cuda_source import about, known, vector_width
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -103,9 +103,7 @@ def clusters(request: Request, rows: DimLike, n: DimLike) -> tuple[int, DimLike]
     """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones that all clusters run at once."""
     if request.arch < 90:
         return 1, 0
-    share, count = CLUSTER, known(rows)
-    if count is not None:
-        share = min(1 << max(request.sms // max(count, 1), 1).bit_length() - 1, 16)
+    share = min(1 << max(request.sms // max(about(rows, request.sms // CLUSTER), 1), 1).bit_length() - 1, 16)
     length = known(n)
     while share > 1 and length is not None and length * request.dtype.size < share * _PART:
         share //= 2

@@ -10,7 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import declared
+from tracea_onnx.cuda_source import about, declared, known, settled
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -38,15 +38,16 @@ def convolution(r: Request) -> list[Kernel]:
     kh, kw = _window(r)[:2]
     if kh * kw >= _MANY and _large.applies(r) and (wide := _large.choose(r)) is not None:
         return [large(r, wide)]
-    tile = choose(r, i["N"] if isinstance(i["N"], int) else _BATCHES[-1])
+    batch = about(i["N"], -1)
+    tile = choose(r, _BATCHES[-1] if batch < 0 else batch)
     if tile is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
-        many = 1 if kh * kw > _LARGE else D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL))
+        many = 1 if kh * kw > _LARGE else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
         least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
-        many = D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * least))
-        kernels = [strips(r, tile, _lines(r, tile), many)] if many != 0 else []
+        many = settled(D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * least)))
+        kernels = [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)] if many != 0 else []
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 
 
@@ -223,7 +224,7 @@ def transposed(r: Request) -> list[Kernel]:
     if i["SH"] == i["SW"] == 1:  # a convolution whose filters are read from their ends
         pads = {p: D.sub(_product.static(r, k) - 1, i[p]) for p, k in (("PT", "KH"), ("PL", "KW"))}
         return convolution(replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1}))
-    width = next((w for w in (8, 4) if not isinstance(many := _threads(r, 1, 1, w), int) or many >= r.sms * _FILL), 2)
+    width = next((w for w in (8, 4) if known(D.less(_threads(r, 1, 1, w), r.sms * _FILL)) != 1), 2)
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
     return [_kernel(r, ("depthwise_channels", "depthwise_turned"), "depthwise_turned", width, grid, (), extra, ())]

@@ -15,7 +15,7 @@ from tracea_onnx.ops import DType
 
 _backend = registry.module("kernels", "cuda")
 _product, _align, _epilogue, _gemm = (_backend.part(n) for n in ("_product", "_align", "_epilogue", "emit_gemm"))
-_SIZES = ("N", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "PT", "PL", "IC", "OC")
+_SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "PT", "PL", "IC", "OC")
 #: Clocks to start the second kernel, of a byte of products that it reads, of a thread, and of what each thread reads, one after the other.
 _START, _BYTE, _THREAD, _READ = 700.0, 0.0026, 0.0245, 223.0
 
@@ -31,7 +31,7 @@ class Folded:
 def _inner(r: Request) -> Request:
     """The product of all input pixels and taps: rows of y lie in scratch memory."""
     i = r.ints
-    rows, taps, channels = int(i["N"]) * int(i["IH"]) * int(i["IW"]), int(i["KH"]) * int(i["KW"]), int(i["IC"])
+    rows, taps, channels = D.product([i["N"], i["IH"], i["IW"]]), int(i["KH"]) * int(i["KW"]), int(i["IC"])
     columns = int(i["OC"]) * taps
     ints: dict[str, DimLike] = {"B0": 1, "B1": 1, "M": rows, "N": columns, "K": channels, "a_m": i["x_cs"], "a_k": 1, "b_n": _product.channels(r, channels), "b_k": 1}
     ints |= dict.fromkeys(("ldy", "ldr"), -(-columns // 4) * 4) | dict.fromkeys(("a_0", "a_1", "b_0", "b_1", "y_0", "y_1", "r_0", "r_1"), 0)
@@ -41,7 +41,7 @@ def _inner(r: Request) -> Request:
 
 
 def applies(r: Request) -> bool:
-    """Whether the pixels of the image are rows of one matrix, and sizes are known."""
+    """Whether the pixels of the images are rows of one matrix, and sizes but the number of images are known."""
     i = r.ints
     sizes = (*_SIZES, "x_cs", "x_rs", "x_ns")
     if r.arch < 90 or r.dtype != DType.F32 or i["G"] != 1 or (i["DH"], i["DW"]) != (1, 1) or any(not isinstance(i[n], int) for n in sizes):
@@ -49,15 +49,15 @@ def applies(r: Request) -> bool:
     if any(r.ints.get(f"o{k}_kind", 0) == _epilogue.ROW for k in range(4)):
         return False
     follow = (i["IH"] == 1 or i["x_rs"] == i["IW"] * i["x_cs"]) and (i["N"] == 1 or i["x_ns"] == i["IH"] * i["x_rs"])
-    return bool(follow and int(i["N"]) * int(i["IH"]) * int(i["IW"]) > 0)
+    return bool(follow and _product.known(D.product([i["N"], i["IH"], i["IW"]]), 0) > 0)
 
 
 def prices(r: Request) -> dict[Folded, float]:
     if not applies(r):
         return {}
     inner, i = _inner(r), r.ints
-    m, n, k = (int(inner.ints[name]) for name in "MNK")
-    bytes_, channels, pixels = 4.0 * m * n, int(i["OC"]), int(i["N"]) * int(i["OH"]) * int(i["OW"])
+    m, n, k = (_product.known(inner.ints[name], 0) for name in "MNK")
+    bytes_, channels, pixels = 4.0 * m * n, int(i["OC"]), _product.known(D.product([i["N"], i["OH"], i["OW"]]), 0)
     hits = -(-int(i["KH"]) // int(i["SH"])) * -(-int(i["KW"]) // int(i["SW"]))
     fold, width = min((_THREAD * pixels * -(-channels // w) + _READ * hits * min(w, channels), w) for w in (2, 4, 8))
     fold += _START + _BYTE * bytes_
@@ -67,7 +67,7 @@ def prices(r: Request) -> dict[Folded, float]:
 def convolution(r: Request, tile: Folded, active: DimLike) -> list[Kernel]:
     i, inner = r.ints, _inner(r)
     n, pitch = int(i["OC"]), int(inner.ints["ldy"])
-    scratch = (int(inner.ints["M"]) * pitch * 4,)
+    scratch = (D.mul(inner.ints["M"], pitch * 4),)
     product = _align.redirected(_gemm.strided(inner, tile.tile, {"r_0": 0, "r_1": 0, **inner.ints}, active), {"a": "x", "b": "w", "y": "scratch0"}, scratch)
     width = tile.width
     params: list[tuple[str, str, Argument]] = [("const float*", "products", Pointer("scratch0")), ("T*", "y", Pointer("y"))]
@@ -82,5 +82,5 @@ def convolution(r: Request, tile: Folded, active: DimLike) -> list[Kernel]:
         f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
         _backend.template("fold"),
     ])  # fmt: skip
-    blocks = -(-(int(i["N"]) * int(i["OH"]) * int(i["OW"])) // 256)
+    blocks = D.ceildiv(D.product([i["N"], i["OH"], i["OW"]]), 256)
     return [*product, Kernel(text, "fold", (D.mul(blocks, active), -(-n // width), 1), 256, tuple(v for _, _, v in params), pdl=True, scratch=scratch)]

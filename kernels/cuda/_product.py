@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
+from tracea_onnx import cuda_ranges, registry
 from tracea_onnx import dims as D
-from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
 from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
@@ -24,7 +24,7 @@ _wgmma = _backend.part("_wgmma")
 _FREE = (0.0, 0.0)
 Prices = Mapping[Any, float]
 _MATRICES = ("gemm", "gemm_norm", "matmul")
-#: A tile serves neighbouring sizes while it costs at most so many times the best one's clocks.
+#: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
 _SLACK = 1.05
 
 
@@ -80,24 +80,22 @@ _LEAST, _MOST = 8, 1 << 18
 def choose(rows: DimLike, price: Callable[[int], Prices]) -> list[tuple[Any, DimLike]]:
     """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it.
 
-    price: clocks of tiles for so many rows, of all that cost at most _SLACK times the least."""
+    price: clocks of tiles for so many rows."""
     if isinstance(rows, int):
         return [(_cheapest(price(rows)), 1)]
-    ranges: list[tuple[dict[Any, float], int]] = []  # the tiles that serve a range, with the sum of their losses, and its last size
-    for m in _sizes(max(factor(rows), 1)):
-        costs = price(m)
-        best = min(costs.values())
-        good = {t: c / best for t, c in costs.items() if c <= _SLACK * best}
-        both = {t: loss + good[t] for t, loss in ranges[-1][0].items() if t in good} if ranges else {}
-        if both:
-            ranges[-1] = (both, m)
-        else:
-            ranges.append((good, m))
+    ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
+    least, most = cuda_ranges.between(rows)
+    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1)) if size >= least) or (least,):
+        with cuda_ranges.at(rows, m):
+            tile = _cheapest(price(m))
+        if ranges and ranges[-1][0] == tile:
+            ranges.pop()
+        ranges.append((tile, m))
     out: list[tuple[Any, DimLike]] = []
     low = 0
-    for k, (losses, high) in enumerate(ranges):
+    for k, (tile, high) in enumerate(ranges):
         above: DimLike = D.less(low, rows) if low else 1
-        out.append((_cheapest(losses), above if k == len(ranges) - 1 else D.mul(above, D.less(rows, high + 1))))
+        out.append((tile, above if k == len(ranges) - 1 else D.mul(above, D.less(rows, high + 1))))
         low = high
     return out
 
@@ -143,8 +141,7 @@ def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others:
     return Access(size, gather=True)
 
 
-def known(d: DimLike, typical: int) -> int:
-    return d if isinstance(d, int) else typical
+known = cuda_ranges.about
 
 
 def to_batch(batched: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda_source import WORDS, known
+from tracea_onnx.cuda_source import WORDS, about, known
 from tracea_onnx.dims import DimLike
 
 #: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where dims follow each other.
@@ -17,8 +17,9 @@ _TILES = tuple((r, c) for r in (16, 32, 64, 128, 256, 512) for c in (8, 16, 32, 
 _TILE_COST, _TILE_LEAST = 1500, 4
 #: Tiles of short lines (tiles.cuh): elements of one by their size, of how few a block has no longer much to do, and lines at most.
 _ROOM, _LITTLE, _LINES = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 1024, 512
-#: They are better than whole tiles where these would be filled to less than that and matrices have at most so many elements, and than single elements from so many on.
-_FILLED, _MATRIX, _SINGLE = 0.565, 1 << 14, 100_000
+#: They are better than whole tiles where these would be filled to less than that or lines have at most so many bytes, and matrices so many elements; than single
+#: elements from so many on, where matrices have at most so many.
+_FILLED, _SECTOR, _LARGE_MATRIX, _SINGLE, _MATRIX = 0.5, 32, 1 << 16, 100_000, 1 << 14
 #: Rows that stay together are worth such tiles where they have at most so many bytes and there are so many elements, or where elements of 8 bytes are no longer
 #: found in L2 by those that read their neighbours.
 _SHORT_ROW, _MANY_ROWS, _LARGE = 12, 1 << 19, 64 << 20
@@ -29,7 +30,7 @@ Sides = tuple[list[int], list[int]]
 @dataclass(frozen=True)
 class Tiled:
     call: str
-    blocks: int
+    blocks: DimLike
 
 
 def _side(dims: Sequence[int], strides: str) -> str:
@@ -46,12 +47,12 @@ def turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLik
         return None
     sides = ([last], [inner])
     for side, strides in zip(sides, (ys, xs), strict=True):
-        while (size := known(D.product([n[k] for k in side]))) is not None and size < _TILE_FILL:
+        while (size := about(D.product([n[k] for k in side]), _TILE_FILL)) < _TILE_FILL:
             after = next((k for k in range(last) if k not in sides[0] + sides[1] and strides[k] == D.mul(n[side[-1]], strides[side[-1]])), None)
             if after is None:
                 break
             side.append(after)
-        if size is not None and size < _TILE_SIDE:
+        if size < _TILE_SIDE:
             return None
     return sides
 
@@ -73,7 +74,7 @@ def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tupl
 
 def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tuple[int, int]:
     """Rows and columns of a tile (`turn_block` of turned.cuh)."""
-    height, width, outer = (known(d) for d in (*sides, count))
+    height, width, outer = (about(d, 0) for d in (*sides, count))
     if not height or not width:
         return 64, 64
 
@@ -88,14 +89,16 @@ def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tupl
 
 def short_lines(elem: int, n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], whole: Sides | None, sms: int) -> Tiled | None:
     """`copy_tiles`, where it is better than whole tiles of those sides, or than single elements if there are none."""
-    sizes, a, b = ([v for v in map(known, part) if v is not None] for part in (n, xs, ys))
-    total = math.prod(sizes)
-    if min(map(len, (sizes, a, b))) < len(n) or 0 in a or total >> 31:
+    sizes = [about(size, 0) for size in n]
+    total, left, kept = math.prod(sizes), list(range(len(n) - 1, -1, -1)), 1
+    if not total or 0 in xs or known(D.less(D.product(n), 1 << 31)) != 1:
         return None
-    left, kept = list(range(len(n) - 1, -1, -1)), 1
-    if a[-1] == b[-1] == 1:
-        kept = sizes[left.pop(0)]
-    sides = _lines(sizes, a, b, left, kept, elem)
+    if xs[-1] == ys[-1] == 1:
+        left.pop(0)
+        if (size := known(n[-1])) is None:
+            return None
+        kept = size
+    sides = _lines(n, xs, ys, left, kept, elem)
     if sides is None:
         return None
     height, width = (math.prod(sizes[d] for d in side) for side in sides)
@@ -103,15 +106,16 @@ def short_lines(elem: int, n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequ
         large = elem == 8 and total * elem >= _LARGE
         worth = kept * elem <= 512 and kept % 2 == 1 if large else elem == 4 and kept * elem <= _SHORT_ROW and total > _MANY_ROWS
     else:
-        worth = height * width < _MATRIX and (total >= _SINGLE if whole is None else _filled(elem, sizes, whole, sms) < _FILLED)
+        worth = height * width < _MATRIX and total >= _SINGLE if whole is None else _wasteful(elem, sizes, whole, sms)
     if not worth:
         return None
-    count = total // (height * width * kept)
-    layers, rows, columns = _layers(elem, height, width, kept, count, sms)
-    return Tiled(_call("copy_tiles", (layers, rows, columns, kept), elem, sides, left), -(-height // rows) * -(-width // columns) * -(-count // layers))
+    layers, rows, columns = _layers(elem, height, width, kept, total // (height * width * kept), sms)
+    lines, outer = (D.product([n[d] for d in side]) for side in sides), D.product([n[d] for d in left])
+    blocks = [D.ceildiv(size, each) for size, each in zip((*lines, outer), (rows, columns, layers), strict=True)]
+    return Tiled(_call("copy_tiles", (layers, rows, columns, kept), elem, sides, left), D.product(blocks))
 
 
-def _lines(n: Sequence[int], xs: Sequence[int], ys: Sequence[int], left: list[int], kept: int, elem: int) -> Sides | None:
+def _lines(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], left: list[int], kept: int, elem: int) -> Sides | None:
     """Dims of the lines of the target and of the source, innermost first, taken from `left`; lines go on while they are short."""
     sides: Sides = ([], [])
     for side, strides in zip(sides, (ys, xs), strict=True):
@@ -121,8 +125,8 @@ def _lines(n: Sequence[int], xs: Sequence[int], ys: Sequence[int], left: list[in
         side.append(first)
         left.remove(first)
     for side, strides in zip(sides, (ys, xs), strict=True):
-        while math.prod(n[d] for d in side) * kept * elem < 128:
-            after = next((d for d in left if strides[d] == n[side[-1]] * strides[side[-1]]), None)
+        while about(D.product([n[d] for d in side]), 0) * kept * elem < 128:
+            after = next((d for d in left if strides[d] == D.mul(n[side[-1]], strides[side[-1]])), None)
             if after is None:
                 break
             side.append(after)
@@ -130,11 +134,12 @@ def _lines(n: Sequence[int], xs: Sequence[int], ys: Sequence[int], left: list[in
     return sides
 
 
-def _filled(elem: int, n: Sequence[int], sides: Sides, sms: int) -> float:
-    """Which part of whole tiles has elements."""
+def _wasteful(elem: int, n: Sequence[int], sides: Sides, sms: int) -> bool:
+    """Whether whole tiles would be hardly filled, or their lines end within a sector of memory that neighbouring ones continue."""
     height, width = (math.prod(n[k] for k in side) for side in sides)
     rows, columns = _tile(elem, (height, width), math.prod(n) // (height * width), sms)
-    return height * width / (-(-height // rows) * rows * -(-width // columns) * columns)
+    filled = height * width / (-(-height // rows) * rows * -(-width // columns) * columns)
+    return height * width < _LARGE_MATRIX and (filled < _FILLED or min(height, width) * elem <= _SECTOR)
 
 
 def _even(n: int, most: int) -> int:

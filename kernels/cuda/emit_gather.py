@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Fault, Int32, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.cuda_source import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -33,8 +33,7 @@ def _head() -> str:
 def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
     """(words of a thread at a time, neighbouring threads that have a row, how often) for rows of so many words."""
     lanes = next((n for n in (1, 2, 4, 8, 16) if n >= words), 32)
-    count = known(total)
-    most = _WORDS if count is None else max(min(-(-count // (sms * 8 * 256)), _WORDS), 1)
+    most = max(min(-(-about(total, _WORDS * sms * 8 * 256) // (sms * 8 * 256)), _WORDS), 1)
     parts = -(-words // (lanes * most))
     return -(-words // (lanes * parts)), lanes, parts
 
@@ -102,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x,
 
 def _beside(total: DimLike, sms: int) -> tuple[int, int]:
     """How many elements of a thread lie side by side, and how often it has as many."""
-    count = known(total)
-    if count is None:
+    count = about(total, -1)
+    if count < 0:
         return 2, 2
     return (1, 1) if count < sms * 384 else (2, next((times for least, times in _AGAIN if count >= sms * 512 * least), 1))
 

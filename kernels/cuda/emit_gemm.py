@@ -10,6 +10,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda_source import known
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -67,7 +68,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
     a, b = _product.access(r, "x", ldx, 1), _product.access(r, "w", ldw, 1)
     odd = _product.odd(r, a, b, y)
 
-    few = isinstance(m, int) and m * n <= _FEW and not norms
+    few = known(D.less(D.mul(m, n), _FEW + 1)) == 1 and not norms
 
     def price(rows: int) -> Any:
         costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
+from tracea_onnx.cuda_source import about, blocks, known, overlapped, parameters, settled, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
     strip = _strip(request)
-    much = 0 if strip is None else D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM))
+    much = 0 if strip is None else settled(D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM)))
     kernels = [] if strip is None or much == 0 else [_pool_march(request, *strip, much)]
     if much != 1:
         kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
@@ -79,9 +79,10 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
 def _lanes(request: Request) -> int:
     """Threads that divide the window of an output, where these are known to be few."""
     i = parameters(request)
-    results, kh, kw = (known(d) for d in (D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]), i["KH"], i["KW"]))
-    if results is None or kh is None or kw is None or kh * kw < _WINDOW_FROM:
+    kh, kw = known(i["KH"]), known(i["KW"])
+    if kh is None or kw is None or kh * kw < _WINDOW_FROM:
         return 1
+    results = about(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]), request.sms * _DIVIDE)
     lanes = 1
     while lanes < 32 and results * lanes * 2 <= request.sms * _DIVIDE and kh * kw >= 2 * lanes * _LEAST_TAPS:
         lanes *= 2
@@ -95,7 +96,7 @@ def _strip(request: Request) -> tuple[int, int, int] | None:
         return None
     kh, kw, sh, sw, dh, dw = (static(i[n], n) for n in _WINDOW)
     aligned = min(multiple_of(i[f"{s}_{p}"]) * size for s in "xy" for p in ("cs", "rs", "ns"))
-    oh, ow, n = (known(i[k]) or usual for k, usual in (("OH", 56), ("OW", 56), ("N", 32)))
+    oh, ow, n = (about(i[k], usual) or usual for k, usual in (("OH", 56), ("OW", 56), ("N", 32)))
     best: tuple[float, tuple[int, int, int]] | None = None
     for v in (8 // size, 4 // size):
         if request.unaligned & {"x", "y"} or aligned < v * size:
@@ -143,7 +144,7 @@ def global_pool(request: Request) -> list[Kernel]:
     size = known(pixels)
     wide = 16 // request.dtype.size if all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
     # As many threads across the channels as leave a block for each multiprocessor, but whole lines of memory where they can.
-    lanes = next((k for k in (32, 16, 8) if (known(n) or 1) * -(-c // (k * wide)) >= request.sms), 2 if wide > 1 else 8)
+    lanes = next((k for k in (32, 16, 8) if about(n, 1) * -(-c // (k * wide)) >= request.sms), 2 if wide > 1 else 8)
     lanes = _wider(request, lanes, wide, size)
     slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM * (256 // lanes) else 1
     across = -(-c // (lanes * wide))
@@ -173,11 +174,11 @@ extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* 
 def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
     """Threads across the channels of global pooling of few images: more where clusters divide much memory, of which threads should read whole lines, and where
     there are few pixels."""
-    n, c, size = known(request.ints["N"]), static(request.ints["C"], "channel count"), request.dtype.size
+    n, c, size = about(request.ints["N"], 0), static(request.ints["C"], "channel count"), request.dtype.size
     if pixels is None:
         return lanes
     vectors = -(-c // wide)
-    if lanes == 2 and wide > 1 and n is not None and request.arch >= 90 and n * c * pixels * size >= _MUCH:
+    if lanes == 2 and wide > 1 and request.arch >= 90 and n * c * pixels * size >= _MUCH:
         lanes = next((k for k in (32, 16, 8) if vectors >= k and n * -(-vectors // k) * _BESIDE >= request.sms // 2), lanes)
     while lanes < 32 and lanes < vectors and pixels * lanes <= _SMALL:
         lanes *= 2
@@ -186,8 +187,8 @@ def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
 
 def _beside(request: Request, pixels: int | None, down: int, across: int) -> int:
     """Blocks of a cluster that divide the pixels of a few images, of which each reads `down` at a time."""
-    n = known(request.ints["N"])
-    if pixels is None or n is None or request.arch < 90:
+    n = about(request.ints["N"], 0)
+    if pixels is None or n == 0 or request.arch < 90:
         return 1
     rounds = -(-pixels // (_AHEAD * down))
     if rounds == 1 or rounds > _BESIDE * _ROUNDS:
@@ -221,7 +222,7 @@ def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -
     """call: what computes the image, up to its last two arguments. wide: bytes of channels of a thread."""
     i, floats = parameters(request), {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more}
     units = _units(request, wide)
-    block = _FEW_BLOCK if (known(units) or _FEW * request.sms + 1) <= _FEW * request.sms else 256
+    block = _FEW_BLOCK if known(D.less(units, _FEW * request.sms + 1)) == 1 else 256
     source = f"""{_head(request)}
 extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{

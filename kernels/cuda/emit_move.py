@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.cuda_source import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import COPIES
@@ -226,9 +226,9 @@ def _beside(request: Request, values: Sequence[dict[str, DimLike]]) -> tuple[lis
     word, wide, width, count = _WORDS[size], 16 // size, ends[-1], range(len(values))
     total = D.mul(rows, width)
     use, most = D.less(total, 1 << 31), _EACH[size]
-    each = most if known(total) is None else max(min(-(-int(total) // (request.sms * 256)), most), 1)
+    each = max(min(-(-about(total, most * request.sms * 256) // (request.sms * 256)), most), 1)
     pieces = _ahead(total, size)
-    if size in _FEW and (known(total) or _FEW[size] + 1) > _FEW[size] and known(D.less(width, 2 * wide * len(values))) == 0:
+    if size in _FEW and known(D.less(total, _FEW[size] + 1)) != 1 and known(D.less(width, 2 * wide * len(values))) == 0:
         call, units = "copy_beside_pieces", D.add(pieces, D.mul(D.add(D.mul(rows, len(values)), 1), wide))
     else:
         call, units = f"copy_beside<{each}>", D.ceildiv(total, each)

@@ -8,7 +8,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
+from tracea_onnx.cuda_source import about, known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -166,13 +166,14 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
         outer, sms = self.sizes[0], self.request.sms
-        count = sms * _UNKNOWN if known(outer) is None else int(outer)
+        given = about(outer, -1)
+        count = sms * _UNKNOWN if given < 0 else given
         if not self.aligned or count == 0 or n < _SHEET or inner <= 1 or (inner + 1) * size < 16 or self.policy == "Fold<kLogSumExp>":
             return [], 0
         if n * size <= _FLAT_COLUMN and _axis.flat(self.request, self.element, count, n, inner, True, _FLAT):
             return [], 0
         s = _division.sheet(count, n, inner, size, self.held, sms, self.request.arch >= 90)
-        use = D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads)) if known(outer) is None else 1
+        use = D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads)) if given < 0 else 1
         return self._sheet(s, use), use
 
     def _sheet(self, s: Any, use: DimLike) -> list[Kernel]:
@@ -189,9 +190,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         n, sms = self.sizes[1], self.request.sms * _CLUSTER_RESIDENT
         if self.request.arch < 90:
             return 1, 0
-        share, count, length = _CLUSTER, known(tiles), known(n)
-        if count is not None:
-            share = min(1 << max(sms // max(count, 1), 1).bit_length() - 1, share)
+        share, length = min(1 << max(sms // max(about(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1, _CLUSTER), known(n)
         while share > 1 and length is not None and length < share * down * _COLUMN_PART:
             share //= 2
         if share == 1:

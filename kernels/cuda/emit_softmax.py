@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Int32, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 
@@ -112,8 +112,8 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
         k, threads = 0, 1024
     alone = D.mul(_axis.negated(few), use)
     warps = next((w for w in _WARPS if k >= w), 1)
-    limit, count = request.sms * _FEW_ROWS, known(outer)
-    if warps > 1 and count is not None and count > limit and k * (v or widest) * request.dtype.size >= _LONG:
+    limit = request.sms * _FEW_ROWS
+    if warps > 1 and known(D.less(limit, outer)) == 1 and k * (v or widest) * request.dtype.size >= _LONG:
         warps, limit = _WARPS[-1], request.sms * _SOME_ROWS * k
     wide = _axis.up_to(outer, limit) if threads == 32 and warps > 1 else 0
     kernels.append(_row_kernel(request, v or widest, k, threads, 1, D.mul(_axis.negated(wide), alone), edges=not v))
@@ -148,8 +148,7 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
     share = 1
     few: DimLike = 0
     if request.arch >= 90 and down > 1:
-        count = known(units)
-        share = _axis.CLUSTER if count is None else min(1 << max(request.sms // max(count, 1), 1).bit_length() - 1, 16)
+        share = min(1 << max(request.sms // max(about(units, request.sms // _axis.CLUSTER), 1), 1).bit_length() - 1, 16)
         while share > 1 and length is not None and length < share * down * _LEAST:
             share //= 2
         if share > 1:

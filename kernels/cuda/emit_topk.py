@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
         threads = min(max(looks, size // 8, 64), 1024)
         numbers, smem = f"{threads}, {k}, {size}, {largest}", 9 * size  # with the keys left out
         grid = D.minimum(self.rows, sms * (2048 // threads))
-        if n is None or n < max(_LONG, 4 * k) or (known(self.rows) or 0) >= 2 * sms:
+        if n is None or n < max(_LONG, 4 * k) or known(D.less(self.rows, 2 * sms)) == 0:
             return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request, TensorMap
-from tracea_onnx.dims import DimLike
+from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
 
@@ -29,6 +29,11 @@ def request(
     spec = FAMILIES[family]
     assert set(ints) <= set(spec.ints) and set(operands) <= {o.rstrip("?") for o in spec.operands}
     return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, 132, frozenset(unaligned))
+
+
+def running(kernels: Iterable[Kernel], **sizes: int) -> list[Kernel]:
+    """Those that are launched for such values of the symbols."""
+    return [k for k in kernels if all(evaluate(g, sizes) > 0 for g in k.grid)]
 
 
 def check_kernels(kernels: list[Kernel], arch: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.backend.cuda_requests import check_kernels, compile_kernels, request
+from tests.backend.cuda_requests import check_kernels, compile_kernels, request, running
 from tests.cpp import library
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
@@ -152,8 +152,10 @@ def test_a_launch_of_one_block_each_leaves_no_room_for_the_next(size: int) -> No
 
 def test_symbolic_batches() -> None:
     r = _request(SHAPES[0])
-    (k,) = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | {"N": symbol("n")}, operands=("x", "w", "bias", "y"), arch=90))
-    assert k.symbol == "conv_first"
+    kernels = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | {"N": symbol("n")}, operands=("x", "w", "bias", "y"), arch=90))
+    for n in (1, 3, 64, 1000):
+        (k,) = running(kernels, n=n)
+        assert k.symbol == "conv_first"
 
 
 def test_symbolic_lines_in_planes() -> None:
@@ -161,5 +163,7 @@ def test_symbolic_lines_in_planes() -> None:
     r = _request((1, (1, 10), (1, 5), (1, 1), 0, 64, 1, 400))
     length = symbol("s")
     sizes = {"IW": length, "OW": length // 5, "x_c": length, "x_rs": length, "x_ns": length}
-    (k,) = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | sizes, operands=("x", "w", "bias", "y"), arch=90))
-    assert k.symbol == "conv_first"
+    kernels = cuda.emit(request("conv2d", DType.F32, dict(r.ints) | sizes, operands=("x", "w", "bias", "y"), arch=90))
+    for s in (10, 400, 16000):
+        (k,) = running(kernels, s=s)
+        assert k.symbol == "conv_first"

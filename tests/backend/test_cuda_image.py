@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.backend.cuda_requests import compile_kernels, request
+from tests.backend.cuda_requests import compile_kernels, request, running
 from tracea_onnx import registry
 from tracea_onnx.cuda import HOPPER_SHARED, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike, evaluate, symbol
@@ -111,18 +111,18 @@ def test_compiles(r: Request) -> None:
 
 
 def test_large_images_are_pooled_in_slices() -> None:
-    assert len(cuda.emit(_global(DType.F16, 1280, 7, 90))) == 1
-    assert len(cuda.emit(_global(DType.F16, 1280, symbol("side"), 90))) == 1
-    assert len(cuda.emit(_global(DType.F16, 96, 56, 90))) == 1
-    first, second = cuda.emit(_global(DType.F16, 96, 91, 90))
+    for c, side in ((1280, 7), (1280, symbol("side")), (96, 56)):
+        assert len(running(cuda.emit(_global(DType.F16, c, side, 90)), N=3, side=7)) == 1
+    kernels = cuda.emit(_global(DType.F16, 96, 91, 90))
+    first, second = running(kernels, N=300)
     slices = first.grid[1]
-    assert slices == min(-(-(91 * 91) // 256), 32) and evaluate(first.scratch[0], {"N": 3}) == slices * 3 * 96 * 4
+    assert slices == min(-(-(91 * 91) // 256), 32) and evaluate(kernels[0].scratch[0], {"N": 300}) == slices * 300 * 96 * 4
     assert Pointer("scratch0") in first.args and Pointer("scratch0") in second.args
 
 
 def test_blocks_of_global_pooling_cover_the_channels() -> None:
     for c, blocks in ((1280, 80), (17, 2)):  # 2 threads across, of 8 channels each
-        (k,) = cuda.emit(_global(DType.F16, c, 7, 90))
+        (k,) = running(cuda.emit(_global(DType.F16, c, 7, 90)), N=2)
         assert evaluate(k.grid[0], {"N": 2}) == 2 * blocks
     (k,) = cuda.emit(replace(_global(DType.F16, 1280, 7, 90), ints={**_global(DType.F16, 1280, 7, 90).ints, "N": 64}))
     assert k.grid[0] == 64 * 5

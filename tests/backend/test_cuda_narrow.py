@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.backend import cuda_host
-from tests.backend.cuda_requests import check_kernels, compile_kernels, request
+from tests.backend.cuda_requests import check_kernels, compile_kernels, request, running
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike, symbol
@@ -248,7 +248,8 @@ def test_products_of_all_taps_are_folded(tmp_path: Path, v: Shape, width: int) -
 def test_large_transposed_convolutions_of_few_outputs_are_folded() -> None:
     v = Shape(7, 351, 16, 56, 1, (8, 8), (4, 4), pad=(2, 2), transposed=True)
     assert [k.symbol for k in cuda.emit(_request(v))] == ["product_tile", "fold"]
-    for more in ({"arch": 80}, {"N": symbol("n")}, {"DH": 2}):
+    assert [k.symbol for k in running(cuda.emit(_request(v, N=symbol("n"))), n=7)] == ["product_tile", "fold"]
+    for more in ({"arch": 80}, {"IH": symbol("n")}, {"DH": 2}):
         assert "fold" not in {k.symbol for k in cuda.emit(_request(v, **more))}
     assert "fold" not in {k.symbol for k in cuda.emit(_request(v, F16))}
     fold, tile, r = cuda.part("_fold"), cuda.part("_tile_costs").tiles(F32)[-1], _request(v, res_mode=2)

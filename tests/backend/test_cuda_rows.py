@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.backend.cuda_requests import compile_kernels, request
+from tests.backend.cuda_requests import compile_kernels, request, running
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request, Unfit
 from tracea_onnx.dims import DimLike, evaluate, symbol
@@ -188,8 +188,8 @@ def test_few_rows_of_a_warp_get_more() -> None:
     (some,) = _axis("softmax", 4000, 1000, 1, DType.F32)
     assert "softmax_rows<4, 2, 128," in some.source
     kernels = _axis("softmax", symbol("rows"), 1031, 1)
-    for rows, grids in ((1056, [0, 1056]), (1057, [265, 0])):
-        assert [evaluate(k.grid[0], {"rows": rows}) for k in kernels] == grids
+    for rows, blocks in ((1056, 1056), (24576, 24576 // 4)):
+        assert [evaluate(k.grid[0], {"rows": rows}) for k in running(kernels, rows=rows)] == [blocks]
 
 
 def test_short_odd_rows_of_softmax_are_read_by_elements() -> None:
@@ -268,8 +268,10 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
         (few,) = _axis(family, 131, 320, 11, unaligned=("x",))
         assert "_slabs<" in many.source and "_columns<" in few.source
         kernels = _axis(family, symbol("outer"), 320, 11, unaligned=("x",))
-        used = [[i for i, k in enumerate(kernels) if evaluate(k.grid[0], {"outer": n})] for n in (0, 131, 132)]
-        assert used == [[], [1], [0]]
+        assert not running(kernels, outer=0)
+        for outer, call in ((131, "_columns<"), (132, "_slabs<")):
+            (k,) = running(kernels, outer=outer)
+            assert call in k.source
     (long,) = _axis("softmax", 200, 1025, 3)
     assert "softmax_columns<" in long.source
 
@@ -277,10 +279,10 @@ def test_few_columns_go_through_shared_memory_where_every_multiprocessor_has_som
 def test_rows_of_columns_that_are_not_counted_are_read_as_vectors_where_there_are_many() -> None:
     for dtype, n, inner, least in ((DType.F16, 197, 768, 176), (DType.F32, 300, 300, 88), (DType.F16, 88, 9, 1407)):
         kernels = _axis("reduce", symbol("outer"), n, inner, dtype)
-        assert "  reduce_sheets<" in kernels[0].source and all("  reduce_columns<" in k.source for k in kernels[1:])
-        for outer in (0, 1, least - 1, least, 7000):
-            runs = [evaluate(k.grid[0], {"outer": outer}) > 0 for k in kernels]
-            assert runs[0] == (outer >= least) and any(runs[1:]) == (0 < outer < least)
+        assert not running(kernels, outer=0)
+        for outer in (1, least - 1, least, 7000):
+            runs = running(kernels, outer=outer)
+            assert runs and all("  reduce_sheets<" in k.source or "reduce_parts" in k.symbol for k in runs)
 
 
 def test_a_block_brings_few_columns_that_it_would_read_twice() -> None:

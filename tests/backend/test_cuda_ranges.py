@@ -1,0 +1,122 @@
+"""A symbolic batch has the kernels that the same batch has as a number; what is said of a range of sizes holds within all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.backend.cuda_requests import request, running
+from tracea_onnx import cuda_ranges, registry
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Kernel
+from tracea_onnx.dims import Dim, DimLike, symbol
+from tracea_onnx.ops import DType
+
+cuda = registry.module("kernels", "cuda")
+N = symbol("n")
+SIZES = (1, 2, 3, 4, 7, 8, 16, 64, 131, 132, 1000, 4096)
+
+
+def _copy(shape: list[DimLike], xs: list[DimLike], ys: list[DimLike]) -> dict[str, DimLike]:
+    ints: dict[str, DimLike] = {"elem": 4}
+    for name, values, fill in (("n", shape, 1), ("x", xs, 0), ("y", ys, 0)):
+        ints |= {f"{name}{k}": v for k, v in enumerate([*[fill] * (6 - len(values)), *values])}
+    return ints
+
+
+def _image(c: int, h: int, w: int) -> dict[str, DimLike]:
+    return {"N": N, "C": c, "x_cs": c, "x_rs": c * w, "x_ns": c * w * h}
+
+
+_WINDOW: dict[str, DimLike] = {"KH": 5, "KW": 5, "SH": 1, "SW": 1, "DH": 1, "DW": 1, "PT": 2, "PL": 2}
+_DEPTHWISE: dict[str, DimLike] = {
+    **_WINDOW, "N": N, "IC": 72, "OC": 72, "G": 72, "IH": 28, "IW": 28, "OH": 28, "OW": 28,
+    **{f"{s}_{p}": 72 * k for s in "xyr" for p, k in (("cs", 1), ("rs", 28), ("ns", 784))}, "act": 0, "res_mode": 0,
+}  # fmt: skip
+CASES: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
+    "matrices turned": ("copy", DType.F32, _copy([N, 40, 30], [1200, 1, 40], [1200, 30, 1]), "xy"),
+    "batch last": ("copy", DType.F32, _copy([40, 30, N], [30, 1, 1200], [D.mul(N, 30), N, 1]), "xy"),
+    "slices": ("copy", DType.F32, _copy([N, 61], [70, 1], [61, 1]), "xy"),
+    "columns summed": ("reduce", DType.BF16, {"kind": 5, "outer": N, "n": 32, "inner": 97, "dtype": int(DType.BF16)}, "xy"),
+    "rows summed": ("reduce", DType.F16, {"kind": 0, "outer": N, "n": 70001, "inner": 1, "dtype": int(DType.F16)}, "xy"),
+    "softmax": ("softmax", DType.F16, {"outer": N, "n": 50021, "inner": 1}, "xy"),
+    "largest of long rows": ("topk", DType.F16, {"outer": N, "n": 31848, "inner": 1, "k": 800, "largest": 1, "dtype": int(DType.F16)}, "xy"),
+    "depthwise": ("conv2d_dw", DType.F16, _DEPTHWISE, "xwy"),
+    "pooling": ("pool2d", DType.F16, {**_WINDOW, **_image(32, 11, 11), "PB": 2, "PR": 2, "IH": 11, "IW": 11, "OH": 11, "OW": 11,
+                                      "y_cs": 32, "y_rs": 352, "y_ns": 3872, "mode": 0}, "xy"),
+}  # fmt: skip
+
+
+def _with(ints: Mapping[str, DimLike], n: int) -> dict[str, DimLike]:
+    return {k: D.evaluate(v, {"n": n}) for k, v in ints.items()}
+
+
+def _names(kernels: list[Kernel]) -> list[str]:
+    return [k.symbol for k in kernels]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_known_at_run_time_has_the_kernels_of_a_fixed_one(case: str) -> None:
+    family, dtype, ints, operands = CASES[case]
+    any_size = cuda.emit(request(family, dtype, ints, operands=operands))
+    assert not running(any_size, n=0)
+    for n in SIZES:
+        fixed = running(cuda.emit(request(family, dtype, _with(ints, n), operands=operands)))
+        assert _names(running(any_size, n=n)) == _names(fixed), n
+
+
+def test_scratch_memory_is_enough_for_every_size() -> None:
+    family, dtype, ints, operands = CASES["largest of long rows"]
+    (room,) = next(k.scratch for k in cuda.emit(request(family, dtype, ints, operands=operands)) if k.scratch)
+    for n in SIZES:
+        for needed in next((k.scratch for k in cuda.emit(request(family, dtype, _with(ints, n), operands=operands)) if k.scratch), ()):
+            assert D.evaluate(room, {"n": n}) == needed
+    assert D.evaluate(room, {"n": 1000}) == 0 < D.evaluate(room, {"n": 8})
+
+
+def test_no_size_is_left_out_or_served_twice() -> None:
+    def emit(r: Any) -> list[Kernel]:
+        size = cuda_ranges.about(r.ints["outer"], 0)
+        few = cuda_ranges.known(D.less(D.mul(r.ints["outer"], 7), 1000))
+        return [Kernel(f"{size.bit_length() // 3} {few}", "k", (r.ints["outer"], 1, 1), 32, ())]
+
+    kernels = cuda_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
+    assert len(kernels) == len({k.source for k in kernels}) > 3
+    for n in (*range(1, 2000), 1 << 17, (1 << 18) - 1, 1 << 18, 1 << 30):
+        (k,) = running(kernels, n=n)
+        assert k.source.endswith(str(int(7 * n < 1000))) and D.evaluate(k.grid[0], {"n": n}) == n
+    assert not running(kernels, n=0)
+
+
+def test_what_reads_nothing_is_emitted_for_no_rows_too() -> None:
+    """A mean of no rows has a result."""
+    kernels = cuda.emit(request("reduce", DType.F32, {"kind": 0, "outer": 3, "n": N, "inner": 1, "dtype": int(DType.F32)}, operands="xy"))
+    assert running(kernels, n=0) and running(kernels, n=1) and running(kernels, n=100_000)
+
+
+@st.composite
+def _dims(draw: st.DrawFn) -> DimLike:
+    e: DimLike = N
+    for _ in range(draw(st.integers(1, 5))):
+        other: DimLike = draw(st.one_of(st.integers(0, 9), st.just(N)))
+        positive = draw(st.integers(1, 9))
+        e = draw(st.sampled_from((
+            lambda e, o, p: D.add(e, o), lambda e, o, p: D.sub(e, o), lambda e, o, p: D.sub(o, e), lambda e, o, p: D.mul(e, o), lambda e, o, p: D.floordiv(e, p),
+            lambda e, o, p: D.mod(e, p), lambda e, o, p: D.less(e, o), lambda e, o, p: D.less(p, e), lambda e, o, p: D.equal(e, o), lambda e, o, p: D.maximum(e, o),
+            lambda e, o, p: D.minimum(e, p), lambda e, o, p: D.select(D.less(e, p), o, e), lambda e, o, p: D.floordiv(p, D.maximum(e, 1)),
+        )))(e, other, positive)  # fmt: skip
+    return e
+
+
+@given(_dims(), st.integers(0, 12), st.integers(0, 12))
+def test_values_lie_within_their_bounds(e: DimLike, low: int, length: int) -> None:
+    with cuda_ranges.within(cuda_ranges.Range("n", low, low + length)):
+        least, most = cuda_ranges.between(e) if isinstance(e, Dim) else (e, e)
+        values = [D.evaluate(e, {"n": n}) for n in range(low, low + length + 1)]
+        assert least <= min(values) and max(values) <= most
+        if length == 0 and isinstance(e, Dim):
+            assert cuda_ranges.known(e) == values[0]

@@ -1,0 +1,203 @@
+"""Kernels for ranges of a symbolic size.
+
+What a kernel should look like depends on sizes, and models are exported with a batch that is known when they run. `ranged` emits a request for a range of
+its symbol: within it `known` answers where the whole range agrees, `about` gives a number to choose by, and where the answer changes within the range, the range
+is divided there and each part emitted by itself. Neighbours that came out equal are one again; a kernel's grid is empty outside its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from math import isqrt
+
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Kernel, Request
+from tracea_onnx.dims import Dim, DimLike
+
+#: Ranges are not divided above that size.
+_MOST = 1 << 18
+#: A number to choose by stands for a range up to so many times as long as short.
+_WIDE = 2
+#: What a size or a product of sizes may be.
+_UNKNOWN = (-(1 << 62), 1 << 62)
+
+Bounds = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values of one symbol, both ends included."""
+
+    symbol: str
+    low: int
+    high: int
+
+
+class _Divided(Exception):
+    """The range is to be emitted in two parts, of which the second begins at `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+_now: ContextVar[Range | None] = ContextVar("range", default=None)
+
+
+@contextmanager
+def within(r: Range) -> Iterator[None]:
+    """Sizes that depend on the symbol alone lie in this range."""
+    token = _now.set(r)
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def known(d: DimLike) -> int | None:
+    """`d` when it is a number, in the present range at least."""
+    if not isinstance(d, Dim):
+        return int(d)
+    r = _now.get()
+    if r is None or d.symbols != (r.symbol,):
+        return None
+    low, high = _bounds(d, r, {})
+    if low == high:
+        return low
+    if (low, high) == (0, 1) and 0 < (at := _change(d, r)) <= _MOST:
+        raise _Divided(at)
+    return None
+
+
+def settled(d: DimLike) -> DimLike:
+    """`d`, as a number where it is known."""
+    number = known(d)
+    return d if number is None else number
+
+
+def about(d: DimLike, usual: int) -> int:
+    """What to take for `d` when kernels are chosen, which must be right whatever it is: the middle of the present range, `usual` without one."""
+    if not isinstance(d, Dim):
+        return int(d)
+    r = _now.get()
+    if r is None or d.symbols != (r.symbol,):
+        return usual
+    if r.high >= _WIDE * r.low and r.low < _MOST:
+        at = 2
+        while at <= r.low:
+            at *= _WIDE
+        raise _Divided(at)
+    return D.evaluate(d, {r.symbol: isqrt(r.low * min(r.high, _WIDE * r.low))})
+
+
+def between(d: DimLike) -> Bounds:
+    """Between what numbers `d` lies in the present range."""
+    r = _now.get()
+    return _bounds(d, r, {}) if r is not None and isinstance(d, Dim) and d.symbols == (r.symbol,) else _UNKNOWN
+
+
+def at(d: DimLike, value: int) -> AbstractContextManager[None]:
+    """As if `d` had that value, where it is a multiple of a symbol."""
+    if isinstance(d, Dim) and len(d.symbols) == 1:
+        symbol = d.symbols[0]
+        once = D.evaluate(d, {symbol: 1})
+        if once > 0 and D.evaluate(d, {symbol: 1 << 20}) == once << 20:
+            size = max(value // once, 1)
+            return within(Range(symbol, size, size))
+    return nullcontext()
+
+
+def _bounds(e: DimLike, r: Range, found: dict[int, Bounds]) -> Bounds:
+    """Between what numbers `e` lies (not always the narrowest). Dims share parts, so those found are kept."""
+    if not isinstance(e, Dim):
+        return e, e
+    if e.op == "sym":
+        return r.low, r.high
+    if id(e) not in found:
+        found[id(e)] = _combined(e.op, [_bounds(a, r, found) for a in e.args])
+    return found[id(e)]
+
+
+def _combined(op: str, args: list[Bounds]) -> Bounds:
+    a, b = args[-2:]
+    if op == "add":
+        return a[0] + b[0], a[1] + b[1]
+    if op == "sub":
+        return a[0] - b[1], a[1] - b[0]
+    if op in ("max", "min"):
+        pick = max if op == "max" else min
+        return pick(a[0], b[0]), pick(a[1], b[1])
+    if op == "lt":
+        return int(a[1] < b[0]), int(a[0] < b[1])
+    if op == "eq":
+        return int(a == b and a[0] == a[1]), int(a[0] <= b[1] and b[0] <= a[1])
+    if op == "select":
+        cond = args[0]
+        return b if cond == (0, 0) else a if cond[0] > 0 or cond[1] < 0 else (min(a[0], b[0]), max(a[1], b[1]))
+    if op == "mul":
+        ends = [x * y for x in a for y in b]
+        return min(ends), max(ends)
+    if b[0] < 1:
+        return _UNKNOWN
+    if op == "floordiv":
+        ends = [x // y for x in a for y in b]
+        return min(ends), max(ends)
+    return (a[0] % b[0], a[0] % b[0]) if a[0] == a[1] and b[0] == b[1] else (0, b[1] - 1)
+
+
+def _change(e: Dim, r: Range) -> int:
+    """Where in the range a condition changes; 0 where both ends agree."""
+    low, high = r.low, r.high
+    first = D.evaluate(e, {r.symbol: low})
+    if D.evaluate(e, {r.symbol: high}) == first:
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if D.evaluate(e, {r.symbol: middle}) == first else (low, middle)
+    return high
+
+
+def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
+    """What `emit` makes of the request, for each range of its symbol where there is one alone. Sizes of 0 have what is emitted without a range."""
+    symbols = {s for d in request.ints.values() for s in D.symbols(d)}
+    if len(symbols) != 1:
+        return emit(request)
+    (symbol,) = symbols
+    parts: list[tuple[int, list[Kernel]]] = []  # from which size on
+
+    def part(low: int, high: int) -> None:
+        try:
+            with within(Range(symbol, low, high)):
+                kernels = emit(request)
+        except _Divided as e:
+            part(low, e.at - 1)
+            part(e.at, high)
+            return
+        if not parts or parts[-1][1] != kernels:
+            parts.append((low, kernels))
+
+    part(1, _UNKNOWN[1])
+    none = emit(request)
+    if not _empty(none, symbol) and none != parts[0][1]:
+        parts.insert(0, (0, none))
+    if len(parts) == 1:
+        return parts[0][1]
+    size, out, room = D.symbol(symbol), list[Kernel](), list[DimLike]()
+    for k, (low, kernels) in enumerate(parts):
+        above = 1 if k == 0 and (low == 0 or _empty(kernels, symbol)) else D.less(low - 1, size)
+        use = above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above)
+        for j, bytes_ in enumerate(next((kernel.scratch for kernel in kernels if kernel.scratch), ())):
+            room[j:] = [D.maximum(room[j] if j < len(room) else 0, D.mul(use, bytes_)), *room[j + 1 :]]
+        out += [replace(kernel, grid=(D.mul(use, kernel.grid[0]), *kernel.grid[1:]), scratch=()) for kernel in kernels]
+    return [replace(out[0], scratch=tuple(room)), *out[1:]] if room else out
+
+
+def _empty(kernels: list[Kernel], symbol: str) -> bool:
+    """Whether none of them has blocks where the symbol is 0."""
+    try:
+        return all(any(D.evaluate(g, {symbol: 0}) <= 0 for g in k.grid) for k in kernels)
+    except ZeroDivisionError:
+        return False
