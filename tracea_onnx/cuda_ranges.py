@@ -101,13 +101,28 @@ def between(d: DimLike) -> Bounds:
 
 def at(d: DimLike, value: int) -> AbstractContextManager[None]:
     """As if `d` had that value, where it is a multiple of a symbol."""
-    if isinstance(d, Dim) and len(d.symbols) == 1:
-        symbol = d.symbols[0]
-        once = D.evaluate(d, {symbol: 1})
-        if once > 0 and D.evaluate(d, {symbol: 1 << 20}) == once << 20:
-            size = max(value // once, 1)
-            return within(Range(symbol, size, size))
+    once = _multiple(d)
+    if isinstance(d, Dim) and once:
+        size = max(value // once, 1)
+        return within(Range(d.symbols[0], size, size))
     return nullcontext()
+
+
+def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None]:
+    """The part of the present range where `d`, if it is a multiple of the symbol, is larger than `low` and at most `high`."""
+    r, once = _now.get(), _multiple(d)
+    if isinstance(d, Dim) and once and r is not None and d.symbols == (r.symbol,):
+        least, most = max(r.low, low // once + 1), r.high if high is None else min(r.high, high // once)
+        return within(Range(r.symbol, least, max(least, most)))
+    return nullcontext()
+
+
+def _multiple(d: DimLike) -> int:
+    """How many times the symbol `d` is; 0 where it is no multiple of one."""
+    if not isinstance(d, Dim) or len(d.symbols) != 1:
+        return 0
+    once = D.evaluate(d, {d.symbols[0]: 1})
+    return once if once > 0 and D.evaluate(d, {d.symbols[0]: 1 << 20}) == once << 20 else 0
 
 
 def _bounds(e: DimLike, r: Range, found: dict[int, Bounds]) -> Bounds:

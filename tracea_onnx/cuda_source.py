@@ -89,7 +89,7 @@ def share(request: Request, smem: int, blocks: int) -> int:
 def spread(request: Request, blocks: DimLike, smem: int) -> int:
     """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of its own: with room for those of the next launch, these would come
     where the first of this one leave, some beside each other."""
-    alone = overlapped(request) and isinstance(blocks, int) and request.sms < 2 * blocks <= 2 * request.sms
+    alone = overlapped(request) and known(D.less(request.sms, D.mul(blocks, 2))) == known(D.less(blocks, request.sms + 1)) == 1
     return max(smem, shared(request) // 2) if alone else smem
 
 

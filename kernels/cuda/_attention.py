@@ -88,9 +88,14 @@ def blocks(request: Request, rows: int) -> DimLike:
 def apart(request: Request, smem: int, blocks: DimLike, parts: int = 1) -> int:
     """Shared memory with which a multiprocessor holds no more than its share of so many blocks, in clusters of `parts`: with room for more, those of the next launch
     come where the first of this one leave, several beside each other."""
-    if not (overlapped(request) and isinstance(blocks, int)):
+    if not overlapped(request):
         return smem
-    return share(request, smem, max(1, -(-blocks // clustered(request.sms, parts))))
+    here, most = 1, clustered(request.sms, parts)
+    while share(request, smem, here) > smem and (fits := known(D.less(blocks, here * most + 1))) != 1:
+        if fits is None:
+            return smem
+        here += 1
+    return share(request, smem, here)
 
 
 def access(request: Request, p: Problem, operand: str) -> int:

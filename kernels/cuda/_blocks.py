@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tracea_onnx import dims as D
 from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered, overlapped, share
+from tracea_onnx.cuda_source import clustered, known, overlapped, share
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import ACTIVATIONS
 
@@ -58,9 +59,9 @@ def dear(r: Request) -> bool:
 def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
     """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks, holds no more than its share where two launches do not fit together.
     Else some blocks of the next one come early, to where this one leaves room, and the others to where it ends first, all together."""
-    if not (overlapped(r) and isinstance(blocks, int) and 2 * blocks > r.sms * resident):
+    if not overlapped(r) or known(D.less(r.sms * resident, D.mul(blocks, 2))) != 1:
         return smem
-    here = -(-blocks // r.sms)
+    here = next((n for n in range(1, resident) if known(D.less(blocks, n * r.sms + 1)) == 1), resident)
     return share(r, smem, here) if here < resident else smem
 
 

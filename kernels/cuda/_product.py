@@ -74,15 +74,16 @@ def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool) -> dict[Any, float
 
 
 #: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 3, 4, 6, 8, 12, ... up to _MOST rows.
-_LEAST, _MOST = 8, 1 << 18
+_MOST = 1 << 18
 
 
-def choose(rows: DimLike, price: Callable[[int], Prices]) -> list[tuple[Any, DimLike]]:
-    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it.
+def choose(rows: DimLike, price: Callable[[int], Prices]) -> Iterator[tuple[Any, DimLike]]:
+    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it, which is the present one meanwhile.
 
     price: clocks of tiles for so many rows."""
     if isinstance(rows, int):
-        return [(_cheapest(price(rows)), 1)]
+        yield _cheapest(price(rows)), 1
+        return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = cuda_ranges.between(rows)
     for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1)) if size >= least) or (least,):
@@ -91,13 +92,12 @@ def choose(rows: DimLike, price: Callable[[int], Prices]) -> list[tuple[Any, Dim
         if ranges and ranges[-1][0] == tile:
             ranges.pop()
         ranges.append((tile, m))
-    out: list[tuple[Any, DimLike]] = []
     low = 0
     for k, (tile, high) in enumerate(ranges):
-        above: DimLike = D.less(low, rows) if low else 1
-        out.append((tile, above if k == len(ranges) - 1 else D.mul(above, D.less(rows, high + 1))))
+        above, last = D.less(low, rows) if low else 1, k == len(ranges) - 1
+        with cuda_ranges.above(rows, low, None if last else high):
+            yield tile, above if last else D.mul(above, D.less(rows, high + 1))
         low = high
-    return out
 
 
 def _cheapest(costs: Prices) -> Any:
@@ -107,9 +107,7 @@ def _cheapest(costs: Prices) -> Any:
 def _sizes(unit: int) -> Iterator[int]:
     count = 1
     while unit * count <= _MOST or count == 1:
-        for m in (unit * count, unit * count * 3 // 2) if count > 1 else (unit,):
-            if m >= _LEAST:
-                yield m
+        yield from (unit * count, unit * count * 3 // 2) if count > 1 else (unit,)
         count *= 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
@@ -141,7 +142,7 @@ def _price(r: Request, tile: StemTile, images: int) -> float:
     return -(-blocks // (tile.resident * r.sms)) * (_START + rows * row)
 
 
-def choose(r: Request) -> list[tuple[StemTile, DimLike]]:
+def choose(r: Request) -> Iterator[tuple[StemTile, DimLike]]:
     """(tile, condition) of each kernel of a convolution to which this one applies."""
     size = [r.ints[n] for n in (("PH", "PW") if _pooled(r) else ("OH", "OW"))]
     image = max(1, int(D.product([_product.known(d, _USUAL) for d in size])))
@@ -150,8 +151,7 @@ def choose(r: Request) -> list[tuple[StemTile, DimLike]]:
     def price(pixels: int) -> dict[StemTile, float]:
         return {t: _price(r, t, -(-pixels // image)) for t in tiles}
 
-    found: list[tuple[StemTile, DimLike]] = _product.choose(D.product([r.ints["N"], *size]), price)
-    return found
+    yield from _product.choose(D.product([r.ints["N"], *size]), price)
 
 
 def _lines(r: Request, tile: StemTile, height: DimLike, across: DimLike) -> DimLike:

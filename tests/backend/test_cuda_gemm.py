@@ -359,9 +359,8 @@ def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch
 def test_few_rows_at_run_time() -> None:
     """A kernel for few rows serves no more of them than it was made for."""
     m = D.symbol("m")
-    for k in kernels_of(gemm(DType.F32, m, 1021, 4099)):
-        if k.symbol == "product_thin":
-            assert evaluate(k.grid[0], {"m": 8}) > 0 and evaluate(k.grid[0], {"m": 9}) == 0
+    few = [k for k in kernels_of(gemm(DType.F32, m, 1021, 4099)) if k.symbol == "product_thin"]
+    assert any(evaluate(k.grid[0], {"m": 8}) for k in few) and not any(evaluate(k.grid[0], {"m": 9}) for k in few)
 
 
 @pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 32, 64, 64)])
