@@ -186,7 +186,7 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
     def part(low: int, high: int) -> None:
         try:
             with within(Range(symbol, low, high)):
-                kernels = emit(request)
+                kernels = emit(request if low < high else replace(request, ints={name: settled(d) for name, d in request.ints.items()}))
         except _Divided as e:
             part(low, e.at - 1)
             part(e.at, high)

@@ -9,7 +9,7 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
@@ -105,9 +105,15 @@ def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Reque
     return [first], replace(request, ints=ints, unaligned=request.unaligned - set(operands)), copies
 
 
+def _sized(request: Request) -> Request:
+    """With a number for a batch that is known at run time, where tiles are chosen for a range of it."""
+    batch = about(request.ints["B"], 0)
+    return replace(request, ints={**request.ints, "B": batch}) if batch else request
+
+
 def attention(request: Request) -> list[Kernel]:
     p = _attention.problem(request)
-    chosen = tiles(request, p)
+    chosen = tiles(_sized(request), p)
     rows = _grouped.as_rows(request)  # for tiles of many rows
     by_copies = [(tile, use) for tile, use in chosen if isinstance(tile, _hopper.HopperTile)]
     anywhere: DimLike = 0

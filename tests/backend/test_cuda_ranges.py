@@ -85,7 +85,7 @@ def test_no_size_is_left_out_or_served_twice() -> None:
         return [Kernel(f"{size.bit_length() // 3} {few}", "k", (r.ints["outer"], 1, 1), 32, ())]
 
     kernels = cuda_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
-    assert len(kernels) == len({k.source for k in kernels}) > 3
+    assert 10 > len(kernels) >= len({k.source for k in kernels}) > 3  # a batch of 1 has its own, with numbers for grid and arguments
     for n in (*range(1, 2000), 1 << 17, (1 << 18) - 1, 1 << 18, 1 << 30):
         (k,) = running(kernels, n=n)
         assert k.source.endswith(str(int(7 * n < 1000))) and D.evaluate(k.grid[0], {"n": n}) == n
