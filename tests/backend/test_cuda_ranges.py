@@ -92,6 +92,23 @@ def test_no_size_is_left_out_or_served_twice() -> None:
     assert not running(kernels, n=0)
 
 
+def test_no_range_outlives_its_request() -> None:
+    """Also where a range is divided while a kernel is emitted for a part of it: what chose the tile is left in the middle."""
+
+    def emit(r: Any) -> list[Kernel]:
+        found = []
+        for tile, use in cuda.part("_product").choose(r.ints["outer"], lambda rows: {rows.bit_length() // 4: 1.0}):
+            few = cuda_ranges.known(D.less(r.ints["outer"], 100))
+            found.append(Kernel(f"{tile} {few}", "k", (D.mul(r.ints["outer"], use), 1, 1), 32, ()))
+        return found
+
+    kernels = cuda_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
+    assert cuda_ranges.known(N) is None and cuda_ranges.about(N, 77) == 77
+    for n in (1, 7, 8, 99, 100, 127, 4096, 1 << 20):
+        (k,) = running(kernels, n=n)
+        assert k.source.endswith(str(int(n < 100)))
+
+
 def test_what_reads_nothing_is_emitted_for_no_rows_too() -> None:
     """A mean of no rows has a result."""
     kernels = cuda.emit(request("reduce", DType.F32, {"kind": 0, "outer": 3, "n": N, "inner": 1, "dtype": int(DType.F32)}, operands="xy"))
