@@ -130,6 +130,7 @@ def product(
         f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int WARPS_M = {tile.warps_m}, WARPS_N = {tile.warps_n}, A_BYTES = {a.bytes}, B_BYTES = {b.bytes};",
         f"constexpr int HELD = {tile.held}, AHEAD = {tile.ahead}, WHOLE = {-(-depth // _BK) if depth <= 2 * _BK else 0};",
+        f"constexpr bool EVEN = {int(_product.each(r) > 1)};" if not f32 else "",
         f"constexpr bool A_ALONG = {int(not (a.trans or a.gather))}, B_ALONG = {int(not (b.trans or b.gather))};", epi.source,
         _backend.template("flat_f32" if f32 else "flat"),
     ])  # fmt: skip

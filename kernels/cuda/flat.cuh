@@ -6,7 +6,7 @@
 // A warp has 32 rows by 32 columns and takes 32 k at a time.
 //
 // The generator defines: T, MMA_TYPE, WARPS_M, WARPS_N, HELD (threads of all blocks of a multiprocessor), WHOLE (steps, where all of k lies in shared memory at once: that
-// takes few registers; else 0), A_ALONG, B_ALONG (contiguous along k, else along rows), A_BYTES, B_BYTES (that lines and matrices lie at multiples of), TO_BATCH and the epilogue (struct Epilogue, finish). Parameters span_a, span_b: elements from a matrix's first to its last; all_a, all_b: of all matrices.
+// takes few registers; else 0), A_ALONG, B_ALONG (contiguous along k, else along rows), A_BYTES, B_BYTES (that lines and matrices lie at multiples of), EVEN (rows of y begin and end at even elements), TO_BATCH and the epilogue (struct Epilogue, finish). Parameters span_a, span_b: elements from a matrix's first to its last; all_a, all_b: of all matrices.
 
 constexpr int BK = 32, BM = 32 * WARPS_M, BN = 32 * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
 
@@ -15,6 +15,7 @@ DEV void read16(u32* v, u64 from, bool there) {
 }
 DEV void write16(u32 to, const u32* v) { asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory"); }
 DEV void write2(u32 to, u32 v) { asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %1; st.shared.b16 [%0], l; st.shared.b16 [%0 + 2], h;}" ::"r"(to), "r"(v) : "memory"); }
+DEV void write4(u32 to, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
 DEV void write1(u32 to, u32 v) { asm volatile("{.reg .b16 l, h; mov.b32 {l, h}, %1; st.shared.b16 [%0], l;}" ::"r"(to), "r"(v) : "memory"); }
 DEV void fragment(u32 (&r)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
@@ -171,6 +172,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
   asm volatile("griddepcontrol.wait;" ::: "memory");
   left.read_ends(first_a, all_a);
   right.read_ends(first_b, all_b);
+  const int rows = min(BM, M - m0), columns = min(BN, N - n0);
+  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
+  Columns own[4];  // of this lane's columns
+  const auto read_columns = [&] {
+#pragma unroll
+    for (int j = 0; j < 4; j++) own[j] = columns_at(epilogue, n0 + wn + j * 8 + lane % 4 * 2, N);
+  };
   float sum[2][4][4] = {};
   const auto multiply = [&](u32 stage) {
 #pragma unroll
@@ -192,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
     }
   };
   if (WHOLE) {
+    read_columns();
 #pragma unroll
     for (int s = 0; s < WHOLE; s++) {
       left.read(0, s * BK);
@@ -225,12 +234,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
         stage ^= memory ^ (memory + STAGE);  // the other one
       }
     }
+    read_columns();
   }
   __syncthreads();
-  const int rows = min(BM, M - m0), columns = min(BN, N - n0);
   const bool flat = N <= BN && ldy == N;
   T* const corner = y + m0 * ldy + n0;
-  const Epilogue epilogue{EPILOGUE_ARGUMENTS};
   const auto lay = [&](bool whole) {
 #pragma unroll
     for (int q = 0; q < 4; q++) {
@@ -240,9 +248,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HELD / THREADS) product_fl
       for (int j = 0; j < 4; j++) {
         const int c = wn + j * 8 + lane % 4 * 2;
         float v[2] = {sum[q / 2][j][q % 2 * 2], sum[q / 2][j][q % 2 * 2 + 1]};
-        if (r < rows && c < columns) finish(epilogue, v, m, m * ldr, n0 + c, columns - c);
+        if (r < rows && c < columns) finish(epilogue, own[j], v, m, m * ldr, n0 + c, columns - c);
         const u32 pair = pack2((T*)0, v[0], v[1]);
-        if (whole || c + 1 < columns) write2(row + c * 2, pair);
+        if (EVEN && (whole || c < columns)) write4(row + c * 2, pair);
+        else if (whole || c + 1 < columns) write2(row + c * 2, pair);
         else if (c < columns) write1(row + c * 2, pair);
       }
     }
