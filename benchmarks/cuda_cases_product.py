@@ -227,11 +227,15 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         for lanes, reads, deep in ((4, 4, 1), (8, 2, 2), (16, 1, 2), (32, 1, 1)):  # also with k beyond what lanes read at once
             yield with_tile(matmul(rng, dtype, 2, 2, 67, 3, 131 if lanes < 16 else 101, b_turned=True), dots(True, 3, lanes, reads, deep if lanes > 4 else 1))
             yield with_tile(gemm(rng, dtype, 2, 67, 101, "relu"), dots(False, 2, lanes, reads, deep))
+            for near in (False, True):  # rows of whole chunks
+                yield with_tile(matmul(rng, dtype, 2, 2, 67, 3, 136, b_turned=True), dots(True, 3, lanes, reads, deep if lanes > 4 else 1, True, near))
+                yield with_tile(gemm(rng, dtype, 2, 67, 104, "relu"), dots(False, 2, lanes, reads, deep, True, near))
         for lanes, reads in ((4, 1), (8, 3), (16, 2), (32, 8)):
             if dtype == F32 and lanes == 4:
                 continue  # these lanes do not divide so few sums
             yield with_tile(matmul(rng, dtype, 2, 2, 67, 5, 77, a_turned=True), dots(True, 5, lanes, reads, 0))
             yield with_tile(matmul(rng, dtype, 1, 3, 1, 67, 77), dots(False, 1, lanes, reads, 0))
+        yield with_tile(matmul(rng, dtype, 1, 3, 67, 8, 1331, a_turned=True), dots(True, 8, 4, 20, 0))
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=True), dots(True, 2, 4, 1, 0))
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, b_turned=True), dots(False, 3, 4, 1, 1))
     yield with_tile(gemm(rng, F16, 5, 35, 1031, "silu", res_mode=1), dots(False, 5, 32, 4, 1))

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Request
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Request, multiple_of
 from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
@@ -17,20 +17,24 @@ from tracea_onnx.ops import DType
 _backend = registry.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _MOST = 8  # rows that count as few
-_READS, _TURNED_READS, _VALUES = 4, 8, 16  # most of a lane
+_READS, _TURNED_READS, _LAST_READS, _VALUES = 4, 8, 20, 16  # most of a lane; reads along rows where no other lanes need fewer
+_NEAR = 8  # chunks of the few rows of a lane
 _TERMS = 2048  # most k of f32 for which the cost model holds
 
 
 @dataclass(frozen=True)
 class DotTile:
     """wide_a: A is the operand with many rows, else B. few: most rows of the other one; lanes: that have a row together, or where the wide operand is contiguous along
-    its rows (deep 0), a block's rows; reads: chunks of 16 bytes of a lane, of each of `deep` rows."""
+    its rows (deep 0), a block's rows; reads: chunks of 16 bytes of a lane, of each of `deep` rows; whole: rows of the wide operand are
+    whole chunks; near: those of the other one, too, and lanes read them where they multiply."""
 
     wide_a: bool
     few: int
     lanes: int
     reads: int
     deep: int
+    whole: bool = False
+    near: bool = False
 
     def rows(self, size: int) -> int:
         """Rows of one block, of elements of `size` bytes."""
@@ -41,16 +45,23 @@ class DotTile:
         return "dots" if self.deep else "dots_turned"
 
 
-def candidates(wide_a: bool, few: int, k: int, along: bool, whole: bool = False, size: int = 2) -> Iterator[DotTile]:
-    """Tiles that read all of k at once, and where none does, those that read most. whole: rows begin at multiples of 16 bytes; size: bytes of an element."""
+def candidates(
+    wide_a: bool, few: int, k: int, along: bool, aligned: bool = False, size: int = 2, whole: bool = False, near: bool = False,
+) -> Iterator[DotTile]:  # fmt: skip
+    """Tiles that read all of k at once, and where none does, those that read most. aligned: rows begin at multiples of 16 bytes; size: bytes of an element;
+    whole, near: what tiles may know (`DotTile`)."""
     (most, last), chunk = (_READS, 32) if along else (_TURNED_READS, 4 if size == 2 or few % 2 == 0 else 8), 16 // size
     for lanes in (4, 8, 16, 32):
-        reads = -(-(k + chunk - 1) // (chunk * lanes)) if along else -(-k * lanes // 256)
+        reads = -(-(k + (0 if whole else chunk - 1)) // (chunk * lanes)) if along else -(-k * lanes // 256)
         if (reads > most and lanes != last) or (not along and few * chunk * lanes % 32):
             continue
-        for deep in (1, 2, 4) if along else (0,):
-            if deep * min(reads, most) <= (2 if whole else 1) * _READS and deep * few <= min(lanes, _VALUES):
-                yield DotTile(wide_a, few, lanes, min(reads, most), deep)
+        if not along:
+            turns = -(-reads // _LAST_READS)
+            yield DotTile(wide_a, few, lanes, -(-reads // turns), 0)
+            continue
+        for deep in (1, 2, 4):
+            if deep * min(reads, most) <= (2 if aligned else 1) * _READS and deep * few <= min(lanes, _VALUES):
+                yield DotTile(wide_a, few, lanes, min(reads, most), deep, whole, near and few * min(reads, most) <= _NEAR)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,25 @@ class Along:
     chunk: float
     sum: float
     block: float
+    turn: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The same where rows of the wide operand are whole chunks. Clocks to start, more where it is not read before the kernel's turn; of a block; of a chunk beside
+    others and alone, and for each other one of its row where few lanes have that; of what chunks of the few rows take by way of shared memory, beside other blocks and
+    alone; of a lane's sums; until the next reads come; a byte."""
+
+    start: float
+    late: float
+    block: float
+    chunk: float
+    read: float
+    again: float
+    fill: float
+    alone: float
+    sum: float
     turn: float
     memory: float
 
@@ -92,6 +122,10 @@ _ALONG = {
     2: Along(1880.0, 244.0, 0.5, 303.0, 7.0, 76.0, 161.0, 49.0, 270.0, 1500.0, 2.5e-4),
     4: Along(2540.0, 722.0, 0.0, 155.0, 3.01, 53.1, 56.8, 26.5, 125.0, 1750.0, 2.42e-4),
 }
+_WHOLE = {
+    2: Whole(1650.0, 305.0, 73.5, 21.4, 47.2, 22.8, 20.8, 62.1, 65.7, 1500.0, 4.96e-4),
+    4: Whole(1780.0, 140.0, 23.2, 0.0, 0.0, 29.8, 16.7, 59.9, 42.8, 1750.0, 5.74e-4),
+}
 _TURNED = {
     2: Turned(2210.0, 220.0, 33.0, 8.0, 115.0, 278.0, 60.0, 7.7, 1500.0, 6.8e-4),
     4: Turned(2800.0, 0.0, 8.14, 9.57, 165.0, 82.7, 17.1, 5.45, 1220.0, 3.59e-4),
@@ -107,8 +141,14 @@ def tile_cost(t: DotTile, rows: int, k: int, batch: int, sms: int, whole: bool, 
         start = c.start + (0.0 if whole else c.anywhere) + c.memory * memory + (turns - 1) * c.turn
         each = c.alone * products + c.beside * (here - 1) * (products + t.reads) + c.fill * here * -(-t.few * t.reads // t.lanes)
         return start + turns * each + here * (c.block + t.few * (c.row + c.lane * t.lanes))
-    d, turns = _ALONG[size], -(-k // (chunk * (t.lanes * t.reads - 1) + 1))
     slots = 1 << (t.deep * t.few - 1).bit_length()
+    if t.whole:
+        w, turns = _WHOLE[size], -(-k // (chunk * t.lanes * t.reads))
+        chunks, again = t.reads * t.deep, (t.reads - 1) * w.again if t.lanes < 8 else 0.0
+        each, alone = (0.0, 0.0) if t.near else (products * w.fill, products * w.alone)
+        start = w.start + (0.0 if early else w.late) + w.memory * memory + (turns - 1) * w.turn
+        return start + turns * (chunks * w.read + alone + here * (chunks * (w.chunk + again) + each)) + here * (w.block + w.sum * slots)
+    d, turns = _ALONG[size], -(-k // (chunk * (t.lanes * t.reads - 1) + 1))
     start = d.start + (0.0 if early else d.late + d.term * t.few * k) + (0.0 if whole else d.anywhere) + d.memory * memory + (turns - 1) * d.turn
     return start + turns * (d.alone * products + here * (d.beside * products + d.chunk * t.reads * t.deep)) + here * (d.block + d.sum * slots)
 
@@ -118,12 +158,16 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, batch
     if r.arch < 90 or (r.dtype == DType.F32 and k > _TERMS):
         return {}
     out: dict[DotTile, float] = {}
-    for wide_a, how in ((True, a), (False, b)):
+    size = r.dtype.size
+    chunks = r.family in _product.MATRICES and multiple_of(r.ints["K"]) * size >= 16
+    for wide_a, how, other in ((True, a, b), (False, b, a)):
         rows, few = (m, n) if wide_a else (n, m)
         if 0 < few <= _MOST and not how.gather:
             early = not batched and ("x" if wide_a else "w") in r.constant
-            whole, size = how.bytes == 16, r.dtype.size
-            out |= {t: tile_cost(t, rows, k, batch, r.sms, whole, early, size) for t in candidates(wide_a, few, k, not how.trans, whole, size)}
+            aligned, near = how.bytes == 16, other.bytes == 16 and not (other.trans or other.gather)
+            whole = aligned and chunks and not how.trans
+            tiles = candidates(wide_a, few, k, not how.trans, aligned, size, whole, whole and near)
+            out |= {t: tile_cost(t, rows, k, batch, r.sms, aligned, early, size) for t in tiles}
     return out
 
 
@@ -141,6 +185,7 @@ def product(
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype == DType.F32)}", _product.to_batch(batched),
         f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
+        *([f"constexpr bool WHOLE = {int(tile.whole)}, NEAR = {int(tile.near)};"] if tile.deep else []),
         f"constexpr bool WIDE_A = {int(tile.wide_a)}, EARLY = {int(early)}, ACROSS = {int(across == 1 and along != 1)};", f"constexpr int {sizes};",
         epi.source, _backend.template("thin_common"), _backend.template(tile.template),
     ])  # fmt: skip

@@ -23,7 +23,7 @@ MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 _wgmma = _backend.part("_wgmma")
 _FREE = (0.0, 0.0)
 Prices = Mapping[Any, float]
-_MATRICES = ("gemm", "gemm_norm", "matmul")
+MATRICES = ("gemm", "gemm_norm", "matmul")
 #: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
 _SLACK = 1.05
 
@@ -160,14 +160,14 @@ def evenly(r: Request, a: Access, b: Access, y: bool) -> Any:
 
 def whole(r: Request, how: Access, rows: str) -> bool:
     """Whether each copy of an operand of `rows` has all of its elements or none."""
-    if r.dtype == DType.F32 or r.family not in _MATRICES or how.gather or how.slow:
+    if r.dtype == DType.F32 or r.family not in MATRICES or how.gather or how.slow:
         return False
     return multiple_of(r.ints[rows if how.trans else "K"]) * r.dtype.size >= how.bytes
 
 
 def each(r: Request) -> int:
     """At multiples of how many elements rows of y begin and end, at most 8."""
-    if r.dtype == DType.F32 or r.family not in _MATRICES or "y" in r.unaligned:
+    if r.dtype == DType.F32 or r.family not in MATRICES or "y" in r.unaligned:
         return 1
     return min(8, *(multiple_of(r.ints.get(s, 0)) for s in ("N", "ldy", "y_0", "y_1")))
 
