@@ -186,7 +186,8 @@ def _slower(p: Any, form: Form) -> int:
     """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as these: small tiles hide less. And of those of other rows that those
     with masks of their own take: of 256 rows two warps bring too many."""
     if not p.rows_masked:
-        return _SLOWER if 64 < p.widest < 128 and form.blocks > 1 and not p.causal else 100
+        ragged = p.head % 16 or p.head_v % 16  # rows of no whole sectors of memory
+        return _SLOWER if 64 < p.widest < 128 and form.blocks > 1 and (ragged or not p.causal) else 100
     if not p.mask_step:
         return 111 if form.plan == "OVERLAP" else 100  # reads them beside its own products
     if form.groups == 1:
