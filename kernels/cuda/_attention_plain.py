@@ -74,6 +74,8 @@ def _split(request: Request, p: Any, parts: tuple[int, ...]) -> list[Any]:
         few = ((2, 32, 2), (3, 64, 4), (5, 32, 2), (6, 32, 2))  # there is no room for many blocks
         shapes = (*large, *divided) if p.widest <= 128 else (*divided, *few, *large)
     tiles = [_tf32.SplitTile(warps, keys, n, groups) for warps, keys, groups in shapes for n in parts]
+    if p.widest > 128:
+        tiles.append(_tf32.SplitTile(5, 48, 1, 3))
     return [tile for tile in tiles if tile.smem(p) <= shared(request)]
 
 

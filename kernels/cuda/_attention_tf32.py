@@ -19,9 +19,9 @@ _attention = registry.module("kernels", "cuda").part("_attention")
 _MULTIPLIED, _COPYING, _STEP, _STARTING, _MEETING, _JOINING = 125, 0.4, 300, 5700, 16, 0.1
 #: Warps that hide each other's waits, and by how much slower they are for each that is missing: nobody multiplies while weights are found.
 _WARPS, _WAITING = 8, 0.1
-#: Columns of a warp's results up to which registers leave room for what is multiplied next, keys of its scores from which on enough is multiplied at once; and by how
-#: much slower other warps are, and more than `_WARPS` of them, which have fewer registers.
-_ROOMY, _ENOUGH, _CROWDED, _SCARCE, _CRAMPED = 128, 32, 1.1, 1.07, 1.1
+#: Columns of a warp's results up to which registers leave room for what is multiplied next, the same of more than so many warps (that have all keys: measured there),
+#: keys of its scores from which on enough is multiplied at once; and by how much slower other warps are, and more than `_WARPS` of them, which have fewer registers.
+_ROOMY, _ROOMY_OF_MANY, _MANY, _ENOUGH, _CROWDED, _SCARCE, _CRAMPED = 128, 112, 10, 32, 1.1, 1.07, 1.1
 
 
 def _padded(head: int) -> int:
@@ -74,7 +74,8 @@ def cycles(request: Request, p: Any, tile: SplitTile, sizes: dict[str, int], sha
     step = tile.keys * (_padded(p.head) + _padded(p.head_v)) * (rows / _MULTIPLIED + _COPYING / wide) + _STEP
     together = warps * min(beside, each)
     waiting = 1 + _WAITING * (_WARPS - together) if together <= _WARPS else -(-together // 4) * 4 / together * _CRAMPED  # the slowest of four schedulers
-    slower = (_CROWDED if tile.columns(p) > _ROOMY else 1) * (_SCARCE if tile.keys < _ENOUGH * tile.groups else 1)
+    roomy = _ROOMY if warps <= _MANY or tile.parts > 1 else _ROOMY_OF_MANY
+    slower = (_CROWDED if tile.columns(p) > roomy else 1) * (_SCARCE if tile.keys < _ENOUGH * tile.groups else 1)
     joining = each * p.head_v * (_MEETING + rows * _JOINING) if tile.parts > 1 else 0
     return float(all_steps * step * waiting * slower + -(-each // beside) * _STARTING + joining)
 
