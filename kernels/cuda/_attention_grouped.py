@@ -15,6 +15,7 @@ from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
+_flow = registry.module("kernels", "cuda").part("_attention_flow")
 _group = registry.module("kernels", "cuda").part("_attention_group")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
 
@@ -76,6 +77,13 @@ class Whole:
         """Multiprocessors that have one more than others read it when these are done. size: bytes of a head."""
         each, rest = divmod(heads, sms)
         return self.begun + size * (each / self.share + (1 / min(self.last, self.partly * sms / rest) if rest else 0))
+
+    def paired(self, heads: int, sms: int, size: float) -> float:
+        """The same of blocks that go from one head to the next: those beside each other are neighbours, and both have one more."""
+        if heads <= 2 * sms:
+            return self.begun + size / self.partly if heads == sms else self.of(heads, sms, size)
+        each, rest = divmod(heads, 2 * sms)
+        return self.begun + 2 * size * (each / self.share + (1 / min(self.last, self.partly * 2 * sms / rest) if rest else 0))
 
 
 #: Of tensor cores, of threads; by how much slower these, and those where heads are longer, are where rows are no whole lines.
@@ -159,11 +167,17 @@ def _of_shares(request: Request, p: Any, rows: int, heads: int, keys: int, row: 
     for parts in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
         blocks = heads * parts
         beside = blocks // request.sms + 1  # the last place of a multiprocessor may be one that no cluster finds
-        if rows > 64 or 2 * heads <= request.sms or beside not in _SHARING or keys < parts * _LEAST_KEYS or not (short or whole or beside > 2):
+        uneven = 4 * blocks < 3 * beside * request.sms  # some multiprocessors would have all that find a place there
+        if rows > 64 or 2 * heads <= request.sms or beside not in _SHARING or uneven or keys < parts * _LEAST_KEYS or not (short or whole or beside > 2):
             continue
         if (tile := _hopper.divided_tile(p, beside, parts)) is not None:
             price[tile] = _SHARING[beside] + _WHOLE.of(blocks, request.sms, keys * row / parts * (1.0 if short or whole else _UNEVEN_LONG))
     return price
+
+
+def _most(heads: int, sms: int) -> int:
+    """Heads of the multiprocessor that has the most of them, two beside each other."""
+    return -(-heads // sms) if heads <= 2 * sms else 2 * -(-heads // (2 * sms))
 
 
 def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
@@ -180,7 +194,9 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
     for tile in (t for t, _ in found if t.plan == "ALONE"):
         blocks, of = evaluate(_attention.blocks(rows, tile.rows), {}) * tile.parts, _TILES[tile.parts]
         if tile.parts == 1 and blocks >= request.sms and paired is not None:
-            price[paired] = _WHOLE.of(heads, request.sms, keys * row * (1.0 if short or row % 256 == 0 else _UNEVEN_LONG))
+            price[paired] = _WHOLE.paired(heads, request.sms, keys * row * (1.0 if short or row % 256 == 0 else _UNEVEN_LONG))
+            if short:
+                price[paired] = max(price[paired], _WHOLE.begun + _most(heads, request.sms) * keys * _KEY)
             continue
         each, steps = -(-blocks // clustered(request.sms, tile.parts)), -(-keys // (tile.keys * tile.parts))
         multiplying = each * steps * tile.keys * (_KEY if short else max(_KEY_LONG, row / _BLOCK_BYTES))
@@ -194,11 +210,14 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
     if short and (p.head % 16 or p.head_v % 16):
         for tile in price:
             places = clustered(request.sms, tile.parts) if tile.blocks == 1 else request.sms
-            mine = heads * keys / request.sms if tile.spread else -(-heads * tile.parts // places) * keys / tile.parts
+            most = _most(heads, request.sms) if tile == paired else -(-heads * tile.parts // places)
+            mine = heads * keys / request.sms if tile.spread else most * keys / tile.parts
             of, each_key = (_SPREAD_SHORT, _FETCHING_SPREAD) if tile.spread else (_TILES[tile.parts], _FETCHING)
             price[tile] = max(price[tile], of.begun + mine * each_key)
     if price and not shared:
         price |= _of_threads(request, p, heads, keys, row)
+    if price:
+        price |= _flow.prices(rows, p, heads, keys)
     return [(min(price, key=price.__getitem__), 1)] if price else []
 
 

@@ -16,6 +16,7 @@ from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
 _few = registry.module("kernels", "cuda").part("_attention_few")
+_flow = registry.module("kernels", "cuda").part("_attention_flow")
 _group = registry.module("kernels", "cuda").part("_attention_group")
 _grouped = registry.module("kernels", "cuda").part("_attention_grouped")
 _hopper = registry.module("kernels", "cuda").part("_attention_hopper")
@@ -128,6 +129,7 @@ def attention(request: Request) -> list[Kernel]:
                 kernels += kind.kernels(request, p, tile, use, f"scratch{len(scratch)}")
                 if tile.spread:
                     scratch.append(kind.scratch(request, p, tile, use))
+    kernels += [_flow.kernel(rows, _attention.problem(rows), tile, use) for tile, use in chosen if isinstance(tile, _flow.TILE)]
     kernels += [_plain.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _plain.PlainTile)]
     kernels += [_tf32.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, _tf32.SplitTile)]
     kernels += [_mma(request, p, tile, use) for tile, use in chosen if isinstance(tile, MmaTile)]

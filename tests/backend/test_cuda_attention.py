@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -192,9 +193,9 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
     ("b", "heads", "kv", "t", "d", "tile"),
     [
         (8, 10, 10, 479, 80, "1x96 alone"), (4, 2, 1, 128, 128, "1x128 alone"), (13, 56, 14, 1128, 64, "1x64*3 alone/2"),
-        (10, 64, 16, 900, 128, "1x64*2 alone spread"), (12, 17, 17, 1887, 64, "1x64+32*2 alone"), (5, 13, 13, 2280, 80, "few 1 spread"),
-        (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"), (16, 16, 16, 1000, 128, "1x32+16*2 alone"), (11, 104, 13, 361, 128, "1x32+16*2 alone"),
-        (12, 20, 20, 2645, 40, "few 1"), (7, 52, 13, 1405, 40, "1x64*3 alone/4"), (6, 30, 30, 700, 96, "1x32*3 alone/2"), (4, 64, 32, 1165, 128, "1x64*2 alone/2"),
+        (10, 64, 8, 9000, 128, "1x64*2 alone spread"), (12, 17, 17, 1887, 64, "1x64+32*2 alone"), (5, 13, 13, 2280, 80, "flow 16x4*3/5"),
+        (3, 24, 3, 640, 128, "1x80 alone/8"), (300, 4, 4, 300, 250, "few 1"), (16, 16, 16, 1000, 128, "flow 32x4*2"), (11, 104, 13, 361, 128, "1x32+16*2 alone"),
+        (12, 20, 20, 2645, 40, "flow 16x4*5/2"), (7, 52, 13, 1405, 40, "flow 32x4*3/4"), (6, 30, 30, 700, 96, "flow 16x4*3/2"), (35, 160, 10, 1596, 64, "flow 32x4*3"),
     ],
 )  # fmt: skip
 def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: int, d: int, tile: str) -> None:
@@ -204,6 +205,36 @@ def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: in
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
     compile_kernels(cuda.emit(r), 90)
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "rows", "tile"),
+    [
+        (8, 8, 1, (1, 1, 2, 7)), (40, 64, 4, (4, 4, 2, 3)), (56, 56, 8, (3, 2, 1, 10)), (64, 64, 16, (2, 4, 1, 4)), (128, 72, 9, (7, 1, 1, 8)),
+        (128, 128, 2, (8, 2, 2, 4)),
+    ],
+)  # fmt: skip
+def test_keys_flow_to_warps_whatever_divides_them(d: int, dv: int, rows: int, tile: tuple[int, int, int, int]) -> None:
+    flow, emitter = (registry.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
+    r = emitter._grouped.as_rows(attention(DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)))
+    k = flow.kernel(r, emitter.problem(r), flow.FlowTile(*tile), 1)
+    assert (k.grid, k.block, k.cluster) == ((7 * 13 * tile[0], 1, 1), 32 * tile[1], tile[0])
+    compile_kernels([k], 90)
+
+
+def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
+    """Not for rows that are long, many, masked or no whole 16 bytes, on other devices, nor of few heads."""
+    flow, emitter = (registry.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
+    few = attention(DType.F16, 128, s=1, t=2000, b=2, heads=20, kv=20)
+    assert not flow.prices(few, emitter.problem(few), 40, 2000)
+    for heads in (48, 131, 132, 133, 204, 500, 900, 2000):
+        one = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
+        for tile in flow.prices(one, emitter.problem(one), heads, 2000):
+            assert heads * tile.parts <= 132 * tile.blocks and tile.parts <= 8
+    others: tuple[dict[str, Any], ...] = ({"mask": 2}, {"d": 160}, {"d": 68}, {"pad": 4}, {"arch": 80}, {"heads": 34, "kv": 2}, {"unaligned": ("v",)})
+    for other in others:
+        r = emitter._grouped.as_rows(attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100} | other))
+        assert not flow.prices(r, emitter.problem(r), 200, 2000)
 
 
 def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> None:
