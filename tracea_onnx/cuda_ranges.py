@@ -7,7 +7,7 @@ is divided there and each part emitted by itself. Neighbours that came out equal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -200,10 +200,17 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
         parts.insert(0, (0, none))
     if len(parts) == 1:
         return parts[0][1]
-    size, out, room = D.symbol(symbol), list[Kernel](), list[DimLike]()
+    size, choices = D.symbol(symbol), list[tuple[DimLike, list[Kernel]]]()
     for k, (low, kernels) in enumerate(parts):
         above = 1 if k == 0 and (low == 0 or _empty(kernels, symbol)) else D.less(low - 1, size)
-        use = above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above)
+        choices.append((above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels))
+    return either(choices)
+
+
+def either(choices: Iterable[tuple[DimLike, list[Kernel]]]) -> list[Kernel]:
+    """The kernels of the one of them whose condition is 1 in a run; the others have empty grids."""
+    out, room = list[Kernel](), list[DimLike]()
+    for use, kernels in choices:
         for j, bytes_ in enumerate(next((kernel.scratch for kernel in kernels if kernel.scratch), ())):
             room[j:] = [D.maximum(room[j] if j < len(room) else 0, D.mul(use, bytes_)), *room[j + 1 :]]
         out += [replace(kernel, grid=(D.mul(use, kernel.grid[0]), *kernel.grid[1:]), scratch=()) for kernel in kernels]

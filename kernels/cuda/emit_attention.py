@@ -9,9 +9,10 @@ from typing import Any
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda_ranges import either
 from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.ops import DType
 
 _attention = registry.module("kernels", "cuda").part("_attention")
@@ -113,6 +114,14 @@ def _sized(request: Request) -> Request:
 
 
 def attention(request: Request) -> list[Kernel]:
+    i = request.ints
+    if not isinstance(i["S"], Dim) or i["T"] is i["S"]:
+        return _kernels(request)
+    one = D.equal(i["S"], 1)  # a step of decoding
+    return either([(one, _kernels(replace(request, ints={**i, "S": 1}))), (D.sub(1, one), _kernels(request))])
+
+
+def _kernels(request: Request) -> list[Kernel]:
     p = _attention.problem(request)
     chosen = tiles(_sized(request), p)
     rows = _grouped.as_rows(request)  # for tiles of many rows

@@ -361,7 +361,7 @@ def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
     assert all(k.cluster == 1 for k in cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=80)))  # whose blocks fill the device
     for dtype in (DType.BF16, DType.F32):
         kernels = cuda.emit(attention(dtype, 61, s=symbol("S"), t=symbol("T"), b=symbol("B")))
-        assert len({k.scratch for k in kernels}) == 1
+        assert len({k.scratch for k in kernels if k.scratch}) == 1
         for env in ({"S": s, "T": t, "B": b} for s in (1, 4, 5, 9) for t in (0, 100, 20000) for b in (0, 1, 40)):
             used = [k for k in kernels if min(evaluate(g, env) for g in k.grid) > 0]
             assert bool(used) == (env["B"] > 0)

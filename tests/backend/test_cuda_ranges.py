@@ -137,3 +137,25 @@ def test_values_lie_within_their_bounds(e: DimLike, low: int, length: int) -> No
         assert least <= min(values) and max(values) <= most
         if length == 0 and isinstance(e, Dim):
             assert cuda_ranges.known(e) == values[0]
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
+def test_a_step_of_decoding_is_known_by_its_one_row(dtype: DType) -> None:
+    """Rows and keys known at run time: one row has the kernels that one row has anyway, several have those of any number."""
+
+    def emitted(rows: DimLike, keys: DimLike, kv: int) -> list[Kernel]:
+        ints: dict[str, DimLike] = {"B": symbol("b"), "H": 8, "KVH": kv, "S": rows, "T": keys, "D": 64, "DV": 64, "causal": 0}
+        ints |= {
+            f"{o}_{a}": v
+            for o, n, h in (("q", rows, 8), ("k", keys, kv), ("v", keys, kv), ("y", rows, 8))
+            for a, v in (("b", n * h * 64), ("s", h * 64), ("h", 64))
+        }
+        return list(cuda.emit(request("attention", dtype, ints, {"scale": 0.125, "fill": -1e30}, operands="qkvy")))
+
+    for kv in (8, 2):
+        any_rows, one = (emitted(rows, symbol("t"), kv) for rows in (N, 1))
+        for t in (1, 77, 4000):
+            names = [[(k.source, k.block, k.cluster) for k in running(kernels, n=1, t=t, b=3)] for kernels in (any_rows, one)]
+            assert names[0] == names[1] != []
+            assert running(any_rows, n=5, t=t, b=3)
+        assert running(emitted(N, N, kv), n=1, b=2)
