@@ -80,6 +80,9 @@ def tile_name(t: Any) -> str:
     if hasattr(t, "wide_a"):
         kind = f"short {t.depth} others{t.others}" if hasattr(t, "others") else f"thin few{t.few} deep{t.deep} split{t.split} share{t.share}"
         return f"{kind} wide {'ba'[t.wide_a]}"
+    if hasattr(t, "kept"):
+        more = (" ping" * t.ping, " swap" * t.swap, " kept" * (t.kept > 0), " tma" * t.tma)
+        return f"wgmma {t.bm}x{t.bn}{''.join(more)} cluster{t.cluster}{f'x{t.beside}' if t.beside > 1 else ''}"
     if hasattr(t, "swap"):
         return f"split {t.rows}x{t.columns}{' swap' if t.swap else ''} split{t.split} share{t.share} resident{t.resident}"
     if hasattr(t, "stack"):
@@ -94,6 +97,4 @@ def tile_name(t: Any) -> str:
         return f"direct {t.bm}x{t.bn} by {t.warps_k} ahead{t.ahead}"
     if hasattr(t, "warps_m") and not hasattr(t, "split"):
         return f"flat {t.bm}x{t.bn} held{t.held} ahead{t.ahead}"
-    if hasattr(t, "warps_m"):
-        return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"
-    return f"wgmma {t.bm}x{t.bn}{' ping' if t.ping else ''} cluster{t.cluster}{' kept' if t.kept else ''}{' tma' if t.tma else ''}"
+    return f"tile {t.bm}x{t.bn} split{t.split}{f' terms{t.terms} warps_k{t.warps_k}' if t.terms else ''}"

@@ -72,11 +72,14 @@ class SplitTile:
 #: special functions, for a residual; bytes a clock from L2 for one block and for all, from memory for all.
 _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 523.0, 556.0, 704.0, 165.1, 1961.0
 _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
-#: Of batches: clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a row, more for a byte with few rows or columns; bytes
-#: a clock.
-START, _ROW, _RESULTS, _NARROW, _BATCH_BYTES = 2100.0, 150.0, 6.4e-4, 3.5e-4, 2600.0
+#: Clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a row.
+START, _ROW, _RESULTS = 2100.0, 150.0, 6.4e-4
+#: Of batches: clocks to start a kernel, of a wave of blocks, of a result of a multiprocessor, for 64 x 64 x 64 products, until a copy
+#: comes, more for a byte with few rows or columns; bytes a clock from L2 for one block and for all, read from memory and written to it; how much more of y is
+#: written where its rows do not begin at multiples of 32 bytes.
+_BATCH_START, _BATCH_WAVE, _BATCH_RESULT, _BATCH_MULTIPLY, _BATCH_LATENCY = 2581.0, 983.0, 0.116, 162.3, 1200.0
+_NARROW, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = 3.5e-4, 72.9, 5857.0, 2959.0, 2511.0, 0.615
 _FEW = 16  # rows or columns
-_BESIDE = 0.86  # the share of their clocks that blocks take where one finishes results while another beside it multiplies
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
@@ -87,7 +90,7 @@ def candidates(
 ) -> Iterator[SplitTile]:  # fmt: skip
     """Tiles worth a thought for m x n with `steps` stages of k. bundles: of n columns each; they see different pixels, so these cannot be shared.
     batch: of such products; across: whether A and B are contiguous along their rows."""
-    m = max(m, 1)
+    m, n = max(m, 1), max(n, 1)
     for swap in (True, False) if m > 48 else (True,):
         left, right = (n, m) if swap else (m, n)
         least = -(-right // 256)
@@ -117,12 +120,12 @@ def slots(cluster: int, resident: int, sms: int) -> int:
 
 def tile_cost(
     t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0, batch: int = 0,
+    made: float = 1.0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`; batch: products of two run-time operands, 0: one by a weight."""
+    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles * max(batch, 1)
+    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles
     n *= bundles
     room = slots(t.cluster, t.resident, sms)
     waves = -(-blocks // room)
@@ -136,8 +139,6 @@ def tile_cost(
     if n * steps * 128 > _wgmma.CACHED:
         step = max(step, together * (t.rows if t.swap else t.columns / t.share) * 128 / _wgmma.STREAM_BYTES)
     memory = (n * steps * 128 + m * n * 2 * (1 + residual)) / _MEMORY_BYTES
-    if batch:
-        memory = 2 * batch * ((m + n) * steps * 64 + m * n) / _BATCH_BYTES
     size = t.rows * t.columns * together
     finish = _FINISH + residual * _RESIDUAL + (_RESULT + _SMOOTH * smooth) * size / t.split + _FLOAT * size * (t.split - 1) / t.split
     cluster = (_CLUSTER if t.cluster > 1 else 0.0) + (_WIDE_CLUSTER if t.cluster > 4 else 0.0) + (_SHARED_COPIES if t.share > 1 else 0.0)
@@ -159,19 +160,29 @@ def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
     return _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16) + _RESULTS * batch * m * n
 
 
+def batched_cost(t: SplitTile, m: int, n: int, k: int, batch: int, sms: int, y: bool) -> float:
+    """Clocks of `batch` products of two run-time operands, comparable with `_tile_costs.odd_cost`. y: as for `_direct.prices`."""
+    left, right = (n, m) if t.swap else (m, n)
+    blocks, room = -(-left // t.rows) * -(-right // t.columns) * t.split * batch, slots(t.split, t.resident, sms)
+    together = min(t.resident, -(-blocks // max(1, room // t.resident)))
+    multiply = _BATCH_MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128) * (1.32 if t.rows * together < 128 else 1.0)
+    copied, steps = (t.rows + t.columns) * 128, -(-k // 64)
+    own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + _wgmma.last_products(k) / 4
+    step = max(together * multiply, _BATCH_LATENCY / t.stages, together * copied / _BATCH_L2)
+    finish = (_BATCH_RESULT + _FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
+    body = -(-blocks // room) * (own * step + _BATCH_WAVE + finish)
+    memory = 2 * batch * (m + n) * k / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * (1.0 + _SECTORS * (n % 16 > 0))
+    more = (_CLUSTER if t.split > 1 else 0.0) + (_WIDE_CLUSTER if t.split > 4 else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))
+    if min(m, n) <= _FEW:
+        more += _NARROW * 2 * batch * (m + n) * steps * 64
+    busy: float = (body**1.5 + (blocks * steps / t.split * copied / _BATCH_CHIP) ** 1.5 + memory**1.5) ** (2 / 3)
+    return _BATCH_START + busy + more
+
+
 @cache
-def batched_prices(m: int, n: int, steps: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
-    """Clocks of the tiles for `batch` products of two run-time operands, comparable with `_tile_costs.tile_cost`. y: as for `_direct.prices`."""
-
-    def more(t: SplitTile) -> float:
-        return (_NARROW * 2 * batch * (m + n) * steps * 64 if min(m, n) <= _FEW else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))
-
-    def share(t: SplitTile) -> float:  # of the clocks that blocks take one after another
-        several = -(-m // t.bm) * -(-n // t.bn) * t.split * batch > slots(t.split, t.resident, sms)
-        return _BESIDE if y and several and t.resident > 1 else 1.0
-
-    tiles = (t for t in candidates(m, n, steps, sms, 1, batch, across) if t.share == 1)
-    return {t: START + share(t) * tile_cost(t, m, n, steps, sms, batch=batch) + more(t) for t in tiles}
+def batched_prices(m: int, n: int, k: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
+    """Clocks of the tiles for `batch` products of two run-time operands. y: as for `_direct.prices`."""
+    return {t: batched_cost(t, m, n, k, batch, sms, y) for t in candidates(m, n, -(-k // 64), sms, 1, batch, across) if t.share == 1}
 
 
 def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
@@ -188,7 +199,7 @@ def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], acros
             Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, 64 if turned else own, 1, 1)
         ))  # fmt: skip
         params += [("int", f"{operand}_moves_{axis}", Int32(D.less(0, i[f"{operand}_{axis}"]))) for axis in (0, 1)]
-    return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across)
+    return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across, depth=k)
 
 
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
@@ -196,7 +207,7 @@ def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx:
     shared = tile.columns // tile.share
     x = _wgmma.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64))
     w = _wgmma.matrix(r, "w", n, k, -(-k // 8) * 8, (tile.rows if tile.swap else shared, 64))
-    return _product(r, tile, 0, x, w, m, n, ldy, ldr, [("int", "K", Int32(k))], active)
+    return _product(r, tile, 0, x, w, m, n, ldy, ldr, [("int", "K", Int32(k))], active, depth=k)
 
 
 def convolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -> Kernel:
@@ -216,6 +227,7 @@ def deconvolution(r: Request, tile: SplitTile, rows: DimLike, active: DimLike) -
 def _product(
     r: Request, tile: SplitTile, source: int, x: TensorMap, w: TensorMap, m: DimLike, n: DimLike, ldy: DimLike, ldr: DimLike,
     params: Sequence[tuple[str, str, Argument]], active: DimLike, across: tuple[bool, bool] = (False, False), turned: bool = False,
+    depth: DimLike = 0,
 ) -> Kernel:  # fmt: skip
     if source == 1 and not turned:
         r = replace(r, ints={**r.ints, **{f"o{k}_ld": r.ints.get("r_cs", 0) for k in range(4)}})
@@ -238,7 +250,7 @@ def _product(
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
-        f"constexpr int Y_EACH = {each};",
+        f"constexpr int Y_EACH = {each}, LAST = {_wgmma.last_products(depth)};",
         f"constexpr bool R_VECTOR = {int(_epilogue.vector(r, 'res', (ldr,)))}, WHOLE_CHUNKS = {int(multiple_of(n) >= 8)};",
         _bundles.constants(grouped), _wgmma.multiply(tile.columns, mma, (left, right)), _backend.template("hopper"), _backend.template("tma"),
         _turned.template(r) if turned else "", _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)),

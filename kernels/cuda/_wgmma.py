@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import sqrt
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -22,7 +23,9 @@ _PANEL, _FREE = 64 * 128, (0.0, 0.0)
 class HopperTile:
     """Rows and columns of one tile. ping: each consumer warpgroup has tiles of its own; cluster: blocks that share tiles of B;
     kept: steps of k for which a block keeps its columns of B (0: copied with every tile); tma: results leave by TMA; staging: 64 x 64 buffers of each
-    warpgroup for the residual or for results; column: bytes of the epilogue's operands of one column, which each warpgroup keeps."""
+    warpgroup for the residual or for results; column: bytes of the epilogue's operands of one column, which each warpgroup keeps.
+    Of batches: swap: y's columns are the rows of a tile; beside: blocks along columns of tiles that share tiles of A; panels: columns of B are
+    copied by 64."""
 
     bm: int
     bn: int
@@ -32,10 +35,18 @@ class HopperTile:
     tma: bool = False
     staging: int = 0
     column: int = 0
+    swap: bool = False
+    beside: int = 1
+    panels: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster."""
+        return self.cluster * self.beside
 
     @property
     def stage(self) -> int:
-        return (self.bm + (0 if self.kept else self.bn)) * 128
+        return (self.bm + (0 if self.kept else -(-self.bn // 64) * 64 if self.panels else self.bn)) * 128
 
     @property
     def stages(self) -> int:
@@ -74,14 +85,15 @@ _FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3199.0, 4656.0, 3631.0, 2246.0
 _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 1682.0, 5330.0, 262.0, 567.0, 349.0
 #: What results that leave by TMA save of the clocks of several turns, and cost at the end.
 _TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
-#: Of batches: tiles; clocks to start, between the tiles of a block, to finish 64 x 64 results of one warpgroup; bytes a clock from L2 and from memory, for the
-#: whole chip; what share of the latter nothing hides; how many times its clocks a tile costs beside those of SplitTile, which are rather too few there.
-_BATCHED = (
-    *(HopperTile(*shape) for shape in (*_SHAPES, (128, 256, False), (256, 128, False))),
-    *(HopperTile(*shape, 2) for shape in ((128, 128, True), (64, 256, True), (64, 128, True), (128, 192, False), (128, 256, False))),
-)
-_BATCH_START, _BATCH_EDGE, _BATCH_PANEL, _BATCH_CHIP, _BATCH_MEMORY, _OPEN = 5630.0, 770.0, 403.0, 5820.0, 3550.0, 0.507
-_BATCH_BESIDE = 0.95
+#: Of batches: rows of tiles, whether each warpgroup has tiles of its own, and most columns, with so many where the epilogue takes registers beside the sums.
+_BATCHED = ((64, True, 256, 256), (128, True, 192, 128), (128, False, 256, 256), (256, False, 192, 128))
+#: Clocks to start, more for clusters of four and where blocks share A, between the tiles of a block, more where its warpgroups share them, to finish 64 x 64 results
+#: of one warpgroup, more where these lie across y's rows, until a copy comes; flops a clock; bytes a clock from L2, read from memory and written to it; how much
+#: more of y is written where tiles' rows do not begin at multiples of 128 bytes (of a tile's columns), and y's not at multiples of 32; the share of tiles' bytes
+#: that a last turn which is not full does not save.
+_BATCH_START, _BATCH_FOUR, _BATCH_BESIDE, _BATCH_EDGE, _BATCH_TOGETHER, _BATCH_LATENCY = 4664.0, 333.0, 187.0, 354.0, 498.0, 3177.0
+_BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE = 350.0, 204.0, 3708.0, 4519.0, 2475.0, 2635.0
+_LINES, _SECTORS, _LAST_TURN = 32.1, 0.454, 0.384
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
@@ -135,54 +147,81 @@ def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx
     params: list[tuple[str, str, Argument]] = [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("int", "K", Int32(k)), ("i64", "ldr", Int64(ldr))]
     a = matrix(r, "x", m, k, ldx, (tile.bm, 64))
     b = matrix(r, "w", n, k, -(-k // 8) * 8, (tile.bn // tile.cluster, 64))
-    return product(r, tile, source=0, a=a, b=b, rows=m, columns=n, ldy=ldy, ldr=ldr, params=params, active=active)
+    return product(r, tile, source=0, a=a, b=b, rows=m, columns=n, ldy=ldy, ldr=ldr, params=params, active=active, depth=k)
+
+
+def batched_tiles(m: int, n: int, across: tuple[bool, bool], plain: bool = True) -> Iterator[HopperTile]:
+    """Tiles worth a thought for products of two run-time operands. plain: the epilogue takes no registers."""
+    for swap in (False, True) if plain else (False,):
+        (left, right), panels = ((n, max(m, 1)), across[0]) if swap else ((m, n), across[1])
+        for rows, ping, *most in _BATCHED:
+            if rows > 64 and left <= rows - 64:
+                continue
+            least = -(-right // most[not plain])
+            for cluster, beside in ((1, 1), (2, 1), (1, 2), (2, 2)):
+                by = 8 if swap and (panels or cluster == 1) else 16  # columns of which blocks copy halves, or that are so many bytes of y
+                widths = {w for parts in range(least, least + 3) for u in (by, 64) if (w := -(-right // (u * parts)) * u) <= most[not plain]}
+                for width in sorted(widths):
+                    if (beside == 1 or right > width) and (cluster == 1 or left > rows):
+                        yield HopperTile(rows, width, ping, cluster, staging=1, swap=swap, beside=beside, panels=panels)
 
 
 def batched_cost(t: HopperTile, m: int, n: int, k: int, batch: int, sms: int) -> float:
-    """Clocks of `batch` products of two run-time operands, comparable with `_split.batched_prices`."""
-    tiles, steps = -(-m // (t.bm * t.cluster)) * -(-n // t.bn) * batch, -(-k // 64)
-    turns = -(-tiles // (sms // t.cluster))
-    multiply = 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)
-    copied = min(tiles * t.cluster, sms) * (t.bm + t.bn / t.cluster) * 128 / _BATCH_CHIP
-    tile = steps * max(multiply, copied, _LATENCY / staged(t, False).stages) + _BATCH_EDGE
-    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * _BATCH_PANEL
+    """Clocks of `batch` products of two run-time operands, comparable with `_split.batched_cost`."""
+    left, right = (n, m) if t.swap else (m, n)
+    tiles, steps = -(-left // (t.bm * t.cluster)) * -(-right // (t.bn * t.beside)) * batch, (k - 1) // 64 + last_products(k) / 4
+    clusters = _clusters(t, sms)
+    turns = -(-tiles // clusters)
+    multiply = 2.0 * t.bm * t.bn * 64 / _BATCH_FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)
+    tile = steps * max(multiply, _BATCH_LATENCY / t.stages) + _BATCH_EDGE
+    finish = t.bm * t.bn / 4096 * (1 if t.ping else 0.5) * (_BATCH_PANEL + _BATCH_SWAP * t.swap)
     if t.ping:
         body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
     else:
-        body = turns * (tile + finish)
-    memory = 2 * batch * (m * k + n * k + m * n) / _BATCH_MEMORY
-    return _BATCH_START + max(body, memory) + _OPEN * memory
+        body = turns * (tile + finish + _BATCH_TOGETHER)
+    copied = (tiles + _LAST_TURN * (turns * clusters - tiles)) * t.blocks * steps * (t.bm / t.beside + (t.stage / 128 - t.bm) / t.cluster) * 128 / _BATCH_CHIP
+    wide = t.bm if t.swap else t.bn
+    written = 1.0 + _LINES / wide * (wide % 64 > 0) + _SECTORS * (n % 16 > 0)
+    memory = 2 * batch * (m * k + n * k) / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * written
+    return _BATCH_START + sqrt(body**2 + copied**2 + memory**2) + _BATCH_FOUR * (t.blocks > 2) + _BATCH_BESIDE * (t.beside > 1)
 
 
-def batched_prices(m: int, n: int, k: int, batch: int, sms: int, across: tuple[bool, bool]) -> dict[HopperTile, float]:
+@cache
+def batched_prices(m: int, n: int, k: int, batch: int, sms: int, across: tuple[bool, bool], plain: bool) -> dict[HopperTile, float]:
     """Clocks of the tiles for `batch` products of two run-time operands, whose rows of y begin at multiples of 16 bytes. across: operands that are
-    contiguous along their rows."""
-    tiles = (t for t in _BATCHED if t.bm < 2 * m and t.bn < 2 * n)  # less full ones were not measured
-    return {t: _BATCH_BESIDE * batched_cost(t, m, n, k, batch, sms) for t in tiles if not (across[1] and t.bn // t.cluster % 64)}
+    contiguous along their rows; plain: as for `batched_tiles`."""
+    return {t: batched_cost(t, m, n, k, batch, sms) for t in batched_tiles(m, n, across, plain)}
 
 
 def batched_product(r: Request, tile: HopperTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
     """`matmul` of operands that tensor maps reach, with strides `i`."""
     m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
-    params: list[tuple[str, str, Argument]] = [(t, name, Int32(v)) for t, name, v in (("int", "M", m), ("int", "N", n), ("int", "K", k))]
+    sizes = (("M", n if tile.swap else m), ("N", m if tile.swap else n), ("K", k))
+    params: list[tuple[str, str, Argument]] = [("int", name, Int32(v)) for name, v in sizes]
     params += [("int", "B1", Int32(b1)), ("int", "matrices", Int32(D.mul(b0, b1))), ("i64", "ldr", Int64(i["ldr"]))]
     params += [("i64", s, Int64(i[s])) for s in ("y_0", "y_1")]
-    maps = [batched_map(r, o, (rows, k), i, across[o == "b"], own) for o, rows, own in (("a", m, tile.bm), ("b", n, tile.bn // tile.cluster))]
-    for o in "ab":
-        params += [("int", f"{o}_moves_{axis}", Int32(D.less(0, i[f"{o}_{axis}"]))) for axis in (0, 1)]
+    swap = tile.swap
+    left, right = [(("a", m), ("b", n)), (("b", n), ("a", m))][swap]
+    maps = [
+        batched_map(r, o, (rows, k), i, across[o == "b"], own, parts)
+        for (o, rows), own, parts in ((left, tile.bm, tile.beside), (right, tile.bn, tile.cluster))
+    ]
+    for name, (o, _) in (("a", left), ("b", right)):
+        params += [("int", f"{name}_moves_{axis}", Int32(D.less(0, i[f"{o}_{axis}"]))) for axis in (0, 1)]
     return product(
-        r, tile, source=2, a=maps[0], b=maps[1], rows=m, columns=n, ldy=i["ldy"], ldr=i["ldr"], params=params, active=active, across=across,
-        batch=D.mul(b0, b1),
+        r, tile, source=2, a=maps[0], b=maps[1], rows=left[1], columns=right[1], ldy=i["ldy"], ldr=i["ldr"], params=params, active=active,
+        across=across[::-1] if swap else across, batch=D.mul(b0, b1), depth=k,
     )  # fmt: skip
 
 
-def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Mapping[str, DimLike], turned: bool, own: int) -> TensorMap:
-    """Matrices of `sizes` rows and k of a batch, with strides `i`, of which a copy takes `own` rows, or 64 where they are `turned`: contiguous along their rows."""
+def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Mapping[str, DimLike], turned: bool, own: int, parts: int = 1) -> TensorMap:
+    """Matrices of `sizes` rows and k of a batch, with strides `i`, of which `parts` blocks copy `own` rows, or 64 where they are `turned`: contiguous along
+    their rows."""
     pitch = i[f"{operand}_{'k' if turned else 'm' if operand == 'a' else 'n'}"]
     strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
     return TensorMap(
         Pointer(operand), r.dtype, (*(sizes if turned else sizes[::-1]), r.ints["B1"], r.ints["B0"]), tuple(D.maximum(D.mul(s, 2), 16) for s in strides),
-        (64, 64 if turned else own, 1, 1),
+        (64, (64 if turned else own) // parts, 1, 1),
     )  # fmt: skip
 
 
@@ -239,8 +278,10 @@ def matrix(r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: Dim
 def product(
     r: Request, tile: HopperTile, *, source: int, a: TensorMap, b: TensorMap, rows: DimLike, columns: DimLike, ldy: DimLike, ldr: DimLike,
     params: Sequence[tuple[str, str, Argument]], active: DimLike = 1, across: tuple[bool, bool] = (False, False), batch: DimLike = 1,
+    depth: DimLike = 0,
 ) -> Kernel:  # fmt: skip
-    """The kernel. params: sizes that the source needs. batch: matrices, across: operands that are contiguous along their rows (source 2)."""
+    """The kernel. params: sizes that the source needs. batch: matrices, across: operands that are contiguous along their rows (source 2);
+    depth: k of matrices."""
     residual = r.program is None and _epilogue.residual(r)
     pitches = (ldy, r.ints.get("y_0", 0), r.ints.get("y_1", 0)) if source == 2 else (ldy,)
     vector, normed = _epilogue.vector(r, "y", pitches), _norms.normed(r)
@@ -248,7 +289,7 @@ def product(
     epi = _epilogue.epilogue(r, (ldr,), width=2, staged=residual, touched=True, tabled=normed, scaled=source == 2)
     tile = staged(tile, residual, vector, epi.column)
     # Where the last columns do not fill 16 bytes, a tensor copy was seen to write beyond them.
-    store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 and source != 2 else 1
+    store = 0 if not vector else 2 if tile.tma and not residual and columns % 8 == 0 and source != 2 else 3 if source == 2 else 1
     map_type = "const __grid_constant__ TensorMap"
     parameters: list[tuple[str, str, Argument]] = [(map_type, "map_a", a), (map_type, "map_b", b)]
     if store == 2:
@@ -259,24 +300,37 @@ def product(
         parameters.append((map_type, "map_r", matrix(r, "res", rows, columns, ldr, (64, 64))))
     parameters += [*params, *epi.parameters]
     mma, grouped = "f16" if r.dtype == DType.F16 else "bf16", r if source == 1 else None
+    across_y = rows if tile.swap else columns
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
         f"#define MATRICES {'matrices' if source == 2 else '1'}", f"constexpr bool A_ACROSS = {int(across[0])}, B_ACROSS = {int(across[1])};",
+        f"#define FLIPPED {int(tile.swap)}", f"constexpr int LAST = {last_products(depth)};",
         f"#define Y_VECTOR {int(vector)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.cluster}, STAGING = {tile.staging}, KEPT = {tile.kept};",
-        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(multiple_of(columns) >= 8)};",
+        f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.blocks}, ALONG_N = {tile.beside};",
+        f"constexpr int STAGING = {tile.staging}, KEPT = {tile.kept};",
+        f"constexpr bool EARLY = {int('w' in r.constant)}, PING = {int(tile.ping)}, WHOLE_CHUNKS = {int(multiple_of(across_y) >= 8)};",
         _bundles.constants(grouped), multiply(tile.bn, mma, across), _backend.template("hopper"), _backend.template("tma"), _bundles.template(grouped),
         _norms.template(r), epi.source, _norms.source(r, columns, r.ints.get("K", 0)),
         _backend.template("chunks"), _backend.template("wgmma"),
     ])  # fmt: skip
-    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), _bundles.tiles(r, tile.bn) if source == 1 else D.ceildiv(columns, tile.bn)
+    tiles_m, tiles_n = D.ceildiv(rows, tile.bm * tile.cluster), _bundles.tiles(r, tile.bn) if source == 1 else D.ceildiv(columns, tile.bn * tile.beside)
     if tile.kept:
         assert isinstance(tiles_n, int)
         grid = D.mul(D.mul(D.minimum(tiles_m, r.sms // tiles_n), tiles_n), active)
     else:
-        grid = D.mul(D.mul(D.minimum(D.product([tiles_m, tiles_n, batch]), r.sms // tile.cluster), tile.cluster), active)
-    return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.cluster, True)
+        grid = D.mul(D.mul(D.minimum(D.product([tiles_m, tiles_n, batch]), _clusters(tile, r.sms)), tile.blocks), active)
+    return Kernel(text, "product_wgmma", (grid, 1, 1), 384, tuple(v for _, _, v in parameters), tile.smem, tile.blocks, True)
+
+
+def _clusters(t: HopperTile, sms: int) -> int:
+    """That run at a time."""
+    return sms // t.blocks if t.blocks < 4 else sms * 10 // 11 // t.blocks  # some multiprocessors have less than three neighbours
+
+
+def last_products(k: DimLike) -> int:
+    """Products of 16 k that the last step of 64 has."""
+    return -(-(k % 64) // 16) if isinstance(k, int) and k % 64 else 4
 
 
 def _multiply(name: str, n: int, k: int, mma: str, operands: tuple[str, ...], given: str, more: str) -> str:

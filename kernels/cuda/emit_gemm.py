@@ -23,15 +23,16 @@ _thin = registry.module("kernels", "cuda").part("_thin")
 _align = registry.module("kernels", "cuda").part("_align")
 _direct = registry.module("kernels", "cuda").part("_direct")
 _flat = registry.module("kernels", "cuda").part("_flat")
+_blocks = registry.module("kernels", "cuda").part("_blocks")
 _batches = registry.module("kernels", "cuda").part("_batches")
 _lanes = registry.module("kernels", "cuda").part("_lanes")
 _dots = registry.module("kernels", "cuda").part("_dots")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
-#: More of SplitTile in batches behind copies: each, and for an element. What Tile is there: so many times its clocks. More than `tile_cost` of batches: clocks
-#: a byte.
-_COPIES, _BEHIND, _MOVED = (900.0, 0.8e-3), 1.1, 5.3e-4
+_COPIES = 1700.0  # more clocks of SplitTile in batches behind copies
+#: What Tile is behind copies, and where tensor maps reach: so many times its clocks. Of so few results `tile_cost` holds, and more clocks a byte.
+_BEHIND, _MAPPED, _MOVED, _FEW_RESULTS = 1.1, 1.08, 5.3e-4, 1 << 18
 _NEAR = 256  # most k of products by a weight for which `_dots` competes with kernels that read through tensor maps
 _THIN = ((1.05, 1.2), (1.12, 1.0))  # what `_thin.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times its clocks
 _SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
@@ -168,8 +169,7 @@ def matmul(r: Request) -> list[Kernel]:
     batch = _product.known(D.mul(b0, b1), 16)
     y = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = _product.odd(r, a, b, y)
-    if not (odd or y) and r.arch >= 90:
-        odd = _product.evenly(r, a, b, y)
+    even = _product.evenly(r, a, b, y) if not odd and r.arch >= 90 else None
     # Whether tensor maps can reach the operands as they are, or once those are copied whose copies have at most so many bytes.
     maps = r.arch == 90 and r.dtype != DType.F32 and r.program is None and not _epilogue.residual(r) and not (a.gather or b.gather)
     ways = {most: _copies(r, i, a, b, most) for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())}
@@ -179,10 +179,11 @@ def matmul(r: Request) -> list[Kernel]:
     def price(rows: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
         turned = (a.trans, b.trans)
-        costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd, split=r.arch >= 90)
-        if mapped and not odd:
-            bytes_ = 2 * batch * (rows * depth + columns * depth + rows * columns)
-            costs = {t: c + _MOVED * bytes_ for t, c in costs.items()}
+        few = y and batch * rows * columns < _FEW_RESULTS
+        costs = _product.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd or (None if few else even), split=r.arch >= 90)
+        if mapped and y:
+            more = _MOVED * 2 * batch * (rows * depth + columns * depth + rows * columns) if few else 0.0
+            costs = {t: (1.0 if few else _MAPPED) * c + more for t, c in costs.items()}
         if isinstance(n, int):
             thin = _thin.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
             costs |= {t: c * (_THIN[r.dtype == DType.F32][t.deep > 0] if isinstance(t, _thin.ThinTile) else 1.0) for t, c in thin.items()}
@@ -191,17 +192,16 @@ def matmul(r: Request) -> list[Kernel]:
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
-            costs |= _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y)
+            costs |= _split.batched_prices(rows, columns, depth, r.sms, batch, turned, y)
             if y and all(isinstance(v, int) and v for v in (b0, b1, n, k)) and batch * rows * columns < _TILES:
-                costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned)
+                costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned, "bias" not in r.operands and not _blocks.dear(r))
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
             copy, after = _align.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
             wide = _costs.Odd(*(16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)), y)
             plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, after, transposed=turned, odd=wide).items()}
             if maps and wide.a == wide.b == 16:
-                late = _COPIES[0] + _COPIES[1] * elements
-                plain |= {t: late + c for t, c in _split.batched_prices(rows, columns, -(-depth // 64), r.sms, batch, turned, y).items()}
+                plain |= {t: _COPIES + c for t, c in _split.batched_prices(rows, columns, depth, r.sms, batch, turned, y).items()}
             costs |= {_align.Aligned(t, most): copy + c for t, c in plain.items()}
         return costs
 

@@ -10,7 +10,8 @@
 //
 // The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS
 // (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
-// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
+// BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k,
+// in the last step of matrices), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
 // Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
 constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
@@ -36,6 +37,7 @@ constexpr bool MEETS = SHARE > 1;
 #endif
 static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
 #if SOURCE == 2
+constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
 static_assert(SHARE == 1 && (!RIGHT_ACROSS || COLUMNS % 64 == 0), "tile of a batch");
 // `rows` rows from `row` on at step s of k; the matrix of the batch is where its operand moves along (`move`).
 template <bool ACROSS> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int rows, int move_0, int move_1) {
@@ -45,6 +47,17 @@ template <bool ACROSS> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 
     copy4(to, map, b, s * 64, row, blockIdx.y * move_1, blockIdx.z * move_0);
 }
 #endif
+
+#if SOURCE != 2
+constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
+#endif
+// COUNT products of 16 k of a step.
+template <int COUNT> DEV void multiply_step(float (&sum)[COLUMNS / 2], u64 a, u64 b, int k) {
+  multiply_fence();
+#pragma unroll
+  for (int kk = 0; kk < COUNT; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
+  multiply_commit();
+}
 
 DEV u32 address_in(u32 address, u32 block) {
   u32 there;
@@ -243,11 +256,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   if (threadIdx.x < CHUNKS && n < end) touch_columns(epilogue, n);
   float sum[COLUMNS / 2];
 #if SOURCE == 2
-  constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES) + (RIGHT_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
   y += blockIdx.z * y_0 + blockIdx.y * y_1;
 #else
-  constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
   const u64 a0 = descriptor(ring + group * 8192), b0 = descriptor(ring + LEFT_BYTES);
 #endif
   int slot = first, last = -1;
@@ -255,10 +266,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   for (int k = 0; k < count; k++) {
     wait(full + 8 * slot, phase);
     const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(slot * (STAGE_BYTES / 16));
-    multiply_fence();
-#pragma unroll
-    for (int kk = 0; kk < PRODUCTS; kk++) multiply(sum, a + kk * LEFT_STEP, b + kk * RIGHT_STEP, (k | kk) != 0);
-    multiply_commit();
+    if (LAST == PRODUCTS || begin + k < steps - 1) multiply_step<PRODUCTS>(sum, a, b, k);
+    else multiply_step<LAST>(sum, a, b, k);
     if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
       multiply_wait<1>();
       if (thread < SHARE && k + STAGES <= count) SHARE > 1 ? arrive_at(empty + 8 * last, part * SHARE + thread) : arrive(empty + 8 * last);

@@ -4,17 +4,21 @@
 // PING: each of the two takes whole tiles of BM x BN in turn, so that one finishes while the other multiplies; else they share a tile, half of its rows each.
 // A cluster of CLUSTER blocks works on neighbouring tile rows and shares the tiles of B (multicast). Each warpgroup has STAGING buffers of 64 x 64
 // for the residual, or for results. These leave as STORE says: 0 row by row from a buffer (rows of y begin anyhow), 1 from registers, 16 bytes a lane, 2 by TMA
-// from a buffer (fewer instructions, so less power; but the last of them leave later).
+// from a buffer (fewer instructions, so less power; but the last of them leave later), 3 from a buffer, 16 bytes a lane and 128 of a row together.
 // KEPT: a block works on one column of tiles and keeps its columns of B, all KEPT steps of them, in shared memory; the ring then holds A alone.
 // SOURCE 1: rows of A are output pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 // SOURCE 2: matrices of a batch, one after another. A_ACROSS, B_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
+// A cluster's blocks that lie side by side along columns, ALONG_N of them, share the tiles of A. FLIPPED: M counts columns of y and N its rows.
 //
-// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
-// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), MIXED (bundles.cuh comes along), NORMED, MEASURED
+// The generator defines: T, MMA_TYPE, BM, BN, STAGES, CLUSTER, ALONG_N, FLIPPED, PING, KEPT, SOURCE, EARLY (B is constant), RESIDUAL, STAGING, STORE, Y_VECTOR (chunks of rows of y lie
+// at multiples of 16 bytes), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS, BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k, in the last
+// step of matrices), MIXED (bundles.cuh comes along), NORMED, MEASURED
 // (norms.cuh) and the epilogue (struct Epilogue, Columns, columns_at, touch_columns, finish, NormInputs, and for NORMED Column, column_at, columns_of; WIDTH 2).
 
 constexpr int BLOCKS_M = PING ? BM / 64 : BM / 128;  // 64-row blocks that one warpgroup multiplies
-constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES), PANEL = 64 * 128, PANELS = BN / 64;
+constexpr int PANEL = 64 * 128, PANELS = (BN + 63) / 64, A_BYTES = BM * 128, B_BYTES = B_ACROSS ? PANELS * PANEL : BN * 128;
+constexpr int STAGE_BYTES = A_BYTES + (KEPT ? 0 : B_BYTES);
+constexpr int ALONG_M = CLUSTER / ALONG_N;  // tiles of a cluster
 // Epilogue operands of a tile's columns: in registers beside its sums if they fit, or read with each panel; NORMED: in shared memory.
 constexpr bool AHEAD = !NORMED && sizeof(Columns) * (BN / 8) <= 256;
 #if NORMED
@@ -22,22 +26,42 @@ constexpr int TABLE = 2 * BN * sizeof(Column);
 #else
 constexpr int TABLE = 0;
 #endif
-static_assert(BN % 64 == 0 && BLOCKS_M >= 1, "tile");
+static_assert(BN % (SOURCE == 2 ? 8 : 64) == 0 && BLOCKS_M >= 1, "tile");
 #if SOURCE == 2
-static_assert(KEPT == 0 && STORE != 2 && (!B_ACROSS || BN % (64 * CLUSTER) == 0), "tile of a batch");
-// SIZE rows from `row` on at step s of k, for the first ALL blocks of the cluster, of the matrix at those places of the batch's axes.
-template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0) {
+static_assert(KEPT == 0 && STORE == 3 && STAGING == 1, "tile of a batch");
+// SIZE rows from `row` on at step s of k, of the matrix at those places of the batch's axes. ALL blocks share them, those of the bits of `blocks`: each copies
+// a part for all of them, some of the rows or, where these are neighbours, of the 64 k.
+template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int at_1, int at_0, int rank, u32 blocks) {
+  static_assert(ACROSS || SIZE % (8 * ALL) == 0, "whole groups of 8 rows");
+  const int part = ALL > 1 ? rank * ((ACROSS ? 64 : SIZE) / ALL) : 0;
 #pragma unroll
   for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
-    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 : row;
-    if (ALL > 1) copy4_all(to + r * 128, map, b, x, y, at_1, at_0, (u16)((1 << ALL) - 1));
+    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
+    if (ALL > 1) copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
     else copy4(to + r * 128, map, b, x, y, at_1, at_0);
   }
+}
+DEV void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEV void load_words(u32 (&v)[4], u32 from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from) : "memory");
 }
 #define IN_MATRIX(t) ((t) % (tiles_m * tiles_n))
 #else
 #define IN_MATRIX(t) (t)
 #endif
+
+// COUNT products of 16 k of a step.
+template <int COUNT> DEV void multiply_step(float (&sum)[BLOCKS_M][BN / 2], u64 a, u64 b, int k) {
+  multiply_fence();
+  constexpr int A_STEP = A_ACROSS ? 128 : 2, B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
+#pragma unroll
+  for (int kk = 0; kk < COUNT; kk++)
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
+  multiply_commit();
+}
 
 // Tile t in an order that keeps a band of BAND tile rows in L2.
 struct Tile { int m, n; };
@@ -70,10 +94,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   const u32 table = staging + 2 * STAGING * PANEL, full = table + TABLE, empty = full + 8 * STAGES, residual_full = empty + 8 * STAGES, residual_empty = residual_full + 16 * STAGING;
   const u32 kept_full = residual_empty + 16 * STAGING;
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0), group = warp >> 2;
-  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+  const u32 rank = CLUSTER > 1 ? cluster_rank() : 0, down = rank / ALONG_N, beside = rank % ALONG_N;
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * CLUSTER);
+    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, (PING ? 1 : 2) * (ALONG_M + ALONG_N - 1));
     for (int i = 0; i < 2 * STAGING; i++) barrier_init(residual_full + 8 * i, 1), barrier_init(residual_empty + 8 * i, 4);
     for (int i = 0; i < KEPT; i++) barrier_init(kept_full + 8 * i, 1);
     barriers_ready();
@@ -83,9 +107,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
   else
     __syncthreads();
 
-  const int tiles_m = (M + BM * CLUSTER - 1) / (BM * CLUSTER), tiles_n = column_tiles<BN>(N), tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
+  const int tiles_m = (M + BM * ALONG_M - 1) / (BM * ALONG_M), tiles_n = (column_tiles<BN>(N) + ALONG_N - 1) / ALONG_N, tiles = KEPT ? tiles_m : tiles_m * tiles_n * MATRICES;
   const int first = KEPT ? blockIdx.x / tiles_n : blockIdx.x / CLUSTER, step = KEPT ? gridDim.x / tiles_n : gridDim.x / CLUSTER, column = blockIdx.x % tiles_n;
 #define TILE_AT(t) (KEPT ? Tile{t, column} : tile_at(IN_MATRIX(t), tiles_m, tiles_n))
+#define ROW_OF(tile) (((tile).m * ALONG_M + (ALONG_M > 1 ? down : 0)) * BM)
+#define COLUMNS_OF(column) tile_columns<BN>((column) * ALONG_N + (ALONG_N > 1 ? beside : 0), N)
 #if SOURCE == 1
   const int steps = KH * KW * chunks;
 #else
@@ -101,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         else
           copy3(to, &map_b, b, s.chunk * 64, s.kh * KW + s.kw, n0);
 #elif SOURCE == 2
-        copy_of_batch<B_ACROSS, BN / CLUSTER, CLUSTER>(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k, n0 + rank * (BN / CLUSTER), matrix % B1 * b_moves_1, matrix / B1 * b_moves_0);
+        copy_of_batch<B_ACROSS, BN, ALONG_M>(to, &map_b, b, s.k, n0, matrix % B1 * b_moves_1, matrix / B1 * b_moves_0, down, ((1 << CLUSTER) - 1) / ((1 << ALONG_N) - 1) << beside);
 #else
         if (CLUSTER > 1)
           copy2_all(to + rank * (B_BYTES / CLUSTER), &map_b, b, s.k * 64, n0 + rank * (BN / CLUSTER), (u16)((1 << CLUSTER) - 1));
@@ -114,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       const int ahead = KEPT ? KEPT : min(STAGES, steps);
       {
         Step s(0, chunks, KW);
-        const int n0 = tile_columns<BN>(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n, N).first;
+        const int n0 = COLUMNS_OF(KEPT ? column : tile_at(IN_MATRIX(first), tiles_m, tiles_n).n).first;
         for (int k = 0; k < ahead; k++, s.next(chunks, KW)) {
           expect_bytes((KEPT ? kept_full : full) + 8 * k, KEPT ? B_BYTES : STAGE_BYTES);
           copy_columns(KEPT ? kept + k * B_BYTES : ring + k * STAGE_BYTES + A_BYTES, (KEPT ? kept_full : full) + 8 * k, n0, s, first / (tiles_m * tiles_n));
@@ -125,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       u32 phase = 0;
       for (int t = first; t < tiles; t += step) {
         const Tile tile = TILE_AT(t);
-        const TileColumns columns_here = tile_columns<BN>(tile.n, N);
-        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = columns_here.first;
+        const TileColumns columns_here = COLUMNS_OF(tile.n);
+        const int m0 = ROW_OF(tile), n0 = columns_here.first;
 #if SOURCE == 1
         const Window window(m0, OH, OW, SH, SW, PT, PL);
 #endif
@@ -141,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #if SOURCE == 1
           copy_im2col(to, &map_a, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, (u16)(s.kw * DW), (u16)(s.kh * DH));
 #elif SOURCE == 2
-          copy_of_batch<A_ACROSS, BM, 1>(to, &map_a, b, s.k, m0, t / (tiles_m * tiles_n) % B1 * a_moves_1, t / (tiles_m * tiles_n) / B1 * a_moves_0);
+          copy_of_batch<A_ACROSS, BM, ALONG_N>(to, &map_a, b, s.k, m0, t / (tiles_m * tiles_n) % B1 * a_moves_1, t / (tiles_m * tiles_n) / B1 * a_moves_0, beside, ((1 << ALONG_N) - 1) << down * ALONG_N);
 #else
           copy2(to, &map_a, b, s.k * 64, m0);
 #endif
@@ -162,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       int turn = 0;
       for (int t = first; t < tiles; t += step, turn ^= 1) {
         const Tile tile = TILE_AT(t);
-        const int m0 = (tile.m * CLUSTER + rank) * BM, n0 = tile_columns<BN>(tile.n, N).first;
+        const int m0 = ROW_OF(tile), n0 = COLUMNS_OF(tile.n).first;
 #pragma unroll 1
         for (int panel = 0; panel < BLOCKS_M * PANELS; panel++) {
 #pragma unroll
@@ -182,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int w = group - 1, thread = threadIdx.x & 127, lane = thread & 31, row_warp = (warp & 3) * 16;
     float sum[BLOCKS_M][BN / 2];
+    const bool shares = thread < CLUSTER && (ALONG_M == 1 || ALONG_N == 1 || thread / ALONG_N == down || thread % ALONG_N == beside);  // copies with that block
     int slot = 0;
     u32 phase = 0;
     if (PING && w == 1) {
@@ -189,10 +216,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
       slot = steps % STAGES, phase = (steps / STAGES) & 1;
     }
     const u32 mine = staging + w * STAGING * PANEL, mine_full = residual_full + 8 * w * STAGING, mine_empty = residual_empty + 8 * w * STAGING;
-    constexpr int A_STEP = A_ACROSS ? 128 : 2, B_STEP = B_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
     const u64 a0 = descriptor(ring + (PING ? 0 : w * BLOCKS_M * PANEL)), b0 = descriptor(KEPT ? kept : ring + A_BYTES) + (B_ACROSS ? 511ull << 16 : 0);  // panels lie 8192 bytes apart
     const Epilogue epilogue{EPILOGUE_ARGUMENTS};
-    if (const int n = tile_columns<BN>(TILE_AT(first).n, N).first + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
+    if (const int n = COLUMNS_OF(TILE_AT(first).n).first + thread * 8; !NORMED && thread * 8 < BN && n < N) touch_columns(epilogue, n);
 #if NORMED
     Column* const column_table = (Column*)(shared + (table - shared_address(shared))) + w * BN;
 #endif
@@ -202,9 +228,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
     bool fresh = true;  // this warpgroup has not seen the columns of B that are kept
     for (int t = first + (PING ? w * step : 0); t < tiles; t += (PING ? 2 : 1) * step) {
       const Tile tile = TILE_AT(t);
-      const int m0 = (tile.m * CLUSTER + rank) * BM + (PING ? 0 : w * BLOCKS_M * 64);
-      const TileColumns columns_here = tile_columns<BN>(tile.n, N);
-      const int n0 = columns_here.first, end = columns_here.end;
+      const int m0 = ROW_OF(tile) + (PING ? 0 : w * BLOCKS_M * 64);
+      const TileColumns columns_here = COLUMNS_OF(tile.n);
+      const int n0 = columns_here.first, end = BN % 64 ? min(columns_here.end, columns_here.first + BN) : columns_here.end;
 #if SOURCE == 2
       const int matrix = t / (tiles_m * tiles_n);
       T* const to = y + matrix / B1 * y_0 + matrix % B1 * y_1;
@@ -235,23 +261,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
         wait(full + 8 * slot, phase);
         if (KEPT && fresh) wait(kept_full + 8 * k, 0);
         const u64 a = a0 + (u64)(slot * (STAGE_BYTES / 16)), b = b0 + (u64)(KEPT ? k * (B_BYTES / 16) : slot * (STAGE_BYTES / 16));
-        multiply_fence();
-#pragma unroll
-        for (int kk = 0; kk < PRODUCTS; kk++)
-#pragma unroll
-          for (int i = 0; i < BLOCKS_M; i++) multiply(sum[i], a + (i * (PANEL / 16) + kk * A_STEP), b + kk * B_STEP, (k | kk) != 0);
-        multiply_commit();
+        if (LAST == PRODUCTS || k < steps - 1) multiply_step<PRODUCTS>(sum, a, b, k);
+        else multiply_step<LAST>(sum, a, b, k);
         if (PING && k == steps - 1) arrive_group(2 + (w ^ 1), 256);  // before this step is done: the tensor cores find the other's products waiting
         if (last >= 0) {  // the step before is done: its stage is free in every block that shares it
           multiply_wait<1>();
-          if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+          if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
         }
         last = slot;
         if (++slot == STAGES) slot = 0, phase ^= 1;
       }
       fresh = false;
       multiply_wait<0>();
-      if (thread < CLUSTER) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
+      if (shares) CLUSTER > 1 ? arrive_at(empty + 8 * last, thread) : arrive(empty + 8 * last);
 #if NORMED
       if (!PING) sync_group(4 + w, 128);  // the tile before has been finished (PING: known since the other's turn)
 #pragma unroll
@@ -292,6 +314,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
 #pragma unroll
             for (int k = 0; k < 8; k++) {
               const int c = panel * 8 + k, n = n0 + c * 8 + (lane & 3) * 2;
+              if (c >= BN / 8) {
+                out[half][k / 4][k % 4] = 0;
+                continue;
+              }
               float v[2] = {sum[i][c * 4 + half * 2], sum[i][c * 4 + half * 2 + 1]};
 #if RESIDUAL
               float given[2];
@@ -314,7 +340,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_wgmma(PARAMETERS) {
             if ((lane & 3) == 0 && row + half * 8 < M && n0 + panel * 64 < N) epilogue.y_stats[(i64)(row + half * 8) * (N / 64) + n0 / 64 + panel] = statistics;
           }
 #endif
-#if STORE == 1
+#if STORE == 3
+          // Rows of y, 128 bytes at a time. Where they are columns of the tile, all warps of the group have parts of them.
+          const auto meet = [&] {
+            if (FLIPPED) sync_group(4 + w, 128);
+            else __syncwarp();
+          };
+          meet();
+#pragma unroll
+          for (int k = 0; k < 8; k += 2) {
+            const u32 chunk = FLIPPED ? row_warp / 8 + (lane >> 3 & 1) : k + (lane >> 4), r = FLIPPED ? (k + (lane >> 4)) * 8 + (lane & 7) : row_warp + (lane & 15);
+            const u32 to_row = at + r * 128 + ((chunk ^ (lane & 7)) << 4);
+            (FLIPPED ? store_transposed : store_matrices)(to_row, out[0][k / 4][k % 4], out[1][k / 4][k % 4], out[0][k / 4][k % 4 + 1], out[1][k / 4][k % 4 + 1]);
+          }
+          meet();
+#pragma unroll
+          for (int k = 0; k < 16; k += 4) {
+            const int r = row_warp + k + (lane >> 3), chunk = (lane & 7) * 8;
+            u32 words[4];
+            load_words(words, at + r * 128 + (((lane ^ r) & 7) << 4));
+            const int n = n0 + panel * 64 + (FLIPPED ? r : chunk), m = m0 + i * 64 + (FLIPPED ? chunk : r);
+            if (n < end && m < M) store8(to + (FLIPPED ? n * ldy + m : m * ldy + n), words, FLIPPED ? M - m : end - n);
+          }
+#elif STORE == 1
 #pragma unroll
           for (int k = 0; k < 4; k++) {
             const int n = n0 + panel * 64 + (k / 2 * 4 + (lane & 3)) * 8, m = row + k % 2 * 8;

@@ -183,9 +183,32 @@ def test_large_batches_take_turns() -> None:
     for a, b in (((128, 1), (504, 1)), ((128, 1), (1, 128)), ((1, 904), (1, 128))):
         (kernel,) = kernels_of(many(batched(DType.F16, 904, 504, 128, a, b), 4, 9))
         maps = [arg for arg in kernel.args if isinstance(arg, TensorMap)]
-        assert kernel.symbol == "product_wgmma" and kernel.grid == (132, 1, 1)
-        assert [m.dims for m in maps] == [(904, 128, 9, 4) if a[0] == 1 else (128, 904, 9, 4), (128, 504, 9, 4) if b[0] == 1 else (504, 128, 9, 4)]
+        sizes = [(904, 128, 9, 4) if a[0] == 1 else (128, 904, 9, 4), (128, 504, 9, 4) if b[0] == 1 else (504, 128, 9, 4)]
+        assert kernel.symbol == "product_wgmma" and kernel.grid in ((132, 1, 1), (120, 1, 1))
+        assert [m.dims for m in sorted(maps, key=lambda m: m.pointer.operand)] == sizes
         compile_kernels([kernel], 90)
+
+
+def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a cluster copy parts of what they share: rows, or of operands whose rows are neighbours some of the 64 k."""
+    wgmma, r = cuda.part("_wgmma"), many(batched(DType.F16, 904, 504, 136, (136, 1), (504, 1)), 4, 9)
+    for cluster, beside, swap in ((2, 1, False), (1, 2, False), (2, 2, False), (2, 2, True)):
+        tile = wgmma.HopperTile(128, 160, True, cluster, staging=1, swap=swap, beside=beside, panels=not swap)
+        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        (kernel,) = kernels_of(r)
+        left, right = (arg for arg in kernel.args if isinstance(arg, TensorMap))
+        assert (left.pointer.operand, right.pointer.operand) == (("b", "a") if swap else ("a", "b"))
+        assert left.box == (64, (64 if swap else 128) // beside, 1, 1) and right.box == (64, (160 if swap else 64) // cluster, 1, 1)
+        assert kernel.cluster == cluster * beside and evaluate(kernel.grid[0], {}) % kernel.cluster == 0 and "LAST = 1;" in kernel.source
+        compile_kernels([kernel], 90)
+
+
+def test_swapped_batches_have_no_bias() -> None:
+    r = many(batched(DType.F16, 904, 504, 128, (128, 1), (504, 1)), 4, 9)
+    (kernel,) = kernels_of(replace(r, operands=r.operands | {"bias"}))
+    maps = [arg for arg in kernel.args if isinstance(arg, TensorMap)]
+    assert [m.pointer.operand for m in maps] == ["a", "b"]
+    compile_kernels([kernel], 90)
 
 
 def test_copies_that_are_whole() -> None:
@@ -363,7 +386,7 @@ def test_few_rows_at_run_time() -> None:
     assert any(evaluate(k.grid[0], {"m": 8}) for k in few) and not any(evaluate(k.grid[0], {"m": 9}) for k in few)
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 32, 64, 64)])
+@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 32, 64, 128)])
 def test_more_matrices_than_a_grid_has_places_for(dtype: DType, m: int, n: int, k: int) -> None:
     strides = {"a_0": 0, "a_1": m * k, "a_m": k, "a_k": 1, "b_0": 0, "b_1": k * n, "b_k": n, "b_n": 1, "y_0": 0, "y_1": m * n, "ldy": n}
 
