@@ -26,6 +26,7 @@ Prices = Mapping[Any, float]
 MATRICES = ("gemm", "gemm_norm", "matmul")
 #: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
 _SLACK = 1.05
+_MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as if its copies were whole
 
 
 def prices(
@@ -162,6 +163,8 @@ def whole(r: Request, how: Access, rows: str) -> bool:
     """Whether each copy of an operand of `rows` has all of its elements or none."""
     if r.dtype == DType.F32 or r.family not in MATRICES or how.gather or how.slow:
         return False
+    if rows == "N" and r.family != "matmul" and known(D.mul(r.ints["M"], r.ints["N"]), 0) >= _MANY:  # packed rows have zeros up to a multiple of 8
+        return True
     return multiple_of(r.ints[rows if how.trans else "K"]) * r.dtype.size >= how.bytes
 
 

@@ -30,6 +30,8 @@ _dots = registry.module("kernels", "cuda").part("_dots")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
+#: What these are beside other kernels, which take more than their prices.
+_BEFORE = 0.85
 _COPIES = 1700.0  # more clocks of SplitTile in batches behind copies
 #: What Tile is behind copies, and where tensor maps reach: so many times its clocks. Of so few results `tile_cost` holds, and more clocks a byte.
 _BEHIND, _MAPPED, _MOVED, _FEW_RESULTS = 1.1, 1.08, 5.3e-4, 1 << 18
@@ -90,7 +92,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
             mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
-            costs |= {_align.Aligned(t): copy + c + _ANYWHERE[isinstance(t, _wgmma.HopperTile)] * late for t, c in mapped.items()}
+            costs |= {_align.Aligned(t): _BEFORE * (copy + c + _ANYWHERE[isinstance(t, _wgmma.HopperTile)] * late) for t, c in mapped.items()}
         return costs
 
     kernels: list[Kernel] = []
