@@ -84,6 +84,8 @@ SHAPES = (
     # f32 whose warps divide columns; one row of each head: a tile for each, two beside each other, keys divided
     Shape(7, 7, 7, 130, 70, 240, 256), Shape(3, 6, 6, 100, 90, 256, 256), Shape(9, 15, 15, 1, 200, 40, 40), Shape(2, 3, 3, 1, 200, 64, 64),
     Shape(2, 6, 3, 1, 400, 80, 64),
+    # whose keys flow to registers
+    Shape(9, 28, 7, 1, 517, 40, 40), Shape(21, 6, 6, 1, 397, 72, 104), Shape(30, 10, 10, 1, 333, 64, 40, cap=2), Shape(20, 14, 14, 1, 257, 96, 96),
 )  # fmt: skip
 #: What is infinite must come out where products of f32 have it.
 WILD = (
