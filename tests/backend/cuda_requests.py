@@ -31,6 +31,25 @@ def request(
     return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, 132, frozenset(unaligned))
 
 
+def attention(
+    dtype: DType, d: int, *, dv: int = 0, s: DimLike = 200, t: DimLike = 300, b: DimLike = 2, mask: int = 0, causal: int = 0, clean: int = 0, pad: int = 0,
+    arch: int = 90, scale: float = 0.125, unaligned: tuple[str, ...] = (), heads: int = 4, kv: int = 0, cap: float = 0.0,
+) -> Request:  # fmt: skip
+    dv, kv = dv or d, kv or heads // 2
+    ints: dict[str, DimLike] = {"B": b, "H": heads, "KVH": kv, "S": s, "T": t, "D": d, "DV": dv, "causal": causal, "past": 0, "nan_to_zero": clean}
+    for o, n, width in (("q", heads, d), ("k", kv, d), ("v", kv, dv), ("y", heads, dv)):
+        ints |= {f"{o}_h": width + pad, f"{o}_s": n * (width + pad), f"{o}_b": n * (width + pad) * 512}
+    if mask:
+        ints |= {"mask_kind": mask, "m_k": 1, "m_b": 300}
+    operands = ("q", "k", "v", "y", *(["mask"] if mask else []))
+    return request("attention", dtype, ints, {"scale": scale, "fill": float("-inf"), "softcap": cap}, operands=operands, arch=arch, unaligned=unaligned)
+
+
+def copied(r: Request) -> list[list[str]]:
+    """Where tensor copies of each launch read and write."""
+    return [[a.pointer.operand for a in k.args if isinstance(a, TensorMap)] for k in registry.module("kernels", "cuda").emit(r)]
+
+
 def running(kernels: Iterable[Kernel], **sizes: int) -> list[Kernel]:
     """Those that are launched for such values of the symbols."""
     return [k for k in kernels if all(evaluate(g, sizes) > 0 for g in k.grid)]
