@@ -43,6 +43,10 @@ _CONVOLUTIONS = (
     (F16, conv(1, 32, (935, 304), 11, 3, 2)), (F32, conv(1, 5, (192, 78), 160, 5, 2)), (F32, conv(8, 504, (58, 35), 13, 2, 2, transposed=True, pads=(0,) * 4)),
     (F32, conv(32, 256, 14, 256, 3)), (F32, conv(32, 128, 28, 128, 3)),
 )  # fmt: skip
+#: Type, outer, n, inner of means.
+_MEANS = (
+    (BF16, 13386, 88, 9), (F32, 80, 1355, 163), (BF16, 24000, 30, 15), (F32, 6000, 200, 7), (F16, 50000, 33, 9), (BF16, 100000, 17, 9),
+)  # fmt: skip
 
 
 def trials() -> Iterator[Trial]:
@@ -56,7 +60,7 @@ def trials() -> Iterator[Trial]:
         yield P.convolution(t, v)
     for t, outer, n, inner in ((F16, 667, 1842, 5), (F32, 2806, 851, 9)):
         yield rows.softmax(t, outer, n, inner)
-    for t, outer, n, inner in ((BF16, 13386, 88, 9), (F32, 80, 1355, 163), (BF16, 24000, 30, 15), (F32, 6000, 200, 7), (F16, 50000, 33, 9), (BF16, 100000, 17, 9)):
+    for t, outer, n, inner in _MEANS:
         yield rows.reduction(t, "mean", outer, n, inner)
     for t, outer, n, inner in ((F16, 1261, 112, 153), (F32, 1104, 2, 289)):
         yield rows.cumsum(t, outer, n, inner)
