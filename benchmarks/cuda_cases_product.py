@@ -244,6 +244,8 @@ def odd_products(rng: Rng) -> Iterator[Case]:
         for t in (direct(2), direct(1, 1, 1, 4), direct(2, 2, 2, 1, 2), direct(2, 1, 1, 2, 2)):
             yield with_tile(matmul(rng, dtype, 2, 2, 37, 41, 77, a_turned=a_turned, b_turned=b_turned), t)
         yield with_tile(matmul(rng, dtype, 1, 2, 40, 72, 136, a_turned=a_turned, b_turned=b_turned), direct(2, 1, 1, 4))  # aligned rows
+        for t in (direct(2, 4, ahead=5), direct(1, 4, ahead=2)):  # rows that are read once, also with k beyond what is read ahead
+            yield with_tile(matmul(rng, dtype, 1, 2, 200, 24, 136, a_turned=a_turned, b_turned=b_turned), t)
         yield with_tile(matmul(rng, dtype, 1, 3, 3, 2, 5, a_turned=a_turned, b_turned=b_turned), direct(1))
     yield with_tile(gemm(rng, F16, 67, 131, 45, "silu", res_mode=1), direct(2, 1, 1, 2))
     yield with_tile(gemm(rng, F16, 35, 131, 45, kinds=(0, 1, 2)), direct(1, 1, 1, 2))

@@ -7,7 +7,7 @@
 // WARPS_K warps divide k and add their sums up in shared memory.
 //
 // The generator defines: T, MMA_TYPE, MT, WARPS_M, WARPS_N, WARPS_K, AHEAD (steps read ahead), A_ALONG, B_ALONG (contiguous along k, else along rows), A_WHOLE, B_WHOLE (pieces
-// lie at multiples of their size), Y_VECTOR, TO_BATCH and the epilogue (struct Epilogue, finish).
+// lie at multiples of their size), A_EXACT, B_EXACT (and have all of their elements or none), Y_VECTOR, TO_BATCH and the epilogue (struct Epilogue, finish).
 
 constexpr int BK = 32, BM = 16 * MT, BN = 32, THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 
@@ -39,7 +39,8 @@ template <int E> DEV void shifted(const u32* words, u32 shift, u32* to) {
 }
 
 // What a lane has of ROWS rows of one operand for 32 k: of each row one piece of 8 k (ALONG), or of each of 8 k one piece of these rows.
-template <int ROWS, bool ALONG, bool WHOLE> struct Operand {
+// EXACT: no piece meets an end of the operand.
+template <int ROWS, bool ALONG, bool WHOLE, bool EXACT> struct Operand {
   static constexpr int E = ALONG ? 8 : ROWS, COUNT = ALONG ? ROWS : 8, WORDS = WHOLE ? E / 2 : E, SIZE = 2 * E;
   const T* base;      // the lane's first element
   i64 step;           // elements from piece to piece
@@ -55,6 +56,7 @@ template <int ROWS, bool ALONG, bool WHOLE> struct Operand {
   }
   // Where the whole operand lies, of all matrices.
   METHOD void read_ends(u64 first, u64 last, int lane) {
+    if (EXACT) return;
     low = (first + SIZE - 1) & ~(u64)(SIZE - 1), high = (last & ~(u64)(SIZE - 1)) - WORDS * 4;
     const u64 at = lane < 8 ? low - SIZE + lane * 4 : high + (lane - 8) * 4;
     even = odd = 0;
@@ -69,12 +71,12 @@ template <int ROWS, bool ALONG, bool WHOLE> struct Operand {
       const u64 at = place(p, k0) & ~(u64)(SIZE - 1);
 #pragma unroll
       for (int w = 0; w < WORDS; w++) words[slot][p][w] = 0;
-      const bool there = exists(p, k0), inside = there && at >= low && at <= high;
+      const bool there = exists(p, k0), inside = there && (EXACT || (at >= low && at <= high));
       load_words<E>(words[slot][p], at, inside);
       if (!WHOLE) load_words<E>(words[slot][p] + E / 2, at + SIZE, inside);
       edge |= (u32)(there && !inside) << p;
     }
-    if (!__any_sync(0xffffffffu, edge)) return;
+    if (EXACT || !__any_sync(0xffffffffu, edge)) return;
     const u32 word = even | odd << 16;
 #pragma unroll
     for (int p = 0; p < COUNT; p++) {
@@ -103,7 +105,7 @@ template <int ROWS, bool ALONG, bool WHOLE> struct Operand {
       const int left = k - k0;
 #pragma unroll
       for (int w = 0; w < 4; w++) {
-        const u32 mask = left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0;
+        const u32 mask = EXACT || left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) to[r][w] = pieces[ALONG ? r : 0][ALONG ? w : 0] & mask;
       }
@@ -127,8 +129,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AHEAD > 1 ? 1 : 384 / THRE
   TO_BATCH;
   const T* const last_a = first_a + LAST_A + (A_ALONG ? (M - 1) * a_m + K : (K - 1) * a_k + M);
   const T* const last_b = first_b + LAST_B + (B_ALONG ? (N - 1) * b_n + K : (K - 1) * b_k + N);
-  Operand<2 * MT, A_ALONG, A_WHOLE> left;
-  Operand<4, B_ALONG, B_WHOLE> right;
+  Operand<2 * MT, A_ALONG, A_WHOLE, A_EXACT> left;
+  Operand<4, B_ALONG, B_WHOLE, B_EXACT> right;
   left.start(a, a_m, a_k, m0 + 2 * MT * g, 8 * t, M, K);
   right.start(b, b_n, b_k, n0 + 4 * g, 8 * t, N, K);
   float sum[MT][4][4] = {};
