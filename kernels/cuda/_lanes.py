@@ -98,6 +98,8 @@ _DIVIDED = {
     LaneTile(8, 4, 1, 1, 8): (2,), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
 }  # fmt: skip
 _MOST = 7
+#: Clocks of a row's part that a block writes where blocks that follow each other have the others, at the same time: parts meet in lines of 128 bytes.
+_PART, _LINE = 0.12, 32
 _WHOLE = 1.12  # what the tiles cost where others copy whole rows 16 bytes at a time: so many times their clocks
 
 
@@ -111,7 +113,8 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
         for split in (1, *_DIVIDED.get(t, ())):
             how = _blocks.Blocks(t.bm, t.bn, t.bk, split, t.resident)
             if split == 1 or (-(-k // t.bk) >= 2 * split and how.here(m, n, batch, r.sms) <= _MOST):
-                out[replace(t, split=split)] = whole * _blocks.clocks(kind, own, how, m, n, k, batch, r.sms, a, b, y, _blocks.dear(r))
+                parts = batch * m * -(-n // t.bn) if m <= t.bm and n > t.bn and n % _LINE and k <= t.bk else 0
+                out[replace(t, split=split)] = whole * _blocks.clocks(kind, own, how, m, n, k, batch, r.sms, a, b, y, _blocks.dear(r)) + _PART * parts
     return out
 
 
