@@ -304,7 +304,7 @@ def product(
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(residual)}", f"#define STORE {store}",
         f"#define MATRICES {'matrices' if source == 2 else '1'}", f"constexpr bool A_ACROSS = {int(across[0])}, B_ACROSS = {int(across[1])};",
-        f"#define FLIPPED {int(tile.swap)}", f"constexpr int LAST = {last_products(depth)};",
+        f"#define FLIPPED {int(tile.swap)}", f"constexpr int LAST = {4 if store == 2 else last_products(depth)};",  # tiles of STORE 2 have many steps
         f"#define Y_VECTOR {int(vector)}",
         f"#define PARAMETERS {', '.join(f'{t} {n}' for t, n, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         f"constexpr int BM = {tile.bm}, BN = {tile.bn}, STAGES = {tile.stages}, CLUSTER = {tile.blocks}, ALONG_N = {tile.beside};",
