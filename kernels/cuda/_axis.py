@@ -83,6 +83,16 @@ def slab_lanes(n: DimLike) -> int:
     return 4 if length is None else power_of_two(-(-length // 8), 1, 32)
 
 
+def free_lanes(dtype: DType, each: DimLike, n: DimLike, inner: DimLike) -> int:
+    """As `slab_lanes`, where lanes that join what they have of a column cost more than they bring: no more than leave a block's threads one column each."""
+    length, across = known(n), known(inner)
+    if not length or not across or across == 1:
+        return slab_lanes(n)
+    count = known(each) or max(SLABS // dtype.size // (length * across), 1)  # as many as where there are enough for all blocks
+    spare: int = max(SLAB_THREADS // (count * across), 1)
+    return min(1 << spare.bit_length() - 1, slab_lanes(n))
+
+
 def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
     """(elements of a vector, vectors next to each other) of a block that reads down columns."""
     w = min(vector_width(dtype, inner), 8 // dtype.size) if aligned else 1

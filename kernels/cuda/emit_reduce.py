@@ -107,8 +107,9 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
     def _slabs(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
         each, grid = _axis.slabs(self.request, self.element, outer, D.mul(n, inner))
+        lanes = _axis.free_lanes(self.element, each, n, inner)
         slab = f"{_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}"
-        body = f"reduce_slabs<Policy, {_axis.SLABS}, {_axis.slab_lanes(n)}, {_axis.SLAB_THREADS}>(x, y, outer, {slab}, parts);"
+        body = f"reduce_slabs<Policy, {_axis.SLABS}, {lanes}, {_axis.SLAB_THREADS}>(x, y, outer, {slab}, parts);"
         return self._kernel(_axis.SLAB_THREADS, body, D.mul(grid, use), each)[0]
 
     def _rows(self, v: int, lanes: int, block: int, parts: DimLike, use: DimLike) -> list[Kernel]:
