@@ -39,6 +39,8 @@ _SHORT, _FORCED = 1.25, 1.4
 #: that takes for each 100 KB beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of an access to shared memory or L1, of
 #: an instruction of a thread; elements of two bytes beside all this, and the bytes of theirs.
 _ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED, _ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = 2400.0, 600.0, 2.5e3, 0.2, 0.82, 0.43, 1.34, 0.65, 0.81
+#: The part of these clocks that several channels of a pixel take beside products, four a thread, in two bytes.
+_WOVEN = 0.75
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,17 @@ def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
 
 def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
     return {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()} if applies(r, transposed) else {}
+
+
+def beside_products(r: Request, rows: int) -> dict[NarrowTile, float]:
+    """Clocks of the tiles for windows of one pixel that compete with products, at most `most_beside` channels: of more than a pixel's vector those whose threads
+    store four channels each, and neighbours what follows."""
+    costs = prices(r, False, rows)
+    return costs if int(r.ints["OC"]) <= WRITTEN else {t: _WOVEN * cost for t, cost in costs.items() if t.channels == 4}
+
+
+def most_beside(r: Request) -> int:
+    return WRITTEN if r.dtype.size == 4 else _FEW
 
 
 def _written(r: Request, tile: NarrowTile) -> int:

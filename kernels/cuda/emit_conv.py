@@ -50,8 +50,8 @@ def conv2d(r: Request) -> list[Kernel]:
     if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _stem.planar(r) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
         rows, line = D.product([i["N"], i["OH"], i["OW"]]), _narrow.pixels(r)
-        narrow = _gemm.Beside(_narrow.NarrowTile, lambda m: _narrow.prices(line, False, m), lambda tile, active: _narrow.convolution(line, tile, False, active))
-        few = narrow if oc <= _narrow.WRITTEN else None
+        narrow = _gemm.Beside(_narrow.NarrowTile, lambda m: _narrow.beside_products(line, m), lambda tile, active: _narrow.convolution(line, tile, False, active))
+        few = narrow if oc <= _narrow.most_beside(r) else None
         return list(_gemm.rows_by_weight(replace(r, ints=ints), rows, oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0), few))
     return _implicit(r, flat, transposed=False)
 
