@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from math import isqrt
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Kernel, Request
@@ -79,7 +78,8 @@ def settled(d: DimLike) -> DimLike:
 
 
 def about(d: DimLike, usual: int) -> int:
-    """What to take for `d` when kernels are chosen, which must be right whatever it is: the middle of the present range, `usual` without one."""
+    """What to take for `d` when kernels are chosen, which must be right whatever it is: that of the least size in the present range, since batches are powers
+    of two more often than not; `usual` without a range."""
     if not isinstance(d, Dim):
         return int(d)
     r = _now.get()
@@ -90,7 +90,7 @@ def about(d: DimLike, usual: int) -> int:
         while at <= r.low:
             at *= _WIDE
         raise _Divided(at)
-    return D.evaluate(d, {r.symbol: isqrt(r.low * min(r.high, _WIDE * r.low))})
+    return max(D.evaluate(d, {r.symbol: r.low}), 1)  # a window may be larger than so small an image
 
 
 def between(d: DimLike) -> Bounds:
@@ -186,7 +186,7 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
     def part(low: int, high: int) -> None:
         try:
             with within(Range(symbol, low, high)):
-                kernels = emit(request if low < high else replace(request, ints={name: settled(d) for name, d in request.ints.items()}))
+                kernels = emit(request if low < high else _numbered(request))
         except _Divided as e:
             part(low, e.at - 1)
             part(e.at, high)
@@ -205,6 +205,13 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
         above = 1 if k == 0 and (low == 0 or _empty(kernels, symbol)) else D.less(low - 1, size)
         choices.append((above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels))
     return either(choices)
+
+
+def _numbered(request: Request) -> Request:
+    """With numbers for what a range of one size says; sizes as small may be none, then as it is."""
+    ints = {name: settled(d) for name, d in request.ints.items()}
+    changed = [ints[name] for name, d in request.ints.items() if isinstance(d, Dim)]
+    return replace(request, ints=ints) if all(isinstance(n, int) and n > 0 for n in changed) else request
 
 
 def either(choices: Iterable[tuple[DimLike, list[Kernel]]]) -> list[Kernel]:

@@ -206,7 +206,7 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
         return _one_price(r, tile, rows)
     width = int(_product.known(r.ints["OW"], _USUAL))
     per = tile.pixels * (sw if transposed else 1)
-    tiles = -(-int(rows * (-(-width // per) * per / width) / tile.pixels) // (tile.threads // tile.together))
+    tiles = -(-max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1) // (tile.threads // tile.together))
     beside = -(-_chunks(r, tile) // tile.beside)
     resident, warps = _resident(r, tile, transposed), tile.threads / 32
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside

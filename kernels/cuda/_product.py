@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
@@ -74,8 +75,10 @@ def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool) -> dict[Any, float
     return {t: cost for t, cost in costs.items() if cost <= most}
 
 
-#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 3, 4, 6, 8, 12, ... up to _MOST rows.
-_MOST = 1 << 18
+#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to _MOST rows, and 3, 6, 12, ... up to _FINE.
+_MOST, _FINE = 1 << 18, 1 << 12
+#: A tile serves the next size, too, where it costs at most so many times the best one's clocks: a kernel less to compile.
+_AGAIN = 1.02
 
 
 def choose(rows: DimLike, price: Callable[[int], Prices]) -> Iterator[tuple[Any, DimLike]]:
@@ -89,9 +92,10 @@ def choose(rows: DimLike, price: Callable[[int], Prices]) -> Iterator[tuple[Any,
     least, most = cuda_ranges.between(rows)
     for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1)) if size >= least) or (least,):
         with cuda_ranges.at(rows, m):
-            tile = _cheapest(price(m))
-        if ranges and ranges[-1][0] == tile:
-            ranges.pop()
+            costs = price(m)
+        tile = _cheapest(costs)
+        if ranges and costs.get(ranges[-1][0], math.inf) <= _AGAIN * costs[tile]:
+            tile, _ = ranges.pop()
         ranges.append((tile, m))
     low = 0
     for k, (tile, high) in enumerate(ranges):
@@ -108,7 +112,9 @@ def _cheapest(costs: Prices) -> Any:
 def _sizes(unit: int) -> Iterator[int]:
     count = 1
     while unit * count <= _MOST or count == 1:
-        yield from (unit * count, unit * count * 3 // 2) if count > 1 else (unit,)
+        yield unit * count
+        if count > 1 and unit * count <= _FINE:
+            yield unit * count * 3 // 2
         count *= 2
 
 
