@@ -7,11 +7,12 @@ The text needs no header: NVRTC has the device math functions built in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracea_onnx.ops import ACTIVATIONS, I64_OPCODES, OPCODES, DType
 
+_NARROW = (DType.F16, DType.BF16)
 #: C++ type that holds one element in memory (f16 and bf16 are kept as bits).
 C_TYPES = {
     DType.F32: "float", DType.F64: "double", DType.F16: "half_t", DType.BF16: "bfloat_t", DType.BOOL: "u8", DType.U8: "u8", DType.I8: "signed char",
@@ -166,3 +167,39 @@ def program_source(program: Mapping[str, Any], name: str = "program") -> str:
         lines.append(f"  r{int(dst)} = {text};")
     body = "\n".join(lines)
     return f"DEV {ctype} {name}({', '.join(f'{ctype} r{k}' for k in range(n_in))}) {{\n{body}\n  return r{int(program['out'])};\n}}\n"
+
+
+def _read(dtype: DType, integer: bool, value: str) -> str:
+    if dtype == DType.BOOL:
+        return f"({value} ? 1 : 0)"
+    if integer:
+        return f"i64(to_float({value}))" if dtype in _NARROW else f"i64({value})"
+    return f"to_float({value})"
+
+
+def _write(dtype: DType, integer: bool, to: str, value: str) -> str:
+    """Statement storing the program's result; floats become integers through i64, so that a value out of range wraps."""
+    if dtype == DType.BOOL:
+        return f"{to} = {value} != 0;"
+    if dtype in (DType.F32, *_NARROW):
+        return f"from_float({to}, float({value}));"
+    ctype = C_TYPES[dtype]
+    return f"{to} = ({ctype})({value});" if integer or dtype == DType.F64 else f"{to} = ({ctype})(i64)({value});"
+
+
+def stages_source(program: Mapping[str, Any], inputs: Sequence[tuple[DType, str]], out: DType, result: str) -> tuple[str, str, bool]:
+    """Text of a program's functions, of the statements that compute `result` (an lvalue of type `out`) from `inputs` (type and text of each), and whether
+    approximations good enough for 16-bit results do. The result of a stage has its element type before another one reads it."""
+    rows = program.get("stages") or [{"program": program, "dtype": int(out), "from": list(range(len(inputs)))}]
+    source, text = "", ""
+    places = list(inputs)
+    for k, row in enumerate(rows):
+        dtype, integer = DType(row["dtype"]), bool(row["program"]["type"])
+        source += program_source(row["program"], f"stage{k}")
+        values = ", ".join(_read(places[x][0], integer, places[x][1]) for x in row["from"])
+        last = k == len(rows) - 1
+        to = result if last else f"s{k}"
+        text += ("" if last else f"{C_TYPES[dtype]} s{k}; ") + _write(dtype, integer, to, f"stage{k}({values})") + " "
+        places.append((dtype, f"s{k}"))
+    exact = {DType(row["dtype"]) for row in rows if not row["program"]["type"]} - {*_NARROW, DType.BOOL}
+    return source, text, out in _NARROW and not exact

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor
 from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, reciprocal, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude, program_source
+from tracea_onnx.cuda_text import C_TYPES, prelude, stages_source
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.axes import merge_dims
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
 from tracea_onnx.lower.value import contiguous
 from tracea_onnx.ops import DType
 
-_NARROW = (DType.F16, DType.BF16)
 #: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a block may have.
 _TILE_SIDE, _TILE_BYTES = 16, 40_000
 #: Up to as many elements, where they do not lie in whole vectors, a thread makes up to _SINGLE single ones; where rows are shorter than _SHORT, up to twice
@@ -285,42 +283,6 @@ template <int V> DEV void each_ragged(const Operands& o, u32 total) {{
         return text
 
 
-def _read(dtype: DType, integer: bool, value: str) -> str:
-    if dtype == DType.BOOL:
-        return f"({value} ? 1 : 0)"
-    if integer:
-        return f"i64(to_float({value}))" if dtype in _NARROW else f"i64({value})"
-    return f"to_float({value})"
-
-
-def _write(dtype: DType, integer: bool, to: str, value: str) -> str:
-    """Statement storing the program's result; floats become integers through i64, so that a value out of range wraps."""
-    if dtype == DType.BOOL:
-        return f"{to} = {value} != 0;"
-    if dtype in (DType.F32, *_NARROW):
-        return f"from_float({to}, float({value}));"
-    ctype = C_TYPES[dtype]
-    return f"{to} = ({ctype})({value});" if integer or dtype == DType.F64 else f"{to} = ({ctype})(i64)({value});"
-
-
-def _computed(program: Mapping[str, Any], inputs: Sequence[_Operand], out: DType) -> tuple[str, str, bool]:
-    """Text of a program's functions, of the statements that leave its result in `result.v[j]`, and whether approximations good enough for 16-bit results do.
-    The result of a stage has its element type before another one reads it."""
-    rows = program.get("stages") or [{"program": program, "dtype": int(out), "from": list(range(len(inputs)))}]
-    source, text = "", ""
-    places = [(o.dtype, f"v_{o.name}.v[j]") for o in inputs]
-    for k, row in enumerate(rows):
-        dtype, integer = DType(row["dtype"]), bool(row["program"]["type"])
-        source += program_source(row["program"], f"stage{k}")
-        values = ", ".join(_read(places[x][0], integer, places[x][1]) for x in row["from"])
-        last = k == len(rows) - 1
-        to = "result.v[j]" if last else f"s{k}"
-        text += ("" if last else f"{C_TYPES[dtype]} s{k}; ") + _write(dtype, integer, to, f"stage{k}({values})") + " "
-        places.append((dtype, f"s{k}"))
-    exact = {DType(row["dtype"]) for row in rows if not row["program"]["type"]} - {*_NARROW, DType.BOOL}
-    return source, text, out in _NARROW and not exact
-
-
 def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operand], out: _Operand) -> list[Kernel]:
     program = request.program
     if program is None:
@@ -332,7 +294,7 @@ def _kernel(request: Request, shape: Sequence[DimLike], inputs: Sequence[_Operan
     inputs, out = operands[:-1], operands[-1]
     rank = len(rows)
     v = max(1, 16 // max(o.dtype.size for o in operands))
-    functions, compute, fast = _computed(program, inputs, out.dtype)
+    functions, compute, fast = stages_source(program, [(o.dtype, f"v_{o.name}.v[j]") for o in inputs], out.dtype, "result.v[j]")
     space = _Space(n, inputs, out, v, compute, request.unaligned)
     if v == 2 and space.whole is False and space.out.inner == 1 and (known(n[-1]) or _WIDE_ROW) < _WIDE_ROW:
         v = _WIDE
