@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from statistics import geometric_mean
 from typing import Any
 
@@ -109,6 +111,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--compile", action="store_true", help="the kernels into the cache beforehand; needs no GPU")
     parser.add_argument("--only", default="", help="regular expression: trials to take")
+    parser.add_argument("--seconds", type=float, default=inf, help="begin no trial after so many")
     args = parser.parse_args()
     if args.compile:
         driver.assume(90, 132)
@@ -125,18 +128,19 @@ def main() -> int:
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
     log, rows, wrong = R.Log("cuda_symbolic.txt"), list[tuple[float, float, str]](), list[str]()
+    began = time.monotonic()
     for t, requests, size in chosen:
+        if time.monotonic() - began > args.seconds:
+            log(f"stopped after {args.seconds:.0f} s")
+            break
         error, times = measure(t, requests, size)
         ours, known, eager = (times[name] for name in ("symbolic", "known", "eager"))
         if not error <= 1 or not (isinstance(ours, float) and isinstance(known, float) and isinstance(eager, float)):
             wrong.append(f"{t.name}: {error:.2f} of its bound, {times}")
             continue
         log.record(name=t.name, error=error, times=times)
-        rows.append(
-            (eager / ours, ours / known, f"{eager / ours:6.2f}x  {ours:8.2f} us, {ours / known:.2f} of {known:.2f}, eager {eager:8.2f}  axis {size}  {t.name}")
-        )
-    for _, _, line in sorted(rows):
-        log(line)
+        rows.append((eager / ours, ours / known, t.name))
+        log(f"{eager / ours:6.2f}x  {ours:8.2f} us, {ours / known:.2f} of {known:.2f}, eager {eager:8.2f}  axis {size}  {t.name}")
     if rows:
         ratios, slower = [r for r, _, _ in rows], [s for _, s, _ in rows]
         log(f"{geometric_mean(ratios):.2f}x over {len(rows)} trials, {sum(r < 1 for r in ratios)} below 1")
