@@ -14,8 +14,8 @@ from tracea_onnx.lower.value import Unsupported
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import PlanBuilder, Ref
 
-#: Threads that compile at a time: more wait for each other inside NVRTC (64 kernels, 32 cores: 8 threads 1.8 s, 16 threads 2.6 s).
-_COMPILERS = 8
+#: Threads that compile at a time (133 kernels, 16 cores: one thread 36 s, 16 threads 4.4 s; NVRTC keeps a cache of its own, beside which nothing gains).
+_COMPILERS = 16
 
 
 class CudaPlanBuilder(PlanBuilder):
