@@ -286,22 +286,38 @@ def batches(rng: Rng) -> Iterator[Case]:
     yield with_tile(matmul(rng, F16, 1, 3, 72, 43, 136, b_turned=True), split(128, 40, True))  # rows of y begin anywhere
     for t in (split(64, 64, False, 4), split(64, 64, True, 3), split(128, 64, True, 4)):  # chosen for more steps than there turn out to be: parts without any
         yield with_tile(matmul(rng, F16, 1, 2, 72, 136, 72), t)
+    yield from _shared_batches(rng)
     yield from _persistent_batches(rng)
     yield matmul(rng, F16, 1, 65_537, 3, 5, 7, b_turned=True)  # more than a grid has places for
     yield matmul(rng, F16, 1, 98_307, 19, 21, 17)
+
+
+def _shared_batches(rng: Rng) -> Iterator[Case]:
+    """The same by blocks that share copies of either operand in every way, some of a cluster beyond the matrix."""
+    forms = (
+        (64, 64, 1, 1, 2), (64, 96, 1, 4, 1), (128, 64, 1, 1, 4), (64, 64, 2, 2, 2), (64, 128, 1, 2, 4), (192, 64, 1, 4, 2), (64, 64, 3, 1, 2),
+        (128, 128, 1, 2, 2),
+    )  # fmt: skip
+    for j, (rows, columns, split, share, beside) in enumerate(forms):
+        for swap in (False, True):
+            a_turned, b_turned = ((False, False), (False, True), (True, True), (True, False))[(j + 2 * swap) % 4]
+            width = -(-columns // 64) * 64 if (a_turned if swap else not b_turned) else columns
+            case = matmul(rng, BF16 if j % 3 == 2 else F16, 2, 1 + j % 2, 312, 328, (200, 24, 456)[j % 3], a_turned=a_turned, b_turned=b_turned)
+            yield with_tile(case, _split.SplitTile(rows, width, swap, split, share, 1, beside))
 
 
 def _persistent_batches(rng: Rng) -> Iterator[Case]:
     """The same by tiles of several widths, shared and swapped in every way."""
     forms = (
         (64, 200, True, 1, 1), (64, 144, True, 2, 1), (64, 104, True, 1, 2), (128, 152, True, 1, 2), (128, 48, True, 2, 2), (128, 232, False, 2, 1),
-        (128, 88, False, 1, 1), (256, 104, False, 1, 2), (256, 80, False, 2, 2),
+        (128, 88, False, 1, 1), (256, 104, False, 1, 2), (256, 80, False, 2, 2), (64, 160, True, 4, 1), (128, 72, True, 1, 4), (128, 64, False, 2, 4),
+        (64, 96, True, 4, 2),
     )  # fmt: skip
     for j, (bm, bn, ping, cluster, beside) in enumerate(forms):
         for swap in (False, True):
             a_turned, b_turned = ((False, False), (False, True), (True, True), (True, False))[(j + 2 * swap) % 4]
             panels = a_turned if swap else not b_turned
-            width = -(-bn // 16) * 16 if cluster > 1 and not panels else bn
+            width = -(-bn // (8 * cluster)) * 8 * cluster if not panels else bn
             case = matmul(rng, BF16 if j % 3 == 2 else F16, 2, 2, 312, 328, (200, 24, 144)[j % 3], a_turned=a_turned, b_turned=b_turned)
             yield with_tile(case, _wgmma.HopperTile(bm, width, ping, cluster, staging=1, swap=swap, beside=beside, panels=panels))
     yield with_tile(matmul(rng, F16, 1, 3, 131, 88, 72), _wgmma.HopperTile(64, 88, True, staging=1, panels=True))

@@ -39,7 +39,7 @@ class Rows:
 
     @property
     def aligned(self) -> DimLike:
-        return D.round_up(self.columns, 8)
+        return D.round_up(self.columns, 16)
 
     def strides(self, b1: DimLike) -> tuple[DimLike, DimLike]:
         """Strides of the copy's batch axes: 0 where the operand's are."""
@@ -56,7 +56,7 @@ def cost(elements: int) -> float:
 def kernel(r: Request, operands: Sequence[Rows], b0: DimLike = 1, b1: DimLike = 1, active: DimLike = 1) -> Kernel:
     """The copy of one or two operands to scratch0, scratch1."""
     params: list[tuple[str, str, Argument]] = []
-    blocks = [D.ceildiv(D.mul(o.rows, D.floordiv(o.aligned, 8)), 256) for o in operands]
+    blocks = [D.ceildiv(D.mul(o.rows, D.ceildiv(o.columns, 8)), 256) for o in operands]
     sizes = []
     for k, o in enumerate(operands):
         to, name = o.strides(b1), "other_" * k

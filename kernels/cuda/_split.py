@@ -22,7 +22,8 @@ _SHARED = 233472  # bytes of shared memory of one multiprocessor, of which every
 @dataclass(frozen=True)
 class SplitTile:
     """Rows of the left operand and of the right one. swap: the weight is the left one; split: blocks that divide k; share: neighbouring tiles along
-    the left operand that share copies of the right one; resident: blocks that one multiprocessor has room for."""
+    the left operand that share copies of the right one; resident: blocks that one multiprocessor has room for. Of batches: beside: neighbouring tiles
+    along the right operand that share copies of the left one."""
 
     rows: int
     columns: int
@@ -30,6 +31,7 @@ class SplitTile:
     split: int = 1
     share: int = 1
     resident: int = 1
+    beside: int = 1
 
     @property
     def bm(self) -> int:
@@ -41,7 +43,7 @@ class SplitTile:
 
     @property
     def cluster(self) -> int:
-        return self.split * self.share
+        return self.split * self.share * self.beside
 
     @property
     def stage(self) -> int:
@@ -74,13 +76,17 @@ _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 5
 _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
 #: Clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a row.
 START, _ROW, _RESULTS = 2100.0, 150.0, 6.4e-4
-#: Of batches: clocks to start a kernel, of a wave of blocks, of a result of a multiprocessor, for 64 x 64 x 64 products, until a copy
-#: comes, more for a byte with few rows or columns; bytes a clock from L2 for one block and for all, read from memory and written to it; how much more of y is
-#: written where its rows do not begin at multiples of 32 bytes.
-_BATCH_START, _BATCH_WAVE, _BATCH_RESULT, _BATCH_MULTIPLY, _BATCH_LATENCY = 2581.0, 983.0, 0.116, 162.3, 1200.0
-_NARROW, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = 3.5e-4, 72.9, 5857.0, 2959.0, 2511.0, 0.615
+#: Of batches: clocks to start a kernel, a cluster of two and more, of five and more, where blocks share copies, where more than two do, of a wave of blocks, of a
+#: result of a multiprocessor, per float exchanged, for 64 x 64 x 64 products, how much longer these take of one warpgroup alone, until a copy comes, more for a
+#: byte with few rows or columns; bytes a clock from L2 for one block and for all, read from memory and written to it; how much more of y is written where its
+#: rows do not begin at multiples of 32 bytes.
+_BATCH_START, _BATCH_CLUSTER, _BATCH_WIDE, _BATCH_SHARED, _BATCH_MANY = 801.0, 303.0, 317.0, 340.0, 115.0
+_BATCH_WAVE, _BATCH_RESULT, _BATCH_FLOAT, _BATCH_MULTIPLY, _BATCH_ALONE, _BATCH_LATENCY = 2040.0, 0.146, 0.473, 120.7, 0.244, 1806.0
+_NARROW, _BATCH_L2, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE, _SECTORS = 3.5e-4, 114.3, 8311.0, 2428.0, 6798.0, 1.986
 _FEW = 16  # rows or columns
 _L2_BYTES, _CHIP_BYTES, _MEMORY_BYTES = 75.4, 4849.0, 5804.0
+#: Tiles that share copies: of the right operand, and of the left one.
+_SHARES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
 #: Clusters of so many blocks that 132 multiprocessors run at a time, each with one block.
 _ROOM = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 8: 15}
 
@@ -105,12 +111,22 @@ def candidates(
                 for split in (1, 2, 3, 4, 6, 8):
                     if split > 1 and (steps < 2 * split or tiles * split > 3 * sms):
                         break
-                    shared = width % 16 == 0 and left > rows and split <= 4 and not (swap and bundles > 1) and batch == 1 and not any(across)
-                    for share in (1, 2) if shared else (1,):
-                        for resident in (1, 2, 3) if tiles * split > sms else (1,):
-                            tile = SplitTile(rows, width, swap, split, share, resident)
+                    for share, beside in _shared(-(-left // rows), -(-right // width), split, swap and bundles > 1, batch):
+                        if width % (8 * share) and not across[0 if swap else 1]:
+                            continue
+                        for resident in (1, 2, 3)[: 3 if share * beside == 1 else 2] if tiles * split > sms else (1,):
+                            tile = SplitTile(rows, width, swap, split, share, resident, beside)
                             if tile.fits:
                                 yield tile
+
+
+def _shared(lefts: int, rights: int, split: int, apart: bool, batch: int) -> Iterator[tuple[int, int]]:
+    """How many neighbouring tiles share copies of the right operand, and of the left one, where `lefts` x `rights` tiles have k divided by `split`.
+    apart: right operands that neighbours cannot share."""
+    for share, beside in _SHARES if batch > 1 else _SHARES[:2]:
+        many = share > 2 * lefts - 2 or beside > 2 * rights - 2  # a cluster of which half has nothing to do
+        if share * beside == 1 or not (many or apart or split * share * beside not in _ROOM or (batch == 1 and split > 4)):
+            yield share, beside
 
 
 def slots(cluster: int, resident: int, sms: int) -> int:
@@ -160,29 +176,35 @@ def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
     return _ROW * waves * min(t.bm, m) / t.split / (t.rows // 16) + _RESULTS * batch * m * n
 
 
-def batched_cost(t: SplitTile, m: int, n: int, k: int, batch: int, sms: int, y: bool) -> float:
-    """Clocks of `batch` products of two run-time operands, comparable with `_tile_costs.odd_cost`. y: as for `_direct.prices`."""
+def batched_cost(t: SplitTile, m: int, n: int, k: int, batch: int, sms: int, crossed: tuple[float, float], y: bool) -> float:
+    """Clocks of `batch` products of two run-time operands, comparable with `_tile_costs.odd_cost`. crossed: `_wgmma.crossed` of A and B; y: as for
+    `_direct.prices`."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks, room = -(-left // t.rows) * -(-right // t.columns) * t.split * batch, slots(t.split, t.resident, sms)
+    first, second = crossed[::-1] if t.swap else crossed
+    blocks = -(-left // (t.rows * t.share)) * -(-right // (t.columns * t.beside)) * t.cluster * batch
+    room, steps = slots(t.cluster, t.resident, sms), -(-k // 64)
     together = min(t.resident, -(-blocks // max(1, room // t.resident)))
-    multiply = _BATCH_MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128) * (1.32 if t.rows * together < 128 else 1.0)
-    copied, steps = (t.rows + t.columns) * 128, -(-k // 64)
+    multiply = _BATCH_MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128) * (1.0 + _BATCH_ALONE * (t.rows * together < 128))
+    copied = (t.rows * first / t.beside + t.columns * second / t.share) * 128
     own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + _wgmma.last_products(k) / 4
     step = max(together * multiply, _BATCH_LATENCY / t.stages, together * copied / _BATCH_L2)
-    finish = (_BATCH_RESULT + _FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
+    finish = (_BATCH_RESULT + _BATCH_FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
     body = -(-blocks // room) * (own * step + _BATCH_WAVE + finish)
     memory = 2 * batch * (m + n) * k / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * (1.0 + _SECTORS * (n % 16 > 0))
-    more = (_CLUSTER if t.split > 1 else 0.0) + (_WIDE_CLUSTER if t.split > 4 else 0.0) + (0.0 if y else rows_cost(t, m, n, batch, sms))
+    more = _BATCH_START + _BATCH_CLUSTER * (t.cluster > 1) + _BATCH_WIDE * (t.cluster > 4)
+    more += _BATCH_SHARED * (t.share * t.beside > 1) + _BATCH_MANY * (t.share * t.beside > 2) + (0.0 if y else rows_cost(t, m, n, batch, sms))
     if min(m, n) <= _FEW:
         more += _NARROW * 2 * batch * (m + n) * steps * 64
-    busy: float = (body**1.5 + (blocks * steps / t.split * copied / _BATCH_CHIP) ** 1.5 + memory**1.5) ** (2 / 3)
-    return _BATCH_START + busy + more
+    busy: float = (body**1.5 + (blocks * own * copied / _BATCH_CHIP) ** 1.5 + memory**1.5) ** (2 / 3)
+    return busy + more
 
 
 @cache
-def batched_prices(m: int, n: int, k: int, sms: int, batch: int, across: tuple[bool, bool], y: bool) -> dict[SplitTile, float]:
-    """Clocks of the tiles for `batch` products of two run-time operands. y: as for `_direct.prices`."""
-    return {t: batched_cost(t, m, n, k, batch, sms, y) for t in candidates(m, n, -(-k // 64), sms, 1, batch, across) if t.share == 1}
+def batched_prices(
+    m: int, n: int, k: int, sms: int, batch: int, across: tuple[bool, bool], crossed: tuple[float, float], y: bool
+) -> dict[SplitTile, float]:  # fmt: skip
+    """Clocks of the tiles for `batch` products of two run-time operands. crossed, y: as for `batched_cost`."""
+    return {t: batched_cost(t, m, n, k, batch, sms, crossed, y) for t in candidates(m, n, -(-k // 64), sms, 1, batch, across)}
 
 
 def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
@@ -190,13 +212,15 @@ def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], acros
     m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
     maps: list[TensorMap] = []
     params: list[tuple[str, str, Argument]] = [("int", "K", Int32(k)), *(("i64", s, Int64(i[s])) for s in ("y_0", "y_1"))]
-    for operand, rows, row, own in (("a", m, "m", tile.bm), ("b", n, "n", tile.bn)):
+    parts = (tile.share, tile.beside) if tile.swap else (tile.beside, tile.share)  # blocks that copy A, and B, together
+    for operand, rows, row, own, by in (("a", m, "m", tile.bm, parts[0]), ("b", n, "n", tile.bn, parts[1])):
         turned = across[operand == "b"]
         pitch = i[f"{operand}_{'k' if turned else row}"]
         strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
         sizes = (rows, k) if turned else (k, rows)
         maps.append(TensorMap(
-            Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, 64 if turned else own, 1, 1)
+            Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, (64 if turned else own) // by, 1, 1),
+            together=_wgmma.TOGETHER,
         ))  # fmt: skip
         params += [("int", f"{operand}_moves_{axis}", Int32(D.less(0, i[f"{operand}_{axis}"]))) for axis in (0, 1)]
     return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across, depth=k)
@@ -246,7 +270,7 @@ def _product(
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"#define SOURCE {source}", f"#define RESIDUAL {int(staged)}", f"#define TURNED {int(turned)}",
         f"#define PARAMETERS {', '.join(f'{t} {name}' for t, name, _ in parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
-        f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share};",
+        f"constexpr int ROWS = {tile.rows}, COLUMNS = {tile.columns}, SPLIT = {tile.split}, SHARE = {tile.share}, SHARE_LEFT = {tile.beside};",
         f"constexpr int STAGES = {tile.stages}, RESIDENT = {tile.resident};",
         f"constexpr bool LEFT_ACROSS = {int(left)}, RIGHT_ACROSS = {int(right)};" if source == 2 else "",
         f"constexpr bool EARLY = {int('w' in r.constant)}, SWAP = {int(tile.swap)}, Y_VECTOR = {int(_epilogue.vector(r, 'y', pitches))};",
@@ -256,7 +280,7 @@ def _product(
         _turned.template(r) if turned else "", _bundles.template(grouped), _norms.template(r), epi.source, _norms.source(r, n, r.ints.get("K", 0)),
         _backend.template("split"),
     ])  # fmt: skip
-    share_m, share_n = (1, tile.share) if tile.swap else (tile.share, 1)
+    share_m, share_n = (tile.beside, tile.share) if tile.swap else (tile.share, tile.beside)
     tiles_n = _bundles.tiles(r, tile.bn) if grouped else D.ceildiv(n, tile.bn)
     tiles = D.mul(D.ceildiv(m, tile.bm * share_m), D.ceildiv(tiles_n, share_n))
     beside = (r.ints["B1"], r.ints["B0"]) if source == 2 else (_turned.phases(r), 1) if turned else (1, 1)

@@ -87,13 +87,18 @@ _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 1682.0, 5330.0, 262.0, 567.0, 
 _TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
 #: Of batches: rows of tiles, whether each warpgroup has tiles of its own, and most columns, with so many where the epilogue takes registers beside the sums.
 _BATCHED = ((64, True, 256, 256), (128, True, 192, 128), (128, False, 256, 256), (256, False, 192, 128))
-#: Clocks to start, more for clusters of four and where blocks share A, between the tiles of a block, more where its warpgroups share them, to finish 64 x 64 results
-#: of one warpgroup, more where these lie across y's rows, until a copy comes; flops a clock; bytes a clock from L2, read from memory and written to it; how much
-#: more of y is written where tiles' rows do not begin at multiples of 128 bytes (of a tile's columns), and y's not at multiples of 32; the share of tiles' bytes
-#: that a last turn which is not full does not save.
-_BATCH_START, _BATCH_FOUR, _BATCH_BESIDE, _BATCH_EDGE, _BATCH_TOGETHER, _BATCH_LATENCY = 4664.0, 333.0, 187.0, 354.0, 498.0, 3177.0
-_BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE = 350.0, 204.0, 3708.0, 4519.0, 2475.0, 2635.0
-_LINES, _SECTORS, _LAST_TURN = 32.1, 0.454, 0.384
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))  # blocks down and along
+#: Clocks to start, more for clusters of four, of eight and where blocks share A, between the tiles of a block, more where its warpgroups share them, to finish
+#: 64 x 64 results of one warpgroup, more where these lie across y's rows, until a copy comes; flops a clock; bytes a clock from L2, read from memory and written
+#: to it; how much more of y is written where tiles' rows do not begin at multiples of 128 bytes (of a tile's columns), and y's not at multiples of 32; the share
+#: of tiles' bytes that a last turn which is not full does not save.
+_BATCH_START, _BATCH_FOUR, _BATCH_EIGHT, _BATCH_BESIDE, _BATCH_EDGE, _BATCH_TOGETHER, _BATCH_LATENCY = 3678.0, 235.0, 337.0, 347.0, 442.0, 677.0, 3056.0
+_BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE = 356.0, 145.0, 3712.0, 8304.0, 2611.0, 2464.0
+_LINES, _SECTORS, _LAST_TURN = 21.8, 0.487, 0.68
+#: How much longer L2 takes for rows of 128 bytes that cross its lines of 128, and for those that begin within a sector of 32.
+_CROSSED, _CUT = 0.32, 0.87
+#: Bytes of memory that L2 reads together for operands of batches: of 64, 128 and 256 never the slowest; up to 12 % faster than 256 where rows cross lines.
+TOGETHER = 128
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
@@ -158,17 +163,24 @@ def batched_tiles(m: int, n: int, across: tuple[bool, bool], plain: bool = True)
             if rows > 64 and left <= rows - 64:
                 continue
             least = -(-right // most[not plain])
-            for cluster, beside in ((1, 1), (2, 1), (1, 2), (2, 2)):
-                by = 8 if swap and (panels or cluster == 1) else 16  # columns of which blocks copy halves, or that are so many bytes of y
+            for cluster, beside in _CLUSTERS:
+                by = max(8 if panels else 8 * cluster, 8 if swap else 16)  # columns of which blocks copy parts, or that are so many bytes of y
                 widths = {w for parts in range(least, least + 3) for u in (by, 64) if (w := -(-right // (u * parts)) * u) <= most[not plain]}
                 for width in sorted(widths):
-                    if (beside == 1 or right > width) and (cluster == 1 or left > rows):
+                    if beside <= max(1, 2 * -(-right // width) - 2) and cluster <= max(1, 2 * -(-left // rows) - 2):
                         yield HopperTile(rows, width, ping, cluster, staging=1, swap=swap, beside=beside, panels=panels)
 
 
-def batched_cost(t: HopperTile, m: int, n: int, k: int, batch: int, sms: int) -> float:
-    """Clocks of `batch` products of two run-time operands, comparable with `_split.batched_cost`."""
+def crossed(pitch: DimLike) -> float:
+    """How many times as long as at multiples of 128 bytes rows take to copy that lie `pitch` elements of two bytes apart."""
+    apart = 2 * multiple_of(pitch)
+    return 1.0 if apart >= 128 else 1.0 + _CROSSED if apart >= 32 else 1.0 + _CUT
+
+
+def batched_cost(t: HopperTile, m: int, n: int, k: int, batch: int, sms: int, crossed: tuple[float, float]) -> float:
+    """Clocks of `batch` products of two run-time operands, comparable with `_split.batched_cost`. crossed: `crossed` of A and B."""
     left, right = (n, m) if t.swap else (m, n)
+    first, second = crossed[::-1] if t.swap else crossed
     tiles, steps = -(-left // (t.bm * t.cluster)) * -(-right // (t.bn * t.beside)) * batch, (k - 1) // 64 + last_products(k) / 4
     clusters = _clusters(t, sms)
     turns = -(-tiles // clusters)
@@ -179,18 +191,21 @@ def batched_cost(t: HopperTile, m: int, n: int, k: int, batch: int, sms: int) ->
         body = max(turns * tile + finish, -(-turns // 2) * (tile + finish) + (tile if turns % 2 == 0 else 0.0))
     else:
         body = turns * (tile + finish + _BATCH_TOGETHER)
-    copied = (tiles + _LAST_TURN * (turns * clusters - tiles)) * t.blocks * steps * (t.bm / t.beside + (t.stage / 128 - t.bm) / t.cluster) * 128 / _BATCH_CHIP
+    copied = (tiles + _LAST_TURN * (turns * clusters - tiles)) * t.blocks * steps * 128 / _BATCH_CHIP
+    copied *= t.bm * first / t.beside + (t.stage / 128 - t.bm) * second / t.cluster
     wide = t.bm if t.swap else t.bn
     written = 1.0 + _LINES / wide * (wide % 64 > 0) + _SECTORS * (n % 16 > 0)
     memory = 2 * batch * (m * k + n * k) / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * written
-    return _BATCH_START + sqrt(body**2 + copied**2 + memory**2) + _BATCH_FOUR * (t.blocks > 2) + _BATCH_BESIDE * (t.beside > 1)
+    return _BATCH_START + sqrt(body**2 + copied**2 + memory**2) + _BATCH_FOUR * (t.blocks > 2) + _BATCH_EIGHT * (t.blocks > 4) + _BATCH_BESIDE * (t.beside > 1)
 
 
 @cache
-def batched_prices(m: int, n: int, k: int, batch: int, sms: int, across: tuple[bool, bool], plain: bool) -> dict[HopperTile, float]:
+def batched_prices(
+    m: int, n: int, k: int, batch: int, sms: int, across: tuple[bool, bool], crossed: tuple[float, float], plain: bool
+) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of the tiles for `batch` products of two run-time operands, whose rows of y begin at multiples of 16 bytes. across: operands that are
-    contiguous along their rows; plain: as for `batched_tiles`."""
-    return {t: batched_cost(t, m, n, k, batch, sms) for t in batched_tiles(m, n, across, plain)}
+    contiguous along their rows; crossed: as for `batched_cost`; plain: as for `batched_tiles`."""
+    return {t: batched_cost(t, m, n, k, batch, sms, crossed) for t in batched_tiles(m, n, across, plain)}
 
 
 def batched_product(r: Request, tile: HopperTile, i: Mapping[str, DimLike], across: tuple[bool, bool], active: DimLike) -> Kernel:
@@ -221,7 +236,7 @@ def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Map
     strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
     return TensorMap(
         Pointer(operand), r.dtype, (*(sizes if turned else sizes[::-1]), r.ints["B1"], r.ints["B0"]), tuple(D.maximum(D.mul(s, 2), 16) for s in strides),
-        (64, (64 if turned else own) // parts, 1, 1),
+        (64, (64 if turned else own) // parts, 1, 1), together=TOGETHER,
     )  # fmt: skip
 
 

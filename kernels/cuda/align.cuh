@@ -1,4 +1,5 @@
-// Copies of matrices of two-byte elements whose rows begin anywhere, with rows at multiples of 16 bytes: what tensor maps and wide copies can read.
+// Copies of matrices of two-byte elements whose rows begin anywhere, with rows at multiples of 32 bytes: what tensor maps and wide copies can read, whole
+// sectors of L2 at a time.
 //
 // The generator defines: T, BOTH (two operands, of which the first has the first `blocks` blocks) and the parameters of each.
 
@@ -9,7 +10,7 @@ DEV void align_rows(const T* from, T* to, int rows, int columns, i64 pitch, i64 
   const int count = min(8, columns - (int)c);
   Piece piece;
   piece.read(matrix + r * pitch + c, count, matrix, matrix + (rows - 1) * pitch + columns);
-  *(uint4*)(to + blockIdx.z * to_0 + blockIdx.y * to_1 + (i64)t * 8) = piece.elements(count);
+  *(uint4*)(to + blockIdx.z * to_0 + blockIdx.y * to_1 + (i64)r * ((columns + 15) / 16 * 16) + c) = piece.elements(count);
 }
 
 extern "C" __global__ void __launch_bounds__(256) align(PARAMETERS) {

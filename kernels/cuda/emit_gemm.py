@@ -177,6 +177,7 @@ def matmul(r: Request) -> list[Kernel]:
     ways = {most: _copies(r, i, a, b, most) for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())}
     ways = {most: copies for most, copies in ways.items() if copies and (most == 2 or copies != ways[2])}
     mapped = maps and a.bytes == b.bytes == 16
+    crossed = _wgmma.crossed(i["a_k" if a.trans else "a_m"]), _wgmma.crossed(i["b_k" if b.trans else "b_n"])
 
     def price(rows: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
@@ -194,16 +195,17 @@ def matmul(r: Request) -> list[Kernel]:
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
-            costs |= _split.batched_prices(rows, columns, depth, r.sms, batch, turned, y)
+            costs |= _split.batched_prices(rows, columns, depth, r.sms, batch, turned, crossed, y)
             if y and all(isinstance(v, int) and v for v in (b0, b1, n, k)) and batch * rows * columns < _TILES:
-                costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned, "bias" not in r.operands and not _blocks.dear(r))
+                costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned, crossed, "bias" not in r.operands and not _blocks.dear(r))
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
             copy, after = _align.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
             wide = _costs.Odd(*(16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)), y)
             plain = {t: _BEHIND * c for t, c in _product.prices(rows, columns, depth, batch, after, transposed=turned, odd=wide).items()}
             if maps and wide.a == wide.b == 16:
-                plain |= {t: _COPIES + c for t, c in _split.batched_prices(rows, columns, depth, r.sms, batch, turned, y).items()}
+                behind = {"a": crossed[0], "b": crossed[1]} | {c.operand: _wgmma.crossed(c.aligned) for c in copies}
+                plain |= {t: _COPIES + c for t, c in _split.batched_prices(rows, columns, depth, r.sms, batch, turned, (behind["a"], behind["b"]), y).items()}
             costs |= {_align.Aligned(t, most): copy + c for t, c in plain.items()}
         return costs
 

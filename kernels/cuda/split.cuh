@@ -1,20 +1,21 @@
 // Products on Hopper with few tiles: y[m, n] = epilogue(sum_k A[m, k] * B[n, k]) in 16-bit types, one tile per block and no waiting for the last wave.
 //
 // wgmma multiplies ROWS rows of its left operand (64 per warpgroup) by COLUMNS rows of its right one. SWAP: the weight is the left operand, so that few rows of y
-// cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast).
+// cost no more than they must. SPLIT blocks of a cluster divide k; SHARE blocks of it have neighbouring left rows and share the right operand (multicast),
+// SHARE_LEFT have neighbouring right rows and share the left one.
 // Sums go through shared memory as f32: each block of the cluster gets those of its rows, adds them up, always in the same order, and finishes them.
 // The last warp copies (TMA) into a ring of STAGES. SOURCE 1: A are the pixels of a convolution, read by im2col TMA; k runs over (kh, kw, 64 channels).
 // TURNED: a transposed convolution. Of each phase of its output, blockIdx.y, the taps that meet it form a window that moves by one pixel; OH, OW, SH, SW, PT, PL
 // are those of the union of these windows.
 // SOURCE 2: matrices of a batch, blockIdx.y and z. LEFT_ACROSS, RIGHT_ACROSS: the operand is contiguous along its rows, not along k; panels of 64 rows by 64 k.
 //
-// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS
+// The generator defines: T, ROWS, COLUMNS, SWAP, SPLIT, SHARE, SHARE_LEFT (of SOURCE 2), STAGES, RESIDENT, SOURCE, TURNED (with the sizes of turned_taps.cuh), LEFT_ACROSS, RIGHT_ACROSS
 // (of SOURCE 2), EARLY (the weight is constant), RESIDUAL, R_VECTOR, Y_VECTOR, Y_EACH (tile.cuh), WHOLE_CHUNKS (N is a multiple of 8), BUNDLE_COLUMNS,
 // BUNDLE_CHANNELS (tma.cuh), PRODUCTS (of 16 channels, in a step), LAST (of 16 k,
 // in the last step of matrices), MIXED (bundles.cuh comes along), NORMED, MEASURED (norms.cuh) and the epilogue (struct Epilogue,
 // Columns, columns_at, touch_columns, finish, NormInputs, WIDTH 8).
 
-constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE;
+constexpr int GROUPS = ROWS / 64, WORKERS = 128 * GROUPS, CLUSTER = SPLIT * SHARE * SHARE_LEFT;
 constexpr int LEFT_BYTES = ROWS * 128, RIGHT_BYTES = COLUMNS * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int TILE_M = SWAP ? COLUMNS : ROWS, TILE_N = SWAP ? ROWS : COLUMNS;
 constexpr int PITCH = SWAP ? ROWS + 4 : (COLUMNS + 31) / 32 * 32 + 8;  // floats per row of the staged tile: its writes meet no bank twice
@@ -33,23 +34,28 @@ constexpr int AHEAD = HELD ? UNITS : (UNITS + PASSES - 1) / PASSES;
 #ifdef RACECHECK
 constexpr bool MEETS = CLUSTER > 1;
 #else
-constexpr bool MEETS = SHARE > 1;
+constexpr bool MEETS = SHARE * SHARE_LEFT > 1;
 #endif
-static_assert(ROWS % 64 == 0 && COLUMNS % (8 * SHARE) == 0 && COLUMNS <= 256, "tile");
+static_assert(ROWS % 64 == 0 && COLUMNS % 8 == 0 && COLUMNS <= 256, "tile");
 #if SOURCE == 2
 constexpr int LEFT_STEP = LEFT_ACROSS ? 128 : 2, RIGHT_STEP = RIGHT_ACROSS ? 128 : 2;  // to the next 16 of k, in units of 16 bytes
-static_assert(SHARE == 1 && (!RIGHT_ACROSS || COLUMNS % 64 == 0), "tile of a batch");
-// `rows` rows from `row` on at step s of k; the matrix of the batch is where its operand moves along (`move`).
-template <bool ACROSS> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int rows, int move_0, int move_1) {
-  if (ACROSS)
-    for (int r = 0; r < rows; r += 64) copy4(to + r * 128, map, b, row + r, s * 64, blockIdx.y * move_1, blockIdx.z * move_0);
-  else
-    copy4(to, map, b, s * 64, row, blockIdx.y * move_1, blockIdx.z * move_0);
+static_assert(RIGHT_ACROSS ? COLUMNS % 64 == 0 : COLUMNS % (8 * SHARE) == 0, "tile of a batch");
+// SIZE rows from `row` on at step s of k; the matrix of the batch is where its operand moves along (`moves`). Each of ALL blocks, those of the bits of `blocks`,
+// copies a part for all of them: some of the rows or, where these are neighbours, of the 64 k.
+template <bool ACROSS, int SIZE, int ALL> DEV void copy_of_batch(u32 to, const TensorMap* map, u32 b, int s, int row, int moves_0, int moves_1, int rank, u32 blocks) {
+  const int part = rank * ((ACROSS ? 64 : SIZE) / ALL), at_1 = blockIdx.y * moves_1, at_0 = blockIdx.z * moves_0;
+#pragma unroll
+  for (int r = 0; r < SIZE; r += ACROSS ? 64 : SIZE) {
+    const int x = ACROSS ? row + r : s * 64, y = ACROSS ? s * 64 + part : row + part;
+    if (ALL > 1) copy4_all(to + (r + part) * 128, map, b, x, y, at_1, at_0, (u16)blocks);
+    else copy4(to + r * 128, map, b, x, y, at_1, at_0);
+  }
 }
 #endif
 
 #if SOURCE != 2
 constexpr int LEFT_STEP = 2, RIGHT_STEP = 2;
+static_assert(SHARE_LEFT == 1 && COLUMNS % (8 * SHARE) == 0, "tile");
 #endif
 // COUNT products of 16 k of a step.
 template <int COUNT> DEV void multiply_step(float (&sum)[COLUMNS / 2], u64 a, u64 b, int k) {
@@ -114,10 +120,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   const u32 skip = -shared_address(shared) & 1023u, ring = shared_address(shared) + skip, full = ring + RING_BYTES, empty = full + 8 * STAGES;
   const u32 ready = empty + 8 * STAGES, arrived = ready + 8;  // the ring of every part may take sums; those of the other parts are here
   const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x >> 5), 0);
-  const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / SHARE, peer = rank % SHARE;
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0, part = rank / (SHARE * SHARE_LEFT), peer = rank % SHARE, beside = rank / SHARE % SHARE_LEFT;
+  const auto rank_of = [&](int part, int beside, int peer) { return (part * SHARE_LEFT + beside) * SHARE + peer; };
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * SHARE);
+    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUPS * (SHARE + SHARE_LEFT - 1));
     if (SPLIT > 1) barrier_init(ready, GROUPS * SPLIT), barrier_init(arrived, 1);
     barriers_ready();
     if (SPLIT > 1) expect_bytes(arrived, max(0, min(OWN, TILE_M - part * OWN)) * (SPLIT - 1) * PITCH * 4);
@@ -126,9 +133,10 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   __syncthreads();
 
   // Tiles of y's rows go fastest: a weight is read from memory once.
-  const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * (SWAP ? 1 : SHARE) - 1) / (TILE_M * (SWAP ? 1 : SHARE));
-  const int m0 = (tile % tiles_m * (SWAP ? 1 : SHARE) + (SWAP ? 0 : peer)) * TILE_M;
-  const TileColumns columns_here = tile_columns<TILE_N>(tile / tiles_m * (SWAP ? SHARE : 1) + (SWAP ? peer : 0), N);
+  constexpr int DOWN = SWAP ? SHARE_LEFT : SHARE, ALONG = SWAP ? SHARE : SHARE_LEFT;  // tiles of a cluster
+  const int tile = blockIdx.x / CLUSTER, tiles_m = (M + TILE_M * DOWN - 1) / (TILE_M * DOWN);
+  const int m0 = (tile % tiles_m * DOWN + (SWAP ? beside : peer)) * TILE_M;
+  const TileColumns columns_here = tile_columns<TILE_N>(tile / tiles_m * ALONG + (SWAP ? peer : beside), N);
   const int n0 = columns_here.first, end = columns_here.end;
 #if TURNED
   const Phase turned(blockIdx.y);
@@ -161,10 +169,20 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     if (elected()) {
       // The right operand's rows are divided among the blocks that share it.
       constexpr int MINE = COLUMNS / SHARE;
-      const u16 sharers = (u16)(((1 << SHARE) - 1) << (part * SHARE));
+      const u16 sharers = (u16)(((1 << SHARE) - 1) << rank_of(part, beside, 0));
       const int right = peer * MINE;
 #if SOURCE == 1
       const Window window(m0 + (SWAP ? right : 0), OH, OW, SH, SW, PT, PL);
+#endif
+#if SOURCE == 2
+      u32 all_left = 0;
+      for (int i = 0; i < SHARE_LEFT; i++) all_left |= 1u << rank_of(part, i, peer);
+      auto copy_left = [&](int slot, const TensorMap* map, int s, int row, int moves_0, int moves_1) {
+        copy_of_batch<LEFT_ACROSS, ROWS, SHARE_LEFT>(ring + slot * STAGE_BYTES, map, full + 8 * slot, s, row, moves_0, moves_1, beside, all_left);
+      };
+      auto copy_right = [&](int slot, const TensorMap* map, int s, int row, int moves_0, int moves_1) {
+        copy_of_batch<RIGHT_ACROSS, COLUMNS, SHARE>(ring + slot * STAGE_BYTES + LEFT_BYTES, map, full + 8 * slot, s, row, moves_0, moves_1, peer, sharers);
+      };
 #endif
       auto copy_weight = [&](int slot, const Step& s) {
         const u32 to = ring + slot * STAGE_BYTES + (SWAP ? 0 : LEFT_BYTES + right * 128), b = full + 8 * slot;
@@ -174,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         else
           copy3(to, &map_w, b, s.chunk * 64, TAP(s), n0);
 #elif SOURCE == 2
-        copy_of_batch<SWAP ? LEFT_ACROSS : RIGHT_ACROSS>(to, &map_w, b, s.k, n0, TILE_N, b_moves_0, b_moves_1);
+        SWAP ? copy_left(slot, &map_w, s.k, n0, b_moves_0, b_moves_1) : copy_right(slot, &map_w, s.k, n0, b_moves_0, b_moves_1);
 #else
         if (!SWAP && SHARE > 1)
           copy2_all(to, &map_w, b, s.k * 64, n0 + right, sharers);
@@ -190,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
         else
           copy_im2col(to, &map_x, b, columns_here.channel + s.chunk * 64, window.w, window.h, window.image, BESIDE(s));
 #elif SOURCE == 2
-        copy_of_batch<SWAP ? RIGHT_ACROSS : LEFT_ACROSS>(to, &map_x, b, s.k, m0, TILE_M, a_moves_0, a_moves_1);
+        SWAP ? copy_right(slot, &map_x, s.k, m0, a_moves_0, a_moves_1) : copy_left(slot, &map_x, s.k, m0, a_moves_0, a_moves_1);
 #else
         if (SWAP && SHARE > 1)
           copy2_all(to, &map_x, b, s.k * 64, m0 + right, sharers);
@@ -270,9 +288,13 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     else multiply_step<LAST>(sum, a, b, k);
     if (last >= 0) {  // the step before is done: its stage is free in every block that shares it, and told to those that wait for it
       multiply_wait<1>();
-      if (thread < SHARE && k + STAGES <= count) SHARE > 1 ? arrive_at(empty + 8 * last, part * SHARE + thread) : arrive(empty + 8 * last);
+      if (thread < SHARE + SHARE_LEFT - 1 && k + STAGES <= count) {
+        const int other = thread - SHARE, next = other + (other >= beside);
+        if (SHARE * SHARE_LEFT > 1) arrive_at(empty + 8 * last, thread < SHARE ? rank_of(part, beside, thread) : rank_of(part, next, peer));
+        else arrive(empty + 8 * last);
+      }
     }
-    if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
+    if (SPLIT > 1 && SPARE && k == count - 1 && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
     last = slot;
     if (++slot == STAGES) slot = 0;
     if (slot == first) phase ^= 1;
@@ -284,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
     for (int j = 0; j < COLUMNS / 2; j++) sum[j] = 0.f;
 #endif
   if (SPLIT > 1) {
-    if ((!SPARE || count == 0) && thread < SPLIT) arrive_at(ready, thread * SHARE + peer);
+    if ((!SPARE || count == 0) && thread < SPLIT) arrive_at(ready, rank_of(thread, beside, peer));
     wait(ready, 0);
   } else {
     sync_group(1, WORKERS);
@@ -317,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, RESIDENT) product_spl
   sync_group(1, WORKERS);
   if (SPLIT > 1 && threadIdx.x > 0 && threadIdx.x < SPLIT) {
     // The part after this one has these sums last, behind those of the parts that follow itself.
-    const int owner = (part + threadIdx.x) % SPLIT, to = owner * SHARE + peer, bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
+    const int owner = (part + threadIdx.x) % SPLIT, to = rank_of(owner, beside, peer), bytes = min(OWN, TILE_M - owner * OWN) * PITCH * 4;
     if (bytes > 0) copy_to(address_in(ring + SUMS_BYTES + (SPLIT - 1 - threadIdx.x) * PART_BYTES, to), ring + owner * PART_BYTES, bytes, address_in(arrived, to));
   }
   __syncwarp();

@@ -140,7 +140,7 @@ def test_rows_that_begin_anywhere_are_copied_first() -> None:
     for r in (gemm(DType.F16, 8192, 4096, 4097), gemm(DType.F16, 8192, 4096, 4096, unaligned=("x",)), gemm(DType.F16, 8192, 4096, 4096, pad=1)):
         copy, main = kernels_of(r)
         assert copy.symbol == "align" and main.symbol in ("product_wgmma", "product_split")
-        assert copy.scratch == main.scratch == (8192 * -(-int(r.ints["K"]) // 8) * 8 * 2,)
+        assert copy.scratch == main.scratch == (8192 * -(-int(r.ints["K"]) // 16) * 16 * 2,)
     one = gemm(DType.F16, 1, 4096, 4097)  # where a second row would be does not matter
     assert "align" not in [k.symbol for k in kernels_of(one)]
 
@@ -160,7 +160,7 @@ def test_batches_are_copied_once_each() -> None:
     r = batched(DType.F16, 1009, 1013, 1019, (1019, 1), (1013, 1))
     copy, main = kernels_of(r)
     assert (copy.symbol, main.symbol) == ("align", "product_split")
-    assert copy.scratch == main.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1016 * 2)  # b is the same for both along the first axis
+    assert copy.scratch == main.scratch == (6 * 1009 * 1024 * 2, 3 * 1019 * 1024 * 2)  # b is the same for both along the first axis
     compile_kernels([copy, main], 90)
 
 
@@ -192,7 +192,7 @@ def test_large_batches_take_turns() -> None:
 def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a cluster copy parts of what they share: rows, or of operands whose rows are neighbours some of the 64 k."""
     wgmma, r = cuda.part("_wgmma"), many(batched(DType.F16, 904, 504, 136, (136, 1), (504, 1)), 4, 9)
-    for cluster, beside, swap in ((2, 1, False), (1, 2, False), (2, 2, False), (2, 2, True)):
+    for cluster, beside, swap in ((2, 1, False), (1, 2, False), (2, 2, False), (2, 2, True), (4, 1, False), (2, 4, True)):
         tile = wgmma.HopperTile(128, 160, True, cluster, staging=1, swap=swap, beside=beside, panels=not swap)
         monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
         (kernel,) = kernels_of(r)
@@ -201,6 +201,27 @@ def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) 
         assert left.box == (64, (64 if swap else 128) // beside, 1, 1) and right.box == (64, (160 if swap else 64) // cluster, 1, 1)
         assert kernel.cluster == cluster * beside and evaluate(kernel.grid[0], {}) % kernel.cluster == 0 and "LAST = 1;" in kernel.source
         compile_kernels([kernel], 90)
+
+
+def test_split_batches_share_either_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, r = cuda.part("_split"), many(batched(DType.F16, 300, 504, 136, (136, 1), (504, 1)), 4, 9)
+    for share, beside, swap, parts in ((1, 4, False, 1), (4, 1, False, 1), (2, 4, True, 1), (2, 2, True, 2)):
+        tile = split.SplitTile(64, 128, swap, parts, share, 1, beside)
+        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        (kernel,) = kernels_of(r)
+        boxes = {arg.pointer.operand: arg.box for arg in kernel.args if isinstance(arg, TensorMap)}
+        a, b = ((128, 64), (share, beside)) if swap else ((64, 64), (beside, share))  # rows that tiles have of A, and of k of B, by blocks that copy them
+        assert boxes == {"a": (64, a[0] // b[0], 1, 1), "b": (64, a[1] // b[1], 1, 1)}
+        down, along = (beside, share) if swap else (share, beside)
+        tiles = -(-300 // (tile.bm * down)) * -(-504 // (tile.bn * along))
+        assert kernel.cluster == parts * share * beside and evaluate(kernel.grid[0], {}) == tiles * kernel.cluster
+        compile_kernels([kernel], 90)
+
+
+def test_rows_that_cross_lines_cost_more() -> None:
+    """Rows at multiples of 16 bytes cost more than at multiples of 32, and these more than at multiples of 128."""
+    crossed = cuda.part("_wgmma").crossed
+    assert crossed(64) == 1.0 < crossed(80) == crossed(16) < crossed(72) == crossed(8)
 
 
 def test_swapped_batches_have_no_bias() -> None:
@@ -386,7 +407,7 @@ def test_few_rows_at_run_time() -> None:
     assert any(evaluate(k.grid[0], {"m": 8}) for k in few) and not any(evaluate(k.grid[0], {"m": 9}) for k in few)
 
 
-@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 32, 64, 128)])
+@pytest.mark.parametrize(("dtype", "m", "n", "k"), [(DType.F16, 31, 33, 17), (DType.F32, 5, 7, 3), (DType.F16, 8, 16, 24)])
 def test_more_matrices_than_a_grid_has_places_for(dtype: DType, m: int, n: int, k: int) -> None:
     strides = {"a_0": 0, "a_1": m * k, "a_m": k, "a_k": 1, "b_0": 0, "b_1": k * n, "b_k": n, "b_n": 1, "y_0": 0, "y_1": m * n, "ldy": n}
 
