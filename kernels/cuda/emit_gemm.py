@@ -101,7 +101,7 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
             kernels.append(beside.kernel(tile, active))
         elif isinstance(tile, _align.Aligned):
             copy = _align.kernel(r, [copied], active=active)
-            kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, ldw, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
+            kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
         else:
             kernels += _by_tile(r, tile, m, n, k, ldx, ldy, ldr, active)
     return list(_product.shared_scratch(kernels))
