@@ -16,6 +16,7 @@ from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding,
 from benchmarks.cuda_driver import device
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
@@ -66,7 +67,7 @@ def gemm(
         x[j * 5, j * 7 % k] = vx[j * 5, j * 7 % k] = element
     w, vw = drawn(rng, (n, k), dtype, k**-0.5)
     b = rng.standard_normal(-(-n // 32) * 32).astype(np.float32)
-    packed = stored(np.zeros((n, -(-k // 8) * 8)), dtype)
+    packed = stored(np.zeros((n, weight_pitch(k, dtype.size))), dtype)
     packed[:, :k] = w
     operands = {"x": filled((m, k + pad), k, x, dtype), "w": packed, "bias": b}
     pre, size = vx @ vw.T + b[:n], np.abs(vx) @ np.abs(vw).T + np.abs(b[:n])

@@ -18,6 +18,7 @@ from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from tracea_onnx.cuda import Request
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import ACTIVATIONS, DType
 
 TYPES = (DType.F16, DType.BF16, DType.F32)
@@ -27,7 +28,7 @@ Case = tuple[str, Request, Callable[[], tuple[float, float]]]
 def packed_weight(w: Any, dtype: DType, *, trans: bool) -> Any:
     """The packed form of w ([N, K] when trans, else [K, N]) from the packing kernel itself, into poisoned memory."""
     n, k = (w.shape[0], w.shape[1]) if trans else (w.shape[1], w.shape[0])
-    out = K.poisoned((n, -(-k // 8) * 8), dtype)
+    out = K.poisoned((n, weight_pitch(k, dtype.size)), dtype)
     K.launch(pack_request(n, k, dtype, trans), {"w": w, "packed": out})
     return out
 

@@ -18,6 +18,7 @@ from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_gemm import Case, random
 from tracea_onnx.cuda import Request
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import DType
 
 _EPS = 1e-5
@@ -66,7 +67,7 @@ def case(d: DType, m: int, n: int, k: int, sides: str, act: str = "none", *, rms
         t = R.torch()
         x, x_stats = rows(m, k, d) if "x" in sides else (random((m, k), d), None)
         w, b, gamma, beta = random((n, k), d, 1 / math.sqrt(k)), random((n,), d), random((k,), d), random((k,), d)
-        pitch = -(-k // 8) * 8
+        pitch = weight_pitch(k, d.size)
         packed, sums, bias = K.poisoned((n, pitch), d), t.zeros(n + 32, device="cuda"), t.zeros(n + 32, device="cuda")
         tensors: dict[str, Any] = {"x": x, "w": packed, "bias": bias, "y": K.poisoned((m * n + 64,), d)}
         if "x" in sides:
@@ -74,7 +75,7 @@ def case(d: DType, m: int, n: int, k: int, sides: str, act: str = "none", *, rms
             K.launch(weight, {"w": w, "packed": packed, "gamma": gamma})
             K.launch(fold, {"w": w, "packed": packed, "beta": beta, "b": b, "sums": sums, "bias": bias})
             mean, scale = moments(x, rms)
-            folded = packed.double() * 4
+            folded = packed[:, :k].double() * 4
             want = scale * (x.double() @ folded.T - mean * folded.sum(-1)) + b.double() + beta.double() @ w.double().T
             size = scale * (x.double().abs() @ folded.abs().T + (mean * folded.sum(-1)).abs()) + b.double().abs() + beta.double().abs() @ w.double().abs().T
             exact = ((x.double() - mean) * scale * gamma.double() + beta.double()) @ w.double().T + b.double()

@@ -292,9 +292,15 @@ def _round_up(n: int, m: int) -> int:
     return -(-n // m) * m
 
 
+def weight_pitch(k: int, size: int) -> int:
+    """Elements, of `size` bytes, from row to row of the packed weight [N, K] of a CUDA product: rows begin at multiples of 16 bytes and, longer ones of two-byte
+    elements, of 128: L2 takes up to twice as long for rows that cross its lines."""
+    return _round_up(k, 64 if size == 2 and k > 64 else 8)
+
+
 def packed_elements(family: str, **p: int) -> int:
     """Elements the packing family writes for the given parameters, slack included: output channels rounded up to 16 or 32 (CPU), or the
-    reduced channels rounded up to 8 (CUDA), whichever is more. The buffer is zeroed before."""
+    reduced channels rounded up to 8 or 64 (CUDA), whichever is more. The buffer is zeroed before."""
     if family in ("pack_conv2d", "pack_deconv2d"):
         g = p["G"]
         return max(g * _round_up(p["OC"] // g, 16) * (p["IC"] // g), p["OC"] * _round_up(p["IC"] // g, 8)) * p["KH"] * p["KW"] + 64
@@ -305,7 +311,7 @@ def packed_elements(family: str, **p: int) -> int:
     if family == "pack_bias":
         return _round_up(p["OC"], 32)
     if family == "pack_gemm":
-        return max(p["K"] * _round_up(p["N_total"], 32), _round_up(p["K"], 8) * p["N_total"]) + 64
+        return max(p["K"] * _round_up(p["N_total"], 32), weight_pitch(p["K"], 2) * p["N_total"]) + 64
     raise KeyError(family)
 
 

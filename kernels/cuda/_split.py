@@ -226,11 +226,11 @@ def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], acros
     return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across, depth=k)
 
 
-def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
+def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
     """y[m, n] = epilogue(x[m, :] . w[n, :])."""
     shared = tile.columns // tile.share
-    x = _wgmma.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64))
-    w = _wgmma.matrix(r, "w", n, k, -(-k // 8) * 8, (tile.rows if tile.swap else shared, 64))
+    x = _wgmma.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64), _wgmma.TOGETHER)
+    w = _wgmma.matrix(r, "w", n, k, ldw, (tile.rows if tile.swap else shared, 64), _wgmma.TOGETHER)
     return _product(r, tile, 0, x, w, m, n, ldy, ldr, [("int", "K", Int32(k))], active, depth=k)
 
 

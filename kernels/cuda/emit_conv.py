@@ -52,7 +52,7 @@ def conv2d(r: Request) -> list[Kernel]:
         rows, line = D.product([i["N"], i["OH"], i["OW"]]), _narrow.pixels(r)
         narrow = _gemm.Beside(_narrow.NarrowTile, lambda m: _narrow.beside_products(line, m), lambda tile, active: _narrow.convolution(line, tile, False, active))
         few = narrow if oc <= _narrow.most_beside(r) else None
-        return list(_gemm.rows_by_weight(replace(r, ints=ints), rows, oc, ic, i["x_cs"], i["y_cs"], i.get("r_cs", 0), few))
+        return list(_gemm.rows_by_weight(replace(r, ints=ints), rows, oc, ic, i["x_cs"], _product.channels(r, ic), i["y_cs"], i.get("r_cs", 0), few))
     return _implicit(r, flat, transposed=False)
 
 

@@ -1,4 +1,4 @@
-"""Matrix products: `gemm` (packed weight [N, round_up(K, 8)], k contiguous), `gemm_norm` (the same between norms of rows) and `matmul` (two run-time
+"""Matrix products: `gemm` (packed weight [N, `families.weight_pitch`], k contiguous), `gemm_norm` (the same between norms of rows) and `matmul` (two run-time
 operands with any strides)."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.cuda_source import known
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import DType
 
 _product, _costs = (registry.module("kernels", "cuda").part(n) for n in ("_product", "_tile_costs"))
@@ -54,9 +55,10 @@ class Beside:
     kernel: Callable[[Any, DimLike], Kernel]
 
 
-def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, beside: Beside | None = None) -> list[Kernel]:
+def rows_by_weight(
+    r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, beside: Beside | None = None
+) -> list[Kernel]:  # fmt: skip
     """y[m, n] = epilogue(x[m, :] . w[n, :]): `gemm`, and convolutions that are one."""
-    ldw = -(-k // 8) * 8
     if m == 1:
         ldx = ldw  # where a second row would be does not matter
     steps, copied = -(-k // 64), _align.Rows("x", m, k, ldx)
@@ -101,9 +103,9 @@ def rows_by_weight(r: Request, m: DimLike, n: int, k: int, ldx: DimLike, ldy: Di
             kernels.append(beside.kernel(tile, active))
         elif isinstance(tile, _align.Aligned):
             copy = _align.kernel(r, [copied], active=active)
-            kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
+            kernels += [copy, *_align.redirected(_by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldw, ldy, ldr, active), {"x": "scratch0"}, copy.scratch)]
         else:
-            kernels += _by_tile(r, tile, m, n, k, ldx, ldy, ldr, active)
+            kernels += _by_tile(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)
     return list(_product.shared_scratch(kernels))
 
 
@@ -119,12 +121,11 @@ def _by_steps(r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch
     return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
 
 
-def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
+def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
     if isinstance(tile, _wgmma.HopperTile):
-        return [_wgmma.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active)]
+        return [_wgmma.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
     if isinstance(tile, _split.SplitTile):
-        return [_split.matrix_product(r, tile, m, n, k, ldx, ldy, ldr, active)]
-    ldw = -(-k // 8) * 8
+        return [_split.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
     params += [("int", name, _product.Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
     params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
@@ -155,7 +156,7 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
 def gemm(r: Request) -> list[Kernel]:
     """`gemm` and `gemm_norm`. Only kernels that read through tensor maps know of norms: lowering asks for no others."""
     n, k = _product.static(r, "N"), _product.static(r, "K")
-    return rows_by_weight(r, r.ints["M"], n, k, r.ints["ldx"], r.ints["ldy"], r.ints.get("ldr", 0))
+    return rows_by_weight(r, r.ints["M"], n, k, r.ints["ldx"], weight_pitch(k, r.dtype.size), r.ints["ldy"], r.ints.get("ldr", 0))
 
 
 def matmul(r: Request) -> list[Kernel]:

@@ -1,6 +1,6 @@
 """Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization and norms of rows.
 
-Packed layouts: gemm [N_total, round_up(K, 8)]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)] (`_product.channels`), and behind a conv2d's those of
+Packed layouts: gemm [N_total, `families.weight_pitch`]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)] (`_product.channels`), and behind a conv2d's those of
 `_bundles`;
 conv2d_dw [KH * KW, round_up(C, 8)].
 """
@@ -15,6 +15,7 @@ from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, R
 from tracea_onnx.cuda_source import declared
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import weight_pitch
 
 _backend = registry.module("kernels", "cuda")
 _bundles, _product = _backend.part("_bundles"), _backend.part("_product")
@@ -91,7 +92,7 @@ def _weights(offset: int = 0) -> list[tuple[str, str, Argument]]:
 
 def pack_gemm(r: Request) -> list[Kernel]:
     n, k = _product.static(r, "N"), _product.static(r, "K")
-    pitch = -(-k // 8) * 8
+    pitch = weight_pitch(k, r.dtype.size)
     params = [*_weights(), ("const T*", "gamma", Pointer("gamma")), *_product.int_params(r, ("trans", "n0", "K", "gamma_add"))]
     params += [
         ("i64", "N", Int64(n)),
@@ -106,7 +107,7 @@ def fold_norm(r: Request) -> list[Kernel]:
     n, k = _product.static(r, "N"), _product.static(r, "K")
     params: list[tuple[str, str, Argument]] = [("const T*", name, Pointer(name)) for name in ("w", "packed", "beta", "b")]
     params += [("float*", name, Pointer(name)) for name in ("sums", "bias")]
-    params += [*_product.int_params(r, ("trans", "K")), ("i64", "ldw", Int64(r.ints["ldw"])), ("int", "pitch", Int32(-(-k // 8) * 8))]
+    params += [*_product.int_params(r, ("trans", "K")), ("i64", "ldw", Int64(r.ints["ldw"])), ("int", "pitch", Int32(weight_pitch(k, r.dtype.size)))]
     params += [("float", name, Float32(float(r.floats.get(name, 1.0)))) for name in ("alpha", "unscale")]
     return _kernel(r, _FOLD_NORM, n, params)
 

@@ -18,7 +18,7 @@ import numpy as np
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import multiple_of
 from tracea_onnx.dims import DimLike
-from tracea_onnx.families import PANEL
+from tracea_onnx.families import PANEL, weight_pitch
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import PRODUCTS, ROW_NORMS, Op, makers, readers
 from tracea_onnx.lower.value import Value
@@ -142,7 +142,7 @@ class Weights:
         inputs = {"w": ctx.plain(w), "gamma": gamma}
         ctx.plan.launch("pack_gemm", inputs, {"packed": self.packed}, ints, {"alpha": alpha / norm.unscale}, dtype=dtype, more=at > 0)
         given = {name: ctx.plain(v) if v is not None else None for name, v in (("beta", norm.beta), ("b", b))}
-        mine = self.packed.at(dtype.size * at * D.round_up(params["K"], 8))
+        mine = self.packed.at(dtype.size * at * weight_pitch(params["K"], dtype.size))
         size = {name: params[name] for name in ("K", "N", "trans", "ldw")}
         outs = {"sums": self.sums.at(4 * at), "bias": self.bias.at(4 * at)}
         ctx.plan.launch(
