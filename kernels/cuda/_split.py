@@ -220,7 +220,6 @@ def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], acros
         sizes = (rows, k) if turned else (k, rows)
         maps.append(TensorMap(
             Pointer(operand), r.dtype, (*sizes, b1, b0), tuple(D.maximum(D.mul(s, 2), 16) for s in strides), (64, (64 if turned else own) // by, 1, 1),
-            together=_wgmma.TOGETHER,
         ))  # fmt: skip
         params += [("int", f"{operand}_moves_{axis}", Int32(D.less(0, i[f"{operand}_{axis}"]))) for axis in (0, 1)]
     return _product(r, tile, 2, maps[0], maps[1], m, n, i["ldy"], i["ldr"], params, active, across, depth=k)
@@ -229,8 +228,8 @@ def batched_product(r: Request, tile: SplitTile, i: Mapping[str, DimLike], acros
 def matrix_product(r: Request, tile: SplitTile, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
     """y[m, n] = epilogue(x[m, :] . w[n, :])."""
     shared = tile.columns // tile.share
-    x = _wgmma.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64), _wgmma.TOGETHER)
-    w = _wgmma.matrix(r, "w", n, k, ldw, (tile.rows if tile.swap else shared, 64), _wgmma.TOGETHER)
+    x = _wgmma.matrix(r, "x", m, k, ldx, (shared if tile.swap else tile.rows, 64))
+    w = _wgmma.matrix(r, "w", n, k, ldw, (tile.rows if tile.swap else shared, 64))
     return _product(r, tile, 0, x, w, m, n, ldy, ldr, [("int", "K", Int32(k))], active, depth=k)
 
 

@@ -97,8 +97,6 @@ _BATCH_PANEL, _BATCH_SWAP, _BATCH_FLOPS, _BATCH_CHIP, _BATCH_READ, _BATCH_WRITE 
 _LINES, _SECTORS, _LAST_TURN = 21.8, 0.487, 0.68
 #: How much longer L2 takes for rows of 128 bytes that cross its lines of 128, and for those that begin within a sector of 32.
 _CROSSED, _CUT = 0.32, 0.87
-#: Bytes of memory that L2 reads together for operands of products: of 64, 128 and 256 never the slowest; up to 16 % faster than 256 where rows cross lines.
-TOGETHER = 128
 #: Bytes of a weight that L2 may still hold; bytes a clock that one multiprocessor reads of a larger one, from memory.
 CACHED, STREAM_BYTES = 32 << 20, 30.8
 
@@ -150,8 +148,8 @@ def prices(
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:
     """y[m, n] = epilogue(x[m, :] . w[n, :])."""
     params: list[tuple[str, str, Argument]] = [("int", "M", Int32(m)), ("int", "N", Int32(n)), ("int", "K", Int32(k)), ("i64", "ldr", Int64(ldr))]
-    a = matrix(r, "x", m, k, ldx, (tile.bm, 64), TOGETHER)
-    b = matrix(r, "w", n, k, ldw, (tile.bn // tile.cluster, 64), TOGETHER)
+    a = matrix(r, "x", m, k, ldx, (tile.bm, 64))
+    b = matrix(r, "w", n, k, ldw, (tile.bn // tile.cluster, 64))
     return product(r, tile, source=0, a=a, b=b, rows=m, columns=n, ldy=ldy, ldr=ldr, params=params, active=active, depth=k)
 
 
@@ -236,7 +234,7 @@ def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Map
     strides = (pitch, i[f"{operand}_1"], i[f"{operand}_0"])
     return TensorMap(
         Pointer(operand), r.dtype, (*(sizes if turned else sizes[::-1]), r.ints["B1"], r.ints["B0"]), tuple(D.maximum(D.mul(s, 2), 16) for s in strides),
-        (64, (64 if turned else own) // parts, 1, 1), together=TOGETHER,
+        (64, (64 if turned else own) // parts, 1, 1),
     )  # fmt: skip
 
 
@@ -285,9 +283,9 @@ def able(r: Request, pitches: Sequence[DimLike], operands: Sequence[str]) -> boo
     return r.arch == 90 and r.dtype in (DType.F16, DType.BF16) and not set(operands) & r.unaligned and all(multiple_of(p) * 2 >= 16 for p in pitches)
 
 
-def matrix(r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: DimLike, box: tuple[int, int], together: int = 256) -> TensorMap:
-    """Row-major [rows, columns]; box = (rows, columns) of one copy; together: bytes of memory that L2 reads for it."""
-    return TensorMap(Pointer(operand), r.dtype, (columns, rows), (D.mul(pitch, 2),), (box[1], box[0]), together=together)
+def matrix(r: Request, operand: str, rows: DimLike, columns: DimLike, pitch: DimLike, box: tuple[int, int]) -> TensorMap:
+    """Row-major [rows, columns]; box = (rows, columns) of one copy."""
+    return TensorMap(Pointer(operand), r.dtype, (columns, rows), (D.mul(pitch, 2),), (box[1], box[0]))
 
 
 def product(
