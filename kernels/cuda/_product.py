@@ -33,15 +33,16 @@ _MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as
 def prices(
     m: int, n: int, k: int, batch: int, r: Request, *, transposed: tuple[bool, bool] = (False, False), odd: Any | None = None, split: bool = True,
     maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE, made: float = 1.0, windows: str = "",
+    crossed: float = 1.0,
 ) -> dict[Any, float]:  # fmt: skip
     """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
 
     transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
     along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too; bundles: of n
     columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least; made: as for `_bundles.made`;
-    windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"."""
+    windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `_wgmma.crossed` of A where tensor maps reach it."""
     if maps:
-        sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made)
+        sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made, crossed)
         return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"))
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)

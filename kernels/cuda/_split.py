@@ -136,10 +136,10 @@ def slots(cluster: int, resident: int, sms: int) -> int:
 
 def tile_cost(
     t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0,
+    made: float = 1.0, crossed: float = 1.0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`."""
+    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`; crossed: `_wgmma.crossed` of A."""
     left, right = (n, m) if t.swap else (m, n)
     blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles
     n *= bundles
@@ -149,7 +149,8 @@ def tile_cost(
     multiply = made * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
     if t.rows * together < 128:
         multiply *= 1.32
-    copied = (t.rows + t.columns / t.share) * 128
+    first, second = (1.0, crossed) if t.swap else (crossed, 1.0)
+    copied = (t.rows * first + t.columns * second / t.share) * 128
     copies = t.bm * pixel[0] + t.bn * pixel[1] / (1 if t.swap else t.share)
     step = max(together * multiply, together * copied / _L2_BYTES, _LATENCY / t.stages, min(blocks, room) * copied / _CHIP_BYTES, together * copies)
     if n * steps * 128 > _wgmma.CACHED:
@@ -163,11 +164,11 @@ def tile_cost(
 
 def prices(
     m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0,
+    made: float = 1.0, crossed: float = 1.0,
 ) -> dict[SplitTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide. bundles: of n columns each."""
     tiles = (t for t in candidates(m, n, steps, sms, bundles) if not panels or t.bn % 64 == 0)
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made) for t in tiles}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made, crossed) for t in tiles}
 
 
 def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:

@@ -109,14 +109,14 @@ def candidates(n: int, steps: int, sms: int, bundles: int = 1) -> list[HopperTil
 
 def tile_cost(
     t: HopperTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0,
+    made: float = 1.0, crossed: float = 1.0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_split.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
-    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`."""
+    pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`; crossed: `crossed` of A."""
     tiles_m, tiles_n = -(-m // (t.bm * t.cluster)), -(-n // t.bn) * bundles
     n *= bundles
     turns = -(-tiles_m // (sms // tiles_n)) if t.kept else -(-(tiles_m * tiles_n) // (sms // t.cluster))
-    copied = (t.bm + (0 if t.kept else t.bn / t.cluster)) * 128
+    copied = (t.bm * crossed + (0 if t.kept else t.bn / t.cluster)) * 128
     multiply = made * 2.0 * t.bm * t.bn * 64 / _FLOPS * (1.11 if t.bn * t.bm // (64 if t.ping else 128) < 128 else 1.0)  # few products at a time
     copies = t.bm * pixel[0] + (0.0 if t.kept else t.bn / t.cluster * pixel[1])
     step = max(multiply, min(tiles_m * tiles_n * t.cluster, sms) * copied / _CHIP_BYTES, _LATENCY / staged(t, residual).stages, copies)
@@ -136,13 +136,13 @@ def tile_cost(
 
 def prices(
     m: int, n: int, steps: int, sms: int, residual: bool, smooth: bool, panels: bool, bundles: int = 1, pixel: tuple[float, float] = _FREE,
-    made: float = 1.0, wide: bool = False,
+    made: float = 1.0, crossed: float = 1.0, wide: bool = False,
 ) -> dict[HopperTile, float]:  # fmt: skip
     """Clocks of every tile for m x n with `steps` steps of k. panels: tiles must be a multiple of 64 columns wide, as all are. bundles: of n columns each, whose
     results leave by TMA only if whole panels of 64 columns are theirs. wide: whether _WIDE, which was measured on products of matrices, is among them."""
     tiles = (t for t in candidates(n, steps, sms, bundles) if not t.tma or not (residual or (bundles > 1 and n % 64)))
     tiles = (t for t in tiles if t != _WIDE or (wide and not smooth and n % 8 == 0))
-    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made) for t in tiles}
+    return {t: tile_cost(t, m, n, steps, sms, residual, smooth, bundles, pixel, made, crossed) for t in tiles}
 
 
 def matrix_product(r: Request, tile: HopperTile, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> Kernel:

@@ -76,7 +76,7 @@ def rows_by_weight(
     few = known(D.less(D.mul(m, n), _FEW + 1)) == 1 and not norms
 
     def price(rows: int) -> Any:
-        costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd)
+        costs = _product.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd, crossed=_wgmma.crossed(ldx))
         near = {} if norms or k > _NEAR else _dots.prices(r, rows, n, k, 1, a, b, False)
         if maps and near:
             stores = {t: 0.0 if y or not isinstance(t, _split.SplitTile) else _split.rows_cost(t, rows, n, 1, r.sms) for t in costs}
@@ -93,7 +93,7 @@ def rows_by_weight(
             costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
         if mappable and not maps:
             copy, late = _align.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
-            mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored)
+            mapped = _product.prices(rows, n, k, 1, aligned, maps=steps, stored=stored, crossed=_wgmma.crossed(copied.aligned))
             costs |= {_align.Aligned(t): _BEFORE * (copy + c + _ANYWHERE[isinstance(t, _wgmma.HopperTile)] * late) for t, c in mapped.items()}
         return costs
 
