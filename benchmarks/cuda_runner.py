@@ -165,6 +165,8 @@ def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None 
         places[f"scratch{j}"], buffer = allocate(max(evaluate(size, names), 1), 0xA5)
         launch.keep.append(buffer)
     for k in launch.kernels:
+        if min(evaluate(d, names) for d in k.grid) <= 0:  # of other sizes: not compiled
+            continue
         call = call_of(k, _cubin(backend, k.source, r.arch), places, names, launch, allocate)
         if call is not None:
             launch.calls.append(call)
