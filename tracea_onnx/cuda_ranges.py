@@ -7,7 +7,7 @@ is divided there and each part emitted by itself. Neighbours that came out equal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -44,6 +44,11 @@ class _Divided(Exception):
 
 
 _now: ContextVar[Range | None] = ContextVar("range", default=None)
+#: Where sizes depend on several symbols: those that count images or matrices alone, and values of symbols to choose by.
+_counts: ContextVar[frozenset[str]] = ContextVar("counts", default=frozenset())
+_likely: ContextVar[Mapping[str, int] | None] = ContextVar("likely", default=None)
+#: Parameters that count images or matrices.
+_COUNTING = ("N", "B", "B0", "B1")
 
 
 @contextmanager
@@ -84,7 +89,8 @@ def about(d: DimLike, usual: int) -> int:
         return int(d)
     r = _now.get()
     if r is None or d.symbols != (r.symbol,):
-        return usual
+        likely = _likely.get() or {}
+        return max(D.evaluate(d, dict(likely)), 1) if likely.keys() >= set(d.symbols) else usual
     if r.high >= _WIDE * r.low and r.low < _MOST:
         at = 2
         while at <= r.low:
@@ -100,12 +106,34 @@ def between(d: DimLike) -> Bounds:
 
 
 def at(d: DimLike, value: int) -> AbstractContextManager[None]:
-    """As if `d` had that value, where it is a multiple of a symbol."""
+    """As if `d` had that value, where it is a multiple of a symbol or depends on several."""
     once = _multiple(d)
     if isinstance(d, Dim) and once:
         size = max(value // once, 1)
         return within(Range(d.symbols[0], size, size))
-    return nullcontext()
+    return _as_if(d, value) if isinstance(d, Dim) and len(d.symbols) > 1 else nullcontext()
+
+
+@contextmanager
+def _as_if(d: Dim, value: int) -> Iterator[None]:
+    """As if the symbols were alike and `d`, which grows with them, had at least that value; those that count images are 1 where there are others."""
+    counts = _counts.get()
+    alike = [s for s in d.symbols if s not in counts] or d.symbols
+
+    def sizes(n: int) -> dict[str, int]:
+        return {s: n if s in alike else 1 for s in d.symbols}
+
+    low, high = 1, 2
+    while high < _MOST and D.evaluate(d, sizes(high)) < value:
+        low, high = high, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if D.evaluate(d, sizes(middle)) >= value else (middle + 1, high)
+    token = _likely.set(sizes(low))
+    try:
+        yield
+    finally:
+        _likely.reset(token)
 
 
 def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None]:
@@ -114,7 +142,7 @@ def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None
     if isinstance(d, Dim) and once and r is not None and d.symbols == (r.symbol,):
         least, most = max(r.low, low // once + 1), r.high if high is None else min(r.high, high // once)
         return within(Range(r.symbol, least, max(least, most)))
-    return nullcontext()
+    return at(d, high or 2 * low) if isinstance(d, Dim) and len(d.symbols) > 1 else nullcontext()
 
 
 def _multiple(d: DimLike) -> int:
@@ -179,7 +207,11 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
     """What `emit` makes of the request, for each range of its symbol where there is one alone. Sizes of 0 have what is emitted without a range."""
     symbols = {s for d in request.ints.values() for s in D.symbols(d)}
     if len(symbols) != 1:
-        return emit(request)
+        token = _counts.set(frozenset(_names(request, counting=True) - _names(request, counting=False)))
+        try:
+            return emit(request)
+        finally:
+            _counts.reset(token)
     (symbol,) = symbols
     parts: list[tuple[int, list[Kernel]]] = []  # from which size on
 
@@ -205,6 +237,11 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
         above = 1 if k == 0 and (low == 0 or _empty(kernels, symbol)) else D.less(low - 1, size)
         choices.append((above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels))
     return either(choices)
+
+
+def _names(request: Request, *, counting: bool) -> set[str]:
+    """The symbols of parameters that count images or matrices, or of the others."""
+    return {s for name, d in request.ints.items() if (name in _COUNTING) == counting for s in D.symbols(d)}
 
 
 def _numbered(request: Request) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Int32, Int64, Pointer, Request, TensorMap
+from tracea_onnx.dims import DimLike
 
 _backend = registry.module("kernels", "cuda")
 _AXES = (("H", "PT"), ("W", "PL"))
@@ -27,21 +28,26 @@ def steps(r: Request) -> tuple[int, int]:
     return _axis(r, *_AXES[0])[1] * _axis(r, *_AXES[1])[1] * chunks, -(-taps * chunks // phases(r))
 
 
+def _more(r: Request, axis: str) -> DimLike:
+    """Outputs beyond as many as the stride for each input."""
+    return D.sub(r.ints[f"O{axis}"], D.mul(r.ints[f"I{axis}"], r.ints[f"S{axis}"]))
+
+
 def _corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]]:
     """Lower and upper corner (W, H) of the im2col box of the union of all windows."""
     i, lower, upper = r.ints, [], []
     for axis, pad in reversed(_AXES):
         low = _axis(r, axis, pad)[0]
         lower.append(low)
-        upper.append(low + -(-int(i[f"O{axis}"]) // int(i[f"S{axis}"])) - int(i[f"I{axis}"]))
+        upper.append(low + -(-int(_more(r, axis)) // int(i[f"S{axis}"])))
     return (lower[0], lower[1]), (upper[0], upper[1])
 
 
 def reaches(r: Request) -> bool:
     """Whether tensor maps reach the windows of this transposed convolution without groups."""
     i = r.ints
-    sizes = [i[n] for n in ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
-    if not all(isinstance(v, int) for v in sizes) or i["DH"] != 1 or i["DW"] != 1:
+    sizes = [i[n] for n in ("KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
+    if not all(isinstance(v, int) for v in (*sizes, _more(r, "H"), _more(r, "W"))) or i["DH"] != 1 or i["DW"] != 1:
         return False
     kh, kw, sh, sw = (int(i[n]) for n in ("KH", "KW", "SH", "SW"))
     return kh >= sh and kw >= sw and max(kh // sh, kw // sw) < 128 and all(-128 <= v <= 127 for corner in _corners(r) for v in corner)

@@ -241,7 +241,7 @@ def batched_map(r: Request, operand: str, sizes: tuple[DimLike, DimLike], i: Map
 def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Lower and upper corner (W, H) of the im2col box of a convolution; None when they are symbolic or out of what a tensor map holds."""
     i = r.ints
-    upper = [(i[f"O{a}"] - 1) * i[f"S{a}"] + 1 - i[f"I{a}"] - i[p] for a, p in (("W", "PL"), ("H", "PT"))]
+    upper = [_upper(i[f"I{a}"], i[f"O{a}"], i[f"S{a}"], i[p]) for a, p in (("W", "PL"), ("H", "PT"))]
     steps = [i["SW"], i["SH"], (i["KW"] - 1) * i["DW"], (i["KH"] - 1) * i["DH"], i["PL"], i["PT"]]
     if any(not isinstance(v, int) for v in (*upper, *steps)):
         return None
@@ -250,6 +250,14 @@ def corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]] | None:
     if not all(-128 <= v <= 127 for v in (*low, *high)) or max(int(s) for s in steps[:2]) > 8 or max(int(s) for s in steps[2:4]) > 255:
         return None
     return low, high
+
+
+def _upper(size: DimLike, count: DimLike, stride: DimLike, before: DimLike) -> DimLike:
+    """Where the last window begins, counted from the last pixel; for windows as many as fit a symbolic size, where the last one of any size may."""
+    last = D.sub(count, 1)
+    if isinstance(last, D.Dim) and last.op == "floordiv" and last.args[1] == stride:
+        return D.sub(D.sub(last.args[0], size) + 1, before)
+    return D.sub(D.sub(D.mul(last, stride) + 1, size), before)
 
 
 def image_maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:

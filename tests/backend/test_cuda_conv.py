@@ -152,9 +152,19 @@ def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
     n, h = D.symbol("n"), D.symbol("h")
     assert hopper(conv(DType.F16, n, 256, 28, 28, 512))
     assert hopper(conv(DType.F16, 64, 256, h, 28, 512))  # stride 1: the corner does not depend on the height
-    assert not hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))
+    assert hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))  # as many windows as fit: the last one that might
+    assert not hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2, OH=D.symbol("other")))
     assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, slack=4))
     assert not hopper(conv(DType.F32, 64, 256, 28, 28, 512))
+
+
+def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
+    corners = cuda.part("_wgmma").corners
+    for kernel, stride, pad in ((3, 2, 1), (2, 2, 0), (5, 3, 2), (7, 4, 3)):
+        (_, top), (_, bottom) = corners(conv(DType.F16, 1, 64, D.symbol("h"), 28, 64, kernel, stride, pad))
+        for height in range(kernel, 40):
+            (_, exact_top), (_, exact) = corners(r := conv(DType.F16, 1, 64, height, 28, 64, kernel, stride, pad))
+            assert top == exact_top and exact <= bottom < exact + stride, r.ints
 
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
