@@ -84,6 +84,8 @@ def _many(request: Request, p: Any, keys: int) -> list[tuple[Any, DimLike]]:
     enough = request.sms - 1
     if split := _split(request, p, (1,)):
         tile, count = split[0], _attention.blocks(request, 16 * split[0].warps)
+        if request.arch >= 90 and len(split) > 1 and p.widest <= 96:
+            return _by_count(request, tile, split[1], count)
         many = D.less(enough, count)
         found = [(tile, many)]
         if request.arch >= 90:
@@ -91,6 +93,20 @@ def _many(request: Request, p: Any, keys: int) -> list[tuple[Any, DimLike]]:
             found.append((replace(tile, parts=4), D.mul(D.sub(1, many), some)))
         return found
     return [(tile, D.less(2 * enough + 1, _attention.blocks(request, 16 * tile.rows))) for tile in _large(request, p, (keys,), (1,))[:1]]
+
+
+def _by_count(request: Request, large: Any, small: Any, count: DimLike) -> list[tuple[Any, DimLike]]:
+    """Tiles of tensor cores by how many of the large ones there are: these, with the keys divided where there are some, else small ones whose warps divide them, with
+    these divided again where they are few. Where there is one tile of keys, and few of rows, others do as well."""
+    keys, sms = parameters(request)["T"], request.sms
+    many, some, few, least = (D.less(n, count) for n in (sms * 3 // 2, sms // 2, sms // 4, sms // 8))
+    short, long = D.less(keys, large.keys + 1), D.less(4 * small.keys - 1, keys)
+    rest = D.product([D.sub(1, few), D.sub(1, short)])
+    quarters = D.product([D.sub(1, least), long])
+    return [
+        (large, D.maximum(many, D.mul(some, short))), (replace(large, parts=2), D.product([some, D.sub(1, many), D.sub(1, short)])),
+        (small, D.mul(few, D.sub(1, some))), (replace(small, parts=2), D.mul(rest, D.sub(1, quarters))), (replace(small, parts=4), D.mul(rest, quarters)),
+    ]  # fmt: skip
 
 
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
@@ -116,7 +132,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
             found.append((PlainTile(rows, fitting, 1), D.mul(left, enough)))
             left = D.mul(left, D.sub(1, enough))
             continue
-        most = (1,) if request.arch < 90 else (1, 2, 4, 8) if fixed else (1, 4)
+        most = (1,) if request.arch < 90 or len(found) > 2 else (1, 2, 4, 8) if fixed else (1, 4)  # `_by_count` leaves few keys
         found += [(PlainTile(rows, fitting, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * fitting, most)]
     found = [(tile, use) for tile, use in found if use != 0]
     if not fixed:
