@@ -31,6 +31,8 @@ _LARGE = 121
 _MANY = 81
 #: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
 _BATCHES = (4, 8, 16, 32)
+#: Where an image's sides are symbolic: strips stay as wide as suits fewer pixels while that takes up to so many times the clocks.
+_ALIKE = 1.05
 
 
 def convolution(r: Request) -> list[Kernel]:
@@ -38,6 +40,8 @@ def convolution(r: Request) -> list[Kernel]:
     kh, kw = _window(r)[:2]
     if kh * kw >= _MANY and _large.applies(r) and (wide := _large.choose(r)) is not None:
         return [large(r, wide)]
+    if len(D.symbols(_pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
+        return _of_any_size(r)
     batch = about(i["N"], -1)
     tile = choose(r, _BATCHES[-1] if batch < 0 else batch)
     if tile is None:  # of neighbouring outputs a thread can have few
@@ -45,10 +49,43 @@ def convolution(r: Request) -> list[Kernel]:
         many = 1 if kh * kw > _LARGE else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
-        least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
-        many = settled(D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], _product.static(r, "OC") * kh * kw]), r.sms * least)))
+        many = settled(_many(r))
         kernels = [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)] if many != 0 else []
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
+
+
+def _pixels(r: Request) -> DimLike:
+    return D.product([r.ints[n] for n in ("N", "OH", "OW")])
+
+
+def _many(r: Request) -> DimLike:
+    """Whether there is so much to do that strips pay."""
+    kh, kw = _window(r)[:2]
+    least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
+    return D.sub(1, D.less(D.mul(_pixels(r), _product.static(r, "OC") * kh * kw), r.sms * least))
+
+
+def _of_any_size(r: Request) -> list[Kernel]:
+    """Of images whose sides are symbolic: strips as wide as suits ranges of their pixels, and as long."""
+    pixels, many = _pixels(r), _many(r)
+
+    def price(m: int) -> dict[Strips | None, float]:
+        costs: dict[Strips | None, float] = {}
+        for t, cost in _divisions(r, about(r.ints["N"], 1)):
+            some = replace(t, lines=0)
+            costs[some] = min(cost, costs.get(some, cost))
+        return costs or {None: 0.0}
+
+    found = [(tile, D.mul(use, many)) for tile, use in _product.choose(pixels, price, False, _ALIKE)]
+    few = (1, 1) if found[0][0] else _few_outputs(r)
+    return [*(strips(r, t, _long(r, t), use) if t else single(r, *few, use) for t, use in found), single(r, *few, D.sub(1, many))]
+
+
+def _long(r: Request, tile: Strips) -> DimLike:
+    """Rows of a strip of `tile`: as few as leave no more strips than run at once, or in as many turns as whole columns of strips take."""
+    room, beside = r.sms * tile.blocks * _BLOCK, D.product([r.ints["N"], D.ceildiv(r.ints["OW"], tile.columns), -(-_product.static(r, "OC") // 2)])
+    bands = D.floordiv(D.mul(D.maximum(D.ceildiv(beside, room), 1), room), D.maximum(beside, 1))
+    return D.maximum(D.ceildiv(r.ints["OH"], D.maximum(bands, 1)), 1)
 
 
 def _few_outputs(r: Request) -> tuple[int, int]:
@@ -110,7 +147,7 @@ def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
 
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     i, (kh, kw, sh, sw, dh, dw) = r.ints, _window(r)
-    oh, ow, ih, iw = (d if isinstance(d, int) and d else 56 for d in (i["OH"], i["OW"], i["IH"], i["IW"]))
+    oh, ow, ih, iw = (d if isinstance(d, int) and d else about(d, 56) or 56 for d in (i["OH"], i["OW"], i["IH"], i["IW"]))
     top = i["PT"] if isinstance(i["PT"], int) else 0
     channels, size, depth = _product.static(r, "OC"), r.dtype.size, (kh - 1) * dh + 1
     slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw // _multiple(r) + oh * ow)
@@ -118,6 +155,7 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     ahead = slots if slots <= 3 and sh == 1 and bytes >= _FAR else 1
     rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))  # rows of windows that lie in the image
     epilogue, used = _epilogue_cost(r), len({k * dh % sh for k in range(kh)}) / sh  # of the rows
+    reads = {lines: _rows_read(lines, oh, ih, sh, top, depth) for lines in {-(-oh // bands) for bands in range(1, oh + 1)}}
     for columns in range(1, min(ow, 8) + 1):
         span = len({j * sw + k * dw for j in range(columns) for k in range(kw)})
         registers = 2 * (slots * columns + kh * kw + span) + span * sh * ahead * size // 2 + 35
@@ -126,9 +164,8 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
         natural = 65536 // (_BLOCK * -(-registers // 8) * 8)
         squeezed = int(65536 / (_BLOCK * 0.9 * registers)) if sh == 1 else natural  # the compiler finds a tenth less
         for blocks in {natural, squeezed}:
-            for lines in {-(-oh // bands) for bands in range(1, oh + 1)}:
+            for lines, read in reads.items():
                 bands = -(-oh // lines)
-                read = sum(_clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih) for o in range(0, oh, lines))
                 instructions = 150 + 3 * kh * kw + (read * used * (span * 4 + 14) + rows * kw * columns * 2) / bands
                 instructions += min(lines, oh) * (columns * (2 * epilogue + 5) + 10)
                 grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _BLOCK)
@@ -138,6 +175,11 @@ def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
                 busy = most * instructions * (1.04 if blocks > natural else 1.0) * (warps + _ALONE) / warps / _CLOCKS
                 cost = _START + -(-grid // (r.sms * blocks)) * _WAVE + max(busy, moved) + _ADDED * min(busy, moved)
                 yield Strips(columns, lines, ahead, blocks), cost
+
+
+def _rows_read(lines: int, oh: int, ih: int, sh: int, top: int, depth: int) -> int:
+    """Rows of an image that its strips read."""
+    return sum(_clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih) for o in range(0, oh, lines))
 
 
 def _clip(row: int, height: int) -> int:

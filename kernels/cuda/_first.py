@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tracea_onnx import cuda_ranges, registry
 from tracea_onnx import dims as D
-from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import declared, shared, spread
 from tracea_onnx.cuda_text import prelude
@@ -20,6 +20,8 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 MOST_TERMS, WIDEST, WIDEST_ROW = 400, 15, 31
 #: An image's height or width where it is symbolic, and images; taps of a row whose pixels a thread holds, where a row has more.
 _USUAL, _BATCH, _PIECE = 112, 8, 8
+#: Where several sizes are symbolic: a tile serves more pixels, too, while it takes at most so many times the clocks; of what parts of the pixels.
+_ALIKE, _PARTS = 1.05, (1.0, 0.8, 0.64)
 #: Results beyond which what blocks copy is hidden by other blocks' products: through registers that takes fewer instructions.
 _MANY = 1 << 24
 #: Clocks to start; of products for one warp of a scheduler and for each, of asynchronous copies the same; of a copied row of pixels and of 32 of them.
@@ -145,9 +147,27 @@ def choose(r: Request) -> FirstTile:
     return min(_tiles(r), key=lambda t: _price(r, t, images))
 
 
-def convolution(r: Request) -> Kernel:
-    """The kernel of a convolution to which this one applies."""
-    i, tile = r.ints, choose(r)
+def convolution(r: Request) -> list[Kernel]:
+    """The kernels of a convolution to which this one applies: where several sizes are symbolic, one for each range of its pixels."""
+    pixels = D.product([r.ints[n] for n in ("N", "OH", "OW")])
+    if len(D.symbols(pixels)) < 2:
+        return [kernel(r, choose(r))]
+    tiles = list(_tiles(r))
+
+    def price(size: int) -> dict[FirstTile, float]:
+        costs = dict.fromkeys(tiles, 0.0)
+        for part in _PARTS:  # sides that are multiples of some tiles' and not of others'
+            with cuda_ranges.at(pixels, round(part * size)):
+                for t in tiles:
+                    costs[t] += _price(r, t, int(_product.known(r.ints["N"], 1))) / part
+        return costs
+
+    return [kernel(r, tile, use) for tile, use in _product.choose(pixels, price, False, _ALIKE)]
+
+
+def kernel(r: Request, tile: FirstTile, active: DimLike = 1) -> Kernel:
+    """active: 0 empties the grid."""
+    i = r.ints
     params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
     params += _product.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL"))
     params += [("i64", "x_c", _product.Int64(1 if i.get("x_c", 0) == 0 else i["x_c"]))]
@@ -163,4 +183,5 @@ def convolution(r: Request) -> Kernel:
         f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, _backend.template("depthwise_channels"), _backend.template("first"),
     ])  # fmt: skip
-    return Kernel(text, "conv_first", (*_blocks(r, tile), 1), tile.threads, tuple(v for _, _, v in parameters), _room(r, tile), pdl=r.arch >= 90)
+    blocks, columns = _blocks(r, tile)
+    return Kernel(text, "conv_first", (D.mul(blocks, active), columns, 1), tile.threads, tuple(v for _, _, v in parameters), _room(r, tile), pdl=r.arch >= 90)

@@ -76,26 +76,28 @@ def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool) -> dict[Any, float
     return {t: cost for t, cost in costs.items() if cost <= most}
 
 
-#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to _MOST rows, and 3, 6, 12, ... up to _FINE.
+#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to _MOST rows, and 3, 6, 12, ... (finely 5, 7, 10, 14, ..., too) up
+#: to _FINE.
 _MOST, _FINE = 1 << 18, 1 << 12
 #: A tile serves the next size, too, where it costs at most so many times the best one's clocks: a kernel less to compile.
 _AGAIN = 1.02
 
 
-def choose(rows: DimLike, price: Callable[[int], Prices]) -> Iterator[tuple[Any, DimLike]]:
+def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, again: float = _AGAIN) -> Iterator[tuple[Any, DimLike]]:
     """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it, which is the present one meanwhile.
 
-    price: clocks of tiles for so many rows."""
+    price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a tile serves the next size, too, where it costs at most so many
+    times the best one's clocks."""
     if isinstance(rows, int):
         yield _cheapest(price(rows)), 1
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = cuda_ranges.between(rows)
-    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1)) if size >= least) or (least,):
+    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
         with cuda_ranges.at(rows, m):
             costs = price(m)
         tile = _cheapest(costs)
-        if ranges and costs.get(ranges[-1][0], math.inf) <= _AGAIN * costs[tile]:
+        if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
             tile, _ = ranges.pop()
         ranges.append((tile, m))
     low = 0
@@ -110,12 +112,12 @@ def _cheapest(costs: Prices) -> Any:
     return min(costs, key=lambda t: costs[t])
 
 
-def _sizes(unit: int) -> Iterator[int]:
+def _sizes(unit: int, quarters: tuple[int, ...]) -> Iterator[int]:
     count = 1
     while unit * count <= _MOST or count == 1:
         yield unit * count
         if count > 1 and unit * count <= _FINE:
-            yield unit * count * 3 // 2
+            yield from (unit * (count * n // 4) for n in quarters if count * n % 4 == 0)
         count *= 2
 
 

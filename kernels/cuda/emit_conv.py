@@ -73,7 +73,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
     if g == 1 and not transposed and _stem.applies(r):
         return list(_stem.convolution(r))
     if g == 1 and not transposed and (r.dtype == DType.F32 or _stem.planar(r)) and _first.applies(r):
-        return [_first.convolution(r)]
+        return list(_first.convolution(r))
     if _stem.planar(r):
         raise Unfit("no kernel reads this image but channels-last")
     ic, oc = _product.static(r, "IC") // g, _product.static(r, "OC") // g
@@ -127,7 +127,7 @@ def _implicit(r: Request, flat: bool, *, transposed: bool) -> list[Kernel]:
         return costs | _narrow.prices(r, transposed, size * phases) | _patch.prices(r, transposed, size * phases)
 
     kernels: list[Kernel] = []
-    for tile, active in _product.choose(rows, price):
+    for tile, active in _product.choose(rows, price, r.dtype == DType.F32):
         if isinstance(tile, _wgmma.HopperTile):
             kernels.append(_wgmma.convolution(r, tile, rows, active))
             continue

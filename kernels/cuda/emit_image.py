@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracea_onnx import dims as D
+from tracea_onnx import registry
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
 from tracea_onnx.cuda_source import about, blocks, known, overlapped, parameters, settled, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
+_product = registry.module("kernels", "cuda").part("_product")
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice, and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
 #: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks of a cluster (that divide an image, where clusters are few).
@@ -49,6 +51,8 @@ _POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "
 #: Results a multiprocessor should have before pooling marches down strips, threads it should then have, registers of one, the longest strip.
 _MARCH_FROM, _FILL, _REGISTERS, _LONGEST = 4096, 192, 150, 16
 _MARCH_BLOCK = 128
+#: Where several sizes are symbolic: strips stay as wide while they cost at most so many times the best ones.
+_ALIKE = 1.15
 #: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and of such a thread at least.
 _DIVIDE, _WINDOW_FROM, _LEAST_TAPS = 1024, 12, 2
 
@@ -69,8 +73,9 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
     strip = _strip(request)
+    some = [(strip, 1)] if strip is None or len(D.symbols(D.product([i["N"], i["OH"], i["OW"]]))) < 2 else _strips(request)
     much = 0 if strip is None else settled(D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM)))
-    kernels = [] if strip is None or much == 0 else [_pool_march(request, *strip, much)]
+    kernels = [_pool_march(request, *strip, D.mul(much, use)) for strip, use in some if strip is not None and much != 0]
     if much != 1:
         kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
     return kernels
@@ -89,39 +94,57 @@ def _lanes(request: Request) -> int:
     return lanes
 
 
+def _strips(request: Request) -> list[tuple[tuple[int, DimLike, int] | None, DimLike]]:
+    """As `_strip`, by the pixels of several symbolic sizes, and whether it is for those of a run."""
+    i = parameters(request)
+
+    def price(_: int) -> dict[tuple[int, int], float]:
+        costs: dict[tuple[int, int], float] = {}
+        for (columns, _lines, v), cost in _costs(request).items():
+            costs[columns, v] = min(cost, costs.get((columns, v), cost))
+        return costs
+
+    out = list[tuple[tuple[int, DimLike, int] | None, DimLike]]()
+    for (columns, v), use in _product.choose(D.product([i["N"], i["OH"], i["OW"]]), price, False, _ALIKE):
+        beside = D.product([i["N"], D.ceildiv(i["OW"], columns), -(-static(i["C"], "channel count") // v)])
+        bands = D.maximum(D.ceildiv(i["OH"], _LONGEST), D.ceildiv(request.sms * _FILL, D.maximum(beside, 1)))
+        out.append(((columns, D.maximum(D.floordiv(i["OH"], D.maximum(bands, 1)), 1), v), use))
+    return out
+
+
 def _strip(request: Request) -> tuple[int, int, int] | None:
     """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device; None where nothing fits."""
+    costs = _costs(request)
+    return min(costs, key=lambda s: costs[s], default=None)
+
+
+def _costs(request: Request) -> dict[tuple[int, int, int], float]:
+    """How many times as much as once such strips read, more where they do not fill the device."""
     i, size = parameters(request), request.dtype.size
     if any(not isinstance(i[n], int) for n in _WINDOW):
-        return None
+        return {}
     kh, kw, sh, sw, dh, dw = (static(i[n], n) for n in _WINDOW)
     aligned = min(multiple_of(i[f"{s}_{p}"]) * size for s in "xy" for p in ("cs", "rs", "ns"))
     oh, ow, n = (about(i[k], usual) or usual for k, usual in (("OH", 56), ("OW", 56), ("N", 32)))
-    best: tuple[float, tuple[int, int, int]] | None = None
+    costs: dict[tuple[int, int, int], float] = {}
     for v in (8 // size, 4 // size):
-        if request.unaligned & {"x", "y"} or aligned < v * size:
+        if costs or request.unaligned & {"x", "y"} or aligned < v * size:
             continue
         for columns in range(1, 9):
             span, slots = (columns - 1) * sw + (kw - 1) * dw + 1, (kh - 1) * dh // sh + 1
             sums = (v if static(i["mode"], "pooling mode") else v * size // 4) * columns * (slots + 1)
             if sums + sh * span * v * size // 4 + 35 > _REGISTERS:
                 continue
-            for bands in range(1, oh + 1):
-                lines = -(-oh // bands)
-                if lines > _LONGEST:
-                    continue
-                strips = -(-ow // columns)
+            for bands in range(-(-oh // _LONGEST), oh + 1):
+                lines, strips = -(-oh // bands), -(-ow // columns)
                 threads = n * bands * strips * -(-static(i["C"], "channel count") // v)
                 read = strips * span / (ow * sw) * bands * ((lines - 1) * sh + (kh - 1) * dh + 1) / (oh * sh)
                 cost = read * max(1.0, request.sms * _FILL / threads)
-                if best is None or cost < best[0]:
-                    best = cost, (columns, lines, v)
-        if best is not None:
-            break
-    return None if best is None else best[1]
+                costs[columns, lines, v] = min(cost, costs.get((columns, lines, v), cost))
+    return costs
 
 
-def _pool_march(request: Request, columns: int, lines: int, v: int, use: DimLike) -> Kernel:
+def _pool_march(request: Request, columns: int, lines: DimLike, v: int, use: DimLike) -> Kernel:
     i = parameters(request)
     names = ("N", "C", "IH", "IW", "OH", "OW", "PT", "PL", "PB", "PR")
     fixed = [n for n in ("x_cs", "y_cs") if isinstance(i[n], int)]  # so that a thread's accesses differ by immediate offsets
