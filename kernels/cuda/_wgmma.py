@@ -346,7 +346,7 @@ def product(
 
 def _clusters(t: HopperTile, sms: int) -> int:
     """That run at a time."""
-    return sms // t.blocks if t.blocks < 4 else sms * 10 // 11 // t.blocks  # some multiprocessors have less than three neighbours
+    return max(1, sms // t.blocks if t.blocks < 4 else sms * 10 // 11 // t.blocks)  # some multiprocessors have less than three neighbours
 
 
 def last_products(k: DimLike) -> int:
