@@ -17,7 +17,7 @@ from types import ModuleType
 from tracea_onnx import nvrtc as compilers
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Kernel, Request, Unfit
-from tracea_onnx.cuda_ranges import ranged
+from tracea_onnx.cuda_ranges import aligned, ranged
 from tracea_onnx.errors import TraceaError
 
 Emit = Callable[[Request], list[Kernel]]
@@ -31,7 +31,7 @@ def emit(request: Request) -> list[Kernel]:
     fn = families().get(request.family)
     if fn is None:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
-    return ranged(request, fn)
+    return aligned(request, lambda r: ranged(r, fn))
 
 
 @cache

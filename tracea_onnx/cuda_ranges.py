@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Kernel, Request
+from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.dims import Dim, DimLike
 
 #: Ranges are not divided above that size.
@@ -201,6 +201,44 @@ def _change(e: Dim, r: Range) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if D.evaluate(e, {r.symbol: middle}) == first else (low, middle)
     return high
+
+
+#: What lies along the rows of operands: extents that may be no multiples of 16 bytes when they are symbolic.
+_ALONG = {"matmul": ("M", "N", "K"), "softmax": ("n",), "conv2d": ("IW",), "conv_pool": ("IW",)}
+
+
+def aligned(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
+    """What `emit` makes of the request, beside what it makes where symbolic rows are multiples of 16 bytes, if that differs."""
+    plain, unit, i = emit(request), 16 // request.dtype.size, request.ints
+    planes = request.family in ("matmul", "softmax") or i.get("x_c", 0) not in (0, 1)
+    names = sorted({s for name in _ALONG.get(request.family, ()) if planes for s in D.symbols(i[name]) if _multiple(i[name])})
+    if not names:
+        return plain
+    parts = {s: f"{s} / {unit}" for s in names}
+    scaled = {s: D.mul(D.symbol(part), unit) for s, part in parts.items()}
+    whole = {part: D.floordiv(D.symbol(s), unit) for s, part in parts.items()}
+    even = [_replaced(k, whole) for k in emit(replace(request, ints={name: D.replaced(d, scaled) for name, d in i.items()}))]
+    if [k.source for k in even] == [k.source for k in plain]:
+        return plain
+    use = D.product([D.equal(D.mod(D.symbol(s), unit), 0) for s in names])
+    return either([(use, even), (D.sub(1, use), plain)])
+
+
+def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
+    """With these in place of symbols, in all that is evaluated in a run."""
+
+    def of(d: DimLike) -> DimLike:
+        return D.replaced(d, values)
+
+    def argument(a: Argument) -> Argument:
+        if isinstance(a, TensorMap):
+            return replace(a, pointer=replace(a.pointer, offset=of(a.pointer.offset)), dims=tuple(map(of, a.dims)), strides=tuple(map(of, a.strides)))
+        if isinstance(a, Pointer):
+            return replace(a, offset=of(a.offset))
+        return replace(a, value=of(a.value)) if isinstance(a, (Int32, Int64)) else a
+
+    grid = (of(kernel.grid[0]), of(kernel.grid[1]), of(kernel.grid[2]))
+    return replace(kernel, grid=grid, args=tuple(map(argument, kernel.args)), scratch=tuple(map(of, kernel.scratch)))
 
 
 def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:

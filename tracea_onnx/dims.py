@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 #: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive divisors.
@@ -323,6 +323,23 @@ def is_static(dims: Sequence[DimLike]) -> bool:
 def symbols(e: DimLike) -> tuple[str, ...]:
     """Names of the symbols an expression depends on, in order."""
     return e.symbols if isinstance(e, Dim) else ()
+
+
+def replaced(e: DimLike, values: Mapping[str, DimLike]) -> DimLike:
+    """`e` with these in place of the symbols of that name."""
+    build: dict[str, Callable[..., DimLike]] = {
+        "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum, "eq": equal, "lt": less, "select": select,
+    }  # fmt: skip
+    done: dict[Dim, DimLike] = {}  # expressions share parts
+
+    def go(d: DimLike) -> DimLike:
+        if not isinstance(d, Dim) or not values.keys() & set(d.symbols):
+            return d
+        if d not in done:
+            done[d] = values[d.name] if d.op == "sym" else build[d.op](*map(go, d.args))
+        return done[d]
+
+    return go(e)
 
 
 def evaluate(e: DimLike, env: dict[str, int]) -> int:

@@ -3,7 +3,7 @@ operands with any strides)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,10 @@ _FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `_tile_costs.steps_c
 _BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
 _FEW = 16  # results that SplitTile's clusters are too few for
+#: Matrices of batches more than the first of these and up to the last, and what they are taken for.
+_MATRICES = ((0, 12, 24), (24, 48, 96), (96, 256, 0))
+_LARGE = 4096  # rows, columns and k of what a tile is chosen for where no other will do
+_SIMILAR = 1.1  # clocks of a tile for one more range of rows there, at most so many times the best one's
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
@@ -169,7 +173,6 @@ def matmul(r: Request) -> list[Kernel]:
     i |= {name: 0 for name, count in (("a_m", m), ("b_n", n)) if count == 1}  # where a second row would be does not matter
     a = _product.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = _product.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
-    batch = _product.known(D.mul(b0, b1), 16)
     y = _epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = _product.odd(r, a, b, y)
     even = _product.evenly(r, a, b, y) if not odd and r.arch >= 90 else None
@@ -180,7 +183,7 @@ def matmul(r: Request) -> list[Kernel]:
     mapped = maps and a.bytes == b.bytes == 16
     crossed = _wgmma.crossed(i["a_k" if a.trans else "a_m"]), _wgmma.crossed(i["b_k" if b.trans else "b_n"])
 
-    def price(rows: int) -> Any:
+    def price(rows: int, batch: int) -> Any:
         columns, depth = _product.known(n, 512), _product.known(k, 512)
         turned = (a.trans, b.trans)
         few = y and batch * rows * columns < _FEW_RESULTS
@@ -197,7 +200,7 @@ def matmul(r: Request) -> list[Kernel]:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
             costs |= _split.batched_prices(rows, columns, depth, r.sms, batch, turned, crossed, y)
-            if y and all(isinstance(v, int) and v for v in (b0, b1, n, k)) and batch * rows * columns < _TILES:
+            if y and 0 not in (b0, b1, n, k) and batch * rows * columns < _TILES:
                 costs |= _wgmma.batched_prices(rows, columns, depth, batch, r.sms, turned, crossed, "bias" not in r.operands and not _blocks.dear(r))
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
@@ -211,8 +214,13 @@ def matmul(r: Request) -> list[Kernel]:
         return costs
 
     kernels: list[Kernel] = []
-    for tile, active in _product.choose(m, price):
-        if isinstance(tile, _align.Aligned):
+    left: DimLike = 0
+    fits = D.mul(D.less(0, k), D.less(D.product([b0, b1, m, n]), _TILES)) if not all(isinstance(v, int) for v in (b0, b1, n, k)) else 1  # HopperTiles
+    for tile, active in _for_batches(m, D.mul(b0, b1), price):
+        if isinstance(tile, _wgmma.HopperTile) and fits != 1:
+            kernels += strided(r, tile, i, D.mul(active, fits))
+            left = D.add(left, D.mul(active, D.sub(1, fits)))
+        elif isinstance(tile, _align.Aligned):
             copies, moved = ways[tile.most], dict(i)
             for c, how, row in ((c, *((a, "m") if c.operand == "a" else (b, "n"))) for c in copies):
                 moved |= {f"{c.operand}_{'k' if how.trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
@@ -221,7 +229,22 @@ def matmul(r: Request) -> list[Kernel]:
             kernels += [copy, *_align.redirected(strided(after, tile.tile, moved, active), places, copy.scratch)]
         else:
             kernels += strided(r, tile, i, active)
+    if left != 0:
+        others = _product.prices(_LARGE, _LARGE, _LARGE, 1, r, transposed=(a.trans, b.trans), odd=odd or even)
+        kernels += strided(r, min(others, key=others.__getitem__), i, left)
     return kernels
+
+
+def _for_batches(rows: DimLike, batch: DimLike, price: Callable[[int, int], Mapping[Any, float]]) -> Iterator[tuple[Any, DimLike]]:
+    """As `_product.choose`, also by the matrices of a batch where these are symbolic beside other sizes."""
+    number = _product.known(batch, -1)
+    if number >= 0:
+        yield from _product.choose(rows, lambda m: price(m, number))
+        return
+    for low, usual, high in _MATRICES:
+        within = D.mul(D.less(low, batch) if low else 1, D.less(batch, high + 1) if high else 1)
+        for tile, use in _product.choose(rows, lambda m, usual=usual: price(m, usual), False, _SIMILAR):
+            yield tile, D.mul(within, use)
 
 
 def tile_prices(r: Request, m: int, n: int, k: int) -> dict[Any, float]:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tests.backend.cuda_requests import request, running
 from tracea_onnx import cuda_ranges, registry
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Kernel
+from tracea_onnx.cuda import Int32, Int64, Kernel
 from tracea_onnx.dims import Dim, DimLike, symbol
+from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
-N = symbol("n")
+N, H, W = symbol("n"), symbol("h"), symbol("w")
 SIZES = (1, 2, 3, 4, 7, 8, 16, 64, 131, 132, 1000, 4096)
 
 
@@ -159,3 +160,66 @@ def test_a_step_of_decoding_is_known_by_its_one_row(dtype: DType) -> None:
             assert names[0] == names[1] != []
             assert running(any_rows, n=5, t=t, b=3)
         assert running(emitted(N, N, kv), n=1, b=2)
+
+
+def _sides(c: int, kernel: int, stride: int, group: int) -> dict[str, DimLike]:
+    h, w, pad = H, W, kernel // 2
+    oh, ow = (D.add(D.floordiv(D.add(side, 2 * pad - kernel), stride), 1) for side in (h, w))
+    window: dict[str, DimLike] = {"KH": kernel, "KW": kernel, "SH": stride, "SW": stride, "DH": 1, "DW": 1, "PT": pad, "PL": pad}
+    pitches = {f"{o}_{p}": v for o, n in (("x", (h, w)), ("y", (oh, ow))) for p, v in (("cs", c), ("rs", D.mul(n[1], c)), ("ns", D.product([*n, c])))}
+    sizes: dict[str, DimLike] = {"N": N, "C": c, "IC": c, "OC": c, "G": group, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    return {**window, **pitches, **sizes, "act": 0, "res_mode": 0, "PB": pad, "PR": pad, "mode": 0}
+
+
+def _planes(c: int, kernel: int) -> dict[str, DimLike]:
+    i = _sides(c, kernel, 2, 1)
+    h, w, line = i["IH"], i["IW"], D.mul(i["OW"], 32)
+    planes: dict[str, DimLike] = {"x_cs": 1, "x_rs": w, "x_c": D.mul(h, w), "x_ns": D.product([h, w, c])}
+    return {**i, **planes, "OC": 32, "y_cs": 32, "y_rs": line, "y_ns": D.mul(i["OH"], line)}
+
+
+_STRIDES = {f"{o}_{k}": 0 for o in "aby" for k in (0, 1)}
+SEVERAL: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
+    "depthwise": ("conv2d_dw", DType.F16, _sides(72, 5, 1, 72), "xwy"),
+    "depthwise by 2": ("conv2d_dw", DType.F32, _sides(40, 3, 2, 40), "xwy"),
+    "pooling": ("pool2d", DType.F16, _sides(64, 3, 2, 1), "xy"),
+    "planes": ("conv2d", DType.F32, _planes(3, 7), "xwy"),
+    "planes of halves": ("conv2d", DType.F16, _planes(3, 3), "xwy"),
+    "convolution by 2": ("conv2d", DType.F16, _sides(64, 3, 2, 1), "xwy"),
+    "scores": ("matmul", DType.F16, {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": W, "K": 64, "a_1": D.mul(H, 64), "a_m": 64, "a_k": 1,
+                                     "b_1": D.mul(W, 64), "b_n": 64, "b_k": 1, "y_1": D.mul(H, W), "ldy": W}, "aby"),
+    "weighed values": ("matmul", DType.BF16, {**_STRIDES, "B0": 1, "B1": N, "M": H, "N": 64, "K": W, "a_1": D.mul(H, W), "a_m": W, "a_k": 1,
+                                              "b_1": D.mul(W, 64), "b_n": 1, "b_k": 64, "y_1": D.mul(H, 64), "ldy": 64}, "aby"),
+    "softmax": ("softmax", DType.F16, {"outer": D.mul(N, H), "n": W, "inner": 1}, "xy"),
+    "groups": ("groupnorm", DType.F16, {"B": N, "C": 96, "G": 8, "inner": D.mul(H, W), "act": 0}, "xy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_symbols_leave_no_size_out(case: str) -> None:
+    """Nor is one served twice, and what a block has of it is never nothing."""
+    family, dtype, ints, operands = SEVERAL[case]
+    kernels = cuda.emit(request(family, dtype, {k: v for k, v in ints.items() if k in FAMILIES[family].ints}, operands=operands))
+    for n in (1, 3, 40, 300):
+        for h, w in ((7, 9), (16, 16), (33, 64), (64, 40), (224, 225), (640, 640), (5, 1000)):
+            sizes = {"n": n, "h": h, "w": w}
+            live = running(kernels, **sizes)
+            names = [k.symbol for k in live]
+            assert names in ([names[0]], ["align", names[-1]], ["product_tile", "product_sum"]), sizes
+            for k in live:
+                assert all(D.evaluate(g, sizes) >= 1 for g in k.grid) and D.evaluate(k.grid[0], sizes) % k.cluster == 0
+                (lines,) = [D.evaluate(a.value, sizes) for a in k.args if isinstance(a, Int32)][-1:] if k.symbol in ("depthwise_strips", "pool_march") else [1]
+                assert lines >= 1
+    assert not running(kernels, n=0, h=16, w=16)
+
+
+def test_rows_of_whole_vectors_have_kernels_of_their_own() -> None:
+    family, dtype, ints, operands = SEVERAL["scores"]
+    kernels = cuda.emit(request(family, dtype, ints, operands=operands))
+    for w in (64, 100, 104, 77):
+        sizes = {"n": 12, "h": 96, "w": w}
+        fixed = cuda.emit(request(family, dtype, {k: D.evaluate(v, sizes) for k, v in ints.items()}, operands=operands))
+        (k,) = [k for k in running(kernels, **sizes) if k.symbol != "align"]
+        whole = "Y_VECTOR = 1" in k.source or "Y_VECTOR 1" in k.source
+        assert whole == (w % 8 == 0) and fixed
+        assert w in [D.evaluate(a.value, sizes) for a in k.args if isinstance(a, (Int32, Int64))]

@@ -91,3 +91,12 @@ def test_what_shares_its_parts_stays_small() -> None:
     plan = PlanBuilder("p")
     plan.define_symbol("n", 0, 0)
     assert plan.expr(n) == plan.expr(n) < 300
+
+
+def test_symbols_can_be_replaced() -> None:
+    n, m = D.symbol("n"), D.symbol("m")
+    for e in (D.mul(D.add(n, 3), m), D.select(D.less(n, m), D.ceildiv(n, 8), D.mod(m, 5)), D.maximum(D.sub(n, m), D.minimum(n, 7)), D.equal(n, m), 5):
+        scaled = D.replaced(e, {"n": D.mul(D.symbol("eighth"), 8)})
+        assert "n" not in D.symbols(scaled)
+        for k in range(6):
+            assert D.evaluate(scaled, {"eighth": k, "m": 11}) == D.evaluate(e, {"n": 8 * k, "m": 11})
