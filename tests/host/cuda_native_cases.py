@@ -138,7 +138,7 @@ def tensor_map(im2col: bool = False) -> HandPlan:
         window = ((-1, -1), (-1, -1), 8, 4)
         argument = TensorMap(Pointer("x"), F32, (8, 1, 1, rows), (32, 32, 32), (), 128, window, (1, 2, 2, 1))
     else:
-        argument = TensorMap(Pointer("x"), F32, (8, rows), (32,), (8, 4), 32, together=128)
+        argument = TensorMap(Pointer("x"), F32, (8, rows), (32,), (8, 4), 32, together=256)
     b.kernel("from_map", [argument, y, Int32(D.mul(rows, 8))], rows)
     b.finish_output("y", F32, [rows, 8])
     return b
@@ -154,9 +154,9 @@ def case_tensor_maps() -> None:
                 np.testing.assert_array_equal(plan.run([x])[0], x)
             lines = [line for line in log.take() if line.startswith(("encode", "box", "window"))]
             if im2col:
-                encoded = ["encode im2col type=7 swizzle=3 together=3 dims=8,1,1,{} strides=32,32,32", "window=8x4 -1:-1 -1:-1 steps=1,2,2,1"]
+                encoded = ["encode im2col type=7 swizzle=3 together=2 dims=8,1,1,{} strides=32,32,32", "window=8x4 -1:-1 -1:-1 steps=1,2,2,1"]
             else:
-                encoded = ["encode tiled type=7 swizzle=1 together=2 dims=8,{} strides=32", "box=8/1,4/1"]
+                encoded = ["encode tiled type=7 swizzle=1 together=3 dims=8,{} strides=32", "box=8/1,4/1"]
             # Encoded once for each set of shapes while the arena stays where it is: [5, 8] is largest and came first.
             assert lines == [line.format(rows) for rows in (5, 3) for line in encoded]
         assert run_plan(b.to_json(), b.blobs, [np.zeros((0, 8), np.float32)])[0].shape == (0, 8)
