@@ -17,6 +17,8 @@ SLAB_ROW = 48
 FLAT_ROW, FLAT_SHORT, FLAT_FEW, FLAT_THREADS = 128, 8, 32, (256, 384)
 #: Threads of a block that has slabs.
 SLAB_THREADS = 256
+#: How many times as many slabs for each turn of a block's threads make it worth having fewer of them; elements of a column without bounds.
+_IDLE, LONG = 1.1, 1 << 31
 
 
 def negated(condition: DimLike) -> DimLike:
@@ -83,14 +85,22 @@ def slab_lanes(n: DimLike) -> int:
     return 4 if length is None else power_of_two(-(-length // 8), 1, 32)
 
 
-def free_lanes(dtype: DType, each: DimLike, n: DimLike, inner: DimLike) -> int:
-    """As `slab_lanes`, where lanes that join what they have of a column cost more than they bring: no more than leave a block's threads one column each."""
+def slab_columns(request: Request, dtype: DType, outer: DimLike, n: DimLike, inner: DimLike, most: int = LONG) -> tuple[DimLike, DimLike, int]:
+    """(slabs of a block, blocks, lanes for each column). Lanes that join what they have of a column cost more than they bring: no more than leave a block's threads one
+    column each, unless these had more than `most` elements. Fewer slabs where the last turn would leave most threads without a column."""
+    each, grid = slabs(request, dtype, outer, D.mul(n, inner))
     length, across = known(n), known(inner)
-    if not length or not across or across == 1:
-        return slab_lanes(n)
+    if not length or not across:
+        return each, grid, slab_lanes(n)
     count = known(each) or max(SLABS // dtype.size // (length * across), 1)  # as many as where there are enough for all blocks
     spare: int = max(SLAB_THREADS // (count * across), 1)
-    return min(1 << spare.bit_length() - 1, slab_lanes(n))
+    lanes = max(min(1 << spare.bit_length() - 1, slab_lanes(n)), power_of_two(-(-length // most), 1, 32))
+    turns = -(-count * across * lanes // SLAB_THREADS)
+    fewer = SLAB_THREADS * (turns - 1) // (across * lanes)
+    if turns * fewer > _IDLE * (turns - 1) * count:
+        each = D.minimum(each, fewer)
+        grid = D.ceildiv(outer, each)
+    return each, grid, lanes
 
 
 def columns(dtype: DType, inner: DimLike, aligned: bool) -> tuple[int, int]:
@@ -109,12 +119,14 @@ def column_tiles(outer: DimLike, inner: DimLike, w: int, across: int) -> DimLike
 _PART, CLUSTER = 16384, 8
 
 
-def clusters(request: Request, rows: DimLike, n: DimLike) -> tuple[int, DimLike]:
-    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones that all clusters run at once."""
+def clusters(request: Request, rows: DimLike, n: DimLike, usual: int = 0) -> tuple[int, DimLike]:
+    """Blocks of the clusters that share rows of n elements, and whether (0 or 1) there are so few and long ones that all clusters run at once. usual: rows to choose
+    by where they are not known."""
     if request.arch < 90:
         return 1, 0
-    share = min(1 << max(request.sms // max(about(rows, request.sms // CLUSTER), 1), 1).bit_length() - 1, 16)
+    share = min(1 << max(request.sms // max(about(rows, usual or request.sms // CLUSTER), 1), 1).bit_length() - 1, 16)
     length = known(n)
+    share = min(share, CLUSTER) if usual and length is None else share
     while share > 1 and length is not None and length * request.dtype.size < share * _PART:
         share //= 2
     if share == 1:

@@ -106,8 +106,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 
     def _slabs(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
-        each, grid = _axis.slabs(self.request, self.element, outer, D.mul(n, inner))
-        lanes = _axis.free_lanes(self.element, each, n, inner)
+        each, grid, lanes = _axis.slab_columns(self.request, self.element, outer, n, inner)
         slab = f"{_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}"
         body = f"reduce_slabs<Policy, {_axis.SLABS}, {lanes}, {_axis.SLAB_THREADS}>(x, y, outer, {slab}, parts);"
         return self._kernel(_axis.SLAB_THREADS, body, D.mul(grid, use), each)[0]

@@ -83,9 +83,9 @@ def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
 
 def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     i = parameters(request)
-    each, grid = _axis.slabs(request, dtype, i["outer"], D.mul(i["n"], i["inner"]))
+    each, grid, lanes = _axis.slab_columns(request, dtype, i["outer"], i["n"], i["inner"])
     sizes = f"outer, {_axis.literal(i['n'], 'n')}, {_axis.literal(i['inner'], 'inner')}, parts"
-    body = f"scan_slabs<{_axis.SLABS}, {_axis.slab_lanes(i['n'])}, {_axis.SLAB_THREADS}, @>(x, y, {sizes});"
+    body = f"scan_slabs<{_axis.SLABS}, {lanes}, {_axis.SLAB_THREADS}, @>(x, y, {sizes});"
     return _scan(request, dtype, _axis.SLAB_THREADS, body, grid, use, each)
 
 
