@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, factor
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template, vector_width
 from tracea_onnx.cuda_text import activation_source, prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.dims import Dim, DimLike
 
 _axis = registry.module("kernels", "cuda").part("_axis")
 
@@ -28,16 +28,29 @@ def _threads(elements: DimLike, v: int) -> int:
 
 #: Bytes of a plain group that a thread keeps in registers.
 _KEPT = 128
+#: Vectors of a thread (0: it reads a group again) and threads for plain groups of unknown size, the first that hold one in registers; in clusters.
+_SOME, _SOME_OF_CLUSTERS = ((2, 256), (4, 512), (8, 1024), (0, 512)), ((8, 512), (0, 512))
+
+
+def _shares(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, DimLike]]:
+    """Blocks of a cluster for each group, and whether they are for the sizes of a run; more than one choice where the groups are not known."""
+    share, many = _axis.clusters(request, groups, elements, factor(groups))
+    found: list[tuple[int, DimLike]] = [(1, _axis.negated(many)), (share, many)]
+    if share > 2 and isinstance(groups, Dim) and known(elements) is None:
+        half, more = _axis.clusters(request, groups, elements, 2 * factor(groups))
+        if half < share:
+            more = D.mul(more, _axis.negated(many))
+            found = [(1, D.product([_axis.negated(many), _axis.negated(more)])), (share, many), (half, more)]
+    return [(blocks, use) for blocks, use in found if use != 0]
 
 
 def _kernels(request: Request, source: Callable[[int, int], str], groups: DimLike, elements: DimLike, v: int, args: tuple[Argument, ...]) -> list[Kernel]:
     """`source` for so many threads and blocks a group: one block, or a cluster where that leaves most of the device idle."""
-    threads = _threads(elements, v)
-    share, many = _axis.clusters(request, groups, elements)
-    empty = D.equal(elements, 0)
+    threads, empty = _threads(elements, v), D.equal(elements, 0)
+    shapes = [(threads if blocks == 1 else 512, blocks, use) for blocks, use in _shares(request, groups, elements)]
     return [
         Kernel(source(t, b), "groupnorm", (D.select(empty, 0, D.mul(D.mul(groups, b), use)), 1, 1), t, args, cluster=b, pdl=overlapped(request))
-        for t, b, use in ((threads, 1, _axis.negated(many)), (512, share, many)) if use != 0
+        for t, b, use in shapes
     ]  # fmt: skip
 
 
@@ -53,9 +66,15 @@ def _floats(request: Request) -> tuple[Argument, ...]:
 def _plain_shapes(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, int, int, DimLike]]:
     """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster for each."""
     v, n = 16 // request.dtype.size, known(elements)
-    share, many = _axis.clusters(request, groups, elements)
     if n is None:
-        return [(0, 512, 1, _axis.negated(many)), (0, 512, share, many)]
+        shapes = list[tuple[int, int, int, DimLike]]()
+        for blocks, rest in _shares(request, groups, elements):
+            for k, t in _SOME if blocks == 1 else _SOME_OF_CLUSTERS:
+                fits = _axis.up_to(elements, k * v * t * blocks) if k else 1
+                shapes.append((k, t, blocks, D.mul(fits, rest)))
+                rest = D.mul(_axis.negated(fits), rest)
+        return shapes
+    share, many = _axis.clusters(request, groups, elements, factor(groups))
     threads = next((t for t in (32, 64, 128, 256, 512) if 2 * t * v >= n), 1024)
     if share == 2 and n * request.dtype.size <= _KEPT * threads:
         share, many = 1, 0  # the exchange costs what the second block saves
