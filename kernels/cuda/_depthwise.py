@@ -38,8 +38,8 @@ _ALIKE = 1.05
 def convolution(r: Request) -> list[Kernel]:
     i = r.ints
     kh, kw = _window(r)[:2]
-    if kh * kw >= _MANY and _large.applies(r) and (wide := _large.choose(r)) is not None:
-        return [large(r, wide)]
+    if kh * kw >= _MANY and _large.applies(r) and (found := _large.chosen(r)):
+        return [large(r, wide, use) for wide, use in found]
     if len(D.symbols(_pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
         return _of_any_size(r)
     batch = about(i["N"], -1)
@@ -249,13 +249,13 @@ def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
     return _kernel(r, ("depthwise_channels", "depthwise"), "depthwise", width, grid, defines, extra, ("x_cs",) if isinstance(r.ints["x_cs"], int) else ())
 
 
-def large(r: Request, tile: Any) -> Kernel:
-    """A window of many taps."""
+def large(r: Request, tile: Any, use: DimLike = 1) -> Kernel:
+    """A window of many taps. use: 0 empties the grid."""
     i = r.ints
     early = f"constexpr bool EARLY = {int('w' in r.constant)};"
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(i["OC"]))]
     across, bands = D.ceildiv(i["OW"], tile.columns * tile.groups), D.ceildiv(i["OH"], tile.rows)
-    grid = D.product([i["N"], bands, across, -(-_product.static(r, "OC") // _large.CHANNELS)])
+    grid = D.product([i["N"], bands, across, -(-_product.static(r, "OC") // _large.CHANNELS), use])
     templates, defines = ("depthwise_channels", "depthwise_large"), [_large.constants(r, tile), early]
     return _kernel(r, templates, "depthwise_large", 4, grid, defines, extra, (), tile.threads, _large.smem(r, tile))
 

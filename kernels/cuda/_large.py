@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Request
 from tracea_onnx.cuda_source import shared
@@ -16,6 +17,8 @@ _product = _backend.part("_product")
 CHANNELS, _PIECE, _REGISTERS = 8, 32, 40
 #: Where a size is symbolic.
 _USUAL, _BATCH = 28, 8
+#: Where several are: a tile serves more pixels, too, while it takes at most so many times the clocks.
+_ALIKE = 1.1
 #: Clocks to start, to start a block, to copy four channels of a pixel (of a warp), for a row of the window of one thread, for a warp's results; how much a read of
 #: shared memory counts.
 _BEGIN, _START, _COPY, _LATENCY, _LAST, _READ = 1400.0, 2100.0, 58.0, 180.0, 80.0, 0.48
@@ -120,6 +123,14 @@ def _price(r: Request, tile: LargeTile) -> float:
 def choose(r: Request) -> LargeTile | None:
     """None where nothing fits."""
     return min(_tiles(r), key=lambda t: _price(r, t), default=None)
+
+
+def chosen(r: Request) -> list[tuple[LargeTile, DimLike]]:
+    """The tiles, and whether each is for the sizes of a run: where several are symbolic, by the pixels."""
+    pixels = D.product([r.ints[n] for n in ("N", "OH", "OW")])
+    if len(D.symbols(pixels)) < 2 or choose(r) is None:
+        return [(tile, 1)] if (tile := choose(r)) else []
+    return list(_product.choose(pixels, lambda _: {t: _price(r, t) for t in _tiles(r)}, False, _ALIKE))
 
 
 def applies(r: Request) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
-from tracea_onnx.cuda import Int32, Kernel, Pointer, Request
+from tracea_onnx.cuda import Int32, Kernel, Pointer, Request, multiple_of
 from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
 from tracea_onnx.dims import DimLike
@@ -23,8 +23,12 @@ _SLAB_ROW, _SINGLE_ROW, _EACH, _LANES = 48, {2: 90, 4: 256}, (4, 8), 1024
 _EDGES = 200
 #: Elements of vectors that each lane of half a warp takes, and where there are so many rows for each multiprocessor, of so many vectors.
 _HALF, _HALF_MANY, _MANY, _VECTORS = 8, 16, 64, 5
+#: Threads that have rows of unknown length, and vectors of each at most, where rows are whole vectors and where not.
+_SOME, _SOME_ODD = ((4, 1), (16, 1), (32, 2), (32, 8), (256, 4)), ((16, 1), (32, 8), (256, 4))
 #: Elements of the longest column of a slab that lanes of a warp keep in registers; of the longest of which a thread keeps all, and its block.
 _SLAB_COLUMN, _FLAT, _FLAT_BLOCK = 1024, 16, 128
+#: Elements of a slab's column that one thread keeps in registers rather than share them with a neighbour.
+_SLAB_ELEMENTS = 32
 #: The same of a slab that has a block alone, of up to so many bytes, where columns would be read twice; of one whose columns stay in shared memory, where there
 #: are more slabs than multiprocessors.
 _LARGE_COLUMN, _LARGE_SLAB, _SHARED_COLUMN = 1536, 40960, 4096
@@ -34,7 +38,7 @@ _DEPTH, _LEAST = 8, 4
 
 def softmax(request: Request) -> list[Kernel]:
     outer, n, inner = _sizes(request)
-    small = 0 if known(inner) == 1 and known(n) is not None else _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
+    small = 0 if known(inner) == 1 and (known(n) is not None or _whole(request)) else _axis.in_slabs(request.dtype, n, inner, _aligned(request), _SLAB_ROW)
     if (known(n) or _SLAB_COLUMN + 1) <= _SLAB_COLUMN:
         small = D.maximum(small, _axis.in_wide_slabs(request, request.dtype, outer, n, inner))
     if small == 0 and _again(request):
@@ -50,6 +54,11 @@ def _sizes(request: Request) -> tuple[DimLike, DimLike, DimLike]:
 
 def _aligned(request: Request) -> bool:
     return not request.unaligned & {"x", "y"}
+
+
+def _whole(request: Request) -> bool:
+    """Whether contiguous rows are known to be vectors of 16 bytes, however many."""
+    return _aligned(request) and multiple_of(_sizes(request)[1]) * request.dtype.size >= 16
 
 
 def _kernel(request: Request, block: int, body: str, grid: DimLike, each: DimLike = 0, cluster: int = 1) -> Kernel:
@@ -69,9 +78,8 @@ def _log(request: Request) -> str:
 
 def _slabs(request: Request, use: DimLike) -> Kernel:
     outer, n, inner = _sizes(request)
-    each, grid = _axis.slabs(request, request.dtype, outer, D.mul(n, inner))
+    each, grid, lanes = _axis.slab_columns(request, request.dtype, outer, n, inner, _SLAB_ELEMENTS)
     sizes = f"outer, {_axis.literal(n, 'n')}, {_axis.literal(inner, 'inner')}, each"
-    lanes = _axis.slab_lanes(n)
     length = known(n) or 0
     per = -(-length // lanes) if length <= _LARGE_COLUMN else 0
     room = max(_axis.SLABS, (known(D.mul(n, inner)) or 0) * request.dtype.size)
@@ -84,13 +92,16 @@ def _rows(request: Request, use: DimLike) -> list[Kernel]:
     outer, n, _ = _sizes(request)
     length, widest = known(n), 16 // request.dtype.size
     if length is None:
-        short = _axis.up_to(n, 32 * _PER_THREAD)
-        long = D.mul(_axis.negated(short), use)
+        whole, longer, kernels = _whole(request), use, list[Kernel]()
+        for lanes, vectors in _SOME if whole else _SOME_ODD:
+            k = min(vectors, (_PER_THREAD if lanes == 32 else _PER_THREAD // 2) // widest)
+            fits = _axis.up_to(n, lanes * k * widest)
+            kernels.append(_row_kernel(request, widest, k, lanes, 1, D.mul(fits, longer), edges=not whole))
+            longer = D.mul(_axis.negated(fits), longer)
         share, few = _axis.clusters(request, outer, n)
-        return [
-            _row_kernel(request, widest, _PER_THREAD // widest, 32, 1, D.mul(short, use)), _row_kernel(request, widest, 0, 512, 1, D.mul(long, _axis.negated(few))),
-            _row_kernel(request, widest, 0, 512, share, D.mul(long, few)),
-        ]  # fmt: skip
+        for blocks, chosen in ((1, _axis.negated(few)), (share, few)):
+            kernels.append(_row_kernel(request, widest, 0, 512, blocks, D.mul(longer, chosen), edges=not whole))
+        return kernels
     v = _axis.direct(request.dtype, n, _aligned(request))
     if 0 < v < widest and length * request.dtype.size > _EDGES:
         v = 0

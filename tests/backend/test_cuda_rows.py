@@ -117,10 +117,10 @@ def test_a_few_long_rows_get_a_block_each() -> None:
 
 
 def test_clusters_share_large_groups_where_there_are_few() -> None:
-    one, cluster = cuda.emit(request("groupnorm_nhwc", DType.F16, _LARGE, {"eps": 1e-5}, operands="xy"))
-    assert (one.cluster, cluster.cluster) == (1, 8)
-    for n, h, a, b in ((1, 256, 0, 64), (1, 16, 8, 0), (3, 256, 24, 0), (0, 256, 0, 0), (1, 0, 0, 0)):
-        assert (evaluate(one.grid[0], {"n": n, "h": h}), evaluate(cluster.grid[0], {"n": n, "h": h})) == (a, b)
+    kernels = cuda.emit(request("groupnorm_nhwc", DType.F16, _LARGE, {"eps": 1e-5}, operands="xy"))
+    assert [k.cluster for k in kernels] == [1, 8]
+    for n, h, grids in ((1, 256, [0, 64]), (1, 16, [8, 0]), (3, 256, [24, 0]), (0, 256, [0, 0]), (1, 0, [0, 0])):
+        assert [evaluate(k.grid[0], {"n": n, "h": h}) for k in kernels] == grids
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,12 @@ def test_a_row_of_any_length_has_one_kernel() -> None:
     for rows, n, grids in ((1000, 48, [500, 0, 0, 0]), (1000, 49, [0, 250, 0, 0]), (3, 2049, [0, 0, 3, 0]), (3, 99999, [0, 0, 24, 1]), (0, 99999, [0] * 4)):
         assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
     kernels = _axis("softmax", symbol("rows"), symbol("n"), 1)
-    for rows, n, grids in (
-        (1000, 48, [500, 0, 0, 0]),
-        (1000, 49, [0, 250, 0, 0]),
-        (17, 99999, [0, 0, 17, 0]),
-        (16, 99999, [0, 0, 0, 128]),
-        (0, 99999, [0] * 4),
-    ):
-        assert [evaluate(k.grid[0], {"rows": rows, "n": n}) for k in kernels] == grids
+    short = ((1000, 32, 32), (1000, 47, 500), (1000, 48, 125), (1000, 49, 125), (1000, 129, 250), (1000, 136, 250))
+    for rows, n, grid in (*short, (50, 3000, 50), (50, 5001, 50), (17, 99999, 17), (16, 99999, 128), (17, 80000, 17)):
+        (k,) = running(kernels, rows=rows, n=n)
+        assert evaluate(k.grid[0], {"rows": rows, "n": n}) == grid
+        assert ("false>(x, y, outer, n)" in k.source) == (n % 8 == 0)  # no edges of rows of whole vectors
+    assert not running(kernels, rows=0, n=99999)
 
 
 @pytest.mark.parametrize(
