@@ -6,9 +6,7 @@ python benchmarks/profile_plan.py model.onnx [--dim batch=1] [--top 30]
 from __future__ import annotations
 
 import argparse
-import operator
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,31 +15,9 @@ from tracea_onnx import native
 from tracea_onnx.compiler import build_pack
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.graph import Array, Graph, load_model
-from tracea_onnx.plan import read_pack
+from tracea_onnx.plan import evaluate, read_pack
 
 _CONV_FLOPS = {"conv2d", "conv2d_wino", "conv2d_dw", "deconv2d"}
-
-
-_BINARY: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min,
-    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b),
-}  # fmt: skip
-
-
-def evaluate(plan: dict[str, Any], dims: list[list[int]]) -> list[int]:
-    """Values of the Plan's expression table for these input dims."""
-    out: list[int] = []
-    for op, *a in plan["exprs"]:
-        if op == "const":
-            out.append(int(a[0]))
-        elif op == "sym":
-            i, axis = plan["symbols"][a[0]]
-            out.append(dims[i][axis])
-        elif op == "select":
-            out.append(out[a[1]] if out[a[0]] else out[a[2]])
-        else:
-            out.append(_BINARY[op](out[a[0]], out[a[1]]))
-    return out
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tracea_onnx import nvrtc as compilers
+from tracea_onnx import tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Kernel, Request, Unfit
 from tracea_onnx.cuda_ranges import aligned, ranged
@@ -31,7 +32,12 @@ def emit(request: Request) -> list[Kernel]:
     fn = families().get(request.family)
     if fn is None:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
-    return aligned(request, lambda r: ranged(r, fn))
+
+    def chosen(r: Request) -> list[Kernel]:
+        with tuning.emitting(r):
+            return fn(r)
+
+    return aligned(request, lambda r: ranged(r, chosen))
 
 
 @cache

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from tracea_onnx import __version__
-from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, verify
+from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, tune, verify
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.infer import first_line
 
-_COMMANDS = (optimize, explain, inspect, verify, inline, demo, doctor, cache)
+_COMMANDS = (optimize, explain, inspect, verify, inline, demo, tune, doctor, cache)
 _INTERRUPTED = 130
 
 

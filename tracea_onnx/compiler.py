@@ -12,9 +12,10 @@ from typing import Any
 
 import onnx
 
-from tracea_onnx import __version__, match, partition, plan_cache, registry, worth
+from tracea_onnx import __version__, match, partition, plan_cache, registry, tuning, worth
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
+from tracea_onnx.cuda import gpu_of
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
@@ -41,34 +42,52 @@ class Compiled:
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
-_recordings: list[list[bytes]] = []
+@dataclass(frozen=True)
+class Reply:
+    """A pack, and the request that it answers."""
+
+    request: onnx.ModelProto
+    pack: bytes
+
+
+_recordings: list[list[Reply]] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[bytes]]:
+def recording() -> Iterator[list[Reply]]:
     """Collects every reply made while the context is open (how `optimize --pack` captures Plans)."""
-    packs: list[bytes] = []
-    _recordings.append(packs)
+    replies: list[Reply] = []
+    _recordings.append(replies)
     try:
-        yield packs
+        yield replies
     finally:
-        _recordings.remove(packs)
+        _recordings.remove(replies)
 
 
 def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
-    props = {p.key: p.value for p in model.metadata_props}
+    props = properties(model)
     slot = plan_cache.Slot(model, props)
     reply = slot.get()
     if reply is None:
         graph = Graph(model)
-        result = compile_graph(graph, backend_of(props), everything=props.get("claim") == "all", body=props.get("body") == "1")
+        result = compile_for(graph, props, backend_of(props))
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
-    for packs in _recordings:
-        packs.append(reply)
+    for replies in _recordings:
+        replies.append(Reply(model, reply))
     return reply
+
+
+def properties(request: onnx.ModelProto) -> dict[str, str]:
+    """What a compile request says of itself: backend, device, options."""
+    return {p.key: p.value for p in request.metadata_props}
+
+
+def compile_for(graph: Graph, props: Mapping[str, str], backend: Backend) -> Compiled:
+    """`compile_graph` of a request's graph, as the request wants it."""
+    return compile_graph(graph, backend, everything=props.get("claim") == "all", body=props.get("body") == "1")
 
 
 def build_pack(model: str | bytes) -> bytes:
@@ -77,9 +96,9 @@ def build_pack(model: str | bytes) -> bytes:
     Raises TraceaError when the provider would run nothing of the model."""
     from tracea_onnx import provider
 
-    with recording() as packs:
+    with recording() as replies:
         provider.create_session(model)
-    pack = merge_packs(packs, PRODUCER)
+    pack = merge_packs([r.pack for r in replies], PRODUCER)
     if not read_pack(pack)[0]["entries"]:
         raise TraceaError("the provider runs no part of this model, so there is nothing to pack", "see why with `tracea-onnx explain MODEL`")
     return pack
@@ -100,9 +119,18 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     """The backend a compile request asks for in its metadata."""
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
-    arch, sms, tf32 = int(props.get("arch", "80")), int(props.get("sms", "108")), props.get("tf32") == "1"
+    arch, sms = gpu_of(props)
+    return cuda_backend(arch, sms, tf32=props.get("tf32") == "1", choices=tuning.choices(arch, sms))
+
+
+def cuda_backend(arch: int, sms: int, *, tf32: bool, choices: tuning.Choices) -> Backend:
+    """As `CudaPlanBuilder` has them."""
     target = replace(CUDA, folds_norms=arch == 90, bundles=arch == 90)
-    return Backend(target, lambda name, probe: CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32))
+
+    def plan(name: str, probe: bool) -> CudaPlanBuilder:
+        return CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32, choices=choices)
+
+    return Backend(target, plan)
 
 
 def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False) -> Compiled:

@@ -63,6 +63,11 @@ class Request:
     tf32: bool = False
 
 
+def gpu_of(properties: Mapping[str, str]) -> tuple[int, int]:
+    """Compute capability x 10 and multiprocessors of the GPU that a compile request with these properties is for."""
+    return int(properties.get("arch", "80")), int(properties.get("sms", "108"))
+
+
 class Unfit(Exception):
     """The backend has no kernel for this request; the sentence says why (the node then stays with ORT)."""
 

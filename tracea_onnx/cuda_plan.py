@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.value import Unsupported
@@ -22,11 +22,14 @@ class CudaPlanBuilder(PlanBuilder):
     """A PlanBuilder whose launches name cubins. arch: compute capability x 10; sms: multiprocessors of the device.
 
     `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists). tf32: whether products of
-    f32 may round their elements to TF32."""
+    f32 may round their elements to TF32. choices: how kernels are chosen. `asked` has what each launch of a run was made for."""
 
-    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False) -> None:
+    def __init__(
+        self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False, choices: tuning.Choices = tuning.BY_PRICE
+    ) -> None:
         super().__init__(name, "cuda")
-        self.arch, self.sms, self.compile_kernels, self.tf32 = arch, sms, compile_kernels, tf32
+        self.arch, self.sms, self.compile_kernels, self.tf32, self.choices = arch, sms, compile_kernels, tf32, choices
+        self.asked: list[Request] = []
         self._cubins: dict[str, int] = {}
 
     def to_json(self) -> dict[str, Any]:
@@ -59,13 +62,16 @@ class CudaPlanBuilder(PlanBuilder):
         constant = frozenset(n for n, r in refs.items() if r is not None and self.is_constant(r) and to is self._run)
         request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant, self.tf32)
         try:
-            kernels = registry.module("kernels", "cuda").emit(request)
+            with tuning.choosing(self.choices):
+                kernels = registry.module("kernels", "cuda").emit(request)
         except Unfit as e:
             raise Unsupported(str(e)) from None
         sizes = next((k.scratch for k in kernels if k.scratch), ())
         scratch = {f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}
         places = {**refs, **scratch}
         to.extend(self._record(k, places) for k in kernels)
+        if to is self._run:
+            self.asked += [request] * len(kernels)
 
     def _record(self, k: Kernel, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from tracea_onnx import nvrtc, registry
+from tracea_onnx import nvrtc, registry, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 
@@ -111,8 +111,8 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves.
-_OLDEST_GPU, _CAPABILITY = (8, 0), (75, 76)
+#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves and of the multiprocessors.
+_OLDEST_GPU, _CAPABILITY, _MULTIPROCESSORS = (8, 0), (75, 76), 16
 
 
 def _gpus() -> Iterator[Check]:
@@ -128,7 +128,11 @@ def _gpus() -> Iterator[Check]:
             halves.append(value.value)
         ok = tuple(halves) >= _OLDEST_GPU
         picked = f"kernels for {registry.module('kernels', 'cuda').target(halves[0] * 10 + halves[1])}" if ok else "older than the kernels need"
-        detail = f"{name.value.decode(errors='replace')}, compute capability {halves[0]}.{halves[1]}: {picked}"
+        sms = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(sms), _MULTIPROCESSORS, device)
+        tuned = len(tuning.load(halves[0] * 10 + halves[1], sms.value))
+        record = f"; {tuned} launches tuned" if tuned else ""
+        detail = f"{name.value.decode(errors='replace')}, compute capability {halves[0]}.{halves[1]}: {picked}{record}"
         yield Check(f"GPU {k}", ok, detail, "the CUDA backend needs compute capability 8.0 or newer", required=False)
 
 

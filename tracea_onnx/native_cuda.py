@@ -22,7 +22,7 @@ from tracea_onnx.plan import write_pack
 Array = npt.NDArray[Any]
 
 #: How an element type appears in numpy; bfloat16 as its 16 bits.
-_NUMPY: Mapping[int, type[np.generic]] = {
+NUMPY: Mapping[int, type[np.generic]] = {
     DType.F32: np.float32, DType.F16: np.float16, DType.BF16: np.uint16, DType.F64: np.float64, DType.BOOL: np.bool_, DType.U8: np.uint8, DType.I8: np.int8,
     DType.I32: np.int32, DType.I64: np.int64,
 }  # fmt: skip
@@ -46,7 +46,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch in a graph of it alone (symbol, time)."""
+    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch (symbol, time)."""
 
     total: float
     launches: list[tuple[str, float]]
@@ -109,8 +109,8 @@ class LoadedPlan:
         rows = []
         for spec, given in zip(specs, inputs, strict=True):
             a = np.ascontiguousarray(given).reshape(given.shape)
-            if a.dtype != np.dtype(_NUMPY[spec["dtype"]]):
-                raise UsageError(f"input '{spec['name']}' must be {np.dtype(_NUMPY[spec['dtype']])}, not {a.dtype}")
+            if a.dtype != np.dtype(NUMPY[spec["dtype"]]):
+                raise UsageError(f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not {a.dtype}")
             dims = (ctypes.c_int64 * max(a.ndim, 1))(*a.shape)
             keep += [a, dims]
             rows.append(_HostTensor(a.ctypes.data, spec["dtype"], a.ndim, dims))
@@ -122,7 +122,7 @@ class LoadedPlan:
         outputs: list[Array] = []
 
         def output(_: int, k: int, dims: Any, rank: int) -> int:
-            outputs.append(np.empty(tuple(dims[i] for i in range(rank)), _NUMPY[self.plan["outputs"][k]["dtype"]]))
+            outputs.append(np.empty(tuple(dims[i] for i in range(rank)), NUMPY[self.plan["outputs"][k]["dtype"]]))
             return int(outputs[-1].ctypes.data)
 
         message, size = ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
@@ -131,8 +131,9 @@ class LoadedPlan:
         del keep
         return outputs
 
-    def time(self, inputs: Sequence[Array], replays: int = 100) -> Times:
-        """Run once, then time `replays` replays of all launches as one CUDA graph and of each launch alone (means)."""
+    def time(self, inputs: Sequence[Array], replays: int = 100, *, within: bool = False) -> Times:
+        """Run once, then time `replays` replays of all launches as one CUDA graph (their mean) and each launch: many of it alone, so that its operands lie in cache
+        and neighbours overlap (their mean), or `within` a run of all, on what the others leave in cache, with the events between (medians of the replays)."""
         if replays < 1:
             raise UsageError("replays must be positive")
         self.run(inputs)
@@ -142,7 +143,7 @@ class LoadedPlan:
         names, message = ctypes.create_string_buffer(256 * most), ctypes.create_string_buffer(_MESSAGE)
         size = ctypes.c_size_t
         count = self._lib.tracea_cuda_time(
-            self._handle, tensors, size(len(inputs)), ctypes.c_int(replays), times, size(most), names, size(len(names)), message, size(_MESSAGE)
+            self._handle, tensors, size(len(inputs)), ctypes.c_int(replays), ctypes.c_int(within), times, size(most), names, size(len(names)), message, size(_MESSAGE)
         )
         if count < 0:
             raise TraceaError(message.value.decode())

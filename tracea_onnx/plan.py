@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class PlanBuilder:
 
     def knows(self, name: str) -> bool:
         return name in self._symbols
+
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The symbols' values for inputs of these shapes."""
+        return {name: shapes[index][axis] for name, (index, axis) in zip(self._symbols, self._symbol_sources, strict=True)}
 
     def check(self, input_index: int, axis: int, value: DimLike) -> None:
         self._checks.append([input_index, axis, self.expr(value)])
@@ -224,7 +228,7 @@ def write_pack(entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[b
     for keys, plan, own in entries:
         base = len(blobs)
         blobs += own
-        rows.append({"nodes": list(keys), "plan": _renumber(plan, partial(add, base))})
+        rows.append({"nodes": list(keys), "plan": _renumber(plan, partial(operator.add, base))})
     table, payload = [], bytearray()
     for b in blobs:
         payload += b"\0" * (-len(payload) % 64)
@@ -261,6 +265,29 @@ def read_pack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     header = json.loads(body[:n_header])
     payload = body[n_header:]
     return header, [payload[o : o + n] for o, n in header["blobs"]]
+
+
+#: What an operation of two values makes of them.
+_BINARY: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min,
+    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b),
+}  # fmt: skip
+
+
+def evaluate(plan: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Values of the Plan's expressions for inputs of these shapes."""
+    out: list[int] = []
+    for op, *a in plan["exprs"]:
+        if op == "const":
+            out.append(int(a[0]))
+        elif op == "sym":
+            index, axis = plan["symbols"][a[0]]
+            out.append(shapes[index][axis])
+        elif op == "select":
+            out.append(out[a[1]] if out[a[0]] else out[a[2]])
+        else:
+            out.append(_BINARY[op](out[a[0]], out[a[1]]))
+    return out
 
 
 def merge_packs(packs: Sequence[bytes], producer: str) -> bytes:

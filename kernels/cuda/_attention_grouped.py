@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Request
 from tracea_onnx.cuda_source import clustered, known, parameters
 from tracea_onnx.dims import DimLike, evaluate
@@ -218,7 +218,7 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
         price |= _of_threads(request, p, heads, keys, row)
     if price:
         price |= _flow.prices(rows, p, heads, keys)
-    return [(min(price, key=price.__getitem__), 1)] if price else []
+    return [(tuning.cheapest(price), 1)] if price else []
 
 
 def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:

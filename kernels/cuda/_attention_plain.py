@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Kernel, Request
 from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, shared, template
 from tracea_onnx.cuda_text import prelude
@@ -144,7 +144,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     else:
         large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
         price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}
-    best = min(price, key=price.__getitem__)
+    best = tuning.cheapest(price)
     return found if best == plain else [(best, 1)]
 
 

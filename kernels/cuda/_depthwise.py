@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import about, declared, known, settled
 from tracea_onnx.cuda_text import prelude
@@ -43,14 +43,15 @@ def convolution(r: Request) -> list[Kernel]:
     if len(D.symbols(_pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
         return _of_any_size(r)
     batch = about(i["N"], -1)
-    tile = choose(r, _BATCHES[-1] if batch < 0 else batch)
-    if tile is None:  # of neighbouring outputs a thread can have few
+    usual = _BATCHES[-1] if batch < 0 else batch
+    if next(_divisions(r, usual), None) is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
         many = 1 if kh * kw > _LARGE else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
         many = settled(_many(r))
-        kernels = [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)] if many != 0 else []
+        tile = choose(r, usual) if many != 0 else None
+        kernels = [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)] if tile is not None else []
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 
 
@@ -141,8 +142,8 @@ _FAR, _REGISTERS = 40_000_000, 232
 
 def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
     """The division that should take least time for batch `n` (of those with the columns and blocks of `like`); None where no strip fits into registers."""
-    options = [(t, cost) for t, cost in _divisions(r, n) if like is None or replace(t, lines=like.lines) == like]
-    return min(options, key=lambda o: o[1])[0] if options else None
+    costs = {t: cost for t, cost in _divisions(r, n) if like is None or replace(t, lines=like.lines) == like}
+    return tuning.cheapest(costs) if costs else None
 
 
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:

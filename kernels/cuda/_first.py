@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracea_onnx import cuda_ranges, registry
+from tracea_onnx import cuda_ranges, registry, tuning
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
 from tracea_onnx.cuda_source import declared, shared, spread
@@ -144,7 +144,8 @@ def _price(r: Request, tile: FirstTile, images: int) -> float:
 
 def choose(r: Request) -> FirstTile:
     images = int(_product.known(r.ints["N"], _BATCH))
-    return min(_tiles(r), key=lambda t: _price(r, t, images))
+    tile: FirstTile = tuning.cheapest({t: _price(r, t, images) for t in _tiles(r)})
+    return tile
 
 
 def convolution(r: Request) -> list[Kernel]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Request
 from tracea_onnx.cuda_source import shared
 from tracea_onnx.dims import DimLike
@@ -122,7 +122,8 @@ def _price(r: Request, tile: LargeTile) -> float:
 
 def choose(r: Request) -> LargeTile | None:
     """None where nothing fits."""
-    return min(_tiles(r), key=lambda t: _price(r, t), default=None)
+    costs = {t: _price(r, t) for t in _tiles(r)}
+    return tuning.cheapest(costs) if costs else None
 
 
 def chosen(r: Request) -> list[tuple[LargeTile, DimLike]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
-from tracea_onnx import cuda_ranges, registry
+from tracea_onnx import cuda_ranges, registry, tuning
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
 from tracea_onnx.cuda_source import declared
@@ -27,6 +27,8 @@ Prices = Mapping[Any, float]
 MATRICES = ("gemm", "gemm_norm", "matmul")
 #: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
 _SLACK = 1.05
+#: The same where measurements decide.
+_SLACK_TUNED = 1.4
 _MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as if its copies were whole
 
 
@@ -43,7 +45,7 @@ def prices(
     windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `_wgmma.crossed` of A where tensor maps reach it."""
     if maps:
         sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made, crossed)
-        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"))
+        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"), _SLACK_TUNED if tuning.wanted() else _SLACK)
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -68,11 +70,11 @@ def prices(
 
 
 @cache
-def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool) -> dict[Any, float]:
+def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool, slack: float) -> dict[Any, float]:
     """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times."""
     costs: dict[Any, float] = _backend.part("_wgmma").prices(*sizes, wide) if stored else {}
     costs |= _backend.part("_split").prices(*sizes)
-    most = _SLACK * min(costs.values(), default=0.0)
+    most = slack * min(costs.values(), default=0.0)
     return {t: cost for t, cost in costs.items() if cost <= most}
 
 
@@ -89,15 +91,17 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
     price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a tile serves the next size, too, where it costs at most so many
     times the best one's clocks."""
     if isinstance(rows, int):
-        yield _cheapest(price(rows)), 1
+        yield tuning.cheapest(price(rows)), 1
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = cuda_ranges.between(rows)
-    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
+    usual = {min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least} or {least}
+    for m in sorted(usual | {size for size in tuning.points(rows) if least <= size <= most}):
         with cuda_ranges.at(rows, m):
             costs = price(m)
-        tile = _cheapest(costs)
-        if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
+            fastest = tuning.measured(costs)
+        tile = _cheapest(costs) if fastest is None else fastest
+        if fastest is None and ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
             tile, _ = ranges.pop()
         ranges.append((tile, m))
     low = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
 from tracea_onnx.cuda_source import about, blocks, known, overlapped, parameters, settled, static, template
 from tracea_onnx.cuda_text import C_TYPES, prelude
@@ -115,7 +115,7 @@ def _strips(request: Request) -> list[tuple[tuple[int, DimLike, int] | None, Dim
 def _strip(request: Request) -> tuple[int, int, int] | None:
     """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device; None where nothing fits."""
     costs = _costs(request)
-    return min(costs, key=lambda s: costs[s], default=None)
+    return tuning.cheapest(costs) if costs else None
 
 
 def _costs(request: Request) -> dict[tuple[int, int, int], float]:

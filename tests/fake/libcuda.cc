@@ -1,6 +1,7 @@
 // A stand-in for NVIDIA's driver on a machine without a GPU: device memory is host memory, streams keep their work until something
 // waits for it (so that a missing wait gives wrong results), and a few kernels with known names compute on the host.
-// Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes a device has, 1 GiB), FAKE_CUDA_INIT (result of cuInit, 0).
+// Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes a device has, 1 GiB), FAKE_CUDA_INIT (result of cuInit, 0), FAKE_CUDA_ANY (0; 1: kernels of other
+// names are taken, too, and compute nothing in a time that depends on their launch).
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -26,13 +27,13 @@ struct Graph { std::vector<Op> ops; };
 struct Stream { bool blocking; std::deque<Op> ops; std::unique_ptr<Graph> recording; };
 struct Function { std::string symbol; unsigned shared = kFreeShared, cluster = kPortableCluster; };
 struct Module { std::map<std::string, std::unique_ptr<Function>> functions; };
-struct Event { long kernels = -1; };
+struct Event { double us = -1; };
 struct Attribute { int id; char pad[4]; union { char bytes[64]; unsigned xyz[3]; int flag; } value; };
 struct Config { unsigned grid[3], block[3], shared; Stream* stream; Attribute* attributes; unsigned n; };
 
 std::recursive_mutex lock;
 std::string text;
-long kernels = 0;
+double clock_us = 0;
 size_t used = 0;
 std::map<uint64_t, size_t> device_memory, pinned_memory;
 std::vector<Stream*> streams;
@@ -94,6 +95,8 @@ const std::map<std::string, Kernel> kKernels = {
     {"check", {"pie", [](const Arguments& a) { for (int k = 0; k < a.i(1); k++) if (a.p(0)[k] < 0) *reinterpret_cast<uint32_t*>(a.at<uint64_t>(2)) = 1; }}},
     {"write_long", {"pl", [](const Arguments& a) { const auto v = a.at<int64_t>(1); memcpy(a.p(0), &v, sizeof v); }}},
 };
+
+const Kernel kNothing = {"", [](const Arguments&) {}};
 
 }  // namespace
 
@@ -167,14 +170,14 @@ API cuMemsetD8Async(uint64_t p, unsigned char v, size_t n, Stream* s) { NEED_CON
 API cuModuleLoadData(Module** m, const void* image) {
   NEED_CONTEXT;
   const std::string bytes(static_cast<const char*>(image));
-  if (bytes.find("fake kernels") == std::string::npos) return kNoBinary;
+  if (bytes.find("fake kernels") == std::string::npos && !setting("FAKE_CUDA_ANY", 0)) return kNoBinary;
   say("load module");
   return *m = new Module(), 0;
 }
 API cuModuleUnload(Module* m) { NEED_CONTEXT; say("unload module"); delete m; return 0; }
 API cuModuleGetFunction(Function** f, Module* m, const char* symbol) {
   NEED_CONTEXT;
-  if (!kKernels.count(symbol)) return kNotFound;
+  if (!kKernels.count(symbol) && !setting("FAKE_CUDA_ANY", 0)) return kNotFound;
   auto& slot = m->functions[symbol];
   if (!slot) slot.reset(new Function{symbol});
   return *f = slot.get(), 0;
@@ -196,7 +199,9 @@ API cuLaunchKernelEx(const Config* c, Function* f, void** arguments, void**) {
     if (c->attributes[k].id == 6) programmatic = c->attributes[k].value.flag;
   }
   if (!c->grid[0] || !c->grid[1] || !c->grid[2] || c->shared > f->shared || cluster > f->cluster || c->grid[0] % cluster) return kInvalidValue;
-  const Kernel& kernel = kKernels.at(f->symbol);
+  const auto known = kKernels.find(f->symbol);
+  const Kernel& kernel = known == kKernels.end() ? kNothing : known->second;
+  const double us = known == kKernels.end() ? 10 + (c->grid[0] * 3 + c->block[0] / 32 + c->shared / 1024) % 17 : 1;
   auto copied = std::make_shared<Arguments>();
   for (size_t k = 0; kernel.kinds[k]; k++) {
     const char kind = kernel.kinds[k];
@@ -207,7 +212,7 @@ API cuLaunchKernelEx(const Config* c, Function* f, void** arguments, void**) {
   snprintf(line, sizeof line, "launch %s grid=%u,%u,%u block=%u smem=%u cluster=%u pdl=%d%s", f->symbol.c_str(), c->grid[0], c->grid[1], c->grid[2], c->block[0], c->shared, cluster, programmatic,
            c->stream && c->stream->recording ? " recorded" : "");
   say(line);
-  enqueue(c->stream, [&kernel, copied] { kernel.run(*copied); kernels++; });
+  enqueue(c->stream, [&kernel, copied, us] { kernel.run(*copied); clock_us += us; });
   return 0;
 }
 
@@ -268,7 +273,8 @@ API cuGraphLaunch(Graph* g, Stream* s) { NEED_CONTEXT; say("replay"); for (const
 
 API cuEventCreate(Event** e, unsigned) { NEED_CONTEXT; return *e = new Event(), 0; }
 API cuEventDestroy_v2(Event* e) { NEED_CONTEXT; finish_all(false); delete e; return 0; }
-API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; enqueue(s, [e] { e->kernels = kernels; }); return 0; }
+API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; enqueue(s, [e] { e->us = clock_us; }); return 0; }
+API cuEventRecordWithFlags(Event* e, Stream* s, unsigned) { return cuEventRecord(e, s); }
 API cuEventSynchronize(Event*) { NEED_CONTEXT; finish_all(false); return 0; }
-// A microsecond per kernel.
-API cuEventElapsedTime(float* ms, Event* a, Event* b) { NEED_CONTEXT; *ms = float(b->kernels - a->kernels) * 1e-3f; return 0; }
+// A microsecond per kernel, of other names more.
+API cuEventElapsedTime(float* ms, Event* a, Event* b) { NEED_CONTEXT; *ms = float((b->us - a->us) * 1e-3); return 0; }

@@ -260,6 +260,14 @@ def case_times() -> None:
     assert times.total == pytest.approx(3)  # the stand-in takes a microsecond per kernel
     assert [symbol for symbol, _ in times.launches] == ["add", "mul", "scale"]
     assert [time for _, time in times.launches] == pytest.approx([1, 1, 1])
+    with LoadedPlan(b.to_json(), b.blobs) as plan:
+        log.take()
+        times = plan.time([vector(10)], 5, within=True)
+        lines = log.take()
+    assert times.total == pytest.approx(3) and [time for _, time in times.launches] == pytest.approx([1, 1, 1])
+    assert "instantiate 7" in lines  # three launches and what is before, between and behind them
+    recorded = [line for line in lines if line.startswith("launch") and line.endswith(" recorded")]
+    assert ["pdl=1" in line for line in recorded] == [False, True, True, False, False, False]  # as one graph, and with events between
 
 
 def case_inputs_are_checked() -> None:

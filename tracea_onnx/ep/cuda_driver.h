@@ -23,6 +23,7 @@ enum DeviceAttribute { kMultiprocessors = 16, kCapabilityMajor = 75, kCapability
 enum FunctionAttribute { kDynamicSharedBytes = 8, kNonPortableCluster = 14 };
 enum LaunchAttributeId { kClusterDimension = 4, kProgrammaticSerialization = 6 };
 enum CaptureMode { kCaptureRelaxed = 2 };
+enum EventRecordFlags { kRecordExternal = 1 };
 enum StreamFlags { kStreamDefault = 0, kStreamNonBlocking = 1 };
 
 struct LaunchAttribute {
@@ -89,6 +90,7 @@ struct alignas(64) TensorMap { uint64_t opaque[16]; };
   X(event_create, "cuEventCreate", Result(Event*, unsigned))                                                                            \
   X(event_destroy, "cuEventDestroy_v2", Result(Event))                                                                                  \
   X(event_record, "cuEventRecord", Result(Event, Stream))                                                                               \
+  X(event_record_flags, "cuEventRecordWithFlags", Result(Event, Stream, unsigned))                                                      \
   X(event_synchronize, "cuEventSynchronize", Result(Event))                                                                             \
   X(event_elapsed, "cuEventElapsedTime", Result(float*, Event, Event))
 

@@ -1,4 +1,5 @@
 // Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of native_cuda.py, for kernel tests and the tuner.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <unordered_map>
@@ -30,30 +31,32 @@ struct Run {
   cuda::Lane& lane;
 };
 
-struct EventPair {
-  EventPair() {
-    cuda::check(cuda::driver().event_create(&begin, 0), "making an event");
-    cuda::check(cuda::driver().event_create(&end, 0), "making an event");
-  }
-  ~EventPair() {
-    if (begin) cuda::driver().event_destroy(begin);
-    if (end) cuda::driver().event_destroy(end);
-  }
-  EventPair(const EventPair&) = delete;
-
-  // Microseconds on the device between the two ends of what `body` enqueues.
-  template <class Body>
-  double time(cuda::Stream stream, Body body) const {
-    cuda::check(cuda::driver().event_record(begin, stream), "timing");
-    body();
-    cuda::check(cuda::driver().event_record(end, stream), "timing");
-    cuda::check(cuda::driver().event_synchronize(end), "running");
+struct Mark {
+  Mark() { cuda::check(cuda::driver().event_create(&event, 0), "making an event"); }
+  ~Mark() { cuda::driver().event_destroy(event); }
+  Mark(const Mark&) = delete;
+  void record(cuda::Stream stream) const { cuda::check(cuda::driver().event_record(event, stream), "timing"); }
+  // Into the graph that is being recorded, whose replays set it.
+  void record_into(cuda::Stream side) const { cuda::check(cuda::driver().event_record_flags(event, side, cuda::kRecordExternal), "timing"); }
+  // Microseconds on the device since `earlier`; both must have been reached.
+  double since(const Mark& earlier) const {
     float ms = 0;
-    cuda::check(cuda::driver().event_elapsed(&ms, begin, end), "timing");
+    cuda::check(cuda::driver().event_elapsed(&ms, earlier.event, event), "timing");
     return double(ms) * 1e3;
   }
-  cuda::Event begin = nullptr, end = nullptr;
+  cuda::Event event = nullptr;
 };
+
+// Microseconds on the device of what `body` enqueues.
+template <class Body>
+double timed(cuda::Stream stream, Body body) {
+  const Mark begin, end;
+  begin.record(stream);
+  body();
+  end.record(stream);
+  cuda::check(cuda::driver().event_synchronize(end.event), "running");
+  return end.since(begin);
+}
 
 template <class Body>
 int reported(char* message, size_t size, Body body) {
@@ -73,6 +76,30 @@ cuda::Graph repeated(const cuda::LaunchList& launches, size_t k, cuda::Stream si
   cuda::check(cuda::driver().capture_begin(side, cuda::kCaptureRelaxed), "recording a graph");
   for (int r = 0; r < kRepeats; r++) launches.launch_one(k, side);
   return cuda::Graph(side);
+}
+
+// Microseconds of each launch within a run of all of them, on what the others leave in cache, none overlapping the next: medians of `replays` replays.
+std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane& lane, int replays) {
+  const std::vector<Mark> marks(launches.size() + 1);
+  cuda::check(cuda::driver().capture_begin(lane.side, cuda::kCaptureRelaxed), "recording a graph");
+  marks[0].record_into(lane.side);
+  for (size_t k = 0; k < launches.size(); k++) {
+    launches.launch_one(k, lane.side, false);
+    marks[k + 1].record_into(lane.side);
+  }
+  const cuda::Graph graph(lane.side);
+  std::vector<std::vector<double>> found(launches.size());
+  for (int r = 0; r < replays; r++) {
+    graph.launch(lane.stream);
+    cuda::check(cuda::driver().stream_synchronize(lane.stream), "running");
+    for (size_t k = 0; k < found.size(); k++) found[k].push_back(marks[k + 1].since(marks[k]));
+  }
+  std::vector<double> medians;
+  for (auto& times : found) {
+    std::nth_element(times.begin(), times.begin() + long(times.size() / 2), times.end());
+    medians.push_back(times[times.size() / 2]);
+  }
+  return medians;
 }
 
 struct HostTensor { const void* data; int32_t type; uint32_t rank; const int64_t* dims; };
@@ -135,10 +162,10 @@ TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t
 }
 
 // Times the launches of the last shapes given to `tracea_cuda_run`, on the data they left. `us[0]` gets the microseconds of all launches
-// as one graph, the mean of `replays` replays; `us[1 + k]`, for k < capacity - 1, those of launch k in a graph of nothing but it. Symbols come as lines
-// in `names`. Returns the number of launches, -1 with a line in `message` on failure.
-TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs, int replays, double* us, size_t capacity, char* names, size_t names_size, char* message,
-                                       size_t message_size) {
+// as one graph, the mean of `replays` replays; `us[1 + k]`, for k < capacity - 1, those of launch k: in a graph of nothing but it or, if `within`, among the
+// others. Symbols come as lines in `names`. Returns the number of launches, -1 with a line in `message` on failure.
+TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs, int replays, int within, double* us, size_t capacity, char* names,
+                                       size_t names_size, char* message, size_t message_size) {
   const Opened& o = *static_cast<Opened*>(handle);
   int64_t count = -1;
   reported(message, message_size, [&] {
@@ -149,23 +176,26 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
     const Run run(*o.lanes);
     cuda::Lane& lane = run.lane;
     const cuda::LaunchList& launches = o.partition->launches(lane, bound);
-    const EventPair events;
+    us[0] = 0;
     if (launches.size()) {
       const cuda::Graph graph(launches, lane.side);
       graph.launch(lane.stream);  // the first replay also uploads the graph
-      us[0] = events.time(lane.stream, [&] {
+      us[0] = timed(lane.stream, [&] {
         for (int r = 0; r < replays; r++) graph.launch(lane.stream);
       }) / replays;
-    } else {
-      us[0] = 0;
     }
+    const std::vector<double> among = within ? in_place(launches, lane, replays) : std::vector<double>();
     std::string text;
     for (size_t k = 0; k < launches.size(); k++) {
       text += std::string(launches.symbol(k)) + "\n";
       if (k + 1 >= capacity) continue;
+      if (within) {
+        us[k + 1] = among[k];
+        continue;
+      }
       const cuda::Graph alone = repeated(launches, k, lane.side);
       alone.launch(lane.stream);
-      us[k + 1] = events.time(lane.stream, [&] { alone.launch(lane.stream); }) / kRepeats;
+      us[k + 1] = timed(lane.stream, [&] { alone.launch(lane.stream); }) / kRepeats;
     }
     snprintf(names, names_size, "%s", text.c_str());
     lane.synchronize();

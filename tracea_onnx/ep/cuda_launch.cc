@@ -155,7 +155,7 @@ void LaunchList::encode(const Slot& slot, Address address) {
   if (m.im2col && d.version <= kFixedDriver && bytes < kSmallTensor) map->opaque[1] &= ~kWrongBit;
 }
 
-void LaunchList::launch_one(size_t index, Stream stream) const {
+void LaunchList::launch_one(size_t index, Stream stream, bool overlapped) const {
   const Item& item = items_[index];
   LaunchAttribute attributes[2];
   LaunchConfig config{{item.grid[0], item.grid[1], item.grid[2]}, {item.spec->block, 1, 1}, item.spec->shared_bytes, stream, attributes, 0};
@@ -165,7 +165,7 @@ void LaunchList::launch_one(size_t index, Stream stream) const {
     a.id = kClusterDimension;
     a.value.cluster = {item.spec->cluster, 1, 1};
   }
-  if (item.spec->programmatic) {
+  if (item.spec->programmatic && overlapped) {
     LaunchAttribute& a = attributes[config.n_attributes++];
     memset(&a, 0, sizeof a);
     a.id = kProgrammaticSerialization;

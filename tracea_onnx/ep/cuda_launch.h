@@ -22,7 +22,8 @@ class LaunchList {
   // Writes pointers and encodes tensor maps for these addresses; costs nothing when they are the last ones. Throws Failure.
   void address(const Addresses& to);
   void launch(Stream stream) const { for (size_t k = 0; k < items_.size(); k++) launch_one(k, stream); }
-  void launch_one(size_t index, Stream stream) const;
+  // `overlapped`: it may start before the launch before it has ended, if its kernel was made for that.
+  void launch_one(size_t index, Stream stream, bool overlapped = true) const;
   size_t size() const { return items_.size(); }
   const char* symbol(size_t index) const { return items_[index].spec->symbol.c_str(); }
 

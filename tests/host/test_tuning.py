@@ -1,0 +1,85 @@
+"""Tuning records on disk: what is kept, for which GPUs, and that a Plan from the cache is not used when the record has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import ModelProto, StringStringEntryProto
+
+from tests.host.pipeline_models import parse
+from tracea_onnx import plan_cache, tune, tuning
+from tracea_onnx.errors import UsageError
+from tracea_onnx.graph import Graph
+from tracea_onnx.tuning import Choices, Measured
+
+ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, {"batch": 8})
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert tuning.load(90, 132) == {} and tuning.choices(90, 132) == tuning.BY_PRICE
+
+
+def test_records_are_kept_by_kind_of_gpu() -> None:
+    assert tuning.save(90, 132, {"a": ONE})
+    assert tuning.load(90, 132) == {"a": ONE} and tuning.load(90, 114) == tuning.load(80, 132) == {}
+    assert tuning.choices(90, 132) == Choices({"a": "HopperTile(bm=128)"}, None, {"batch": {8}})
+
+
+def test_what_is_found_later_is_added_replaced_or_removed() -> None:
+    two = Measured("SplitTile(rows=64)", 1.0, 2.0, {"batch": 3, "sequence": 128})
+    tuning.save(90, 132, {"a": ONE, "b": ONE, "c": ONE})
+    tuning.save(90, 132, {"b": two, "c": None})
+    assert tuning.load(90, 132) == {"a": ONE, "b": two}
+    assert tuning.choices(90, 132).sizes == {"batch": {3, 8}, "sequence": {128}}
+
+
+def test_another_version_of_the_kernels_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.save(90, 132, {"a": ONE})
+    monkeypatch.setattr(tuning, "__version__", "999")
+    assert tuning.load(90, 132) == {}
+
+
+def test_a_cached_plan_is_not_used_with_another_record() -> None:
+    request = parse("agraph (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    props = {"backend": "cuda", "arch": "90", "sms": "132"}
+    plan_cache.Slot(request, props).put(Graph(request), b"pack")
+    assert plan_cache.Slot(request, props).get() == b"pack"
+    tuning.save(90, 132, {"a": ONE})
+    assert plan_cache.Slot(request, props).get() is None
+    tuning.save(90, 132, {"a": None})
+    assert plan_cache.Slot(request, props).get() == b"pack"
+
+
+def _graph() -> Graph:
+    model: ModelProto = parse("agraph (float[batch, 3, h, 8] x, float[batch, 'n'] u) => (float[batch, 3, h, 8] y) { y = Relu(x) }".replace("'n'", "n"))
+    model.metadata_props.append(StringStringEntryProto(key="backend", value="cuda"))
+    return Graph(model)
+
+
+def test_sizes_of_symbols_follow_from_shapes() -> None:
+    assert tune.sizes_of(_graph(), {"x": (2, 3, 5, 8), "u": (2, 7)}) == {"batch": 2, "h": 5, "n": 7}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "line"),
+    [
+        ({}, "the size of axis 0 of input 'x' is not known; give it as --input-shape x:1,3,1,8"),
+        ({"x": (2, 3, 5, 8)}, "the size of axis 1 of input 'u' is not known; give it as --input-shape u:1,1"),
+        ({"v": (1,)}, "the model has no input called 'v'; its inputs are x, u"),
+        ({"x": (2, 3, 5)}, "input 'x' has rank 4, not 3; correct --input-shape"),
+        ({"x": (2, 4, 5, 8)}, "input 'x' has a fixed dimension 3, not 4; correct --input-shape"),
+        ({"x": (2, 3, 5, 8), "u": (3, 7)}, "dimension 'batch' would be both 2 and 3; correct --input-shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]], line: str) -> None:
+    with pytest.raises(UsageError) as e:
+        tune.sizes_of(_graph(), shapes)
+    assert str(e.value) == line
+
+

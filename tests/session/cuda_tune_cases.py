@@ -1,0 +1,80 @@
+"""`tracea-onnx tune` from the command line to the kernels of the next session, on the stand-in of the driver: its clock says what is fastest. Run by test_tune.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.fake.driver import Log
+from tracea_onnx import cli, provider, registry, tuning
+
+log = Log()
+vars(registry.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
+ARCH, SMS = 90, 132
+
+
+def _model(batch: int | str) -> Path:
+    """Two linear layers in fp16 with a GELU between them; what was compiled or measured before is forgotten."""
+    os.environ["XDG_CACHE_HOME"] = mkdtemp()
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal(s).astype(np.float16) for n, s in (("w", (192, 328)), ("b", (328,)), ("v", (328, 192)))}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]), helper.make_node("Gelu", ["a"], ["g"]),
+        helper.make_node("MatMul", ["g", "v"], ["y"]),
+    ]  # fmt: skip
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [batch, 192]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(a, n) for n, a in weights.items()])
+    path = Path(mkdtemp()) / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    return path
+
+
+def _launches(path: Path, rows: int) -> list[str]:
+    session = provider.create_session(path, {"backend": "cuda", "enable_cuda_graph": "0"})
+    log.take()
+    session.run(None, {"x": np.zeros((rows, 192), np.float16)})
+    return [line for line in log.take() if line.startswith("launch")]
+
+
+def _tune(path: Path, *more: str) -> dict[str, object]:
+    out = StringIO()
+    with redirect_stdout(out):
+        assert cli.main(["tune", str(path), "--json", *more]) == 0
+    found: dict[str, object] = json.loads(out.getvalue())
+    return found
+
+
+def case_a_session_launches_what_was_measured_to_be_the_fastest() -> None:
+    path = _model(640)
+    before = _launches(path, 640)
+    found = _tune(path)
+    record = tuning.load(ARCH, SMS)
+    assert found["kept"] == len(record) > 0
+    assert float(str(found["after"])) < 0.997 * float(str(found["before"]))
+    after = _launches(path, 640)
+    assert len(before) == len(after) == 2 and before != after
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == len(record)
+    kept = {x["kernel"] for x in found["launches"] if x["kernel"] != x["priced"]}  # type: ignore[attr-defined]
+    assert kept == {m.kernel for m in record.values()}
+    assert all(m.us < 0.98 * m.priced_us and m.sizes == {} for m in record.values())
+
+
+def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
+    path = _model("batch")
+    before = {rows: _launches(path, rows) for rows in (7, 40, 400)}
+    assert _tune(path, "--input-shape", "x:40,192")["kept"]
+    after = {rows: _launches(path, rows) for rows in (7, 40, 400)}
+    assert after[40] != before[40] and after[7] == before[7] and after[400] == before[400]
+    assert {tuple(m.sizes.items()) for m in tuning.load(ARCH, SMS).values()} >= {(("batch", 40),)}
+
+
+def case_a_size_that_is_not_known_is_one_line() -> None:
+    assert cli.main(["tune", str(_model("batch"))]) == 2

@@ -1,0 +1,321 @@
+"""Which kernels are the fastest for a model's launches on this GPU: measured, and kept as a tuning record (`tracea-onnx tune`).
+
+A session over the model tells which Plans it wants. Each round compiles them with another candidate for every launch that has several (`search.Search`
+proposes them), and times the launches of both in place, on what the others leave in cache. What was faster is measured once more, all together, and kept
+if the whole model is faster for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from tracea_onnx import compiler, native_cuda, registry, tuning
+from tracea_onnx import dims as D
+from tracea_onnx.cuda import Request, gpu_of
+from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.graph import Array, Graph
+from tracea_onnx.ops import DType
+from tracea_onnx.plan import PlanBuilder, evaluate
+from tracea_onnx.search import Search
+from tracea_onnx.tuning import Measured
+
+Sizes = Mapping[str, int]
+#: Replays that are timed at a time, and times that both sides have their turn: of a candidate, of the result.
+_REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
+#: A kernel's time over that of the one by price, and the whole model's, below which it is kept.
+_WORTH, _WORTH_IN_ALL = 0.98, 0.997
+#: The largest difference of a result, relative to its largest value, that other orders of summation explain.
+_SAME = {DType.F32: 0.02, DType.F16: 0.25, DType.BF16: 0.5}
+
+
+@dataclass
+class Launch:
+    """Launches of one kind: how many, microseconds of one by price and as kept, and both kernels' names."""
+
+    what: str
+    count: int
+    priced: str
+    priced_us: float
+    kernel: str
+    us: float
+
+
+@dataclass
+class Tuned:
+    """What `tune` found. before, after: microseconds of a whole run; alone: launches without a choice for these sizes."""
+
+    device: native_cuda.CudaDevice
+    launches: list[Launch] = field(default_factory=list)
+    alone: int = 0
+    measured: int = 0
+    before: float = 0.0
+    after: float = 0.0
+    kept: int = 0
+
+
+@dataclass
+class Part:
+    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`tuning.identity`),
+    and the requests behind these."""
+
+    plan: Mapping[str, Any]
+    blobs: Sequence[bytes]
+    constants: Mapping[str, Array]
+    inputs: Sequence[Array]
+    sizes: Sizes
+    asked: Sequence[str]
+    requests: Mapping[str, Request]
+
+
+def tune(
+    model: str | Path, shapes: Mapping[str, Sequence[int]], *, device: int = 0, seconds: float = 120.0, tell: Callable[[str], None] = lambda _: None
+) -> Tuned:
+    """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the tuning record of this kind of GPU. What is in the bodies of control
+    flow goes by price.
+
+    seconds: after which no other candidates are compiled. Raises UsageError (a size that is not known), TraceaError (no GPU, nothing that the provider runs)."""
+    try:
+        result, end = Tuned(native_cuda.device(device)), time.monotonic() + seconds
+    except TraceaError as e:
+        raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
+    for request in requests_of(model, {"backend": "cuda", "device_id": str(device)}):
+        _tune(request, sizes_of(Graph(request), shapes), device, end, result, tell)
+    if not result.before:
+        raise TraceaError("the provider runs no part of this model with sizes that follow from the inputs'", "see `tracea-onnx explain MODEL --backend cuda`")
+    return result
+
+
+def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
+    """What a session over the model, on the provider with these options, asks the compiler for, but for the bodies of control flow."""
+    from tracea_onnx import provider
+
+    with tempfile.TemporaryDirectory() as fresh, compiler.recording() as replies:
+        provider.create_session(model, {**options, "cache_dir": fresh})
+    whole = (r.request for r in replies if compiler.properties(r.request).get("body") != "1")
+    return list({tuple(o.name for o in request.graph.output): request for request in whole}.values())  # ONNX Runtime asks twice; what counts is the last
+
+
+def sizes_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Values of the symbols that the graph's inputs have."""
+    if unknown := [name for name in shapes if name not in graph.inputs]:
+        raise UsageError(f"the model has no input called '{unknown[0]}'", f"its inputs are {', '.join(graph.inputs)}")
+    found: dict[str, int] = {}
+    for name in graph.inputs:
+        dims, given = graph.shape(name) or (), shapes.get(name)
+        if given is not None and len(given) != len(dims):
+            raise UsageError(f"input '{name}' has rank {len(dims)}, not {len(given)}", "correct --input-shape")
+        for axis, d in enumerate(dims):
+            size = None if given is None else given[axis]
+            if isinstance(d, int) and size not in (None, d):
+                raise UsageError(f"input '{name}' has a fixed dimension {d}, not {size}", "correct --input-shape")
+            if not isinstance(d, int) and size is not None and found.setdefault(d or f"{name}.{axis}", size) != size:
+                raise UsageError(f"dimension '{d}' would be both {found[d or '']} and {size}", "correct --input-shape")
+    for name in graph.inputs:
+        for axis, d in enumerate(graph.shape(name) or ()):
+            if not isinstance(d, int) and not found.keys() >= set(D.symbols(_dim(graph, name, axis, d))):
+                raise UsageError(f"the size of axis {axis} of input '{name}' is not known", f"give it as --input-shape {name}:{_example(graph, name)}")
+    return found
+
+
+def _example(graph: Graph, name: str) -> str:
+    return ",".join(str(d) if isinstance(d, int) else "1" for d in graph.shape(name) or ())
+
+
+def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
+    return d if isinstance(d, int) else D.named(d, graph.symbols()) if d else D.symbol(f"{name}.{axis}")
+
+
+# --- Plans, and what their launches take -----------------------------------------------------------------------------------------
+
+
+def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY_PRICE) -> Iterator[Part]:
+    """The Plans that answer a request, with data for inputs of these sizes; without those whose inputs' sizes do not follow from them."""
+    graph, props, builders = Graph(request), compiler.properties(request), dict[str, CudaPlanBuilder]()
+    backend = compiler.cuda_backend(*gpu_of(props), tf32=props.get("tf32") == "1", choices=choices)
+
+    def builder(name: str, probe: bool) -> PlanBuilder:
+        made = backend.plan(name, probe)
+        assert isinstance(made, CudaPlanBuilder)
+        builders[name] = made
+        return made
+
+    for _, plan, blobs in compiler.compile_for(graph, props, compiler.Backend(backend.target, builder)).entries:
+        dims = [[_dim(graph, i["name"], axis, d) for axis, d in enumerate(graph.shape(i["name"]) or ())] for i in plan["inputs"]]
+        if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
+            continue
+        shapes, made = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims], builders[plan["name"]]
+        inputs = [_values(i["dtype"], shape, k) for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))]
+        value, known = evaluate(plan, shapes), made.sizes(shapes)
+        keys = [tuning.identity(r, known) for r in made.asked]
+        live = [key for key, launch in zip(keys, plan["run"], strict=True) if all(value[g] > 0 for g in launch["grid"])]
+        constants = {b["name"]: np.array(graph.const(b["name"])) for b in plan["buffers"] if b["kind"] == "initializer"}
+        yield Part(plan, blobs, constants, inputs, known, live, dict(zip(keys, made.asked, strict=True)))
+
+
+def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
+    """Random numbers; ones of other types, which are indices, lengths or masks."""
+    if dtype not in (DType.F32, DType.F16, DType.BF16):
+        return np.ones(shape, native_cuda.NUMPY[dtype])
+    x = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return (x.view(np.uint32) >> 16).astype(np.uint16) if dtype == DType.BF16 else x.astype(native_cuda.NUMPY[dtype])
+
+
+@dataclass
+class _Compared:
+    """Microseconds of the launches of each kind on both sides, and of the whole in each turn."""
+
+    usual: dict[str, float] = field(default_factory=dict)
+    other: dict[str, float] = field(default_factory=dict)
+    totals: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(b / a for a, b in self.totals) if self.totals else 1.0
+
+
+def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: int) -> _Compared:
+    """Both sides in turn, Plan by Plan."""
+    found, totals = _Compared(), [(0.0, 0.0)] * turns
+    for a, b in zip(usual, other, strict=True):
+        with ExitStack() as stack:
+            plans = [stack.enter_context(native_cuda.LoadedPlan(p.plan, p.blobs, p.constants, device=device)) for p in (a, b)]
+            times: list[list[native_cuda.Times]] = [[], []]
+            for turn in range(turns):
+                for side in (0, 1) if turn % 2 else (1, 0):
+                    times[side].append(plans[side].time(a.inputs, _REPLAYS, within=True))
+            totals = [(x + t.total, y + u.total) for (x, y), t, u in zip(totals, *times, strict=True)]
+        for into, part, runs in ((found.usual, a, times[0]), (found.other, b, times[1])):
+            for k, key in enumerate(part.asked):
+                into[key] = into.get(key, 0.0) + statistics.median(t.launches[k][1] for t in runs)
+    found.totals = totals
+    return found
+
+
+def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tuned, tell: Callable[[str], None]) -> None:
+    """Adds to the record and to `result` what one graph's Plans are faster with."""
+    offers: tuning.Offers = {}
+    usual = list(parts(request, sizes, _choices({}, sizes, offers)))
+    if not usual:
+        return
+    used = [key for part in usual for key in part.asked]
+    searches = {key: Search(offers[key]) for key in dict.fromkeys(used) if len(offers.get(key, ())) > 1}
+    asked = {key: request for part in usual for key, request in part.requests.items()}
+    result.alone += sum(key not in searches for key in used)
+    rounds = 0
+    while time.monotonic() < end:
+        trial = {key: name for key, search in searches.items() if (name := _next(search, asked[key], key, sizes)) is not None}
+        if not trial:
+            break
+        rounds += 1
+        tell(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
+        for key, ratio in _ratios(request, sizes, trial, usual, device).items():
+            result.measured += ratio is not None
+            if ratio is None:
+                searches[key].drop(trial[key])
+            else:
+                searches[key].saw(trial[key], ratio)
+    chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
+    _keep(request, sizes, chosen, searches, usual, device, result)
+
+
+def _next(search: Search, request: Request, key: str, sizes: Sizes) -> str | None:
+    """What to measure next of what makes a difference to a request's kernels."""
+    backend = registry.module("kernels", "cuda")
+    plain = backend.emit(request)
+    while (name := search.next()) is not None:
+        with tuning.choosing(_choices({key: name}, sizes)):
+            if backend.emit(request) != plain:
+                break
+        search.drop(name)
+    return name
+
+
+def _ratios(request: ModelProto, sizes: Sizes, trial: Mapping[str, str], usual: Sequence[Part], device: int) -> dict[str, float | None]:
+    """Times with these kernels over those of the usual ones; None of what does not run."""
+    found = _attempt(request, sizes, trial, usual, device)
+    if found is not None:
+        return {key: found.other[key] / found.usual[key] if key in found.other and found.usual[key] else None for key in trial}
+    if len(trial) == 1:
+        return dict.fromkeys(trial)
+    halves = [dict(half) for half in (list(trial.items())[::2], list(trial.items())[1::2])]
+    return _ratios(request, sizes, halves[0], usual, device) | _ratios(request, sizes, halves[1], usual, device)
+
+
+def _choices(records: tuning.Records, sizes: Sizes, offers: tuning.Offers | None = None) -> tuning.Choices:
+    return tuning.Choices(records, offers, {name: (size,) for name, size in sizes.items()})
+
+
+def _attempt(request: ModelProto, sizes: Sizes, records: tuning.Records, usual: Sequence[Part], device: int, turns: int = _TURNS) -> _Compared | None:
+    """Times with these kernels; None where one of them does not compile or run, or where the Plans are others with them."""
+    try:
+        other = list(parts(request, sizes, _choices(records, sizes)))
+        if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in usual]:
+            return None
+        return _compare(usual, other, device, turns)
+    except TraceaError:
+        return None
+
+
+def _keep(
+    request: ModelProto, sizes: Sizes, chosen: dict[str, str], searches: Mapping[str, Search], usual: Sequence[Part], device: int, result: Tuned
+) -> None:
+    """Measures the chosen kernels together, twice: without those that were faster by chance the second time."""
+    found = _attempt(request, sizes, chosen, usual, device, _LAST_TURNS)
+    if found is not None:
+        chosen = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
+        found = _attempt(request, sizes, chosen, usual, device, _LAST_TURNS) if chosen else found
+    if found is None:
+        raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
+    if found.ratio > _WORTH_IN_ALL or not _alike(request, sizes, chosen, usual, device):
+        chosen = {}
+    before = statistics.median(a for a, _ in found.totals)
+    result.before += before
+    result.after += before * found.ratio if chosen else before
+    used = [key for part in usual for key in part.asked]
+    what = {key: text(part.requests[key], part.sizes) for part in usual for key in part.asked}
+    kept: dict[str, Measured | None] = {}
+    for key, search in searches.items():
+        count = used.count(key)
+        us, priced = found.other.get(key, 0.0) / count, found.usual[key] / count
+        kept[key] = Measured(chosen[key], us, priced, sizes) if key in chosen else None
+        result.launches.append(Launch(what[key], count, search.first, priced, chosen.get(key, search.first), us if key in chosen else priced))
+    result.kept += len(chosen)
+    if not tuning.save(*gpu_of(compiler.properties(request)), kept):
+        raise TraceaError("there is no cache to keep the tuning record in", "see `tracea-onnx cache size`")
+
+
+def _alike(request: ModelProto, sizes: Sizes, chosen: tuning.Records, usual: Sequence[Part], device: int) -> bool:
+    """Whether the results are those of the usual kernels but for the order in which terms are added."""
+    for a, b in zip(usual, parts(request, sizes, _choices(chosen, sizes)), strict=True):
+        results = [native_cuda.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=device) for p in (a, b)]
+        for spec, x, y in zip(a.plan["outputs"], *results, strict=True):
+            kind = DType(spec["dtype"])
+            if kind not in _SAME:
+                continue
+            u, v = ((t.astype(np.uint32) << 16).view(np.float32) if kind == DType.BF16 else t.astype(np.float64) for t in (x, y))
+            finite = np.isfinite(u)
+            largest = np.abs(u[finite]).max(initial=0.0)
+            if not np.array_equal(finite, np.isfinite(v)) or np.abs(u[finite] - v[finite]).max(initial=0.0) > _SAME[kind] * largest:
+                return False
+    return True
+
+
+#: Parameters that say little of what a launch computes.
+_DULL = ("_rs", "_ns", "_cs", "_b", "_h", "_s", "_0", "_1", "dtype", "act")
+
+
+def text(request: Request, sizes: Sizes) -> str:
+    """A request in a few words: family, type, and the sizes other than 0 and 1."""
+    values = ((n, D.evaluate(d, dict(sizes))) for n, d in request.ints.items() if not n.endswith(_DULL) and not n.startswith(("ld", "o")))
+    return " ".join([request.family, request.dtype.name, *(f"{n}={v}" for n, v in values if v not in (0, 1))])
