@@ -16,7 +16,7 @@ from tracea_onnx import __version__, match, partition, plan_cache, registry, tun
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
 from tracea_onnx.cuda import gpu_of
-from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, Node
@@ -124,11 +124,11 @@ def backend_of(props: Mapping[str, str]) -> Backend:
 
 
 def cuda_backend(arch: int, sms: int, *, tf32: bool, choices: tuning.Choices) -> Backend:
-    """As `CudaPlanBuilder` has them."""
-    target = replace(CUDA, folds_norms=arch == 90, bundles=arch == 90)
+    """For one graph: its Plans share what was emitted."""
+    target, emit = replace(CUDA, folds_norms=arch == 90, bundles=arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32, choices=choices)
+        return CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32, emit=emit)
 
     return Backend(target, plan)
 

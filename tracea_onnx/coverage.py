@@ -9,7 +9,7 @@ from typing import Any
 from onnx import ModelProto
 
 from tracea_onnx import canonical, compiler
-from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.graph import subgraphs
 from tracea_onnx.lower.target import CUDA
 
@@ -44,7 +44,8 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
     """Ask the partition compiler about every node of a model that holds inferred types. No kernel is compiled, and no device is needed."""
     target = compiler.CPU_BACKEND
     if backend == "cuda":
-        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _ARCH, _MULTIPROCESSORS, compile_kernels=False))
+        emit = Emitter()
+        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _ARCH, _MULTIPROCESSORS, compile_kernels=False, emit=emit))
     total, partitions, leaving = 0, 0, []
     for proto, outer in canonical.scopes(model.graph):
         graph = canonical.view(model, proto, outer, folder)

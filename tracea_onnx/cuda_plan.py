@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +19,32 @@ from tracea_onnx.plan import PlanBuilder, Ref
 _COMPILERS = 16
 
 
+class Emitter:
+    """The kernels for requests, chosen in one way. Networks ask for the same again and again, first to learn what can run: it is emitted once."""
+
+    def __init__(self, choices: tuning.Choices = tuning.BY_PRICE) -> None:
+        self._choices = choices
+        self._made: dict[tuple[object, ...], list[Kernel]] = {}
+
+    def __call__(self, r: Request) -> list[Kernel]:
+        """Raises Unfit with a sentence when the backend has none."""
+        named = tuple(sorted(r.ints.items())), tuple(sorted(r.floats.items())), json.dumps(r.program, sort_keys=True)
+        key = (r.family, r.dtype, *named, r.operands, r.arch, r.sms, r.unaligned, r.constant, r.tf32)
+        if key not in self._made:
+            with tuning.choosing(self._choices):
+                self._made[key] = registry.module("kernels", "cuda").emit(r)
+        return self._made[key]
+
+
 class CudaPlanBuilder(PlanBuilder):
     """A PlanBuilder whose launches name cubins. arch: compute capability x 10; sms: multiprocessors of the device.
 
     `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists). tf32: whether products of
-    f32 may round their elements to TF32. choices: how kernels are chosen. `asked` has what each launch of a run was made for."""
+    f32 may round their elements to TF32. emit: makes the kernels; Plans of one graph share it. `asked` has what each launch of a run was made for."""
 
-    def __init__(
-        self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False, choices: tuning.Choices = tuning.BY_PRICE
-    ) -> None:
+    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False, emit: Emitter | None = None) -> None:
         super().__init__(name, "cuda")
-        self.arch, self.sms, self.compile_kernels, self.tf32, self.choices = arch, sms, compile_kernels, tf32, choices
+        self.arch, self.sms, self.compile_kernels, self.tf32, self._emit = arch, sms, compile_kernels, tf32, emit or Emitter()
         self.asked: list[Request] = []
         self._cubins: dict[str, int] = {}
 
@@ -62,8 +78,7 @@ class CudaPlanBuilder(PlanBuilder):
         constant = frozenset(n for n, r in refs.items() if r is not None and self.is_constant(r) and to is self._run)
         request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant, self.tf32)
         try:
-            with tuning.choosing(self.choices):
-                kernels = registry.module("kernels", "cuda").emit(request)
+            kernels = self._emit(request)
         except Unfit as e:
             raise Unsupported(str(e)) from None
         sizes = next((k.scratch for k in kernels if k.scratch), ())

@@ -10,6 +10,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tracea_onnx import compiler, infer, registry
+from tracea_onnx.cuda import Kernel, Request
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import symbol
 from tracea_onnx.graph import Graph
@@ -163,3 +164,20 @@ def test_staged_kernels_compile(stages: int) -> None:
         ints |= {f"n{d}": symbol("n") if d == 5 else 1, f"x0_{d}": int(d == 5), f"x1_{d}": 0}
     kernels = registry.module("kernels", "cuda").emit(request("pointwise", DType.F32, ints, operands=("x0", "x1", "y"), program={"n_in": 2, "stages": rows}))
     compile_kernels(kernels, 90)
+
+
+def test_equal_layers_are_emitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    backend = registry.module("kernels", "cuda")
+    real = backend.emit
+
+    def emit(request: Request) -> list[Kernel]:
+        asked.append(request.family)
+        kernels: list[Kernel] = real(request)
+        return kernels
+
+    monkeypatch.setattr(backend, "emit", emit)
+    layers = [node("MatMul", f"{a} w{k}", b) for k, (a, b) in enumerate((("x", "a"), ("a", "b"), ("b", "c"), ("c", "y")))]
+    weights = {f"w{k}": weight(64, 64) for k in range(4)}
+    assert launches(layers, {"x": (F16, ("n", 64))}, {"y": F16}, weights, monkeypatch) == ["gemm"] * 4
+    assert asked.count("gemm") == 1 and len(asked) == 2  # and the weights are packed alike
