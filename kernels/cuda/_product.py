@@ -56,17 +56,22 @@ def prices(
             continue
         if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
             continue
-        for s in (1, 2, 4, 8) if split and t not in _costs.TILES_WHOLE else (1,):
-            if s == 1 or steps >= 2 * s:
-                tile = replace(t, split=s)
+        how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _costs.MOST_LINES else odd
+        for tile in _divided(t) if split and t not in _costs.TILES_WHOLE else _divided(t)[:1]:
+            if tile.split == 1 or steps >= 2 * tile.split:
                 if t.grouped:
                     out[tile] = _costs.grouped_cost(tile, r, m, n, k, batch, odd, transposed)
                     continue
-                how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > _costs.MOST_LINES else odd
                 out[tile] = _costs.odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else _costs.tile_cost(tile, m, n, steps, batch, r.sms)
                 if windows and not f32 and r.arch >= 90:
                     out[tile] = max(out[tile], _costs.window_cost(tile, m, n, steps, batch, r.sms, windows == "deconv"))
     return out
+
+
+@cache
+def _divided(tile: Any) -> tuple[Any, ...]:
+    """The tile with its k whole, and divided among 2, 4 and 8 blocks."""
+    return tuple(replace(tile, split=s) for s in (1, 2, 4, 8))
 
 
 @cache
