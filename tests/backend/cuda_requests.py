@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from tracea_onnx import dims as D
 from tracea_onnx import registry
 from tracea_onnx.cuda import Kernel, Request, TensorMap
 from tracea_onnx.dims import DimLike, evaluate
@@ -74,3 +76,20 @@ def compile_kernels(kernels: list[Kernel], arch: int) -> None:
     for k in kernels:
         cubin = backend.compile(k.source, arch)
         assert cubin[:4] == b"\x7fELF" and k.symbol.encode() in cubin
+
+
+def kernels_of(r: Request) -> list[Kernel]:
+    kernels: list[Kernel] = registry.module("kernels", "cuda").emit(r)
+    check_kernels(kernels, r.arch)
+    return kernels
+
+
+def batched(dtype: DType, m: int, n: int, k: int, a: tuple[DimLike, DimLike], b: tuple[DimLike, DimLike]) -> Request:
+    """Products of 2 x 3 packed matrices; a = (a_m, a_k), b = (b_k, b_n)."""
+    ints = {"B0": 2, "B1": 3, "M": m, "N": n, "K": k, "a_0": 3 * m * k, "a_1": m * k, "a_m": a[0], "a_k": a[1], "b_0": 0, "b_1": n * k, "b_k": b[0], "b_n": b[1]}
+    return request("matmul", dtype, ints | {"y_0": 3 * m * n, "y_1": m * n, "ldy": n}, operands=("a", "b", "y"))
+
+
+def many(r: Request, b0: int, b1: int) -> Request:
+    i = r.ints
+    return replace(r, ints={**i, "B0": b0, "B1": b1, **{f"{o}_0": D.mul(i[f"{o}_1"], b1) for o in "aby"}})
