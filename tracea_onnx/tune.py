@@ -98,10 +98,14 @@ def tune(
 
 def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
     """What a session over the model, on the provider with these options, asks the compiler for, but for the bodies of control flow."""
+    import onnxruntime
+
     from tracea_onnx import provider
 
+    quiet = onnxruntime.SessionOptions()
+    quiet.log_severity_level = 3
     with tempfile.TemporaryDirectory() as fresh, compiler.recording() as replies:
-        provider.create_session(model, {**options, "cache_dir": fresh})
+        provider.create_session(model, {**options, "cache_dir": fresh}, quiet)
     whole = (r.request for r in replies if compiler.properties(r.request).get("body") != "1")
     return list({tuple(o.name for o in request.graph.output): request for request in whole}.values())  # ONNX Runtime asks twice; what counts is the last
 
@@ -212,6 +216,7 @@ def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tu
     searches = {key: Search(offers[key]) for key in dict.fromkeys(used) if len(offers.get(key, ())) > 1}
     asked = {key: request for part in usual for key, request in part.requests.items()}
     result.alone += sum(key not in searches for key in used)
+    _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
     rounds = 0
     while time.monotonic() < end:
         trial = {key: name for key, search in searches.items() if (name := _next(search, asked[key], key, sizes)) is not None}
