@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tracea_onnx import dims as D
-from tracea_onnx import registry
+from tracea_onnx import registry, tuning
 from tracea_onnx.cuda import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap, multiple_of
 from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
 from tracea_onnx.cuda_text import prelude
@@ -256,6 +256,9 @@ def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
 def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
     found = priced(request, p)
+    exact = {tile: float(cost) for tile, cost in found if isinstance(cost, int)}
+    if len(exact) == len(found) and (fastest := tuning.measured(exact)) is not None:
+        return [(fastest, 1)]
     chosen: list[tuple[HopperTile, DimLike]] = []
     for n, (tile, cost) in enumerate(found):
         better = [D.less(cost, c) if k < n else D.sub(1, D.less(c, cost)) for k, (_, c) in enumerate(found) if k != n]
