@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from tracea_onnx import dims as D
 from tracea_onnx import nvrtc as compilers
 from tracea_onnx import tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Kernel, Request, Unfit
-from tracea_onnx.cuda_ranges import aligned, ranged
+from tracea_onnx.cuda_ranges import aligned, either, ranged
 from tracea_onnx.errors import TraceaError
 
 Emit = Callable[[Request], list[Kernel]]
@@ -37,7 +38,9 @@ def emit(request: Request) -> list[Kernel]:
         with tuning.emitting(r):
             return fn(r)
 
-    return aligned(request, lambda r: ranged(r, chosen))
+    kernels = aligned(request, lambda r: ranged(r, chosen))
+    tuned = [(use, ranged(numbered, chosen)) for use, numbered in tuning.points(request)]
+    return either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)]) if tuned else kernels
 
 
 @cache

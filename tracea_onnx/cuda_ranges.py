@@ -99,15 +99,6 @@ def about(d: DimLike, usual: int) -> int:
     return max(D.evaluate(d, {r.symbol: r.low}), 1)  # a window may be larger than so small an image
 
 
-def least(d: DimLike) -> int:
-    """`d` at the low end of the present range, as `about` has it, but without dividing the range; -1 where nothing says what it may be."""
-    if not isinstance(d, Dim):
-        return int(d)
-    r = _now.get()
-    sizes = {r.symbol: r.low} if r is not None and d.symbols == (r.symbol,) else dict(_likely.get() or {})
-    return D.evaluate(d, sizes) if sizes.keys() >= set(d.symbols) else -1
-
-
 def between(d: DimLike) -> Bounds:
     """Between what numbers `d` lies in the present range."""
     r = _now.get()

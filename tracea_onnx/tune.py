@@ -41,14 +41,13 @@ _SAME = {DType.F32: 0.02, DType.F16: 0.25, DType.BF16: 0.5}
 
 @dataclass
 class Launch:
-    """Launches of one kind: how many, microseconds of one by price and as kept, and both kernels' names."""
+    """Launches of one kind: how many, microseconds of one before and after, and the kernel that was kept for them ("" where the one by price stays)."""
 
     what: str
     count: int
-    priced: str
-    priced_us: float
+    before: float
+    after: float
     kernel: str
-    us: float
 
 
 @dataclass
@@ -66,8 +65,8 @@ class Tuned:
 
 @dataclass
 class Part:
-    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`tuning.identity`),
-    and the requests behind these."""
+    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`tuning.identity` with
+    these sizes), and the requests behind these."""
 
     plan: Mapping[str, Any]
     blobs: Sequence[bytes]
@@ -161,7 +160,7 @@ def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY
         shapes, made = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims], builders[plan["name"]]
         inputs = [_values(i["dtype"], shape, k) for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))]
         value, known = evaluate(plan, shapes), made.sizes(shapes)
-        keys = [tuning.identity(r, known) for r in made.asked]
+        keys = [tuning.identity(tuning.numbered(r, known)) for r in made.asked]
         live = [key for key, launch in zip(keys, plan["run"], strict=True) if all(value[g] > 0 for g in launch["grid"])]
         constants = {b["name"]: np.array(graph.const(b["name"])) for b in plan["buffers"] if b["kind"] == "initializer"}
         yield Part(plan, blobs, constants, inputs, known, live, dict(zip(keys, made.asked, strict=True)))
@@ -208,18 +207,19 @@ def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: i
 
 def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tuned, tell: Callable[[str], None]) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
-    offers: tuning.Offers = {}
-    usual = list(parts(request, sizes, _choices({}, sizes, offers)))
+    usual = list(parts(request, sizes))
     if not usual:
         return
     used = [key for part in usual for key in part.asked]
-    searches = {key: Search(offers[key]) for key in dict.fromkeys(used) if len(offers.get(key, ())) > 1}
-    asked = {key: request for part in usual for key, request in part.requests.items()}
+    sizes = {**sizes, **{name: size for part in usual for name, size in part.sizes.items()}}
+    asked = {key: r for part in usual for key, r in part.requests.items()}
+    offers = {key: _offers(key, asked[key], sizes) for key in dict.fromkeys(used)}
+    searches = {key: Search(prices) for key, prices in offers.items() if len(prices) > 1}
     result.alone += sum(key not in searches for key in used)
     _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
     rounds = 0
     while time.monotonic() < end:
-        trial = {key: name for key, search in searches.items() if (name := _next(search, asked[key], key, sizes)) is not None}
+        trial = {key: name for key, search in searches.items() if (name := _next(search, key, asked[key], sizes)) is not None}
         if not trial:
             break
         rounds += 1
@@ -234,15 +234,23 @@ def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tu
     _keep(request, sizes, chosen, searches, usual, device, result)
 
 
-def _next(search: Search, request: Request, key: str, sizes: Sizes) -> str | None:
-    """What to measure next of what makes a difference to a request's kernels."""
-    backend = registry.module("kernels", "cuda")
-    plain = backend.emit(request)
+def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
+    """The kernels that the request could have with these sizes, and their prices."""
+    offers: tuning.Offers = {}
+    with tuning.choosing(tuning.Choices(offers=offers)):
+        registry.module("kernels", "cuda").emit(tuning.numbered(request, sizes))
+    return offers.get(key, {})
+
+
+def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | None:
+    """What to measure next of what makes a difference to the request's kernels."""
+    emit, plain = registry.module("kernels", "cuda").emit, None
     while (name := search.next()) is not None:
-        with tuning.choosing(_choices({key: name}, sizes)):
-            if backend.emit(request) != plain:
+        plain = plain or emit(request)
+        with tuning.choosing(tuning.Choices({key: name}, sizes=[sizes])):
+            if emit(request) != plain:
                 break
-        search.drop(name)
+        search.saw(name, 1.0)
     return name
 
 
@@ -257,14 +265,10 @@ def _ratios(request: ModelProto, sizes: Sizes, trial: Mapping[str, str], usual: 
     return _ratios(request, sizes, halves[0], usual, device) | _ratios(request, sizes, halves[1], usual, device)
 
 
-def _choices(records: tuning.Records, sizes: Sizes, offers: tuning.Offers | None = None) -> tuning.Choices:
-    return tuning.Choices(records, offers, {name: (size,) for name, size in sizes.items()})
-
-
 def _attempt(request: ModelProto, sizes: Sizes, records: tuning.Records, usual: Sequence[Part], device: int, turns: int = _TURNS) -> _Compared | None:
     """Times with these kernels; None where one of them does not compile or run, or where the Plans are others with them."""
     try:
-        other = list(parts(request, sizes, _choices(records, sizes)))
+        other = list(parts(request, sizes, tuning.Choices(records, sizes=[sizes])))
         if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in usual]:
             return None
         return _compare(usual, other, device, turns)
@@ -284,17 +288,18 @@ def _keep(
         raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
     if found.ratio > _WORTH_IN_ALL or not _alike(request, sizes, chosen, usual, device):
         chosen = {}
-    before = statistics.median(a for a, _ in found.totals)
-    result.before += before
-    result.after += before * found.ratio if chosen else before
+    whole = statistics.median(a for a, _ in found.totals)
+    result.before += whole
+    result.after += whole * found.ratio if chosen else whole
     used = [key for part in usual for key in part.asked]
     what = {key: text(part.requests[key], part.sizes) for part in usual for key in part.asked}
     kept: dict[str, Measured | None] = {}
-    for key, search in searches.items():
+    for key in searches:
         count = used.count(key)
-        us, priced = found.other.get(key, 0.0) / count, found.usual[key] / count
-        kept[key] = Measured(chosen[key], us, priced, sizes) if key in chosen else None
-        result.launches.append(Launch(what[key], count, search.first, priced, chosen.get(key, search.first), us if key in chosen else priced))
+        before = found.usual[key] / count
+        after = found.other[key] / count if key in chosen else before
+        kept[key] = Measured(chosen[key], after, before, sizes) if key in chosen else None
+        result.launches.append(Launch(what[key], count, before, after, chosen.get(key, "")))
     result.kept += len(chosen)
     if not tuning.save(*gpu_of(compiler.properties(request)), kept):
         raise TraceaError("there is no cache to keep the tuning record in", "see `tracea-onnx cache size`")
@@ -302,7 +307,7 @@ def _keep(
 
 def _alike(request: ModelProto, sizes: Sizes, chosen: tuning.Records, usual: Sequence[Part], device: int) -> bool:
     """Whether the results are those of the usual kernels but for the order in which terms are added."""
-    for a, b in zip(usual, parts(request, sizes, _choices(chosen, sizes)), strict=True):
+    for a, b in zip(usual, parts(request, sizes, tuning.Choices(chosen, sizes=[sizes])), strict=True):
         results = [native_cuda.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=device) for p in (a, b)]
         for spec, x, y in zip(a.plan["outputs"], *results, strict=True):
             kind = DType(spec["dtype"])

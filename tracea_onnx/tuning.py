@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tracea_onnx import __version__, cuda_ranges
+from tracea_onnx import __version__
 from tracea_onnx import dims as D
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Request
-from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.dims import DimLike
 
 #: What a launch is (`identity`) to the name of its kernel, or to the prices of those it could have.
 Records = Mapping[str, str]
@@ -27,12 +27,12 @@ Offers = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Choices:
-    """How kernels are chosen: by records and, where these say nothing, by price. What could be chosen is added to `offers`. sizes: values of symbols for which
-    kernels are chosen by themselves, though they are within a range."""
+    """How kernels are chosen: by records and, where these say nothing, by price. What could be chosen is added to `offers`. sizes: of symbols, for which what was
+    measured gets kernels of its own."""
 
     records: Records = field(default_factory=dict)
     offers: Offers | None = None
-    sizes: Mapping[str, Collection[int]] = field(default_factory=dict)
+    sizes: Sequence[Mapping[str, int]] = ()
 
 
 BY_PRICE = Choices()
@@ -62,9 +62,9 @@ def emitting(request: Request) -> Iterator[None]:
 
 
 def measured(prices: Mapping[Any, float]) -> Any | None:
-    """The tile that was measured to be the fastest of these for the present request; None where none was."""
+    """The tile that was measured to be the fastest of these for the present request; None where none was, or where its sizes are not known."""
     request, choices = _now.get(), _choices.get()
-    if request is None or choices == BY_PRICE:
+    if request is None or choices == BY_PRICE or _symbols(request):
         return None
     key = identity(request)
     if choices.offers is not None:
@@ -82,26 +82,34 @@ def cheapest(prices: Mapping[Any, float]) -> Any:
 def wanted() -> bool:
     """Whether tiles matter that are not among the cheapest: something listens to what could be chosen, or one was measured for this request."""
     request, choices = _now.get(), _choices.get()
-    return choices.offers is not None or (request is not None and bool(choices.records) and identity(request) in choices.records)
+    if request is None or choices == BY_PRICE or _symbols(request):
+        return False
+    return choices.offers is not None or identity(request) in choices.records
 
 
-def points(d: DimLike) -> Iterator[int]:
-    """Values of `d` to choose a kernel for, beside those that ranges give: where one was measured."""
-    choices = _choices.get()
-    if isinstance(d, Dim) and len(d.symbols) == 1:
-        for size in choices.sizes.get(d.symbols[0], ()):
-            value = D.evaluate(d, {d.symbols[0]: size})
-            with cuda_ranges.at(d, value):
-                if wanted():
-                    yield value
+def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
+    """The request with its symbols as numbers for which a kernel was measured, and whether it is the one for the sizes of a run."""
+    symbols, choices = _symbols(request), _choices.get()
+    if symbols:
+        for values in dict.fromkeys(tuple(sizes[s] for s in symbols) for sizes in choices.sizes if sizes.keys() >= set(symbols)):
+            known = numbered(request, dict(zip(symbols, values, strict=True)))
+            if identity(known) in choices.records:
+                yield D.product([D.equal(D.symbol(s), value) for s, value in zip(symbols, values, strict=True)]), known
 
 
-def identity(request: Request, sizes: Mapping[str, int] | None = None) -> str:
-    """What a kernel is chosen by: everything about the request, with numbers for its symbols, those in `sizes` or at the low end of the present range; the same
-    for a model whose sizes are known and for one that learns them in a run."""
-    ints = sorted((name, cuda_ranges.least(d) if sizes is None else D.evaluate(d, dict(sizes))) for name, d in request.ints.items())
+def numbered(request: Request, sizes: Mapping[str, int]) -> Request:
+    """With these sizes in place of symbols."""
+    return replace(request, ints={name: D.evaluate(d, dict(sizes)) for name, d in request.ints.items()})
+
+
+def _symbols(request: Request) -> list[str]:
+    return sorted({s for d in request.ints.values() for s in D.symbols(d)})
+
+
+def identity(request: Request) -> str:
+    """What a kernel is chosen by: everything about a request of known sizes."""
     sets = (sorted(request.operands), sorted(request.unaligned), sorted(request.constant))
-    whole = (request.family, request.dtype.name, ints, *sets, request.program, request.arch, request.sms, request.tf32)
+    whole = (request.family, request.dtype.name, sorted(request.ints.items()), *sets, request.program, request.arch, request.sms, request.tf32)
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
@@ -110,11 +118,11 @@ def identity(request: Request, sizes: Mapping[str, int] | None = None) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """A kernel that was faster than the one by price: microseconds of a launch with it, and with that one; values of the model's symbols meanwhile."""
+    """A kernel that was faster than the one by price: microseconds of a launch with it, and without; values of the model's symbols meanwhile."""
 
     kernel: str
     us: float
-    priced_us: float
+    usual_us: float
     sizes: Mapping[str, int]
 
 
@@ -132,11 +140,9 @@ def save(arch: int, sms: int, found: Mapping[str, Measured | None]) -> bool:
 
 def choices(arch: int, sms: int) -> Choices:
     """What the record of a kind of GPU says."""
-    found, sizes = load(arch, sms), dict[str, set[int]]()
-    for entry in found.values():
-        for name, size in entry.sizes.items():
-            sizes.setdefault(name, set()).add(size)
-    return Choices({key: entry.kernel for key, entry in found.items()}, sizes=sizes)
+    found = load(arch, sms)
+    sizes = {tuple(sorted(entry.sizes.items())) for entry in found.values()}
+    return Choices({key: entry.kernel for key, entry in found.items()}, sizes=tuple(dict(one) for one in sorted(sizes)))
 
 
 def _name(arch: int, sms: int) -> str:

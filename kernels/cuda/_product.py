@@ -100,13 +100,11 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = cuda_ranges.between(rows)
-    usual = {min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least} or {least}
-    for m in sorted(usual | {size for size in tuning.points(rows) if least <= size <= most}):
+    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
         with cuda_ranges.at(rows, m):
             costs = price(m)
-            fastest = tuning.measured(costs)
-        tile = _cheapest(costs) if fastest is None else fastest
-        if fastest is None and ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
+        tile = _cheapest(costs)
+        if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
             tile, _ = ranges.pop()
         ranges.append((tile, m))
     low = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -43,8 +43,10 @@ REQUESTS = {
 }
 
 
-def _emit(r: Request, records: tuning.Records | None = None, offers: tuning.Offers | None = None, batch: int = 0) -> list[Kernel]:
-    with tuning.choosing(tuning.Choices(records or {}, offers, {"batch": (batch,)} if batch else {})):
+def _emit(
+    r: Request, records: tuning.Records | None = None, offers: tuning.Offers | None = None, sizes: Mapping[str, int] | None = None
+) -> list[Kernel]:
+    with tuning.choosing(tuning.Choices(records or {}, offers, [sizes] if sizes else ())):
         kernels: list[Kernel] = cuda.emit(r)
     return kernels
 
@@ -74,21 +76,42 @@ def test_records_of_others_and_unknown_kernels_change_nothing() -> None:
     assert _emit(r, {tuning.identity(r): "Tile(of='an older version')"}) == plain
 
 
-@pytest.mark.parametrize("size", [8, 12, 13])
-@pytest.mark.parametrize("make", [lambda b: _gemm(mul(b, 128)), lambda b: _conv(b, 64, 28, 64, 3)])
-def test_a_symbolic_batch_is_tuned_for_one_size(make: Callable[[DimLike], Request], size: int) -> None:
-    symbolic, known, offers = make(symbol("batch")), make(size), tuning.Offers()
-    assert _emit(symbolic, batch=size) == cuda.emit(symbolic)  # where nothing was measured, sizes change nothing
-    _emit(symbolic, offers=offers, batch=size)
+_SYMBOLIC: dict[str, tuple[Callable[..., Request], dict[str, int]]] = {
+    "rows of a batch": (lambda batch: _gemm(mul(batch, 128)), {"batch": 8}),
+    "images": (lambda batch: _conv(batch, 64, 28, 64, 3), {"batch": 13}),
+    "attention": (lambda batch: attention(DType.F16, 64, b=batch, s=197, t=197, heads=12, kv=12), {"batch": 3}),
+    "batch and sequence": (lambda batch, sequence: _gemm(mul(batch, sequence)), {"batch": 8, "sequence": 77}),
+}
+
+
+@pytest.mark.parametrize("name", _SYMBOLIC)
+def test_symbols_are_tuned_for_the_sizes_that_were_measured(name: str) -> None:
+    make, sizes = _SYMBOLIC[name]
+    symbolic, known, offers = make(**{s: symbol(s) for s in sizes}), make(**sizes), tuning.Offers()
     key = tuning.identity(known)
-    assert key == tuning.identity(symbolic, {"batch": size}) and len(offers[key]) > 1
-    priced = min(offers[key], key=offers[key].__getitem__)
-    other = next(n for n in sorted(offers[key], key=offers[key].__getitem__) if n != priced and _emit(known, {key: n}) != _emit(known))
-    tuned = _emit(symbolic, {key: other}, batch=size)
+    assert tuning.identity(tuning.numbered(symbolic, sizes)) == key
+    plain = cuda.emit(symbolic)
+    assert _emit(symbolic, offers=offers, sizes=sizes) == plain and key not in offers  # these are of known sizes
+    _emit(known, offers=offers)
+    for other in sorted(offers[key], key=offers[key].__getitem__)[:3]:
+        assert _emit(symbolic, {key: other}) == plain  # the record does not say for which sizes it was measured
+        tuned = _emit(symbolic, {key: other}, sizes=sizes)
+        assert [k.source for k in running(tuned, **sizes)] == [k.source for k in _emit(known, {key: other})]
+        for changed in (1, 2, 5, 7, 16, 300):
+            elsewhere = {**sizes, "batch": changed}
+            assert [k.source for k in running(tuned, **elsewhere)] == [k.source for k in running(plain, **elsewhere)]
+        assert not running(tuned, **{**sizes, "batch": 0})
 
-    def sources(kernels: list[Kernel], batch: int) -> list[str]:
-        return [k.source for k in running(kernels, batch=batch)]
 
-    assert sources(tuned, size) != sources(cuda.emit(symbolic), size)
-    assert all(sources(tuned, batch) == sources(cuda.emit(symbolic), batch) for batch in (1, 2, 4, 6, 24, 32, 100))  # of other ranges
-    assert all(len(running(tuned, batch=batch)) >= 1 for batch in range(1, 40))
+def test_several_sizes_are_tuned_side_by_side() -> None:
+    symbolic, offers = _gemm(mul(symbol("batch"), 128)), tuning.Offers()
+    records = {}
+    for batch in (4, 9):
+        _emit(_gemm(batch * 128), offers=offers)
+        key = tuning.identity(_gemm(batch * 128))
+        records[key] = sorted(offers[key], key=offers[key].__getitem__)[1]
+    with tuning.choosing(tuning.Choices(records, sizes=[{"batch": 4}, {"batch": 9}, {"batch": 5}, {"rows": 7}, {"batch": 4, "rows": 7}])):
+        tuned = cuda.emit(symbolic)
+    for batch in (1, 4, 5, 9, 30):
+        want = _emit(_gemm(batch * 128), records) if batch in (4, 9) else running(cuda.emit(symbolic), batch=batch)
+        assert [k.source for k in running(tuned, batch=batch)] == [k.source for k in want]

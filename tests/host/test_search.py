@@ -22,7 +22,7 @@ def _run(search: Search, times: dict[str, float], noise: float, r: random.Random
     count = 0
     while (name := search.next()) is not None:
         assert name not in search.seen
-        search.saw(name, times[name] / times[search.first] * math.exp(r.gauss(0, noise)))
+        search.saw(name, times[name] / times[search.first] * math.exp(r.gauss(0, noise)) if name != search.first else 1.0)
         count += 1
     return count
 
@@ -55,13 +55,25 @@ def test_a_kind_that_was_slower_than_its_price_is_not_tried_for_long() -> None:
 
 def test_what_cannot_be_measured_is_not_proposed_again() -> None:
     search = Search({"A(n=1)": 10.0, "A(n=2)": 10.1})
+    assert search.next() == "A(n=1)"
+    search.drop("A(n=1)")
     assert search.next() == "A(n=2)"
     search.drop("A(n=2)")
     assert search.next() is None and search.best == ("A(n=1)", 1.0)
 
 
+def test_what_runs_now_may_be_slower_than_all_of_them() -> None:
+    """As where it was chosen for other sizes: the first is measured, too, and the others are expected to gain as much."""
+    search = Search({f"A(n={k})": 100.0 + 4 * k for k in range(6)})
+    assert search.next() == search.first == "A(n=0)"
+    search.saw("A(n=0)", 0.8)
+    name, ratio = search.best
+    assert name == "A(n=0)" and ratio == pytest.approx(0.8) and search.next() == "A(n=1)"
+
+
 @pytest.mark.parametrize("ratio", [0.9, 1.2])
 def test_the_best_is_what_was_measured(ratio: float) -> None:
     search = Search({"A(n=1)": 10.0, "A(n=2)": 10.1})
+    search.saw("A(n=1)", 1.0)
     search.saw("A(n=2)", ratio)
     assert search.best == (("A(n=2)", pytest.approx(ratio)) if ratio < 1 else ("A(n=1)", 1.0))

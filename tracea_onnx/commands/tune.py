@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
     io.load(args.model)  # what is wrong with the model, in this tool's words
     found = tune.tune(args.model, options.shapes(args), device=args.device_id, seconds=args.seconds, tell=lambda line: options.say([line]))
-    changed = [x for x in found.launches if x.kernel != x.priced]
-    rows = [("launch", "times", "us before", "us after", "kernel"), *((x.what, str(x.count), f"{x.priced_us:.2f}", f"{x.us:.2f}", x.kernel) for x in changed)]
+    changed = [x for x in found.launches if x.kernel]
+    rows = [("launch", "times", "us before", "us after", "kernel"), *((x.what, str(x.count), f"{x.before:.2f}", f"{x.after:.2f}", x.kernel) for x in changed)]
     lines = [
         *(table(rows) if changed else []),
         f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} kinds of launch ({found.alone} launches have one alone)",
