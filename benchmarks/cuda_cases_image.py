@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.cuda_case import ROUNDOFF, Array, Case, Output, contiguous, plain, rounding, stored, value
 from tracea_onnx.dims import DimLike, symbol
 from tracea_onnx.expr import Expr, Instr
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import ACTIVATIONS, I64_OPCODES, OPCODES, DType
 from tracea_onnx.program import compile_program
 from tracea_onnx.recognise import evaluate
@@ -341,8 +342,7 @@ def squeeze_excite(rng: np.random.Generator) -> Iterator[Case]:
     for dtype, (k, form), (biased, early) in itertools.product(FLOATS, enumerate(_EXCITES), ((True, False), (True, True), (False, True))):
         n, c, r, h, w, first, second = form
         x, v, pitch = image(rng, n, c, h, w, dtype, k % 3 // 2)
-        c8 = -(-c // 8) * 8
-        weights = [np.zeros((r, c8)) for _ in range(2)]
+        weights = [np.zeros((r, weight_pitch(c, dtype.size))) for _ in range(2)]
         for packed in weights:
             packed[:, :c] = rng.standard_normal((r, c)) / np.sqrt(c)
         kept = [stored(a, dtype) for a in weights]

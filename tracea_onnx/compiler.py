@@ -46,7 +46,7 @@ class Compiled:
 class Reply:
     """A pack, and the request that it answers."""
 
-    request: onnx.ModelProto
+    request: bytes
     pack: bytes
 
 
@@ -76,7 +76,7 @@ def compile_request(request: bytes) -> bytes:
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
     for replies in _recordings:
-        replies.append(Reply(model, reply))
+        replies.append(Reply(request, reply))
     return reply
 
 

@@ -9,6 +9,7 @@ from tracea_onnx.cuda import HOPPER_SHARED, Argument, Float32, Int32, Int64, Ker
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import activation_source, prelude
 from tracea_onnx.dims import DimLike
+from tracea_onnx.families import weight_pitch
 
 #: Most channels times hidden channels that the few blocks of a cluster should compute with; that many make weights costlier than pixels; and from
 #: that many on a block reads its part of the weights, not all of them.
@@ -94,7 +95,7 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     constants = {"w1", "b1", "w2", "b2"} & request.operands
     flat = {s: int(D.equal(i[f"{s}_rs"], D.mul(i["W"], i[f"{s}_cs"])) == 1) for s in "xy"}
     sizes = {
-        "C": c, "R": r, "THREADS": shape.threads, "ACROSS": shape.across, "DOWN": shape.down, "IMAGES": shape.images, "SLICE": piece, "HELD": held,
+        "C": c, "R": r, "PITCH": weight_pitch(c, size), "THREADS": shape.threads, "ACROSS": shape.across, "DOWN": shape.down, "IMAGES": shape.images, "SLICE": piece, "HELD": held,
         "X_FLAT": flat["x"], "Y_FLAT": flat["y"], "EARLY": int(constants <= request.constant),
     }  # fmt: skip
     acts = (static(i[k], "activation") for k in ("act1", "act2"))

@@ -4,9 +4,9 @@
 // Sums over pixels meet among the blocks of a slice, then what the slices add to the hidden layer meets among the slices, through the blocks'
 // shared memory. Each block keeps HELD pixels of its part of an image in shared memory for the product; the others are read again.
 //
-// The generator defines T, C, R (hidden channels), THREADS, ACROSS, DOWN, IMAGES, SLICE, HELD, X_FLAT and Y_FLAT (rows of pixels follow each other),
-// EARLY (weights and biases are constants, read while the kernel before this one still runs), first_act and second_act.
-constexpr int V = 16 / sizeof(T), WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN, PITCH = (C + 7) / 8 * 8;
+// The generator defines T, C, R (hidden channels), PITCH (of both packed weights), THREADS, ACROSS, DOWN, IMAGES, SLICE, HELD, X_FLAT and Y_FLAT (rows of
+// pixels follow each other), EARLY (weights and biases are constants, read while the kernel before this one still runs), first_act and second_act.
+constexpr int V = 16 / sizeof(T), WIDTH = SLICE * V, BLOCKS = ACROSS * DOWN;
 constexpr int floor_2(int n) { return n < 2 ? 1 : 2 * floor_2(n / 2); }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int larger(int a, int b) { return a < b ? b : a; }

@@ -11,6 +11,7 @@ from tests.backend.cuda_requests import compile_kernels, request, running
 from tracea_onnx import registry
 from tracea_onnx.cuda import HOPPER_SHARED, Pointer, Request, Unfit
 from tracea_onnx.dims import DimLike, evaluate, symbol
+from tracea_onnx.families import weight_pitch
 from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
@@ -51,6 +52,7 @@ def test_squeeze_excite_compiles(dtype: DType, c: int, r: int, side: DimLike) ->
     kernels = cuda.emit(_excite(dtype, c, r, side))
     compile_kernels(kernels, 90)
     assert all(k.smem <= HOPPER_SHARED for k in kernels)
+    assert all(f"constexpr int PITCH = {weight_pitch(c, dtype.size)};" in k.source for k in kernels)  # as `pack_gemm` lays its weights out
 
 
 @pytest.mark.parametrize(("c", "r", "side"), [(32, 8, 112), (5, 3, 1), (480, 120, 14), (1152, 48, symbol("side"))])
