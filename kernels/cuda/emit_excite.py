@@ -95,7 +95,8 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     constants = {"w1", "b1", "w2", "b2"} & request.operands
     flat = {s: int(D.equal(i[f"{s}_rs"], D.mul(i["W"], i[f"{s}_cs"])) == 1) for s in "xy"}
     sizes = {
-        "C": c, "R": r, "PITCH": weight_pitch(c, size), "THREADS": shape.threads, "ACROSS": shape.across, "DOWN": shape.down, "IMAGES": shape.images, "SLICE": piece, "HELD": held,
+        "C": c, "R": r, "PITCH": weight_pitch(c, size), "THREADS": shape.threads, "ACROSS": shape.across, "DOWN": shape.down, "IMAGES": shape.images,
+        "SLICE": piece, "HELD": held,
         "X_FLAT": flat["x"], "Y_FLAT": flat["y"], "EARLY": int(constants <= request.constant),
     }  # fmt: skip
     acts = (static(i[k], "activation") for k in ("act1", "act2"))
