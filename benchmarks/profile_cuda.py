@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from benchmarks.cuda_models import half
 from tracea_onnx import native_cuda, registry, tune
+from tracea_onnx.graph import Graph
 from tracea_onnx.plan import evaluate
 
 
@@ -66,7 +67,7 @@ def main() -> None:
         for batch in args.batch:
             shapes = {i.name: _shape(i, batch, args.sequence) for i in model.graph.input}
             for request in requests:
-                sizes = tune.sizes_of(tune.graph_of(request), shapes)
+                sizes = tune.sizes_of(Graph(request), shapes)
                 for part in tune.parts(request, sizes):
                     total, rows = profile(part, args.replays)
                     report(name, batch, total, rows, args.top)

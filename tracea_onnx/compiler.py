@@ -19,7 +19,7 @@ from tracea_onnx.cuda import gpu_of
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.graph import Graph, Node, tensor_array
 from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, slots, staged, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
@@ -42,26 +42,30 @@ class Compiled:
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A pack, and the request that it answers."""
-
-    request: bytes
-    pack: bytes
-
-
-_recordings: list[list[Reply]] = []
+_recordings: list[list[bytes]] = []
+_listeners: list[list[onnx.ModelProto]] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[Reply]]:
+def recording() -> Iterator[list[bytes]]:
     """Collects every reply made while the context is open (how `optimize --pack` captures Plans)."""
-    replies: list[Reply] = []
-    _recordings.append(replies)
+    packs: list[bytes] = []
+    _recordings.append(packs)
     try:
-        yield replies
+        yield packs
     finally:
-        _recordings.remove(replies)
+        _recordings.remove(packs)
+
+
+@contextmanager
+def listening() -> Iterator[list[onnx.ModelProto]]:
+    """Collects every request made while the context is open, with the constants that it only points to: these are ONNX Runtime's, and soon gone."""
+    requests: list[onnx.ModelProto] = []
+    _listeners.append(requests)
+    try:
+        yield requests
+    finally:
+        _listeners.remove(requests)
 
 
 def compile_request(request: bytes) -> bytes:
@@ -75,9 +79,24 @@ def compile_request(request: bytes) -> bytes:
         result = compile_for(graph, props, backend_of(props))
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
-    for replies in _recordings:
-        replies.append(Reply(request, reply))
+    for packs in _recordings:
+        packs.append(reply)
+    for requests in _listeners:
+        requests.append(_whole(model))
     return reply
+
+
+def _whole(request: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with the constants in it."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(request)
+    for tensor in copy.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            values = tensor_array(tensor, None).tobytes()
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.raw_data = values
+    return copy
 
 
 def properties(request: onnx.ModelProto) -> dict[str, str]:
@@ -96,9 +115,9 @@ def build_pack(model: str | bytes) -> bytes:
     Raises TraceaError when the provider would run nothing of the model."""
     from tracea_onnx import provider
 
-    with recording() as replies:
+    with recording() as packs:
         provider.create_session(model)
-    pack = merge_packs([r.pack for r in replies], PRODUCER)
+    pack = merge_packs(packs, PRODUCER)
     if not read_pack(pack)[0]["entries"]:
         raise TraceaError("the provider runs no part of this model, so there is nothing to pack", "see why with `tracea-onnx explain MODEL`")
     return pack

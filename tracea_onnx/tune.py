@@ -89,13 +89,13 @@ def tune(
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
     for request in requests_of(model, {"backend": "cuda", "device_id": str(device)}):
-        _tune(request, sizes_of(graph_of(request), shapes), device, end, result, tell)
+        _tune(request, sizes_of(Graph(request), shapes), device, end, result, tell)
     if not result.before:
         raise TraceaError("the provider runs no part of this model with sizes that follow from the inputs'", "see `tracea-onnx explain MODEL --backend cuda`")
     return result
 
 
-def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[bytes]:
+def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[ModelProto]:
     """What a session over the model, on the provider with these options, asks the compiler for, but for the bodies of control flow."""
     import onnxruntime
 
@@ -103,19 +103,10 @@ def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[b
 
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as fresh, compiler.recording() as replies:
+    with tempfile.TemporaryDirectory() as fresh, compiler.listening() as requests:
         provider.create_session(model, {**options, "cache_dir": fresh}, quiet)
-    last: dict[tuple[str, ...], bytes] = {}  # ONNX Runtime asks twice
-    for reply in replies:
-        asked = ModelProto.FromString(reply.request)
-        if compiler.properties(asked).get("body") != "1":
-            last[tuple(o.name for o in asked.graph.output)] = reply.request
-    return list(last.values())
-
-
-def graph_of(request: bytes) -> Graph:
-    """What a request asks about; compiling it changes it."""
-    return Graph(ModelProto.FromString(request))
+    whole = (request for request in requests if compiler.properties(request).get("body") != "1")
+    return list({tuple(o.name for o in request.graph.output): request for request in whole}.values())  # ONNX Runtime asks twice; what counts is the last
 
 
 def sizes_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -151,10 +142,9 @@ def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
 # --- Plans, and what their launches take -----------------------------------------------------------------------------------------
 
 
-def parts(request: bytes, sizes: Sizes, choices: tuning.Choices = tuning.BY_PRICE) -> Iterator[Part]:
+def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY_PRICE) -> Iterator[Part]:
     """The Plans that answer a request, with data for inputs of these sizes; without those whose inputs' sizes do not follow from them."""
-    graph, builders = graph_of(request), dict[str, CudaPlanBuilder]()
-    props = compiler.properties(graph.model)
+    graph, props, builders = Graph(request), compiler.properties(request), dict[str, CudaPlanBuilder]()
     backend = compiler.cuda_backend(*gpu_of(props), tf32=props.get("tf32") == "1", choices=choices)
 
     def builder(name: str, probe: bool) -> PlanBuilder:
@@ -215,7 +205,7 @@ def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: i
     return found
 
 
-def _tune(request: bytes, sizes: Sizes, device: int, end: float, result: Tuned, tell: Callable[[str], None]) -> None:
+def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tuned, tell: Callable[[str], None]) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
     usual = list(parts(request, sizes))
     if not usual:
@@ -264,7 +254,7 @@ def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | Non
     return name
 
 
-def _ratios(request: bytes, sizes: Sizes, trial: Mapping[str, str], usual: Sequence[Part], device: int) -> dict[str, float | None]:
+def _ratios(request: ModelProto, sizes: Sizes, trial: Mapping[str, str], usual: Sequence[Part], device: int) -> dict[str, float | None]:
     """Times with these kernels over those of the usual ones; None of what does not run."""
     found = _attempt(request, sizes, trial, usual, device)
     if found is not None:
@@ -275,7 +265,7 @@ def _ratios(request: bytes, sizes: Sizes, trial: Mapping[str, str], usual: Seque
     return _ratios(request, sizes, halves[0], usual, device) | _ratios(request, sizes, halves[1], usual, device)
 
 
-def _attempt(request: bytes, sizes: Sizes, records: tuning.Records, usual: Sequence[Part], device: int, turns: int = _TURNS) -> _Compared | None:
+def _attempt(request: ModelProto, sizes: Sizes, records: tuning.Records, usual: Sequence[Part], device: int, turns: int = _TURNS) -> _Compared | None:
     """Times with these kernels; None where one of them does not compile or run, or where the Plans are others with them."""
     try:
         other = list(parts(request, sizes, tuning.Choices(records, sizes=[sizes])))
@@ -287,7 +277,7 @@ def _attempt(request: bytes, sizes: Sizes, records: tuning.Records, usual: Seque
 
 
 def _keep(
-    request: bytes, sizes: Sizes, chosen: dict[str, str], searches: Mapping[str, Search], usual: Sequence[Part], device: int, result: Tuned
+    request: ModelProto, sizes: Sizes, chosen: dict[str, str], searches: Mapping[str, Search], usual: Sequence[Part], device: int, result: Tuned
 ) -> None:
     """Measures the chosen kernels together, twice: without those that were faster by chance the second time."""
     found = _attempt(request, sizes, chosen, usual, device, _LAST_TURNS)
@@ -315,7 +305,7 @@ def _keep(
         raise TraceaError("there is no cache to keep the tuning record in", "see `tracea-onnx cache size`")
 
 
-def _alike(request: bytes, sizes: Sizes, chosen: tuning.Records, usual: Sequence[Part], device: int) -> bool:
+def _alike(request: ModelProto, sizes: Sizes, chosen: tuning.Records, usual: Sequence[Part], device: int) -> bool:
     """Whether the results are those of the usual kernels but for the order in which terms are added."""
     for a, b in zip(usual, parts(request, sizes, tuning.Choices(chosen, sizes=[sizes])), strict=True):
         results = [native_cuda.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=device) for p in (a, b)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from contextlib import redirect_stdout
@@ -14,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.fake.driver import Log
-from tracea_onnx import cli, provider, registry, tuning
+from tracea_onnx import cli, provider, registry, tune, tuning
 
 log = Log()
 vars(registry.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
@@ -74,6 +75,17 @@ def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
     after = {rows: _launches(path, rows) for rows in (7, 640, 1500)}
     assert after[640] != before[640] and after[7] == before[7] and after[1500] == before[1500]
     assert {tuple(m.sizes.items()) for m in tuning.load(ARCH, SMS).values()} >= {(("batch", 640),)}
+
+
+def case_requests_have_their_constants_when_the_session_is_gone() -> None:
+    path = _model(7)
+    (request,) = tune.requests_of(path, {"backend": "cuda"})
+    gc.collect()
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    asked = {t.name: t for t in request.graph.initializer}
+    assert asked.keys() >= {"w", "v"} and not any(t.external_data for t in asked.values())
+    for name in ("w", "v"):
+        np.testing.assert_array_equal(numpy_helper.to_array(asked[name]), stored[name])
 
 
 def case_a_size_that_is_not_known_is_one_line() -> None:

@@ -22,9 +22,9 @@ FEW = compiler.Backend(replace(compiler.CPU_BACKEND.target, few_launches=True), 
 def run(model: Any, x: dict[str, Any], backend: compiler.Backend, monkeypatch: pytest.MonkeyPatch, cache: Path) -> tuple[list[Any], list[str]]:
     """Outputs on the provider with this backend, and the families its partitions launch."""
     monkeypatch.setattr(compiler, "backend_of", lambda props: backend)
-    with compiler.recording() as replies:
+    with compiler.recording() as packs:
         session = provider.create_session(model.SerializeToString(), {"claim": "all", "cache_dir": str(cache / str(backend.target.few_launches))})
-    launches = [launch["k"] for entry in read_pack(replies[-1].pack)[0]["entries"] for launch in entry["plan"]["run"]]
+    launches = [launch["k"] for entry in read_pack(packs[-1])[0]["entries"] for launch in entry["plan"]["run"]]
     return session.run(None, x), launches
 
 
