@@ -33,8 +33,8 @@ from tracea_onnx.tuning import Measured
 Sizes = Mapping[str, int]
 #: Replays that are timed at a time, and times that both sides have their turn: of a candidate, of the result.
 _REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
-#: A kernel's time over that of the one by price, and the whole model's, below which it is kept.
-_WORTH, _WORTH_IN_ALL = 0.98, 0.997
+#: A kernel's time over that of the one by price, the whole model's with it, and the whole model's with all that are kept, below which they are.
+_WORTH, _WORTH_ALONE, _WORTH_IN_ALL = 0.98, 0.999, 0.997
 #: The largest difference of a result, relative to its largest value, that other orders of summation explain.
 _SAME = {DType.F32: 0.02, DType.F16: 0.25, DType.BF16: 0.5}
 
@@ -279,13 +279,21 @@ def _attempt(request: ModelProto, sizes: Sizes, records: tuning.Records, usual: 
 def _keep(
     request: ModelProto, sizes: Sizes, chosen: dict[str, str], searches: Mapping[str, Search], usual: Sequence[Part], device: int, result: Tuned
 ) -> None:
-    """Measures the chosen kernels together, twice: without those that were faster by chance the second time."""
-    found = _attempt(request, sizes, chosen, usual, device, _LAST_TURNS)
-    if found is not None:
-        chosen = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
-        found = _attempt(request, sizes, chosen, usual, device, _LAST_TURNS) if chosen else found
-    if found is None:
-        raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
+    """Measures the chosen kernels together, twice: without those that were faster by chance the second time. Where the whole is not faster, kernels that do not
+    overlap their neighbours as well may outweigh the others: it is measured with each alone."""
+
+    def together(records: tuning.Records) -> _Compared:
+        found = _attempt(request, sizes, records, usual, device, _LAST_TURNS)
+        if found is None:
+            raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
+        return found
+
+    found = together(chosen)
+    chosen = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
+    found = together(chosen)
+    if chosen and found.ratio > _WORTH_IN_ALL:
+        chosen = {key: name for key, name in chosen.items() if together({key: name}).ratio < _WORTH_ALONE}
+        found = together(chosen)
     if found.ratio > _WORTH_IN_ALL or not _alike(request, sizes, chosen, usual, device):
         chosen = {}
     whole = statistics.median(a for a, _ in found.totals)

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto, StringStringEntryProto
 
+from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
 from tracea_onnx import plan_cache, tune, tuning
 from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph
+from tracea_onnx.native_cuda import CudaDevice
+from tracea_onnx.ops import DType
+from tracea_onnx.search import Search
 from tracea_onnx.tuning import Choices, Measured
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, {"batch": 8})
@@ -83,3 +87,35 @@ def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]],
     assert str(e.value) == line
 
 
+
+
+@pytest.mark.parametrize(("slower", "kept"), [("", {"a", "b"}), ("a", {"b"}), ("ab", set())])
+def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.MonkeyPatch, slower: str, kept: set[str]) -> None:
+    """Each is faster by itself, but those in `slower` let the next launch begin later."""
+    product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
+    part = tune.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
+    searches = {key: Search({"Tile(1)": 10.0, "Tile(2)": 11.0}) for key in "ab"}
+
+    def attempt(_: object, __: object, records: tuning.Records, *___: object) -> tune._Compared:
+        total = 100.0 + sum(10.0 if key in slower else -2.0 for key in records)
+        return tune._Compared({"a": 9.0, "b": 18.0}, {key: us * (0.5 if key in records else 1.0) for key, us in (("a", 9.0), ("b", 18.0))}, [(100.0, total)] * 3)
+
+    monkeypatch.setattr(tune, "_attempt", attempt)
+    monkeypatch.setattr(tune, "_alike", lambda *_: True)
+    result = tune.Tuned(CudaDevice("GPU", 90, 132))
+    tune._keep(ModelProto(), {"rows": 5}, {"a": "Tile(2)", "b": "Tile(2)"}, searches, [part], 0, result)
+    assert tuning.load(90, 132) == {key: Measured("Tile(2)", 4.5, 9.0, {"rows": 5}) for key in kept}
+    assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
+    assert [(x.what, x.count, x.kernel) for x in result.launches] == [
+        ("gemm F16 M=5 N=8 K=16", count, "Tile(2)" if key in kept else "") for key, count in (("a", 1), ("b", 2))
+    ]
+
+
+def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
+    part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(tune, "_attempt", lambda *_: tune._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
+    monkeypatch.setattr(tune, "_alike", lambda *_: False)
+    result = tune.Tuned(CudaDevice("GPU", 90, 132))
+    tune._keep(ModelProto(), {}, {"a": "Tile(2)"}, {"a": Search({"Tile(1)": 10.0, "Tile(2)": 11.0})}, [part], 0, result)
+    assert tuning.load(90, 132) == {} and result.kept == 0 and result.before == result.after == 9.0
