@@ -225,7 +225,8 @@ def product(
         f"constexpr bool Y_VECTOR = {int(y_vector)}{f', AHEAD = {int(ahead)}' if simt else ''};",
         epi.source, "" if f32 else _backend.template("shift"), _backend.template("hopper") if tile.grouped else "", _backend.template("tile_access"),
         *([_backend.template("tile_f32"), _backend.template("tile_simt" if simt else "tile_tf32")] if f32 else []),
-        *([_wgmma.multiply_tf32(tile.bn), _backend.template("tile_wgmma")] if tile.grouped else []), _backend.template("tile"),
+        *([_wgmma.multiply_tf32(tile.bn), _backend.template("tile_wgmma")] if tile.grouped else []), _backend.template("tile_store"),
+        _backend.template("tile"),
     ])  # fmt: skip
     args = tuple(v for _, _, v in parameters)
     tiles = D.mul(D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn))
