@@ -1,7 +1,7 @@
 """Which kernels are the fastest for a model's launches on this GPU: measured, and kept as a tuning record (`tracea-onnx tune`).
 
 A session over the model tells which Plans it wants. Each round compiles them with another candidate for every launch that has several (`search.Search`
-proposes them), and times the launches of both in place, on what the others leave in cache. What was faster is measured once more, all together, and kept
+proposes them), and times the launches of both in place, on what the others leave in cache, less what they take more there than in a run whose launches overlap. What was faster is measured once more, all together, and kept
 if the whole model is faster for it.
 """
 
@@ -35,6 +35,8 @@ Sizes = Mapping[str, int]
 _REPLAYS, _TURNS, _LAST_TURNS = 20, 3, 9
 #: A kernel's time over that of the one by price, the whole model's with it, and the whole model's with all that are kept, below which they are.
 _WORTH, _WORTH_ALONE, _WORTH_IN_ALL = 0.98, 0.999, 0.997
+#: Microseconds that a launch takes at least.
+_LEAST_US = 0.2
 #: The largest difference of a result, relative to its largest value, that other orders of summation explain.
 _SAME = {DType.F32: 0.02, DType.F16: 0.25, DType.BF16: 0.5}
 
@@ -176,7 +178,7 @@ def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:
 
 @dataclass
 class _Compared:
-    """Microseconds of the launches of each kind on both sides, and of the whole in each turn."""
+    """Microseconds that the launches of each kind take of a run on both sides, and of the whole in each turn."""
 
     usual: dict[str, float] = field(default_factory=dict)
     other: dict[str, float] = field(default_factory=dict)
@@ -198,9 +200,11 @@ def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: i
                 for side in (0, 1) if turn % 2 else (1, 0):
                     times[side].append(plans[side].time(a.inputs, _REPLAYS, within=True))
             totals = [(x + t.total, y + u.total) for (x, y), t, u in zip(totals, *times, strict=True)]
-        for into, part, runs in ((found.usual, a, times[0]), (found.other, b, times[1])):
-            for k, key in enumerate(part.asked):
-                into[key] = into.get(key, 0.0) + statistics.median(t.launches[k][1] for t in runs)
+        by_itself = [[statistics.median(t.launches[k][1] for t in runs) for k in range(len(part.asked))] for runs, part in zip(times, (a, b), strict=True)]
+        more = (sum(by_itself[0]) - statistics.median(t.total for t in times[0])) / max(len(a.asked), 1)  # where nothing overlaps it
+        for into, part, launches in ((found.usual, a, by_itself[0]), (found.other, b, by_itself[1])):
+            for key, us in zip(part.asked, launches, strict=True):
+                into[key] = into.get(key, 0.0) + max(us - max(more, 0.0), _LEAST_US)
     found.totals = totals
     return found
 
