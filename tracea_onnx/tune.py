@@ -1,8 +1,8 @@
 """Which kernels are the fastest for a model's launches on this GPU: measured, and kept as a tuning record (`tracea-onnx tune`).
 
 A session over the model tells which Plans it wants. Each round compiles them with another candidate for every launch that has several (`search.Search`
-proposes them), and times the launches of both in place, on what the others leave in cache, less what they take more there than in a run whose launches overlap. What was faster is measured once more, all together, and kept
-if the whole model is faster for it.
+proposes them), and times the launches of both in place, on what the others leave in cache, less what they take more there than in a run whose launches
+overlap. What was faster is measured once more, all together, and kept if the whole model is faster for it.
 """
 
 from __future__ import annotations
