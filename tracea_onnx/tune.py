@@ -209,6 +209,64 @@ def _compare(usual: Sequence[Part], other: Sequence[Part], device: int, turns: i
     return found
 
 
+@dataclass
+class _Subject:
+    """One graph as a session compiles it: what is asked, sizes of its symbols, and the Plans with the kernels by price."""
+
+    request: ModelProto
+    sizes: Sizes
+    usual: Sequence[Part]
+    device: int
+
+    def compared(self, records: tuning.Records, turns: int) -> _Compared | None:
+        """Times with these kernels; None where one of them does not compile or run, or where the Plans are others with them."""
+        try:
+            other = self._parts(records)
+            if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in self.usual]:
+                return None
+            return _compare(self.usual, other, self.device, turns)
+        except TraceaError:
+            return None
+
+    def together(self, records: tuning.Records) -> _Compared:
+        """The same of kernels that ran before, for longer."""
+        found = self.compared(records, _LAST_TURNS)
+        if found is None:
+            raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
+        return found
+
+    def ratios(self, trial: Mapping[str, str]) -> dict[str, float | None]:
+        """Times with these kernels over those of the usual ones; None of what does not run."""
+        found = self.compared(trial, _TURNS)
+        if found is not None:
+            return {key: found.other[key] / found.usual[key] if key in found.other and found.usual[key] else None for key in trial}
+        if len(trial) == 1:
+            return dict.fromkeys(trial)
+        halves = [dict(half) for half in (list(trial.items())[::2], list(trial.items())[1::2])]
+        return self.ratios(halves[0]) | self.ratios(halves[1])
+
+    def alike(self, records: tuning.Records) -> bool:
+        """Whether the results are those of the usual kernels but for the order in which terms are added."""
+        for a, b in zip(self.usual, self._parts(records), strict=True):
+            results = [native_cuda.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=self.device) for p in (a, b)]
+            if not all(_same(DType(spec["dtype"]), x, y) for spec, x, y in zip(a.plan["outputs"], *results, strict=True)):
+                return False
+        return True
+
+    def _parts(self, records: tuning.Records) -> list[Part]:
+        return list(parts(self.request, self.sizes, tuning.Choices(records, sizes=[self.sizes])))
+
+
+def _same(kind: DType, x: Array, y: Array) -> bool:
+    """Whether two results of 16 or 32 bits are nearly equal; of other types they are."""
+    if kind not in _SAME:
+        return True
+    u, v = ((t.astype(np.uint32) << 16).view(np.float32) if kind == DType.BF16 else t.astype(np.float64) for t in (x, y))
+    finite = np.isfinite(u)
+    most = _SAME[kind] * np.abs(u[finite]).max(initial=0.0)
+    return np.array_equal(finite, np.isfinite(v)) and bool(np.abs(u[finite] - v[finite]).max(initial=0.0) <= most)
+
+
 def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tuned, tell: Callable[[str], None]) -> None:
     """Adds to the record and to `result` what one graph's Plans are faster with."""
     usual = list(parts(request, sizes))
@@ -221,21 +279,21 @@ def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tu
     searches = {key: Search(prices) for key, prices in offers.items() if len(prices) > 1}
     result.alone += sum(key not in searches for key in used)
     _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
-    rounds = 0
+    subject, rounds = _Subject(request, sizes, usual, device), 0
     while time.monotonic() < end:
         trial = {key: name for key, search in searches.items() if (name := _next(search, key, asked[key], sizes)) is not None}
         if not trial:
             break
         rounds += 1
         tell(f"round {rounds}: {len(trial)} of {len(searches)} kinds of launch")
-        for key, ratio in _ratios(request, sizes, trial, usual, device).items():
+        for key, ratio in subject.ratios(trial).items():
             result.measured += ratio is not None
             if ratio is None:
                 searches[key].drop(trial[key])
             else:
                 searches[key].saw(trial[key], ratio)
     chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
-    _keep(request, sizes, chosen, searches, usual, device, result)
+    _keep(subject, chosen, list(searches), result)
 
 
 def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
@@ -258,79 +316,32 @@ def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | Non
     return name
 
 
-def _ratios(request: ModelProto, sizes: Sizes, trial: Mapping[str, str], usual: Sequence[Part], device: int) -> dict[str, float | None]:
-    """Times with these kernels over those of the usual ones; None of what does not run."""
-    found = _attempt(request, sizes, trial, usual, device)
-    if found is not None:
-        return {key: found.other[key] / found.usual[key] if key in found.other and found.usual[key] else None for key in trial}
-    if len(trial) == 1:
-        return dict.fromkeys(trial)
-    halves = [dict(half) for half in (list(trial.items())[::2], list(trial.items())[1::2])]
-    return _ratios(request, sizes, halves[0], usual, device) | _ratios(request, sizes, halves[1], usual, device)
-
-
-def _attempt(request: ModelProto, sizes: Sizes, records: tuning.Records, usual: Sequence[Part], device: int, turns: int = _TURNS) -> _Compared | None:
-    """Times with these kernels; None where one of them does not compile or run, or where the Plans are others with them."""
-    try:
-        other = list(parts(request, sizes, tuning.Choices(records, sizes=[sizes])))
-        if [p.plan["inputs"] for p in other] != [p.plan["inputs"] for p in usual]:
-            return None
-        return _compare(usual, other, device, turns)
-    except TraceaError:
-        return None
-
-
-def _keep(
-    request: ModelProto, sizes: Sizes, chosen: dict[str, str], searches: Mapping[str, Search], usual: Sequence[Part], device: int, result: Tuned
-) -> None:
+def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result: Tuned) -> None:
     """Measures the chosen kernels together, twice: without those that were faster by chance the second time. Where the whole is not faster, kernels that do not
-    overlap their neighbours as well may outweigh the others: it is measured with each alone."""
-
-    def together(records: tuning.Records) -> _Compared:
-        found = _attempt(request, sizes, records, usual, device, _LAST_TURNS)
-        if found is None:
-            raise TraceaError("the kernels that were the fastest one by one do not run together", "report this")
-        return found
-
-    found = together(chosen)
+    overlap their neighbours as well may outweigh the others: it is measured with each alone. keys: of launches that have a choice."""
+    found = subject.together(chosen)
     chosen = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
-    found = together(chosen)
+    found = subject.together(chosen)
     if chosen and found.ratio > _WORTH_IN_ALL:
-        chosen = {key: name for key, name in chosen.items() if together({key: name}).ratio < _WORTH_ALONE}
-        found = together(chosen)
-    if found.ratio > _WORTH_IN_ALL or not _alike(request, sizes, chosen, usual, device):
+        chosen = {key: name for key, name in chosen.items() if subject.together({key: name}).ratio < _WORTH_ALONE}
+        found = subject.together(chosen)
+    if found.ratio > _WORTH_IN_ALL or not subject.alike(chosen):
         chosen = {}
     whole = statistics.median(a for a, _ in found.totals)
     result.before += whole
     result.after += whole * found.ratio if chosen else whole
-    used = [key for part in usual for key in part.asked]
-    what = {key: text(part.requests[key], part.sizes) for part in usual for key in part.asked}
+    used = [key for part in subject.usual for key in part.asked]
+    what = {key: text(part.requests[key], part.sizes) for part in subject.usual for key in part.asked}
     kept: dict[str, Measured | None] = {}
-    for key in searches:
+    for key in keys:
         count = used.count(key)
         before = found.usual[key] / count
         after = found.other[key] / count if key in chosen else before
-        kept[key] = Measured(chosen[key], after, before, sizes) if key in chosen else None
+        kept[key] = Measured(chosen[key], after, before, subject.sizes) if key in chosen else None
         result.launches.append(Launch(what[key], count, before, after, chosen.get(key, "")))
     result.kept += len(chosen)
     if not tuning.save(result.device.arch, result.device.sms, kept):
         raise TraceaError("there is no cache to keep the tuning record in", "see `tracea-onnx cache size`")
-
-
-def _alike(request: ModelProto, sizes: Sizes, chosen: tuning.Records, usual: Sequence[Part], device: int) -> bool:
-    """Whether the results are those of the usual kernels but for the order in which terms are added."""
-    for a, b in zip(usual, parts(request, sizes, tuning.Choices(chosen, sizes=[sizes])), strict=True):
-        results = [native_cuda.run_plan(p.plan, p.blobs, a.inputs, p.constants, device=device) for p in (a, b)]
-        for spec, x, y in zip(a.plan["outputs"], *results, strict=True):
-            kind = DType(spec["dtype"])
-            if kind not in _SAME:
-                continue
-            u, v = ((t.astype(np.uint32) << 16).view(np.float32) if kind == DType.BF16 else t.astype(np.float64) for t in (x, y))
-            finite = np.isfinite(u)
-            largest = np.abs(u[finite]).max(initial=0.0)
-            if not np.array_equal(finite, np.isfinite(v)) or np.abs(u[finite] - v[finite]).max(initial=0.0) > _SAME[kind] * largest:
-                return False
-    return True
 
 
 #: Parameters that say little of what a launch computes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import ModelProto, StringStringEntryProto
 
@@ -14,7 +15,6 @@ from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph
 from tracea_onnx.native_cuda import CudaDevice
 from tracea_onnx.ops import DType
-from tracea_onnx.search import Search
 from tracea_onnx.tuning import Choices, Measured
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, {"batch": 8})
@@ -94,16 +94,15 @@ def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.Mon
     """Each is faster by itself, but those in `slower` let the next launch begin later."""
     product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
     part = tune.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
-    searches = {key: Search({"Tile(1)": 10.0, "Tile(2)": 11.0}) for key in "ab"}
 
-    def attempt(_: object, __: object, records: tuning.Records, *___: object) -> tune._Compared:
+    def compared(_: tune._Subject, records: tuning.Records, __: int) -> tune._Compared:
         total = 100.0 + sum(10.0 if key in slower else -2.0 for key in records)
         return tune._Compared({"a": 9.0, "b": 18.0}, {key: us * (0.5 if key in records else 1.0) for key, us in (("a", 9.0), ("b", 18.0))}, [(100.0, total)] * 3)
 
-    monkeypatch.setattr(tune, "_attempt", attempt)
-    monkeypatch.setattr(tune, "_alike", lambda *_: True)
+    monkeypatch.setattr(tune._Subject, "compared", compared)
+    monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
     result = tune.Tuned(CudaDevice("GPU", 90, 132))
-    tune._keep(ModelProto(), {"rows": 5}, {"a": "Tile(2)", "b": "Tile(2)"}, searches, [part], 0, result)
+    tune._keep(tune._Subject(ModelProto(), {"rows": 5}, [part], 0), {"a": "Tile(2)", "b": "Tile(2)"}, "ab", result)
     assert tuning.load(90, 132) == {key: Measured("Tile(2)", 4.5, 9.0, {"rows": 5}) for key in kept}
     assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
     assert [(x.what, x.count, x.kernel) for x in result.launches] == [
@@ -114,8 +113,21 @@ def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.Mon
 def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
     part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
-    monkeypatch.setattr(tune, "_attempt", lambda *_: tune._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
-    monkeypatch.setattr(tune, "_alike", lambda *_: False)
+    monkeypatch.setattr(tune._Subject, "compared", lambda *_: tune._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
+    monkeypatch.setattr(tune._Subject, "alike", lambda *_: False)
     result = tune.Tuned(CudaDevice("GPU", 90, 132))
-    tune._keep(ModelProto(), {}, {"a": "Tile(2)"}, {"a": Search({"Tile(1)": 10.0, "Tile(2)": 11.0})}, [part], 0, result)
+    tune._keep(tune._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
     assert tuning.load(90, 132) == {} and result.kept == 0 and result.before == result.after == 9.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "y", "same"),
+    [
+        (DType.F32, [1.0, -4.0, np.inf], True), (DType.F32, [1.0, -4.05, np.inf], True), (DType.F32, [1.0, -4.1, np.inf], False),
+        (DType.F32, [1.0, -4.0, 3.0], False), (DType.F32, [1.0, np.nan, np.inf], False), (DType.F16, [1.9, -4.0, np.inf], True), (DType.I64, [1, 2, 3], True),
+    ],
+)  # fmt: skip
+def test_results_are_the_same_but_for_rounding(dtype: DType, y: list[float], same: bool) -> None:
+    kind = {DType.F32: np.float32, DType.F16: np.float16, DType.I64: np.int64}[dtype]
+    x = np.array([1.0, -4.0, np.inf], np.float64) if dtype != DType.I64 else np.array([1, 5, 3])
+    assert tune._same(dtype, x.astype(kind), np.array(y).astype(kind)) == same
