@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
@@ -41,7 +41,7 @@ class SplitTile:
     def bn(self) -> int:
         return self.rows if self.swap else self.columns
 
-    @property
+    @cached_property
     def cluster(self) -> int:
         return self.split * self.share * self.beside
 
@@ -49,7 +49,7 @@ class SplitTile:
     def stage(self) -> int:
         return (self.rows + self.columns) * 128
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return min(10, (_SHARED // self.resident - 1024 - 1280) // self.stage)
 
@@ -115,9 +115,15 @@ def candidates(
                         if width % (8 * share) and not across[0 if swap else 1]:
                             continue
                         for resident in (1, 2, 3)[: 3 if share * beside == 1 else 2] if tiles * split > sms else (1,):
-                            tile = SplitTile(rows, width, swap, split, share, resident, beside)
-                            if tile.fits:
+                            if (tile := _fitting(rows, width, swap, split, share, resident, beside)) is not None:
                                 yield tile
+
+
+@cache
+def _fitting(rows: int, columns: int, swap: bool, split: int, share: int, resident: int, beside: int) -> SplitTile | None:
+    """The tile, made once; None where it does not fit."""
+    tile = SplitTile(rows, columns, swap, split, share, resident, beside)
+    return tile if tile.fits else None
 
 
 def _shared(lefts: int, rights: int, split: int, apart: bool, batch: int) -> Iterator[tuple[int, int]]:
