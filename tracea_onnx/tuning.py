@@ -127,9 +127,12 @@ class Measured:
 
 
 def load(arch: int, sms: int) -> dict[str, Measured]:
-    """The record of a kind of GPU, for this version of the kernels; empty where nothing was measured."""
+    """The record of a kind of GPU, for this version of the kernels; empty where nothing was measured, or where it cannot be read."""
     data = Cache().get(_name(arch, sms))
-    return {} if data is None else {key: Measured(**entry) for key, entry in json.loads(data).items()}
+    try:
+        return {key: Measured(**entry) for key, entry in json.loads(data or b"{}").items()}
+    except (AttributeError, TypeError, ValueError):  # of a version in between
+        return {}
 
 
 def save(arch: int, sms: int, found: Mapping[str, Measured | None]) -> bool:

@@ -11,6 +11,7 @@ from onnx import ModelProto, StringStringEntryProto
 from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
 from tracea_onnx import plan_cache, tune, tuning
+from tracea_onnx.cache import Cache
 from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph
 from tracea_onnx.native_cuda import CudaDevice
@@ -47,6 +48,13 @@ def test_another_version_of_the_kernels_begins_anew(monkeypatch: pytest.MonkeyPa
     tuning.save(90, 132, {"a": ONE})
     monkeypatch.setattr(tuning, "__version__", "999")
     assert tuning.load(90, 132) == {}
+
+
+@pytest.mark.parametrize("data", [b"", b"nothing", b"[1]", b'{"a": 3}', b'{"a": {"kernel": "Tile()"}}'])
+def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
+    Cache().put(tuning._name(90, 132), data)
+    assert tuning.load(90, 132) == {} and tuning.choices(90, 132) == tuning.BY_PRICE
+    assert tuning.save(90, 132, {"a": ONE}) and tuning.load(90, 132) == {"a": ONE}
 
 
 def test_a_cached_plan_is_not_used_with_another_record() -> None:
