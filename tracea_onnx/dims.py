@@ -10,6 +10,7 @@ import ast
 import functools
 import hashlib
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -325,33 +326,32 @@ def symbols(e: DimLike) -> tuple[str, ...]:
     return e.symbols if isinstance(e, Dim) else ()
 
 
+#: What makes the operations, of dims and of numbers (the native evaluator's reference).
+_BUILD: Mapping[str, Callable[..., DimLike]] = {
+    "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum, "eq": equal, "lt": less, "select": select,
+}  # fmt: skip
+VALUES: Mapping[str, Callable[..., int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min,
+    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b), "select": lambda cond, a, b: a if cond else b,
+}  # fmt: skip
+
+
 def replaced(e: DimLike, values: Mapping[str, DimLike]) -> DimLike:
     """`e` with these in place of the symbols of that name."""
-    build: dict[str, Callable[..., DimLike]] = {
-        "add": add, "sub": sub, "mul": mul, "floordiv": floordiv, "mod": mod, "max": maximum, "min": minimum, "eq": equal, "lt": less, "select": select,
-    }  # fmt: skip
     done: dict[Dim, DimLike] = {}  # expressions share parts
 
     def go(d: DimLike) -> DimLike:
         if not isinstance(d, Dim) or not values.keys() & set(d.symbols):
             return d
         if d not in done:
-            done[d] = values[d.name] if d.op == "sym" else build[d.op](*map(go, d.args))
+            done[d] = values[d.name] if d.op == "sym" else _BUILD[d.op](*map(go, d.args))
         return done[d]
 
     return go(e)
 
 
 def evaluate(e: DimLike, env: dict[str, int]) -> int:
-    """Value of `e` when the symbols have the values in `env` (the native evaluator's reference)."""
+    """Value of `e` when the symbols have the values in `env`."""
     if isinstance(e, int):
         return e
-    if e.op == "sym":
-        return env[e.name]
-    v = [evaluate(a, env) for a in e.args]
-    table: dict[str, Callable[[], int]] = {
-        "add": lambda: v[0] + v[1], "sub": lambda: v[0] - v[1], "mul": lambda: v[0] * v[1], "floordiv": lambda: v[0] // v[1],
-        "mod": lambda: v[0] % v[1], "max": lambda: max(v), "min": lambda: min(v), "eq": lambda: int(v[0] == v[1]),
-        "lt": lambda: int(v[0] < v[1]), "select": lambda: v[1] if v[0] else v[2],
-    }  # fmt: skip
-    return table[e.op]()
+    return env[e.name] if e.op == "sym" else VALUES[e.op](*(evaluate(a, env) for a in e.args))

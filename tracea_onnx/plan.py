@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -228,7 +228,7 @@ def write_pack(entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[b
     for keys, plan, own in entries:
         base = len(blobs)
         blobs += own
-        rows.append({"nodes": list(keys), "plan": _renumber(plan, partial(operator.add, base))})
+        rows.append({"nodes": list(keys), "plan": _renumber(plan, partial(add, base))})
     table, payload = [], bytearray()
     for b in blobs:
         payload += b"\0" * (-len(payload) % 64)
@@ -267,13 +267,6 @@ def read_pack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     return header, [payload[o : o + n] for o, n in header["blobs"]]
 
 
-#: What an operation of two values makes of them.
-_BINARY: Mapping[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min,
-    "eq": lambda a, b: int(a == b), "lt": lambda a, b: int(a < b),
-}  # fmt: skip
-
-
 def evaluate(plan: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> list[int]:
     """Values of the Plan's expressions for inputs of these shapes."""
     out: list[int] = []
@@ -283,10 +276,8 @@ def evaluate(plan: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> list[i
         elif op == "sym":
             index, axis = plan["symbols"][a[0]]
             out.append(shapes[index][axis])
-        elif op == "select":
-            out.append(out[a[1]] if out[a[0]] else out[a[2]])
         else:
-            out.append(_BINARY[op](out[a[0]], out[a[1]]))
+            out.append(dims.VALUES[op](*(out[k] for k in a)))
     return out
 
 
