@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -61,6 +62,11 @@ class Request:
     unaligned: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
     tf32: bool = False
+
+    @property
+    def symbols(self) -> list[str]:
+        """Those that its sizes depend on."""
+        return sorted({s for d in self.ints.values() for s in D.symbols(d)})
 
 
 def gpu_of(properties: Mapping[str, str]) -> tuple[int, int]:

@@ -7,14 +7,15 @@ is divided there and each part emitted by itself. Neighbours that came out equal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
 from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.meanwhile import meanwhile
 
 #: Ranges are not divided above that size.
 _MOST = 1 << 18
@@ -51,14 +52,9 @@ _likely: ContextVar[Mapping[str, int] | None] = ContextVar("likely", default=Non
 _COUNTING = ("N", "B", "B0", "B1")
 
 
-@contextmanager
-def within(r: Range) -> Iterator[None]:
+def within(r: Range) -> AbstractContextManager[None]:
     """Sizes that depend on the symbol alone lie in this range."""
-    token = _now.set(r)
-    try:
-        yield
-    finally:
-        _now.reset(token)
+    return meanwhile(_now, r)
 
 
 def known(d: DimLike) -> int | None:
@@ -114,8 +110,7 @@ def at(d: DimLike, value: int) -> AbstractContextManager[None]:
     return _as_if(d, value) if isinstance(d, Dim) and len(d.symbols) > 1 else nullcontext()
 
 
-@contextmanager
-def _as_if(d: Dim, value: int) -> Iterator[None]:
+def _as_if(d: Dim, value: int) -> AbstractContextManager[None]:
     """As if the symbols were alike and `d`, which grows with them, had at least that value; those that count images are 1 where there are others."""
     counts = _counts.get()
     alike = [s for s in d.symbols if s not in counts] or d.symbols
@@ -129,11 +124,7 @@ def _as_if(d: Dim, value: int) -> Iterator[None]:
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if D.evaluate(d, sizes(middle)) >= value else (middle + 1, high)
-    token = _likely.set(sizes(low))
-    try:
-        yield
-    finally:
-        _likely.reset(token)
+    return meanwhile(_likely, sizes(low))
 
 
 def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None]:
@@ -243,14 +234,10 @@ def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
 
 def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
     """What `emit` makes of the request, for each range of its symbol where there is one alone. Sizes of 0 have what is emitted without a range."""
-    symbols = {s for d in request.ints.values() for s in D.symbols(d)}
-    if len(symbols) != 1:
-        token = _counts.set(frozenset(_names(request, counting=True) - _names(request, counting=False)))
-        try:
+    if len(request.symbols) != 1:
+        with meanwhile(_counts, frozenset(_names(request, counting=True) - _names(request, counting=False))):
             return emit(request)
-        finally:
-            _counts.reset(token)
-    (symbol,) = symbols
+    (symbol,) = request.symbols
     parts: list[tuple[int, list[Kernel]]] = []  # from which size on
 
     def part(low: int, high: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from tracea_onnx import dims as D
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike
+from tracea_onnx.meanwhile import meanwhile
 
 #: What a launch is (`identity`) to the name of its kernel, or to the prices of those it could have.
 Records = Mapping[str, str]
@@ -41,30 +42,20 @@ _choices: ContextVar[Choices] = ContextVar("choices", default=BY_PRICE)
 _now: ContextVar[Request | None] = ContextVar("now", default=None)
 
 
-@contextmanager
-def choosing(choices: Choices) -> Iterator[None]:
+def choosing(choices: Choices) -> AbstractContextManager[None]:
     """Kernels are chosen in this way meanwhile."""
-    token = _choices.set(choices)
-    try:
-        yield
-    finally:
-        _choices.reset(token)
+    return meanwhile(_choices, choices)
 
 
-@contextmanager
-def emitting(request: Request) -> Iterator[None]:
+def emitting(request: Request) -> AbstractContextManager[None]:
     """Kernels are chosen for this request meanwhile."""
-    token = _now.set(request)
-    try:
-        yield
-    finally:
-        _now.reset(token)
+    return meanwhile(_now, request)
 
 
 def measured(prices: Mapping[Any, float]) -> Any | None:
     """The tile that was measured to be the fastest of these for the present request; None where none was, or where its sizes are not known."""
     request, choices = _now.get(), _choices.get()
-    if request is None or choices == BY_PRICE or _symbols(request):
+    if request is None or choices == BY_PRICE or request.symbols:
         return None
     key = identity(request)
     if choices.offers is not None:
@@ -82,14 +73,14 @@ def cheapest(prices: Mapping[Any, float]) -> Any:
 def wanted() -> bool:
     """Whether tiles matter that are not among the cheapest: something listens to what could be chosen, or one was measured for this request."""
     request, choices = _now.get(), _choices.get()
-    if request is None or choices == BY_PRICE or _symbols(request):
+    if request is None or choices == BY_PRICE or request.symbols:
         return False
     return choices.offers is not None or identity(request) in choices.records
 
 
 def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
     """The request with its symbols as numbers for which a kernel was measured, and whether it is the one for the sizes of a run."""
-    symbols, choices = _symbols(request), _choices.get()
+    symbols, choices = request.symbols, _choices.get()
     if symbols:
         for values in dict.fromkeys(tuple(sizes[s] for s in symbols) for sizes in choices.sizes if sizes.keys() >= set(symbols)):
             known = numbered(request, dict(zip(symbols, values, strict=True)))
@@ -100,10 +91,6 @@ def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
 def numbered(request: Request, sizes: Mapping[str, int]) -> Request:
     """With these sizes in place of symbols."""
     return replace(request, ints={name: D.evaluate(d, dict(sizes)) for name, d in request.ints.items()})
-
-
-def _symbols(request: Request) -> list[str]:
-    return sorted({s for d in request.ints.values() for s in D.symbols(d)})
 
 
 def identity(request: Request) -> str:
