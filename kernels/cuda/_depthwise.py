@@ -40,7 +40,7 @@ def convolution(r: Request) -> list[Kernel]:
     kh, kw = _window(r)[:2]
     if kh * kw >= _MANY and _large.applies(r) and (found := _large.chosen(r)):
         return [large(r, wide, use) for wide, use in found]
-    if len(D.symbols(_pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
+    if len(D.symbols(_product.pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
         return _of_any_size(r)
     batch = about(i["N"], -1)
     usual = _BATCHES[-1] if batch < 0 else batch
@@ -55,20 +55,16 @@ def convolution(r: Request) -> list[Kernel]:
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 
 
-def _pixels(r: Request) -> DimLike:
-    return D.product([r.ints[n] for n in ("N", "OH", "OW")])
-
-
 def _many(r: Request) -> DimLike:
     """Whether there is so much to do that strips pay."""
     kh, kw = _window(r)[:2]
     least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
-    return D.sub(1, D.less(D.mul(_pixels(r), _product.static(r, "OC") * kh * kw), r.sms * least))
+    return D.sub(1, D.less(D.mul(_product.pixels(r), _product.static(r, "OC") * kh * kw), r.sms * least))
 
 
 def _of_any_size(r: Request) -> list[Kernel]:
     """Of images whose sides are symbolic: strips as wide as suits ranges of their pixels, and as long."""
-    pixels, many = _pixels(r), _many(r)
+    pixels, many = _product.pixels(r), _many(r)
 
     def price(m: int) -> dict[Strips | None, float]:
         costs: dict[Strips | None, float] = {}

@@ -58,7 +58,7 @@ def choose(r: Request) -> FewTile | None:
         return None
     oc = int(i["OC"])
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
-    pixels = _product.known(D.product([i["N"], i["OH"], i["OW"]]), 1 << 20)
+    pixels = _product.known(_product.pixels(r), 1 << 20)
     rows = 2 if pixels * -(-oc // columns) >= 128 * r.sms else 1
     runs = next(n for n in (8, 4, 2, 1) if 4 * rows // n >= min(_product.known(i["OH"], 4 * rows), 4 * rows))
     tile = FewTile(cp, rows, columns, runs)

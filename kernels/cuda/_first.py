@@ -150,7 +150,7 @@ def choose(r: Request) -> FirstTile:
 
 def convolution(r: Request) -> list[Kernel]:
     """The kernels of a convolution to which this one applies: where several sizes are symbolic, one for each range of its pixels."""
-    pixels = D.product([r.ints[n] for n in ("N", "OH", "OW")])
+    pixels = _product.pixels(r)
     if len(D.symbols(pixels)) < 2:
         return [kernel(r, choose(r))]
     tiles = list(_tiles(r))

@@ -57,7 +57,7 @@ def prices(r: Request) -> dict[Folded, float]:
         return {}
     inner, i = _inner(r), r.ints
     m, n, k = (_product.known(inner.ints[name], 0) for name in "MNK")
-    bytes_, channels, pixels = 4.0 * m * n, int(i["OC"]), _product.known(D.product([i["N"], i["OH"], i["OW"]]), 0)
+    bytes_, channels, pixels = 4.0 * m * n, int(i["OC"]), _product.known(_product.pixels(r), 0)
     hits = -(-int(i["KH"]) // int(i["SH"])) * -(-int(i["KW"]) // int(i["SW"]))
     fold, width = min((_THREAD * pixels * -(-channels // w) + _READ * hits * min(w, channels), w) for w in (2, 4, 8))
     fold += _START + _BYTE * bytes_
@@ -82,5 +82,5 @@ def convolution(r: Request, tile: Folded, active: DimLike) -> list[Kernel]:
         f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}", epi.source,
         _backend.template("fold"),
     ])  # fmt: skip
-    blocks = D.ceildiv(D.product([i["N"], i["OH"], i["OW"]]), 256)
+    blocks = D.ceildiv(_product.pixels(r), 256)
     return [*product, Kernel(text, "fold", (D.mul(blocks, active), -(-n // width), 1), 256, tuple(v for _, _, v in params), pdl=True, scratch=scratch)]

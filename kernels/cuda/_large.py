@@ -128,9 +128,9 @@ def choose(r: Request) -> LargeTile | None:
 
 def chosen(r: Request) -> list[tuple[LargeTile, DimLike]]:
     """The tiles, and whether each is for the sizes of a run: where several are symbolic, by the pixels."""
-    pixels = D.product([r.ints[n] for n in ("N", "OH", "OW")])
-    if len(D.symbols(pixels)) < 2 or choose(r) is None:
-        return [(tile, 1)] if (tile := choose(r)) else []
+    tile, pixels = choose(r), _product.pixels(r)
+    if tile is None or len(D.symbols(pixels)) < 2:
+        return [] if tile is None else [(tile, 1)]
     return list(_product.choose(pixels, lambda _: {t: _price(r, t) for t in _tiles(r)}, False, _ALIKE))
 
 

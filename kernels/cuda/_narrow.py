@@ -183,7 +183,7 @@ def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]
     """Tiles of pixels, and blocks beside each other."""
     i, sw = r.ints, int(r.ints["SW"])
     if _spread(r, transposed):
-        return D.ceildiv(D.product([i["N"], i["OH"], i["OW"]]), tile.threads // tile.together * tile.pixels), -(-_chunks(r, tile) // tile.beside)
+        return D.ceildiv(_product.pixels(r), tile.threads // tile.together * tile.pixels), -(-_chunks(r, tile) // tile.beside)
     across = D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw) if transposed else D.ceildiv(i["OW"], tile.pixels)
     return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(-_chunks(r, tile) // tile.beside)
 
@@ -292,7 +292,7 @@ def _written(r: Request, tile: NarrowTile) -> int:
 def pixels(r: Request) -> Request:
     """A convolution by windows of one pixel, whose pixels follow each other, as one of a line."""
     i = r.ints
-    line = D.product([i["N"], i["OH"], i["OW"]])
+    line = _product.pixels(r)
     ints = {**i, "N": 1, "IH": 1, "OH": 1, "IW": line, "OW": line, **{f"{o}_{p}": 0 for o in "xyr" for p in ("rs", "ns")}}
     return replace(r, ints=ints)
 

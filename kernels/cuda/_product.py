@@ -251,6 +251,11 @@ def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
     return [replace(k, scratch=(most,)) for k in kernels]
 
 
+def pixels(r: Request) -> DimLike:
+    """Of all images of a convolution's result."""
+    return D.product([r.ints[n] for n in ("N", "OH", "OW")])
+
+
 def channels(r: Request, count: int) -> int:
     """Elements of a tap of `count` channels in packed filters: whole copies of 16 bytes, of a single tap what a matrix has."""
     whole = 4 if r.dtype == DType.F32 and static(r, "KH") * static(r, "KW") > 1 else 8

@@ -49,7 +49,7 @@ def conv2d(r: Request) -> list[Kernel]:
     unit = all(i[n] == 1 for n in ("KH", "KW", "SH", "SW")) and i["PT"] == i["PL"] == 0 and i["OH"] == i["IH"] and i["OW"] == i["IW"]
     if unit and g == 1 and flat and _flat(r, "x", i["IH"], i["IW"]) and not _stem.planar(r) and not _row_operands(r):
         ints = {**i, **{f"o{k}_ld": i.get("r_cs", 0) for k in range(4)}}
-        rows, line = D.product([i["N"], i["OH"], i["OW"]]), _narrow.pixels(r)
+        rows, line = _product.pixels(r), _narrow.pixels(r)
         narrow = _gemm.Beside(_narrow.NarrowTile, lambda m: _narrow.beside_products(line, m), lambda tile, active: _narrow.convolution(line, tile, False, active))
         few = narrow if oc <= _narrow.most_beside(r) else None
         return list(_gemm.rows_by_weight(replace(r, ints=ints), rows, oc, ic, i["x_cs"], _product.channels(r, ic), i["y_cs"], i.get("r_cs", 0), few))

@@ -72,10 +72,9 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
 }}
 """
     args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
-    strip = _strip(request)
-    some = [(strip, 1)] if strip is None or len(D.symbols(D.product([i["N"], i["OH"], i["OW"]]))) < 2 else _strips(request)
-    much = 0 if strip is None else settled(D.sub(1, D.less(D.product([i["N"], i["OH"], i["OW"], i["C"]]), request.sms * _MARCH_FROM)))
-    kernels = [_pool_march(request, *strip, D.mul(much, use)) for strip, use in some if strip is not None and much != 0]
+    costs = _costs(request)
+    much = settled(D.sub(1, D.less(D.mul(_product.pixels(request), i["C"]), request.sms * _MARCH_FROM))) if costs else 0
+    kernels = [_pool_march(request, *strip, D.mul(much, use)) for strip, use in _strips(request, costs)] if much != 0 else []
     if much != 1:
         kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
     return kernels
@@ -94,9 +93,12 @@ def _lanes(request: Request) -> int:
     return lanes
 
 
-def _strips(request: Request) -> list[tuple[tuple[int, DimLike, int] | None, DimLike]]:
-    """As `_strip`, by the pixels of several symbolic sizes, and whether it is for those of a run."""
-    i = parameters(request)
+def _strips(request: Request, costs: Mapping[tuple[int, int, int], float]) -> list[tuple[tuple[int, DimLike, int], DimLike]]:
+    """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device: where several sizes are symbolic, by
+    their pixels, and whether they are for those of a run."""
+    i, pixels = parameters(request), _product.pixels(request)
+    if len(D.symbols(pixels)) < 2:
+        return [(tuning.cheapest(costs), 1)]
 
     def price(_: int) -> dict[tuple[int, int], float]:
         costs: dict[tuple[int, int], float] = {}
@@ -104,18 +106,12 @@ def _strips(request: Request) -> list[tuple[tuple[int, DimLike, int] | None, Dim
             costs[columns, v] = min(cost, costs.get((columns, v), cost))
         return costs
 
-    out = list[tuple[tuple[int, DimLike, int] | None, DimLike]]()
-    for (columns, v), use in _product.choose(D.product([i["N"], i["OH"], i["OW"]]), price, False, _ALIKE):
+    out = list[tuple[tuple[int, DimLike, int], DimLike]]()
+    for (columns, v), use in _product.choose(pixels, price, False, _ALIKE):
         beside = D.product([i["N"], D.ceildiv(i["OW"], columns), -(-static(i["C"], "channel count") // v)])
         bands = D.maximum(D.ceildiv(i["OH"], _LONGEST), D.ceildiv(request.sms * _FILL, D.maximum(beside, 1)))
         out.append(((columns, D.maximum(D.floordiv(i["OH"], D.maximum(bands, 1)), 1), v), use))
     return out
-
-
-def _strip(request: Request) -> tuple[int, int, int] | None:
-    """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device; None where nothing fits."""
-    costs = _costs(request)
-    return tuning.cheapest(costs) if costs else None
 
 
 def _costs(request: Request) -> dict[tuple[int, int, int], float]:
