@@ -112,27 +112,26 @@ def _dotted(version: int) -> str:
 
 
 #: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves and of the multiprocessors.
-_OLDEST_GPU, _CAPABILITY, _MULTIPROCESSORS = (8, 0), (75, 76), 16
+_OLDEST_GPU, _FACTS = (8, 0), (75, 76, 16)
 
 
 def _gpus() -> Iterator[Check]:
     driver = nvrtc.driver_library()
     for k in range(cuda_devices()):
         assert driver is not None
-        device, name, halves = ctypes.c_int(), ctypes.create_string_buffer(256), []
+        device, name, facts = ctypes.c_int(), ctypes.create_string_buffer(256), list[int]()
         driver.cuDeviceGet(ctypes.byref(device), k)
         driver.cuDeviceGetName(name, len(name), device)
-        for attribute in _CAPABILITY:
+        for attribute in _FACTS:
             value = ctypes.c_int()
             driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-            halves.append(value.value)
-        ok = tuple(halves) >= _OLDEST_GPU
-        picked = f"kernels for {registry.module('kernels', 'cuda').target(halves[0] * 10 + halves[1])}" if ok else "older than the kernels need"
-        sms = ctypes.c_int()
-        driver.cuDeviceGetAttribute(ctypes.byref(sms), _MULTIPROCESSORS, device)
-        tuned = len(tuning.load(halves[0] * 10 + halves[1], sms.value))
+            facts.append(value.value)
+        major, minor, sms = facts
+        ok = (major, minor) >= _OLDEST_GPU
+        picked = f"kernels for {registry.module('kernels', 'cuda').target(major * 10 + minor)}" if ok else "older than the kernels need"
+        tuned = len(tuning.load(major * 10 + minor, sms))
         record = f"; {tuned} launches tuned" if tuned else ""
-        detail = f"{name.value.decode(errors='replace')}, compute capability {halves[0]}.{halves[1]}: {picked}{record}"
+        detail = f"{name.value.decode(errors='replace')}, compute capability {major}.{minor}: {picked}{record}"
         yield Check(f"GPU {k}", ok, detail, "the CUDA backend needs compute capability 8.0 or newer", required=False)
 
 
