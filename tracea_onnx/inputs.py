@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,7 @@ def generate(
     stored = {t.name for t in model.graph.initializer}
     wanted = [i for i in model.graph.input if i.name not in stored]
     fixed = dict(shapes or {})
-    unknown = fixed.keys() - {i.name for i in wanted}
-    if unknown:
-        raise UsageError(f"the model has no input called '{sorted(unknown)[0]}'", f"its inputs are {', '.join(i.name for i in wanted)}")
-    symbols = _bind(wanted, fixed)
+    symbols = bind(wanted, fixed)
     tables = {i.name: _index_range(graph, i.name) for i in wanted}
     required = {i.name: _required(graph, i.name) for i in wanted}
     made: set[tuple[object, ...]] = set()
@@ -70,9 +67,12 @@ def _tensor_type(t: TypeProto) -> TypeProto.Tensor | None:
     return None
 
 
-def _bind(wanted: list[ValueInfoProto], fixed: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Symbols whose value follows from the fixed shapes."""
+def bind(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Symbols whose value follows from the fixed shapes. Raises UsageError when one contradicts the inputs, or is of none."""
     out: dict[str, int] = {}
+    unknown = fixed.keys() - {i.name for i in wanted}
+    if unknown:
+        raise UsageError(f"the model has no input called '{sorted(unknown)[0]}'", f"its inputs are {', '.join(i.name for i in wanted)}")
     for i in wanted:
         shape, tensor = fixed.get(i.name), _tensor_type(i.type)
         if shape is None or tensor is None or not tensor.HasField("shape"):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from tracea_onnx import compiler, native_cuda, registry, tuning
+from tracea_onnx import compiler, inputs, native_cuda, registry, tuning
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Request, gpu_of
 from tracea_onnx.cuda_plan import CudaPlanBuilder
@@ -113,21 +113,11 @@ def requests_of(model: str | Path | bytes, options: Mapping[str, str]) -> list[M
 
 def sizes_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Values of the symbols that the graph's inputs have."""
-    if unknown := [name for name in shapes if name not in graph.inputs]:
-        raise UsageError(f"the model has no input called '{unknown[0]}'", f"its inputs are {', '.join(graph.inputs)}")
-    found: dict[str, int] = {}
-    for name in graph.inputs:
-        dims, given = graph.shape(name) or (), shapes.get(name)
-        if given is not None and len(given) != len(dims):
-            raise UsageError(f"input '{name}' has rank {len(dims)}, not {len(given)}", "correct --input-shape")
-        for axis, d in enumerate(dims):
-            size = None if given is None else given[axis]
-            if isinstance(d, int) and size not in (None, d):
-                raise UsageError(f"input '{name}' has a fixed dimension {d}, not {size}", "correct --input-shape")
-            if not isinstance(d, int) and size is not None and found.setdefault(d or f"{name}.{axis}", size) != size:
-                raise UsageError(f"dimension '{d}' would be both {found[d or '']} and {size}", "correct --input-shape")
+    found = inputs.bind(graph.proto.input, shapes)
     for name in graph.inputs:
         for axis, d in enumerate(graph.shape(name) or ()):
+            if d is None and name in shapes:
+                found[f"{name}.{axis}"] = shapes[name][axis]
             if not isinstance(d, int) and not found.keys() >= set(D.symbols(_dim(graph, name, axis, d))):
                 raise UsageError(f"the size of axis {axis} of input '{name}' is not known", f"give it as --input-shape {name}:{_example(graph, name)}")
     return found
@@ -317,11 +307,12 @@ def _next(search: Search, key: str, request: Request, sizes: Sizes) -> str | Non
 
 
 def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result: Tuned) -> None:
-    """Measures the chosen kernels together, twice: without those that were faster by chance the second time. Where the whole is not faster, kernels that do not
+    """Measures the chosen kernels together, and again without those that had been faster by chance. Where the whole is not faster, kernels that do not
     overlap their neighbours as well may outweigh the others: it is measured with each alone. keys: of launches that have a choice."""
     found = subject.together(chosen)
-    chosen = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
-    found = subject.together(chosen)
+    lasting = {key: name for key, name in chosen.items() if found.other.get(key, np.inf) < _WORTH * found.usual[key]}
+    if lasting != chosen:
+        chosen, found = lasting, subject.together(lasting)
     if chosen and found.ratio > _WORTH_IN_ALL:
         chosen = {key: name for key, name in chosen.items() if subject.together({key: name}).ratio < _WORTH_ALONE}
         found = subject.together(chosen)

@@ -32,8 +32,12 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atol", type=float, help="absolute bound (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
     parser.add_argument("--load-inputs", type=Path, metavar="FILE.npz", help="use these inputs instead of generated ones")
-    parser.add_argument("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224", help="shape of a generated input (repeatable)")
+    add_input_shapes(parser)
     parser.add_argument("--provider", choices=("cpu", "tracea"), default="cpu", help="what runs the result (default: ONNX Runtime's CPU provider)")
+
+
+def add_input_shapes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224", help="shape of a generated input (repeatable)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

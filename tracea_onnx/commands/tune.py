@@ -16,7 +16,7 @@ from tracea_onnx.report import table
 def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser("tune", help="measure which kernels are the fastest for a model on this GPU, and remember", description=__doc__)
     p.add_argument("model", type=Path)
-    p.add_argument("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224", help="shape to measure with (repeatable)")
+    options.add_input_shapes(p)
     p.add_argument("--device-id", type=int, default=0, metavar="N", help="the GPU (default: 0)")
     p.add_argument("--seconds", type=float, default=120.0, help="after which no more kernels are tried (default: 120)")
     options.add_json(p)
