@@ -27,8 +27,8 @@ Prices = Mapping[Any, float]
 MATRICES = ("gemm", "gemm_norm", "matmul")
 #: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
 _SLACK = 1.05
-#: The same where measurements decide.
-_SLACK_TUNED = 1.4
+#: The same where measurements decide, and of those among which it counts what they take more between other launches.
+_SLACK_TUNED, _NEAR = 1.4, 1.1
 _MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as if its copies were whole
 
 
@@ -45,7 +45,7 @@ def prices(
     windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `_wgmma.crossed` of A where tensor maps reach it."""
     if maps:
         sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made, crossed)
-        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"), _SLACK_TUNED if tuning.wanted() else _SLACK)
+        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"), r.family == "gemm_norm", _SLACK_TUNED if tuning.wanted() else _SLACK)
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -75,12 +75,18 @@ def _divided(tile: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool, slack: float) -> dict[Any, float]:
-    """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times."""
-    costs: dict[Any, float] = _backend.part("_wgmma").prices(*sizes, wide) if stored else {}
-    costs |= _backend.part("_split").prices(*sizes)
-    most = slack * min(costs.values(), default=0.0)
-    return {t: cost for t, cost in costs.items() if cost <= most}
+def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool, norms: bool, slack: float) -> dict[Any, float]:
+    """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times. wide: of linear layers, of which the best
+    one between other launches has the clocks of the best one by itself: those of other kernels are by themselves."""
+    wgmma, split, (m, n, _, sms, *_) = _backend.part("_wgmma"), _backend.part("_split"), sizes
+    hopper: dict[Any, float] = wgmma.prices(*sizes, wide) if stored else {}
+    costs = hopper | split.prices(*sizes)
+    least = min(costs.values(), default=0.0)
+    if wide and costs:
+        near = {t: c + (wgmma.BETWEEN if t in hopper else split.between(t, m, n, sms, norms)) for t, c in costs.items() if c <= _NEAR * least}
+        more = min(near.values()) - least
+        costs |= {t: c - more for t, c in near.items()}
+    return {t: c for t, c in costs.items() if c <= slack * least}
 
 
 #: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to _MOST rows, and 3, 6, 12, ... (finely 5, 7, 10, 14, ..., too) up

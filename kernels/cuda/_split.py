@@ -76,6 +76,9 @@ _CLUSTER, _WIDE_CLUSTER, _SHARED_COPIES, _FINISH, _MULTIPLY, _LATENCY = 532.0, 5
 _FLOAT, _RESULT, _SMOOTH, _RESIDUAL = 0.455, 0.228, 0.063, 379.0
 #: Clocks to start a kernel, for each row of a warp that begins anywhere and each result in such a row.
 START, _ROW, _RESULTS = 2100.0, 150.0, 6.4e-4
+#: Clocks more between launches that wait for each other: of each further wave of blocks, where copies are shared, per float finished and exchanged, more where
+#: these lie across the rows beside norms. Fitted to 2,760 tiles of 254 launches, each in its place in one of 44 networks.
+_NEXT_WAVE, _SHARED_BETWEEN, _RESULT_BETWEEN, _FLOAT_BETWEEN, _ACROSS_NORMS = 4164.0, 1844.0, 0.362, 0.17, 0.157
 #: Of batches: clocks to start a kernel, a cluster of two and more, of five and more, where blocks share copies, where more than two do, of a wave of blocks, of a
 #: result of a multiprocessor, per float exchanged, for 64 x 64 x 64 products, how much longer these take of one warpgroup alone, until a copy comes, more for a
 #: byte with few rows or columns; bytes a clock from L2 for one block and for all, read from memory and written to it; how much more of y is written where its
@@ -140,18 +143,30 @@ def slots(cluster: int, resident: int, sms: int) -> int:
     return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
 
 
+def _turns(t: SplitTile, m: int, n: int, sms: int, bundles: int) -> tuple[int, int, int, int]:
+    """Blocks, those that run at a time, how often so many do, and those that one multiprocessor runs at a time."""
+    left, right = (n, m) if t.swap else (m, n)
+    blocks, room = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles, slots(t.cluster, t.resident, sms)
+    return blocks, room, -(-blocks // room), min(t.resident, -(-blocks // max(1, room // t.resident)))
+
+
+def between(t: SplitTile, m: int, n: int, sms: int, norms: bool) -> float:
+    """Clocks of a linear layer more than `tile_cost` says, between launches that wait for each other: how a block ends is not hidden behind how the next launch
+    begins there. norms: those of rows are part of the product."""
+    _, _, waves, together = _turns(t, m, n, sms, 1)
+    size = waves * together * t.rows * t.columns / t.split
+    result = _RESULT_BETWEEN + _FLOAT_BETWEEN * (t.split - 1) + _ACROSS_NORMS * (norms and t.swap)
+    return _NEXT_WAVE * (waves - 1) + _SHARED_BETWEEN * (t.share > 1) + result * size
+
+
 def tile_cost(
     t: SplitTile, m: int, n: int, steps: int, sms: int, residual: bool = False, smooth: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE,
     made: float = 1.0, crossed: float = 1.0,
 ) -> float:  # fmt: skip
     """Clocks, comparable with `_wgmma.tile_cost`. smooth: the epilogue needs special functions. bundles: of n columns each;
     pixel: clocks to copy a step of one row and of one filter; made: as for `_bundles.made`; crossed: `_wgmma.crossed` of A."""
-    left, right = (n, m) if t.swap else (m, n)
-    blocks = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles
+    blocks, room, waves, together = _turns(t, m, n, sms, bundles)
     n *= bundles
-    room = slots(t.cluster, t.resident, sms)
-    waves = -(-blocks // room)
-    together = min(t.resident, -(-blocks // max(1, room // t.resident)))  # blocks that one multiprocessor runs at a time
     multiply = made * _MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128)  # few columns: bound by the left operand's rows
     if t.rows * together < 128:
         multiply *= 1.32

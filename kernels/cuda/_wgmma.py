@@ -85,6 +85,8 @@ _FLOPS, _CHIP_BYTES, _MEMORY_BYTES, _LATENCY = 3199.0, 4656.0, 3631.0, 2246.0
 _START, _CLUSTER, _EDGE, _PANEL_CLOCKS, _SMOOTH = 1682.0, 5330.0, 262.0, 567.0, 349.0
 #: What results that leave by TMA save of the clocks of several turns, and cost at the end.
 _TMA_GAIN, _TMA_LATENCY = 0.93, 586.0
+#: Clocks of a linear layer more between launches that wait for each other, comparable with `_split.between`.
+BETWEEN = 5418.0
 #: Of batches: rows of tiles, whether each warpgroup has tiles of its own, and most columns, with so many where the epilogue takes registers beside the sums.
 _BATCHED = ((64, True, 256, 256), (128, True, 192, 128), (128, False, 256, 256), (256, False, 192, 128))
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))  # blocks down and along

@@ -307,6 +307,27 @@ def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch
             compile_kernels(kernels_of(r), 90)
 
 
+def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
+    """Among tiles that cost about as little by themselves; the best one costs what the cheapest of them does, for other kernels are compared with it."""
+    product, wgmma, split = cuda.part("_product"), cuda.part("_wgmma"), cuda.part("_split")
+    changed = 0
+    for m, n, k in ((512, 3072, 768), (300, 1024, 4096), (197, 768, 768), (77, 512, 1536), (2000, 512, 512)):
+        sizes = (m, n, k // 64, 132, False, False, False, 1, (0.0, 0.0), 1.0, 1.0)
+        alone = wgmma.prices(*sizes, True) | split.prices(*sizes)
+        product._likely.cache_clear()
+        costs = product._likely(sizes, True, True, False, 1.4)
+        best, least = min(costs, key=costs.__getitem__), min(alone.values())
+        assert costs[best] == pytest.approx(least) and alone[best] <= 1.1 * least
+        near = {t: c + (split.between(t, m, n, 132, False) if isinstance(t, split.SplitTile) else wgmma.BETWEEN) for t, c in alone.items() if c <= 1.1 * least}
+        assert near[best] == min(near.values())
+        changed += alone[best] > least
+        convolved = wgmma.prices(*sizes, False) | split.prices(*sizes)
+        assert product._likely(sizes, True, False, False, 1.4) == {t: c for t, c in convolved.items() if c <= 1.4 * min(convolved.values())}
+    assert changed >= 3
+    across, along = split.SplitTile(64, 64, True), split.SplitTile(64, 64, False)
+    assert split.between(across, 512, 512, 132, True) > split.between(along, 512, 512, 132, True) == split.between(along, 512, 512, 132, False)
+
+
 def test_few_rows_at_run_time() -> None:
     """A kernel for few rows serves no more of them than it was made for."""
     m = D.symbol("m")
