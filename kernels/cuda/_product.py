@@ -29,6 +29,8 @@ MATRICES = ("gemm", "gemm_norm", "matmul")
 _SLACK = 1.05
 #: The same where measurements decide, and of those among which it counts what they take more between other launches.
 _SLACK_TUNED, _NEAR = 1.4, 1.1
+#: Clocks that any launch takes more between others (fitted with `_split.between`).
+_ANY = 14954.0
 _MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as if its copies were whole
 
 
@@ -84,8 +86,8 @@ def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool, norms: bool, slack
     least = min(costs.values(), default=0.0)
     if wide and costs:
         near = {t: c + (wgmma.BETWEEN if t in hopper else split.between(t, m, n, sms, norms)) for t, c in costs.items() if c <= _NEAR * least}
-        more = min(near.values()) - least
-        costs |= {t: c - more for t, c in near.items()}
+        best = min(near.values())
+        costs |= {t: least * (c + _ANY) / (best + _ANY) for t, c in near.items()}
     return {t: c for t, c in costs.items() if c <= slack * least}
 
 
