@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cuda_models import half
+from benchmarks.profile_cuda import input_shapes
 from tracea_onnx import registry, tune
 from tracea_onnx.cuda import Request
 from tracea_onnx.graph import Array, Graph
@@ -104,8 +105,9 @@ class Place:
         for turn in range(min(most, max(map(len, order.values()), default=0))):
             trial = {key: names[turn] for key, names in order.items() if turn < len(names)}
             found = subject.compared(trial, 3)
-            for key, name in trial.items() if found else ():
-                assert found is not None
+            if found is None:
+                continue
+            for key, name in trial.items():
                 price = offers[key][name] / min(offers[key].values())
                 lines.append(f"  {tune.text(asked[key], self.sizes)}: {name} price {price:.3f} time {found.other[key] / found.usual[key]:.3f}")
         return sorted(lines)
@@ -121,8 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.model or drawn(20, args.seed):
         model = stack(*map(int, name.split("_")[1:])) if name.startswith("stack_") else half(registry.module("models", name).build())
-        dims = {i.name: i.type.tensor_type.shape.dim for i in model.graph.input}
-        shapes = {n: [d.dim_value if d.HasField("dim_value") else args.sequence if k else args.batch for k, d in enumerate(ds)] for n, ds in dims.items()}
+        shapes = input_shapes(model, args.batch, args.sequence)
         for request in tune.requests_of(model.SerializeToString(), {"backend": "cuda"}):
             place = Place(request, tune.sizes_of(Graph(request), shapes))
             print(f"{name}: {place.gain()}", *place.tiles(args.tiles), sep="\n", flush=True)

@@ -65,7 +65,7 @@ def main() -> None:
         model = half(registry.module("models", name).build())
         requests = tune.requests_of(model.SerializeToString(), {"backend": "cuda"})
         for batch in args.batch:
-            shapes = {i.name: _shape(i, batch, args.sequence) for i in model.graph.input}
+            shapes = input_shapes(model, batch, args.sequence)
             for request in requests:
                 sizes = tune.sizes_of(Graph(request), shapes)
                 for part in tune.parts(request, sizes):
@@ -76,9 +76,10 @@ def main() -> None:
                 args.json.write_text(json.dumps(everything))
 
 
-def _shape(i: onnx.ValueInfoProto, batch: int, sequence: int) -> list[int]:
-    """The first of a model's unknown sizes is its batch, the others are of its sequences."""
-    return [d.dim_value if d.HasField("dim_value") else sequence if k else batch for k, d in enumerate(i.type.tensor_type.shape.dim)]
+def input_shapes(model: onnx.ModelProto, batch: int, sequence: int) -> dict[str, list[int]]:
+    """The first of an input's unknown sizes is its batch, the others are of its sequences."""
+    dims = {i.name: i.type.tensor_type.shape.dim for i in model.graph.input}
+    return {name: [d.dim_value if d.HasField("dim_value") else sequence if k else batch for k, d in enumerate(shape)] for name, shape in dims.items()}
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ The same rules that rewrite a file run here, so a model that was never optimised
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -32,6 +32,7 @@ from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
 from tracea_onnx.price import price
 
 PRODUCER = f"tracea-onnx {__version__}"
+T = TypeVar("T")
 
 
 @dataclass
@@ -47,25 +48,24 @@ _listeners: list[list[onnx.ModelProto]] = []
 
 
 @contextmanager
-def recording() -> Iterator[list[bytes]]:
+def _collected(places: list[list[T]]) -> Iterator[list[T]]:
+    """A list that is among these while the context is open."""
+    found: list[T] = []
+    places.append(found)
+    try:
+        yield found
+    finally:
+        places[:] = [place for place in places if place is not found]  # another one may have the same in it
+
+
+def recording() -> AbstractContextManager[list[bytes]]:
     """Collects every reply made while the context is open (how `optimize --pack` captures Plans)."""
-    packs: list[bytes] = []
-    _recordings.append(packs)
-    try:
-        yield packs
-    finally:
-        _recordings.remove(packs)
+    return _collected(_recordings)
 
 
-@contextmanager
-def listening() -> Iterator[list[onnx.ModelProto]]:
+def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
     """Collects every request made while the context is open, with the constants that it only points to: these are ONNX Runtime's, and soon gone."""
-    requests: list[onnx.ModelProto] = []
-    _listeners.append(requests)
-    try:
-        yield requests
-    finally:
-        _listeners.remove(requests)
+    return _collected(_listeners)
 
 
 def compile_request(request: bytes) -> bytes:

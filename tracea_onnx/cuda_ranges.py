@@ -234,10 +234,11 @@ def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
 
 def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
     """What `emit` makes of the request, for each range of its symbol where there is one alone. Sizes of 0 have what is emitted without a range."""
-    if len(request.symbols) != 1:
+    symbols = request.symbols
+    if len(symbols) != 1:
         with meanwhile(_counts, frozenset(_names(request, counting=True) - _names(request, counting=False))):
             return emit(request)
-    (symbol,) = request.symbols
+    (symbol,) = symbols
     parts: list[tuple[int, list[Kernel]]] = []  # from which size on
 
     def part(low: int, high: int) -> None:

@@ -150,12 +150,12 @@ def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY
         if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
             continue
         shapes, made = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims], builders[plan["name"]]
-        inputs = [_values(i["dtype"], shape, k) for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))]
+        data = [_values(i["dtype"], shape, k) for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))]
         value, known = evaluate(plan, shapes), made.sizes(shapes)
         keys = [tuning.identity(tuning.numbered(r, known)) for r in made.asked]
         live = [key for key, launch in zip(keys, plan["run"], strict=True) if all(value[g] > 0 for g in launch["grid"])]
         constants = {b["name"]: np.array(graph.const(b["name"])) for b in plan["buffers"] if b["kind"] == "initializer"}
-        yield Part(plan, blobs, constants, inputs, known, live, dict(zip(keys, made.asked, strict=True)))
+        yield Part(plan, blobs, constants, data, known, live, dict(zip(keys, made.asked, strict=True)))
 
 
 def _values(dtype: int, shape: Sequence[int], seed: int) -> Array:

@@ -52,10 +52,16 @@ def emitting(request: Request) -> AbstractContextManager[None]:
     return meanwhile(_now, request)
 
 
+def _present() -> Request | None:
+    """The present request, where something else than prices counts for it: never where its sizes are not known."""
+    request = _now.get()
+    return None if request is None or _choices.get() == BY_PRICE or request.symbols else request
+
+
 def measured(prices: Mapping[Any, float]) -> Any | None:
-    """The tile that was measured to be the fastest of these for the present request; None where none was, or where its sizes are not known."""
-    request, choices = _now.get(), _choices.get()
-    if request is None or choices == BY_PRICE or request.symbols:
+    """The tile that was measured to be the fastest of these for the present request; None where none was."""
+    request, choices = _present(), _choices.get()
+    if request is None:
         return None
     key = identity(request)
     if choices.offers is not None:
@@ -72,10 +78,8 @@ def cheapest(prices: Mapping[Any, float]) -> Any:
 
 def wanted() -> bool:
     """Whether tiles matter that are not among the cheapest: something listens to what could be chosen, or one was measured for this request."""
-    request, choices = _now.get(), _choices.get()
-    if request is None or choices == BY_PRICE or request.symbols:
-        return False
-    return choices.offers is not None or identity(request) in choices.records
+    request, choices = _present(), _choices.get()
+    return request is not None and (choices.offers is not None or identity(request) in choices.records)
 
 
 def points(request: Request) -> Iterator[tuple[DimLike, Request]]:

@@ -47,7 +47,7 @@ def prices(
     windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `_wgmma.crossed` of A where tensor maps reach it."""
     if maps:
         sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made, crossed)
-        return _likely(sizes, stored, r.family in ("gemm", "gemm_norm"), r.family == "gemm_norm", _SLACK_TUNED if tuning.wanted() else _SLACK)
+        return _likely(sizes, stored, r.family, _SLACK_TUNED if tuning.wanted() else _SLACK)
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -77,14 +77,15 @@ def _divided(tile: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _likely(sizes: tuple[Any, ...], stored: bool, wide: bool, norms: bool, slack: float) -> dict[Any, float]:
-    """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times. wide: of linear layers, of which the best
-    one between other launches has the clocks of the best one by itself: those of other kernels are by themselves."""
+def _likely(sizes: tuple[Any, ...], stored: bool, family: str, slack: float) -> dict[Any, float]:
+    """Clocks of those tiles that `choose` may take, of wgmma.cuh too if `stored`; networks ask for the same sizes many times. The best one of linear layers
+    between other launches has the clocks of the best one by itself: those of other kernels are by themselves."""
     wgmma, split, (m, n, _, sms, *_) = _backend.part("_wgmma"), _backend.part("_split"), sizes
-    hopper: dict[Any, float] = wgmma.prices(*sizes, wide) if stored else {}
+    linear, norms = family in ("gemm", "gemm_norm"), family == "gemm_norm"
+    hopper: dict[Any, float] = wgmma.prices(*sizes, linear) if stored else {}
     costs = hopper | split.prices(*sizes)
     least = min(costs.values(), default=0.0)
-    if wide and costs:
+    if linear and costs:
         near = {t: c + (wgmma.BETWEEN if t in hopper else split.between(t, m, n, sms, norms)) for t, c in costs.items() if c <= _NEAR * least}
         best = min(near.values())
         costs |= {t: least * (c + _ANY) / (best + _ANY) for t, c in near.items()}

@@ -143,17 +143,17 @@ def slots(cluster: int, resident: int, sms: int) -> int:
     return max(1, _ROOM[cluster] * resident * sms // 132) * cluster
 
 
-def _turns(t: SplitTile, m: int, n: int, sms: int, bundles: int) -> tuple[int, int, int, int]:
-    """Blocks, those that run at a time, how often so many do, and those that one multiprocessor runs at a time."""
+def _turns(t: SplitTile, m: int, n: int, sms: int, count: int = 1) -> tuple[int, int, int, int]:
+    """Of `count` products: blocks, those that run at a time, how often so many do, and those that one multiprocessor runs at a time."""
     left, right = (n, m) if t.swap else (m, n)
-    blocks, room = -(-left // (t.rows * t.share)) * -(-right // t.columns) * t.cluster * bundles, slots(t.cluster, t.resident, sms)
+    blocks, room = -(-left // (t.rows * t.share)) * -(-right // (t.columns * t.beside)) * t.cluster * count, slots(t.cluster, t.resident, sms)
     return blocks, room, -(-blocks // room), min(t.resident, -(-blocks // max(1, room // t.resident)))
 
 
 def between(t: SplitTile, m: int, n: int, sms: int, norms: bool) -> float:
     """Clocks of a linear layer more than `tile_cost` says, between launches that wait for each other: how a block ends is not hidden behind how the next launch
     begins there. norms: those of rows are part of the product."""
-    _, _, waves, together = _turns(t, m, n, sms, 1)
+    _, _, waves, together = _turns(t, m, n, sms)
     size = waves * together * t.rows * t.columns / t.split
     result = _RESULT_BETWEEN + _FLOAT_BETWEEN * (t.split - 1) + _ACROSS_NORMS * (norms and t.swap)
     return _NEXT_WAVE * (waves - 1) + _SHARED_BETWEEN * (t.share > 1) + result * size
@@ -201,17 +201,14 @@ def rows_cost(t: SplitTile, m: int, n: int, batch: int, sms: int) -> float:
 def batched_cost(t: SplitTile, m: int, n: int, k: int, batch: int, sms: int, crossed: tuple[float, float], y: bool) -> float:
     """Clocks of `batch` products of two run-time operands, comparable with `_tile_costs.odd_cost`. crossed: `_wgmma.crossed` of A and B; y: as for
     `_direct.prices`."""
-    left, right = (n, m) if t.swap else (m, n)
     first, second = crossed[::-1] if t.swap else crossed
-    blocks = -(-left // (t.rows * t.share)) * -(-right // (t.columns * t.beside)) * t.cluster * batch
-    room, steps = slots(t.cluster, t.resident, sms), -(-k // 64)
-    together = min(t.resident, -(-blocks // max(1, room // t.resident)))
+    (blocks, _, waves, together), steps = _turns(t, m, n, sms, batch), -(-k // 64)
     multiply = _BATCH_MULTIPLY * t.rows / 64 * max(t.columns / 64, 0.5 + t.columns / 128) * (1.0 + _BATCH_ALONE * (t.rows * together < 128))
     copied = (t.rows * first / t.beside + t.columns * second / t.share) * 128
     own = -(-steps // t.split) if t.split > 1 else (k - 1) // 64 + _wgmma.last_products(k) / 4
     step = max(together * multiply, _BATCH_LATENCY / t.stages, together * copied / _BATCH_L2)
     finish = (_BATCH_RESULT + _BATCH_FLOAT * (t.split - 1)) / t.split * t.rows * t.columns * together
-    body = -(-blocks // room) * (own * step + _BATCH_WAVE + finish)
+    body = waves * (own * step + _BATCH_WAVE + finish)
     memory = 2 * batch * (m + n) * k / _BATCH_READ + 2 * batch * m * n / _BATCH_WRITE * (1.0 + _SECTORS * (n % 16 > 0))
     more = _BATCH_START + _BATCH_CLUSTER * (t.cluster > 1) + _BATCH_WIDE * (t.cluster > 4)
     more += _BATCH_SHARED * (t.share * t.beside > 1) + _BATCH_MANY * (t.share * t.beside > 2) + (0.0 if y else rows_cost(t, m, n, batch, sms))

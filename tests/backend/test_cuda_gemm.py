@@ -315,14 +315,14 @@ def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
         sizes = (m, n, k // 64, 132, False, False, False, 1, (0.0, 0.0), 1.0, 1.0)
         alone = wgmma.prices(*sizes, True) | split.prices(*sizes)
         product._likely.cache_clear()
-        costs = product._likely(sizes, True, True, False, 1.4)
+        costs = product._likely(sizes, True, "gemm", 1.4)
         best, least = min(costs, key=costs.__getitem__), min(alone.values())
         assert costs[best] == pytest.approx(least) and alone[best] <= 1.1 * least
         near = {t: c + (split.between(t, m, n, 132, False) if isinstance(t, split.SplitTile) else wgmma.BETWEEN) for t, c in alone.items() if c <= 1.1 * least}
         assert near[best] == min(near.values())
         changed += alone[best] > least
         convolved = wgmma.prices(*sizes, False) | split.prices(*sizes)
-        assert product._likely(sizes, True, False, False, 1.4) == {t: c for t, c in convolved.items() if c <= 1.4 * min(convolved.values())}
+        assert product._likely(sizes, True, "conv2d", 1.4) == {t: c for t, c in convolved.items() if c <= 1.4 * min(convolved.values())}
     assert changed >= 3
     across, along = split.SplitTile(64, 64, True), split.SplitTile(64, 64, False)
     assert split.between(across, 512, 512, 132, True) > split.between(along, 512, 512, 132, True) == split.between(along, 512, 512, 132, False)
