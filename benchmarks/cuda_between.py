@@ -3,7 +3,8 @@
     python -m benchmarks.cuda_between [MODEL ...] [--batch 1] [--sequence 128]   # whole runs, tiles chosen by what they take by themselves and as they are, in turn
     python -m benchmarks.cuda_between [MODEL ...] --tiles 12                     # and the likely tiles of each kind of launch, each in its place
 
-MODEL: of the zoo, in fp16, or stack_M_D_L: L blocks of M rows of D numbers, of linear layers to 3 D and 4 D and back, to D, residuals, and norms between them.
+MODEL: of the zoo, in fp16, or stack_M_D_L: a linear layer of M rows of D numbers, then L blocks of layers to 3 D and 4 D and back, to D, residuals, and norms
+between them; or plain_M_D_L: L blocks of layers to 2 D, 4 D and back, without these.
 """
 
 from __future__ import annotations
@@ -54,12 +55,19 @@ class Stack:
         x = self.op("Add", self.linear(self.op("Gelu", self.linear(self.norm(x), d, 4 * d)), 4 * d, d), x)
         return self.op("Add", self.linear(self.norm(x), d, d), x)
 
+    def plain(self, x: str) -> str:
+        d = self.width
+        return self.linear(self.op("Relu", self.linear(self.op("Relu", self.linear(x, d, 2 * d)), 2 * d, 4 * d)), 4 * d, d)
 
-def stack(rows: int, width: int, blocks: int) -> onnx.ModelProto:
-    made, x = Stack(width), "x"
+
+def stack(name: str) -> onnx.ModelProto:
+    kind, rows, width, blocks = name.split("_")[0], *map(int, name.split("_")[1:])
+    made = Stack(width)
+    y = made.op("Add", made.linear("x", width, width), "x")
     for _ in range(blocks):
-        x = made.block(x)
-    y = made.norm(x)
+        y = made.block(y) if kind == "stack" else made.plain(y)
+    if kind == "stack":
+        y = made.norm(y)
     begin, end = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [rows, width]) for name in ("x", y))
     return helper.make_model(helper.make_graph(made.nodes, "stack", [begin], [end], made.weights), opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
@@ -122,7 +130,7 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=0)
     args = parser.parse_args()
     for name in args.model or drawn(20, args.seed):
-        model = stack(*map(int, name.split("_")[1:])) if name.startswith("stack_") else half(registry.module("models", name).build())
+        model = stack(name) if name.startswith(("stack_", "plain_")) else half(registry.module("models", name).build())
         shapes = input_shapes(model, args.batch, args.sequence)
         for request in tune.requests_of(model.SerializeToString(), {"backend": "cuda"}):
             place = Place(request, tune.sizes_of(Graph(request), shapes))
