@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.host.test_pooled import Launch, Recorded
 from tracea_onnx import compiler
@@ -105,3 +106,18 @@ def test_resizing_to_the_size_of_another_image(mode: str) -> None:
 def test_resizing_any_size_by_a_fraction(scale: float, height: int) -> None:
     _, ints = lowered("Resize", (1, 8, "h", "w"), {"-roi": None, "scales": np.array([1, 1, scale, scale], np.float32)}, mode="linear")[-1]
     assert evaluate(ints["OH"], {"h": 17}) == height
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_space_to_depth(mode: str) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 6)).astype(np.float32)
+    ((family, p),) = lowered("SpaceToDepth", x.shape, {}, dtype=np.float32, blocksize=2, mode=mode)
+    assert family == "copy"
+    sizes, source, target = ([int(evaluate(p[f"{name}{k}"], {})) for k in range(6)] for name in "nxy")
+    y = np.full(x.size, np.nan, np.float32)
+    for at in np.ndindex(*sizes):
+        y[np.dot(at, target)] = x.ravel()[np.dot(at, source)]
+    node = helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode=mode)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", x.shape), ("y", (2, 12, 2, 3)))]
+    model = helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:]), opset_imports=[helper.make_opsetid("", 28)])
+    np.testing.assert_array_equal(y.reshape(2, 12, 2, 3), ReferenceEvaluator(model).run(None, {"x": x})[0])

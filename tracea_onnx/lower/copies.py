@@ -242,7 +242,10 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
     hb, wb = D.floordiv(h, b), D.floordiv(w, b)
     out = ctx.define(op.outputs[0], x.dtype, (n, D.mul(c, b * b), hb, wb))
     six: Dims = (n, b, b, c, hb, wb)
-    ctx.copy(View(view.ref, (sn, sh, sw, sc, D.mul(sh, b), D.mul(sw, b))), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
+    src: Dims = (sn, sh, sw, sc, D.mul(sh, b), D.mul(sw, b))
+    if op.attr("mode", "DCR") == "CRD":  # from opset 28 on: channels stay outermost
+        six, src = (n, c, b, b, hb, wb), (sn, sc, sh, sw, *src[4:])
+    ctx.copy(View(view.ref, src), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)
 
 
 OPS = {
