@@ -159,7 +159,7 @@ def _shrink(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 
 
 def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return code.op("fmod", *a)  # ONNX allows only fmod=1 for floats
+    return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)  # of floats, too, from opset 28 on
 
 
 def _isinf(code: Code, graph: Graph, node: Node, a: list[int]) -> int:

@@ -115,9 +115,10 @@ def test_space_to_depth(mode: str) -> None:
     assert family == "copy"
     sizes, source, target = ([int(evaluate(p[f"{name}{k}"], {})) for k in range(6)] for name in "nxy")
     y = np.full(x.size, np.nan, np.float32)
-    for at in np.ndindex(*sizes):
-        y[np.dot(at, target)] = x.ravel()[np.dot(at, source)]
+    for place in np.ndindex(*sizes):
+        y[np.dot(place, target)] = x.ravel()[np.dot(place, source)]
     node = helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode=mode)
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", x.shape), ("y", (2, 12, 2, 3)))]
     model = helper.make_model(helper.make_graph([node], "g", infos[:1], infos[1:]), opset_imports=[helper.make_opsetid("", 28)])
-    np.testing.assert_array_equal(y.reshape(2, 12, 2, 3), ReferenceEvaluator(model).run(None, {"x": x})[0])
+    want: Any = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(y.reshape(2, 12, 2, 3), want[0])

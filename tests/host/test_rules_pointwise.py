@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from tests.host.rules_oracle import ACTIVATIONS, activation, check, find, model, node, only, ops, reason
+from tests.host.rules_oracle import ACTIVATIONS, activation, check, compute, find, model, node, only, ops, reason
 from tracea_onnx.expr import Expr
 
 SHAPE = (2, 3, 4, 5)
@@ -28,6 +28,17 @@ def test_each_activation_between_two_additions(name: str) -> None:
     match = only(m, "pointwise")
     assert len(match.nodes) == len(m.graph.node) and match.inputs == ("x", "z")
     check(m, match)
+
+
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_remainders_of_floats(fmod: int) -> None:
+    """With the sign of the divisor from opset 28 on, or of the dividend."""
+    m = model([node("Sub", "x z", "c"), node("Mod", "c z", "d", fmod=fmod), node("Add", "d x", "y")], {"x": SHAPE, "z": SHAPE}, ["y"], {}, opset=28)
+    match = only(m, "pointwise")
+    assert ops(match) == ["Sub", "Mod", "Add"] and match.inputs == ("x", "z")
+    x, z = np.random.default_rng(0).standard_normal((2, *SHAPE))
+    want = (np.fmod if fmod else np.mod)(x - z, z) + x
+    np.testing.assert_allclose(compute(match.spec, dict(zip(match.spec.roles, (x, z), strict=True))), want, rtol=1e-12)  # ONNX Runtime has these of floats from 1.32 on
 
 
 def test_inputs_broadcast_and_the_result_has_the_largest_shape() -> None:

@@ -62,8 +62,6 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
             ids.append(code.const(value) if exact and value is not None else code.operand(name))
     if not code.operands:
         return None
-    if node.op == "Mod" and not node.attr("fmod", 0):
-        return code.finish(code.op("mod", *ids)), code.operands
     try:
         return code.finish(POINTWISE[node.op](code, graph, node, ids)), code.operands
     except Refuse:
