@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.onnx_backend_suite import Case, cases, run_case
+from benchmarks.onnx_backend_suite import Case, cases, load, run_case
 
 #: Groups of tests by regular expression on their names, without the "test_" in front.
 GROUPS = {
@@ -55,8 +55,9 @@ def test_the_provider_runs_nodes_of_each_kind() -> None:
 
 def test_a_wrong_result_is_a_failure() -> None:
     case = next(c for c in cases() if c.name == "test_relu")
-    inputs, outputs = case.data[0]
+    model, data = load(case)
+    inputs, outputs = data[0]
     spoiled: Any = [([*inputs], [np.asarray(outputs[0]) + 1])]
-    wrong = Case(case.name, case.kind, case.rtol, case.atol, case.model, spoiled)
+    wrong = Case(case.name, case.kind, case.rtol, case.atol, model, spoiled)
     assert run_case(case, "ort").status == "pass"
     assert run_case(wrong, "ort").status == "fail"

@@ -1,0 +1,46 @@
+"""For every test: no file of the user's is read or written, and tests belong to tiers.
+
+`pytest -m quick` runs what answers within a minute of a change on two cores; `pytest` runs everything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+#: Folders of the user's that the project reads or writes: caches, tuning records, settings.
+_FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
+
+#: Test modules that take longer than the quick tier allows: sessions, compilers, thousands of files.
+_SLOW = frozenset({
+    "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large", "test_precision", "test_rules_generated",
+})  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the records of tests/golden anew (with -n0)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point everything at an empty folder, before any module is imported that reads the environment; workers share it."""
+    if "TRACEA_TEST_HOME" in os.environ:
+        return
+    home = Path(tempfile.mkdtemp(prefix="tracea-tests-"))
+    os.environ["TRACEA_TEST_HOME"] = str(home)
+    os.environ.update({name: str(home / name.lower()) for name in _FOLDERS})
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_quick(item.path.parent.name, item.path.stem, item.name):
+            item.add_marker(pytest.mark.quick)
+
+
+def _is_quick(folder: str, module: str, name: str) -> bool:
+    if folder == "golden":  # of the zoo on the CPU, and of single requests
+        return not name.endswith(".onnx]") and "[sm_" not in name
+    return folder == "host" and module not in _SLOW

@@ -1,0 +1,207 @@
+"""Records what code generation makes for a fixed list of requests and models, as short hashes by name.
+
+A record is `{case: {part: hash}}`. A part is what all launches of one kernel are made of (of a CUDA kernel its source, grid and
+arguments), or the rest of a Plan. Equal records mean equal code, so a change that should have no effect is shown to have none.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from tests.exports import matrix
+from tests.session.test_models import SMALL
+from tracea_onnx import compiler, infer, registry
+from tracea_onnx.cuda import Kernel, Request
+from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.graph import Graph
+
+Record = dict[str, dict[str, str]]
+
+#: Devices by (architecture, multiprocessors): an A100, an L4 and an H200.
+DEVICES = ((80, 108), (89, 58), (90, 132))
+
+#: The zoo at its real widths, so that the tiles that real layers get are recorded, and with few layers of each kind.
+WIDE: dict[str, dict[str, Any]] = {
+    "bert_base": {"layers": 2, "vocab": 1000},
+    "efficientnet_b0": {},
+    "gpt2": {"layers": 2, "vocab": 1000},
+    "minilm": {"layers": 1, "vocab": 1000},
+    "mobilenet_v3": {},
+    "resnet50": {"layers": (1, 2, 1, 1)},
+    "unet": {},
+    "vit_b16": {"layers": 2},
+    "yolo_nano": {},
+}
+
+#: Test modules whose `cases()` are single requests of every CUDA family.
+FAMILIES = ("attention", "conv", "gemm", "image", "indexed", "move", "pointwise")
+
+
+def digest(data: object) -> str:
+    """Hash of `data`: bytes as they are, anything else as JSON with sorted keys."""
+    text = data if isinstance(data, bytes) else json.dumps(data, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _grouped(parts: Iterable[tuple[str, object]]) -> dict[str, str]:
+    """Hashes by name; parts of one name share a line, `how many hash`, in their order."""
+    found: dict[str, list[str]] = {}
+    for name, data in parts:
+        found.setdefault(name, []).append(digest(data))
+    return {name: f"{len(all_of)} {digest(all_of)}" for name, all_of in found.items()}
+
+
+# --- plans --------------------------------------------------------------------------------------------------------------
+
+
+def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str, object]]:
+    """Every launch of a Plan with its expressions spelled out, then what is left of the Plan."""
+    exprs: list[object] = []
+    for op, *args in plan["exprs"]:
+        leaf = op in ("const", "sym")
+        exprs.append(digest([op, args if leaf else [exprs[a] for a in args]]))
+    for part in ("init", "run"):
+        for launch in plan[part]:
+            if launch["k"] == "cuda":
+                yield f"{part} {launch['symbol']}", [launch, digest(blobs[launch["cubin"]])]
+            else:
+                yield f"{part} {launch['k']}", [launch, [exprs[i] for i in launch["i"]]]
+    rest = {k: v for k, v in plan.items() if k not in ("init", "run")}
+    sources = {launch["cubin"] for part in ("init", "run") for launch in plan[part] if "cubin" in launch}
+    yield "plan", [rest, [digest(b) for k, b in enumerate(blobs) if k not in sources]]
+
+
+@contextmanager
+def sources_for_cubins() -> Iterator[None]:
+    """CUDA Plans hold their kernels' sources where a session has cubins: nothing is compiled."""
+
+    def keep_source(self: CudaPlanBuilder) -> None:
+        for source, at in self._cubins.items():
+            self.blobs[at] = source.encode()
+
+    with mock.patch.object(CudaPlanBuilder, "_compile", keep_source):
+        yield
+
+
+def plans_of(model: ModelProto, backend: compiler.Backend) -> dict[str, str]:
+    """The Plans of every partition that a session over `model` would have, refused nodes included."""
+    shown = copy.deepcopy(model)
+    infer.infer(shown, {})
+    with sources_for_cubins():
+        compiled = compiler.compile_graph(Graph(shown), backend)
+    parts: list[tuple[str, object]] = []
+    for nodes, plan, blobs in compiled.entries:
+        parts.append(("nodes", [n.name for n in nodes]))
+        parts += _launches(plan, blobs)
+    parts.append(("refused", [[n.name, why] for n, why in compiled.refused]))
+    return _grouped(parts)
+
+
+# --- models -------------------------------------------------------------------------------------------------------------
+
+
+def half(model: ModelProto) -> ModelProto:
+    """The model in fp16 throughout, as exporters write `model.half()`."""
+    out = copy.deepcopy(model)
+    for tensor in out.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(_half(tensor))
+    for node in out.graph.node:
+        for a in node.attribute:
+            if a.name == "to" and a.i == TensorProto.FLOAT:
+                a.i = TensorProto.FLOAT16
+            if a.HasField("t") and a.t.data_type == TensorProto.FLOAT:
+                a.t.CopyFrom(_half(a.t))
+    for value in (*out.graph.input, *out.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    del out.graph.value_info[:]
+    return out
+
+
+def _half(tensor: TensorProto) -> TensorProto:
+    values = np.clip(numpy_helper.to_array(tensor), -65504, 65504)  # a mask's lowest number stays finite
+    return numpy_helper.from_array(values.astype(np.float16), tensor.name)
+
+
+def wide(name: str) -> ModelProto:
+    model: ModelProto = registry.module("models", name).build(**WIDE[name])
+    return model
+
+
+def small(name: str) -> ModelProto:
+    model: ModelProto = registry.module("models", name).build(**SMALL[name])
+    return model
+
+
+def exports() -> list[str]:
+    """One exported file of each chain: the exporters take turns."""
+    by_chain: dict[str, list[str]] = {}
+    for path in matrix.files():
+        by_chain.setdefault(path.name.split(".")[0], []).append(path.name)
+    return [files[k % len(files)] for k, files in enumerate(by_chain.values())]
+
+
+def gpu(arch: int, sms: int) -> compiler.Backend:
+    return compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
+def kernels(request: Request) -> Iterator[tuple[str, object]]:
+    """Every kernel that answers the request, its source and how it is launched."""
+    for kernel in registry.module("kernels", "cuda").emit(request):
+        yield kernel.symbol, described(kernel)
+
+
+def described(k: Kernel) -> list[str]:
+    launch = (k.symbol, k.grid, k.block, k.args, k.smem, k.cluster, k.pdl, k.scratch)
+    return [k.source, repr(launch)]
+
+
+def requests(family: str) -> Iterator[tuple[str, Request]]:
+    """The named requests of one test module."""
+    module = __import__(f"tests.backend.test_cuda_{family}", fromlist=["cases"])
+    for name, r in module.cases():
+        yield f"{name} {r.family} {r.dtype.name} sm_{r.arch}", r
+
+
+def requested(family: str) -> dict[str, str]:
+    parts: list[tuple[str, object]] = []
+    for name, r in requests(family):
+        parts += [(f"{name}: {symbol}", data) for symbol, data in kernels(r)]
+    return _grouped(parts)
+
+
+# --- the fixed list -----------------------------------------------------------------------------------------------------
+
+
+def cases() -> dict[str, Callable[[], dict[str, str]]]:
+    """Everything that is recorded, by the name of its record."""
+    out: dict[str, Callable[[], dict[str, str]]] = {}
+    for family in FAMILIES:
+        out[f"requests {family}"] = lambda family=family: requested(family)  # type: ignore[misc]
+    for name in sorted(SMALL):
+        out[f"cpu {name}"] = lambda name=name: plans_of(small(name), compiler.CPU_BACKEND)  # type: ignore[misc]
+    for file in exports():
+        out[f"cpu {file}"] = lambda file=file: _export(file)  # type: ignore[misc]
+    for name in sorted(WIDE):
+        for arch, sms in DEVICES:
+            out[f"sm_{arch} fp16 {name}"] = lambda n=name, a=arch, s=sms: plans_of(half(wide(n)), gpu(a, s))  # type: ignore[misc]
+        out[f"sm_90 fp32 {name}"] = lambda name=name: plans_of(wide(name), gpu(90, 132))  # type: ignore[misc]
+    return out
+
+
+def _export(file: str) -> dict[str, str]:
+    return plans_of(onnx.load(str(matrix.FOLDER / file)), compiler.CPU_BACKEND)
