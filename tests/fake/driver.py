@@ -30,6 +30,7 @@ def build(folder: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
     done = subprocess.run([*compiler(), *flags, "-o", str(folder / "libcuda.so.1"), str(SOURCE), "-pthread"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
     return folder
 
 
@@ -74,6 +75,14 @@ class Log:
         lines = self._lib.fake_cuda_log().decode().splitlines()
         self._lib.fake_cuda_clear()
         return [str(line) for line in lines]
+
+    def fail(self, call: str, result: int, *, after: int = 0, times: int = 1) -> None:
+        """Lets calls of a function of the driver fail, after some that work."""
+        self._lib.fake_cuda_fail(call.encode(), result, after, times)
+
+    def lose(self, result: int) -> None:
+        """Every call in a context gives `result` from now on, until it is 0 again."""
+        self._lib.fake_cuda_lose(result)
 
     def used(self) -> int:
         """Bytes of device memory that are allocated."""

@@ -1,7 +1,8 @@
 // A stand-in for NVIDIA's driver on a machine without a GPU: device memory is host memory, streams keep their work until something
 // waits for it (so that a missing wait gives wrong results), and a few kernels with known names compute on the host.
 // Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes a device has, 1 GiB), FAKE_CUDA_INIT (result of cuInit, 0), FAKE_CUDA_ANY (0; 1: kernels of other
-// names are taken, too, and compute nothing in a time that depends on their launch).
+// names are taken, too, and compute nothing in a time that depends on their launch), FAKE_CUDA_NVML (1; 0: the management library does not start).
+// `fake_cuda_fail` makes calls fail, `fake_cuda_lose` the context. It is libnvidia-ml.so.1, too.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,19 +16,21 @@
 #include <unordered_map>
 #include <vector>
 
+#include <unistd.h>
+
 #define API extern "C" __attribute__((visibility("default"))) int
 
 namespace {
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kNoBinary = 209, kNotFound = 500, kCaptureInvalid = 901;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidContext = 201, kNoBinary = 209, kNotFound = 500, kCaptureInvalid = 901;
 constexpr unsigned kFreeShared = 48 * 1024, kPortableCluster = 8;
 
 using Op = std::function<void()>;
 struct Graph { std::vector<Op> ops; };
-struct Stream { bool blocking; std::deque<Op> ops; std::unique_ptr<Graph> recording; };
+struct Stream { void* context; bool blocking; std::deque<Op> ops; std::unique_ptr<Graph> recording; };
 struct Function { std::string symbol; unsigned shared = kFreeShared, cluster = kPortableCluster; };
 struct Module { std::map<std::string, std::unique_ptr<Function>> functions; };
-struct Event { double us = -1; };
+struct Event { double us = -1; Stream* stream = nullptr; bool timed = true; };
 struct Attribute { int id; char pad[4]; union { char bytes[64]; unsigned xyz[3]; int flag; } value; };
 struct Config { unsigned grid[3], block[3], shared; Stream* stream; Attribute* attributes; unsigned n; };
 
@@ -38,6 +41,21 @@ size_t used = 0;
 std::map<uint64_t, size_t> device_memory, pinned_memory;
 std::vector<Stream*> streams;
 thread_local std::vector<void*> contexts;
+struct Failing { int result, after, times; };
+std::map<std::string, Failing> failing;  // by the name of the call
+int lost = 0;                            // what every call in a context gives
+bool initialised = false;
+int owner = 0;
+
+// The failure that a call is to have, or 0.
+int failure(const char* call) {
+  const auto it = failing.find(call);
+  if (it == failing.end()) return 0;
+  if (it->second.after-- > 0) return 0;
+  const int result = it->second.result;
+  if (--it->second.times <= 0) failing.erase(it);
+  return result;
+}
 
 size_t setting(const char* name, size_t otherwise) {
   const char* v = getenv(name);
@@ -101,16 +119,27 @@ const Kernel kNothing = {"", [](const Arguments&) {}};
 }  // namespace
 
 #define LOCKED const std::lock_guard<std::recursive_mutex> guard(lock)
-#define NEED_CONTEXT LOCKED; if (contexts.empty()) return kInvalidContext
+#define NEED_CONTEXT LOCKED; if (contexts.empty()) return kInvalidContext; if (lost) return lost; if (const int planned = failure(__func__)) return planned
 
 extern "C" __attribute__((visibility("default"))) const char* fake_cuda_log() { return text.c_str(); }
 extern "C" __attribute__((visibility("default"))) void fake_cuda_clear() { text.clear(); }
 extern "C" __attribute__((visibility("default"))) size_t fake_cuda_used() { return used; }
 
-API cuInit(unsigned) { return int(setting("FAKE_CUDA_INIT", 0)); }
+// The call `name` gives `result` the next `times` times, after `after` calls that work.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_fail(const char* name, int result, int after, int times) { failing[name] = {result, after, times}; }
+extern "C" __attribute__((visibility("default"))) void fake_cuda_lose(int result) { lost = result; }
+
+API cuInit(unsigned) {
+  LOCKED;
+  if (initialised && owner != int(getpid())) return kNotInitialized;
+  say("initialise");
+  initialised = true;
+  owner = int(getpid());
+  return int(setting("FAKE_CUDA_INIT", 0));
+}
 API cuDriverGetVersion(int* v) { return *v = 13000, 0; }
 API cuGetErrorString(int r, const char** out) {
-  static const std::map<int, const char*> names = {{kInvalidValue, "invalid argument"}, {kOutOfMemory, "out of memory"}, {100, "no CUDA-capable device is detected"}, {kInvalidContext, "invalid device context"},
+  static const std::map<int, const char*> names = {{kInvalidValue, "invalid argument"}, {kOutOfMemory, "out of memory"}, {kNotInitialized, "initialization error"}, {700, "an illegal memory access was encountered"}, {100, "no CUDA-capable device is detected"}, {kInvalidContext, "invalid device context"},
                                                    {kNoBinary, "no kernel image is available for execution on the device"}, {kNotFound, "named symbol not found"}};
   const auto it = names.find(r);
   return *out = it == names.end() ? "unknown error" : it->second, 0;
@@ -255,7 +284,7 @@ API cuTensorMapEncodeIm2col(uint64_t* map, int type, uint32_t rank, void* addres
   return 0;
 }
 
-API cuStreamCreate(Stream** s, unsigned flags) { NEED_CONTEXT; streams.push_back(*s = new Stream{flags == 0, {}, nullptr}); say("stream"); return 0; }
+API cuStreamCreate(Stream** s, unsigned flags) { NEED_CONTEXT; streams.push_back(*s = new Stream{contexts.back(), flags == 0, {}, nullptr}); say("stream"); return 0; }
 API cuStreamDestroy_v2(Stream* s) {
   NEED_CONTEXT;
   finish(s);
@@ -264,17 +293,37 @@ API cuStreamDestroy_v2(Stream* s) {
   return 0;
 }
 API cuStreamSynchronize(Stream* s) { NEED_CONTEXT; say("synchronize"); if (!s) finish_all(true); else if (s->recording) return kCaptureInvalid; else finish(s); return 0; }
+API cuStreamGetCtx(Stream* s, void** c) { NEED_CONTEXT; for (Stream* known : streams) if (known == s) return *c = s->context, 0; return kInvalidValue; }
+API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
+  NEED_CONTEXT;
+  if (s == e->stream) return 0;
+  enqueue(s, [from = e->stream] { finish(from); });
+  say("wait");
+  return 0;
+}
 API cuStreamBeginCapture_v2(Stream* s, int) { NEED_CONTEXT; s->recording = std::make_unique<Graph>(); return 0; }
-API cuStreamEndCapture(Stream* s, Graph** g) { NEED_CONTEXT; if (!s->recording) return kCaptureInvalid; *g = s->recording.release(); return 0; }
+API cuStreamEndCapture(Stream* s, Graph** g) { LOCKED; if (lost) return s->recording.reset(), lost; if (const int planned = failure(__func__)) return s->recording.reset(), planned; if (!s->recording) return kCaptureInvalid; *g = s->recording.release(); return 0; }
 API cuGraphInstantiateWithFlags(Graph** exec, Graph* g, unsigned long long) { NEED_CONTEXT; say("instantiate " + std::to_string(g->ops.size())); return *exec = new Graph(*g), 0; }
 API cuGraphDestroy(Graph* g) { NEED_CONTEXT; delete g; return 0; }
 API cuGraphExecDestroy(Graph* g) { NEED_CONTEXT; say("destroy graph"); finish_all(false); delete g; return 0; }
 API cuGraphLaunch(Graph* g, Stream* s) { NEED_CONTEXT; say("replay"); for (const Op& op : g->ops) enqueue(s, op); return 0; }
 
-API cuEventCreate(Event** e, unsigned) { NEED_CONTEXT; return *e = new Event(), 0; }
-API cuEventDestroy_v2(Event* e) { NEED_CONTEXT; finish_all(false); delete e; return 0; }
-API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; enqueue(s, [e] { e->us = clock_us; }); return 0; }
+API cuEventCreate(Event** e, unsigned flags) { NEED_CONTEXT; *e = new Event(); (*e)->timed = !(flags & 2); return 0; }
+API cuEventDestroy_v2(Event* e) { NEED_CONTEXT; delete e; return 0; }
+API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; e->stream = s; if (e->timed) enqueue(s, [e] { e->us = clock_us; }); return 0; }
 API cuEventRecordWithFlags(Event* e, Stream* s, unsigned) { return cuEventRecord(e, s); }
 API cuEventSynchronize(Event*) { NEED_CONTEXT; finish_all(false); return 0; }
 // A microsecond per kernel, of other names more.
 API cuEventElapsedTime(float* ms, Event* a, Event* b) { NEED_CONTEXT; *ms = float((b->us - a->us) * 1e-3); return 0; }
+
+// --- the management library (NVML)
+
+struct PciInfo { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+API nvmlInit_v2() { return setting("FAKE_CUDA_NVML", 1) ? 0 : 1; }
+API nvmlShutdown() { return 0; }
+API nvmlDeviceGetCount_v2(unsigned* n) { return *n = unsigned(setting("FAKE_CUDA_DEVICES", 1)), 0; }
+API nvmlDeviceGetHandleByIndex_v2(unsigned k, void** out) { return *out = reinterpret_cast<void*>(uintptr_t(k + 1)), 0; }
+API nvmlDeviceGetName(void* d, char* out, unsigned n) { return snprintf(out, n, "Fake GPU %d", int(uintptr_t(d)) - 1), 0; }
+API nvmlDeviceGetUUID(void* d, char* out, unsigned n) { return snprintf(out, n, "GPU-%08d-fake", int(uintptr_t(d)) - 1), 0; }
+API nvmlDeviceGetPciInfo_v3(void* d, PciInfo* out) { return snprintf(out->bus_id, sizeof out->bus_id, "00000000:0%d:00.0", int(uintptr_t(d))), 0; }
+API nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) { return *major = 9, *minor = 0, 0; }

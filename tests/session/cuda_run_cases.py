@@ -17,6 +17,7 @@ from tests.session.cuda_session import (
     answer,
     bound,
     check_cube,
+    count,
     cube_model,
     cube_plan,
     device_tensor,
@@ -302,3 +303,216 @@ def case_graph_of_the_session_needs_every_node() -> None:
     answer(mixed_plan)
     with pytest.raises(Exception, match="graph capture"):
         provider.create_session(mixed_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+
+
+def _plain_cube(options: dict[str, str]) -> tuple[Any, Any, np.ndarray, Any]:
+    """A session, a binding of device tensors, x, and the tensor for y."""
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda", **options})
+    x = vector(60)
+    y = empty_tensor([60])
+    return session, bound(session, device_tensor(x), {"u": empty_tensor([60]), "y": y}), x, y
+
+
+def case_without_graphs_the_launches_are_made_one_by_one() -> None:
+    """Recording, making or replaying a graph fails: one line in the log, right results, and no second attempt with these addresses."""
+    for call in ("cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch"):
+        session, io, x, y = _plain_cube({})
+        log.fail(call, 801, times=1000)
+        for _ in range(4):
+            session.run_with_iobinding(io)
+            np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+        log.fail(call, 0, times=0)
+        log.take()
+        session.run_with_iobinding(io)
+        lines = log.take()
+        assert count(lines, "launch") == 3 and not count(lines, "replay") and not count(lines, "instantiate"), call
+
+
+def case_a_launch_that_cannot_be_recorded() -> None:
+    session, io, x, y = _plain_cube({})
+    session.run_with_iobinding(io)
+    log.fail("cuLaunchKernelEx", 900, after=1, times=1)
+    for _ in range(3):
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+    log.take()
+    session.run_with_iobinding(io)
+    assert count(log.take(), "launch") == 3
+
+
+def case_more_bindings_than_graphs() -> None:
+    """Nine bindings in turn all replay; of very many only so many graphs are kept."""
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    x = vector(60)
+    results = [empty_tensor([60]) for _ in range(9)]
+    ios = [bound(session, device_tensor(k * x), {"u": empty_tensor([60]), "y": y}) for k, y in enumerate(results)]
+    log.take()
+    for _ in range(6):
+        for k, io in enumerate(ios):
+            session.run_with_iobinding(io)
+            np.testing.assert_allclose(results[k].numpy(), (k * x) ** 3, rtol=1e-5)
+    lines = log.take()
+    assert count(lines, "instantiate") == 9 and count(lines, "replay") == 5 * 9
+
+
+def case_graphs_are_bounded() -> None:
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    log.take()
+    for n in range(1, 13):  # sets of shapes
+        ios = [bound(session, device_tensor(vector(n)), {"u": empty_tensor([n]), "y": empty_tensor([n])}) for _ in range(7)]
+        for _ in range(2):
+            for io in ios:
+                session.run_with_iobinding(io)
+    lines = log.take()
+    assert count(lines, "instantiate") == 84 and count(lines, "destroy graph") == 84 - 64
+
+
+# --- memory
+
+
+def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
+    """At every place that needs memory of the device: free blocks and graphs go, and the call is made again."""
+    answer(cube_plan)
+    other, io, _, _ = _plain_cube({})
+    for _ in range(2):
+        other.run_with_iobinding(io)  # leaves a graph
+    for call in ("cuMemAlloc_v2", "cuStreamCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernelEx"):
+        kept = [empty_tensor([1000]) for _ in range(2)]
+        del kept
+        gc.collect()
+        log.take()
+        log.fail(call, 2, times=1)
+        answer(lambda graph, own=call.encode(): [(k, p, [b + own for b in blobs]) for k, p, blobs in checked_plan(graph)])
+        session = provider.create_session(cube_model(), {"backend": "cuda"})
+        x = np.abs(vector(50_000))
+        np.testing.assert_allclose(session.run(None, {"x": x})[1], x**3, rtol=1e-5)
+        log.fail(call, 0, times=0)
+        del session
+        gc.collect()
+        other.run_with_iobinding(io)
+        other.run_with_iobinding(io)
+        assert count(log.take(), "destroy graph"), call
+    session, io, x, y = _plain_cube({})
+    session.run_with_iobinding(io)
+    log.fail("cuGraphInstantiateWithFlags", 2, times=1)
+    log.take()
+    session.run_with_iobinding(io)
+    np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+    lines = log.take()
+    assert count(lines, "instantiate") == 1 and count(lines, "replay") == 1
+
+
+def case_memory_limit() -> None:
+    answer(cube_plan)
+    gc.collect()
+    session = provider.create_session(cube_model(), {"backend": "cuda", "gpu_mem_limit": str(32 << 20)})
+    for n in (1000, 500_000, 1_000_000, 1_500_000, 700_000):  # what smaller ones left is given back
+        check_cube(session, n)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"out of GPU memory: \d+ bytes were asked for, \d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit") as e:
+            session.run(None, {"x": vector(5_000_000)})
+        assert "\n" not in str(e.value).strip()
+    check_cube(session, 1_000_000)
+    assert log.used() <= 32 << 20
+    del session, e
+    gc.collect()
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda"}), 5_000_000)
+    for value in ("0", "-1", "1e9", "2G", ""):
+        options = {"backend": "cuda", "gpu_mem_limit": value}
+        if not value:
+            provider.create_session(cube_model(), options)
+            continue
+        with pytest.raises(Exception, match=f"gpu_mem_limit='{value}' is not a number from 1 to "):
+            provider.create_session(cube_model(), options)
+
+
+def case_memory_of_past_shapes_is_given_back() -> None:
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    check_cube(session, 5_000_000)
+    large = log.used()
+    for _ in range(800):
+        check_cube(session, 10)
+    assert large - log.used() > 55_000_000  # three tensors of the large shape
+    session.run(None, {"x": np.ones(40_000_000, np.float32)})
+    large = log.used()
+    for _ in range(1600):
+        check_cube(session, 10)
+    assert large - log.used() > 620_000_000  # the lane's arena, too
+
+
+def case_growing_shapes_leave_no_block_of_each() -> None:
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    for k in range(1, 31):
+        session.run(None, {"x": np.ones(12_000_000 * k // 30, np.float32)})
+    assert log.used() < 360_000_000  # blocks of every size together have 430,000,000
+
+
+# --- recorded runs
+
+
+def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
+    """An output that is a constant: ONNX Runtime copies it from the host within the run."""
+    need_ort(1, 26, why="captures no graphs for plugins")
+
+    def entries(graph: Graph) -> Entries:
+        b = HandPlan("square")
+        x = b.add_input("x", F32, 1)
+        b.define_symbol("n", 0, 0)
+        n = D.symbol("n")
+        b.kernel("mul", [x, x, b.add_output("y"), Int32(n)])
+        b.finish_output("y", F32, [n])
+        return [([key(node) for node in graph.nodes], b.to_json(), b.blobs)]
+
+    answer(entries)
+    x = vector(60)
+    data = model([h.make_node("Mul", ["x", "x"], ["y"])], {"x": ["n"]}, {"y": ["n"], "w": [60]}, {"w": x})
+    session = provider.create_session(data, {"backend": "cuda", "enable_cuda_graph": "session"})
+    io = bound(session, device_tensor(x), {"y": empty_tensor([60]), "w": empty_tensor([60])})
+    with pytest.raises(Exception, match="[Gg]raph capture did not complete"):
+        session.run_with_iobinding(io)
+
+
+def case_a_recorded_run_keeps_what_it_allocated() -> None:
+    """An output that the provider allocates in the recorded run and that is dropped after it: replays write it still."""
+    need_ort(1, 28, why="takes device 'cuda' for another vendor's")
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    x = vector(60)
+    given, y = device_tensor(x), empty_tensor([60])
+    io = session.io_binding()
+    io.bind_ortvalue_input("x", given)
+    io.bind_output("u", "cuda", 0)
+    io.bind_ortvalue_output("y", y)
+    session.run_with_iobinding(io)
+    io.clear_binding_outputs()
+    gc.collect()
+    others = [device_tensor(np.full(60, k, np.float32)) for k in range(8)]
+    io.bind_ortvalue_output("y", y)
+    io.bind_output("u", "cuda", 0)
+    given.update_inplace(2 * x)
+    session.run_with_iobinding(io)
+    np.testing.assert_allclose(y.numpy(), (2 * x) ** 3, rtol=1e-5)
+    for k, other in enumerate(others):
+        np.testing.assert_array_equal(other.numpy(), np.full(60, k, np.float32))
+
+
+def case_a_recorded_run_that_fails_is_not_replayed() -> None:
+    need_ort(1, 26, why="captures no graphs for plugins")
+    answer(mixed_plan)
+    nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
+    session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})
+    x = vector(60)
+    given, y = device_tensor(x), empty_tensor([60])
+    io = bound(session, given, {"y": y})
+    log.fail("cuLaunchKernelEx", 1, after=7, times=1)  # three launches of the first run, three and three of the recorded one
+    with pytest.raises(Exception, match="launching kernel"):
+        session.run_with_iobinding(io)
+    for k in (2, 3):
+        given.update_inplace(k * x)
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), 4 * (k * x) ** 2, rtol=1e-5)

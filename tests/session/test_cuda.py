@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,130 @@ def test_device_id_chooses_among_gpus(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+LOST = """
+import gc
+import numpy as np, pytest
+from tests.session.cuda_session import *
+answer(cube_plan)
+options = {"backend": "cuda", **OPTIONS}
+first, second = (provider.create_session(cube_model(), options) for _ in range(2))
+check_cube(first, 40)
+x, u, y = device_tensor(vector(40)), empty_tensor([40]), empty_tensor([40])
+io = bound(first, x, {"u": u, "y": y})
+first.run_with_iobinding(io)
+log.fail(CALL, 700, after=AFTER)
+with pytest.raises(Exception) as e:
+    first.run_with_iobinding(io)
+print("said:", str(e.value).strip())
+log.lose(700)
+for session in (first, second):
+    with pytest.raises(Exception) as e:
+        check_cube(session, 40)
+    print("said:", str(e.value).strip())
+with pytest.raises(Exception) as e:
+    provider.create_session(cube_model(), options)
+print("said:", str(e.value).strip())
+del io, x, u, y, first, second, session, e
+gc.collect()
+print("said: end")
+"""
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return [line.removeprefix("said: ") for line in done.stdout.splitlines() if line.startswith("said: ")]
+
+
+@pytest.mark.parametrize(("options", "call", "first"), [
+    ({}, "cuStreamSynchronize", "CUDA: running: an illegal memory access was encountered (700)"),
+    ({"enable_cuda_graph": "0"}, "cuLaunchKernelEx", "CUDA: launching kernel 'mul': an illegal memory access was encountered (700)"),
+    ({"sync_launches": "1"}, "cuStreamSynchronize", "CUDA: running kernel 'mul' (launch 1 of 3 of partition 'cube'): an illegal memory access was encountered (700)"),
+])  # fmt: skip
+def test_a_lost_context_is_named_by_every_later_call(folder: Path, options: dict[str, str], call: str, first: str) -> None:
+    text = LOST.replace("OPTIONS", repr(options)).replace("CALL", repr(call)).replace("AFTER", "0")
+    lines = _said(driver.run(folder, ["-c", text]))
+    assert first in lines[0]
+    later = f"the GPU cannot be used by this process any more since an earlier failure ({first}); restart the process"
+    assert len(lines) == 5 and all(later in line for line in lines[1:4]) and lines[4] == "end"
+
+
+FORK = """
+import os, sys
+from tests.session.cuda_session import *
+answer(cube_plan)
+def child(work):
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as e:
+            print("said:", str(e).strip(), flush=True)
+            code = 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def use():
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda"}), 20)
+assert "initialise" not in log.take()
+assert child(use) == 0  # registered, but not initialised
+use()
+assert log.take().count("initialise") == 1
+session = provider.create_session(cube_model(), {"backend": "cuda"})
+def drop():
+    global session
+    del session
+assert child(drop) == 0
+assert child(use) == 2
+use()
+print("said: end")
+"""
+
+
+def test_forked_processes(folder: Path) -> None:
+    """Registering initialises nothing; a child of a process that used a GPU is told what to do, and may drop what it inherited."""
+    lines = _said(driver.run(folder, ["-c", FORK]))
+    assert len(lines) == 2 and "CUDA was initialised before this process was forked" in lines[0] and "'spawn' method" in lines[0] and lines[1] == "end"
+
+
+LISTED = """
+import onnxruntime as ort
+from tests.session.cuda_session import *
+provider.register()
+ours = [d for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME][1:]
+print("said:", *(d.ep_metadata.get("name", "?") for d in ours))
+"""
+
+
+@pytest.mark.parametrize(("visible", "names"), [
+    (None, ["Fake GPU 0", "Fake GPU 1", "Fake GPU 2"]), ("", []), ("-1", []), ("2,0", ["Fake GPU 2", "Fake GPU 0"]), ("1,7,0", ["Fake GPU 1"]), ("1,1", ["Fake GPU 1"]),
+    ("GPU-00000002", ["Fake GPU 2"]), ("GPU-9", []), ("MIG-abc", ["?"]),
+])  # fmt: skip
+def test_gpus_are_listed_as_cuda_will_number_them(folder: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _said(driver.run(folder, ["-c", LISTED], devices="3")) == ([" ".join(names)] if names else [])
+
+
+MORE_LISTED = """
+from tests.session.cuda_session import *
+answer(cube_plan)
+log.fail("cuDeviceGetCount", 100)
+try: provider.create_session(cube_model(), {"backend": "cuda", "device_id": "1"})
+except Exception as e: print("said:", str(e).strip())
+"""
+
+
+def test_a_gpu_that_cuda_does_not_offer_is_one_line(folder: Path) -> None:
+    lines = _said(driver.run(folder, ["-c", MORE_LISTED.replace('log.fail("cuDeviceGetCount", 100)', 'import os; os.environ["FAKE_CUDA_DEVICES"] = "1"'), ], devices="2"))
+    assert len(lines) == 1 and re.search("no CUDA device 1|there is no CUDA device 1; this machine has 1", lines[0])
+
+
 WITHOUT = """
 import onnxruntime as ort
 from tests.session.provider_plans import chain_model
@@ -67,7 +192,7 @@ print("said: the CPU works")
 def test_without_a_driver_the_cpu_works_and_the_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
     where, settings, reason = tmp_path, {}, r"no NVIDIA driver is installed \(libcuda.so.1 was not found\)"
     if Path("/dev/nvidiactl").exists():
-        where, settings, reason = folder, {"init": "100"}, "the NVIDIA driver finds no GPU"
+        where, settings, reason = folder, {"init": "100", "devices": "0"}, "the NVIDIA driver finds no GPU"
     done = driver.run(where, ["-c", WITHOUT], **settings)
     first, second, last = (line.removeprefix("said: ") for line in done.stdout.splitlines() if line.startswith("said: "))
     assert first.startswith("TraceaExecutionProvider has no CUDA device 0 on this machine")

@@ -1,6 +1,9 @@
 #include "cuda_device.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "failure.h"
 #include "sha256.h"
@@ -37,15 +40,15 @@ int handle_of(int ordinal) {
 
 // --- modules
 
-Module::Module(Blob cubin) {
+Module::Module(Device& device, Blob cubin) : device_(device) {
   // PTX must end in a zero byte; a cubin says its own length.
   const bool elf = cubin.bytes > 4 && !memcmp(cubin.data, "\x7f" "ELF", 4);
   const std::string text = elf ? "" : std::string(cubin.data, cubin.bytes);
-  check(driver().module_load(&handle_, elf ? cubin.data : text.c_str()), "loading a kernel; the plan may be for another GPU");
+  check(device.attempt([&] { return driver().module_load(&handle_, elf ? cubin.data : text.c_str()); }), "loading a kernel; the plan may be for another GPU");
 }
 
 Module::~Module() {
-  if (handle_) driver().module_unload(handle_);
+  if (const Driver* d = usable(); d && handle_) d->module_unload(handle_);
 }
 
 Function Module::function(const std::string& symbol, unsigned shared_bytes, unsigned cluster) {
@@ -54,7 +57,7 @@ Function Module::function(const std::string& symbol, unsigned shared_bytes, unsi
   const auto [it, added] = kernels_.emplace(symbol, Kernel{nullptr, kFreeShared, kPortableCluster});
   Kernel& k = it->second;
   if (added) {
-    const Result r = driver().module_function(&k.handle, handle_, symbol.c_str());
+    const Result r = device_.attempt([&] { return driver().module_function(&k.handle, handle_, symbol.c_str()); });  // kernels may be loaded here
     if (r != kSuccess) kernels_.erase(it);
     check(r, "finding kernel '" + symbol + "'");
   }
@@ -75,40 +78,89 @@ Address Pool::take(size_t bytes, const void* lane) {
   for (auto it = free_.lower_bound(bytes); it != free_.end() && it->first <= bytes + bytes / 2; ++it) {
     if (it->second.lane && it->second.lane != lane) continue;
     const Address address = it->second.address;
-    live_[address] = it->first;
+    live_[address] = {it->first, false, false};
+    used_ += it->first;
+    peak_ = std::max(peak_, used_);
     free_.erase(it);
     return address;
   }
   return 0;
 }
 
+Result Pool::obtain(Address* address, size_t bytes) {
+  if (!pinned_) return driver().memory_alloc(address, bytes);
+  constexpr unsigned kPortable = 1, kMapped = 2;
+  void* p = nullptr;
+  const Result r = driver().host_alloc(&p, bytes, kPortable | kMapped);
+  *address = reinterpret_cast<Address>(p);
+  return r;
+}
+
+// Freeing waits for the device, so whatever a lane still does with the block is done first.
+void Pool::give_back(Address address, size_t bytes) {
+  if (const Driver* d = usable()) pinned_ ? d->host_free(reinterpret_cast<void*>(address)) : d->memory_free(address);
+  total_ -= bytes;
+}
+
 Address Pool::allocate(size_t wanted, const void* lane) {
   const size_t bytes = rounded(wanted);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (const Address reused = take(bytes, lane)) return reused;
-  Address address = 0;
-  Result r = driver().memory_alloc(&address, bytes);
-  if (r == kOutOfMemory && !free_.empty()) {  // freeing waits for the device, so whatever a lane still used is done
-    for (const auto& [size, block] : free_) driver().memory_free(block.address);
-    free_.clear();
-    r = driver().memory_alloc(&address, bytes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const Address reused = take(bytes, lane)) return reused;
+    const size_t limit = limits_.empty() ? SIZE_MAX : *limits_.begin();
+    if (bytes > limit || total_ > limit - bytes) {
+      for (const auto& [size, block] : free_) give_back(block.address, size);
+      free_.clear();
+      if (bytes > limit || total_ > limit - bytes)
+        throw Failure("out of GPU memory: " + std::to_string(wanted) + " bytes were asked for, " + std::to_string(total_) + " of the " + std::to_string(limit) +
+                      " that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit, or run smaller inputs or fewer sessions at a time");
+    }
+    total_ += bytes;  // before the lock is let go, so that no two exceed the limit together
   }
-  if (r == kOutOfMemory) {
+  Address address = 0;
+  const Result r = device_.attempt([&] { return obtain(&address, bytes); });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (r != kSuccess) total_ -= bytes;
+  if (r == kOutOfMemory && !pinned_) {
     size_t left = 0, total = 0;
     driver().memory_info(&left, &total);
     throw Failure("out of GPU memory: " + std::to_string(wanted) + " bytes were asked for, " + std::to_string(left) + " of " + std::to_string(total) + " are free");
   }
-  check(r, "allocating " + std::to_string(wanted) + " bytes");
-  live_[address] = bytes;
+  check(r, "allocating " + std::to_string(wanted) + " bytes" + (pinned_ ? " of pinned memory" : ""));
+  live_[address] = {bytes, false, false};
+  used_ += bytes;
+  peak_ = std::max(peak_, used_);
   return address;
 }
 
 void Pool::release(Address address, const void* lane) {
-  if (!lane && (unfinished_.exchange(false) || threads_)) driver().context_synchronize();
+  if (!lane && (unfinished_.exchange(false) || threads_ > 0))
+    if (const Driver* d = usable()) d->context_synchronize();
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto it = live_.find(address);
   if (it == live_.end()) return;
-  free_.emplace(it->second, Free{address, lane});
+  if (it->second.held) {
+    it->second.released = true;
+    return;
+  }
+  free_.emplace(it->second.bytes, Free{address, lane, runs_});
+  used_ -= it->second.bytes;
+  live_.erase(it);
+}
+
+void Pool::hold(Address address) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto it = live_.find(address); it != live_.end()) it->second.held = true;
+}
+
+void Pool::let_go(Address address, const void* lane) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = live_.find(address);
+  if (it == live_.end() || !it->second.held) return;
+  it->second.held = false;
+  if (!it->second.released) return;
+  free_.emplace(it->second.bytes, Free{address, lane, runs_});
+  used_ -= it->second.bytes;
   live_.erase(it);
 }
 
@@ -116,6 +168,44 @@ void Pool::settle(const void* lane) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [size, block] : free_)
     if (block.lane == lane) block.lane = nullptr;
+  trim();
+}
+
+// Inputs of ever new sizes would otherwise leave blocks of all of them behind. Kept is what the runs of this window and the one before it
+// used, and at most half as much again as they had in use at a time.
+void Pool::trim() {
+  constexpr long kWindow = 256;
+  constexpr size_t kUnnoticed = size_t(64) << 20;
+  if (++runs_ % kWindow == 0) last_peak_ = std::exchange(peak_, used_);
+  const size_t peak = std::max(peak_, last_peak_), most = peak + peak / 2 + kUnnoticed;
+  if (total_ <= most && runs_ % kWindow) return;
+  std::vector<std::multimap<size_t, Free>::iterator> idle;
+  for (auto it = free_.begin(); it != free_.end(); ++it)
+    if (!it->second.lane) idle.push_back(it);
+  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->second.released < b->second.released; });
+  for (const auto& it : idle) {
+    if (total_ <= most && it->second.released > runs_ - 2 * kWindow) break;
+    give_back(it->second.address, it->first);
+    free_.erase(it);
+  }
+}
+
+bool Pool::flush() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool any = !free_.empty();
+  for (const auto& [size, block] : free_) give_back(block.address, size);
+  free_.clear();
+  return any;
+}
+
+void Pool::add_limit(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  limits_.insert(bytes);
+}
+
+void Pool::remove_limit(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto it = limits_.find(bytes); it != limits_.end()) limits_.erase(it);
 }
 
 // --- devices
@@ -147,7 +237,7 @@ Device& Device::get(int ordinal) {
   return *it->second;
 }
 
-Device::Device(int n) : ordinal(n), about(facts(n)) {
+Device::Device(int n) : ordinal(n), about(facts(n)), pool(*this, false), pinned(*this, true) {
   check(driver().context_retain(&context_, handle_of(n)), "making a context on device " + std::to_string(n));
   const Current current(*this);
   empty_ = pool.allocate(kEmptyBytes, nullptr);
@@ -158,8 +248,57 @@ std::shared_ptr<Module> Device::module(Blob cubin) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::weak_ptr<Module>& known = modules_[key];
   std::shared_ptr<Module> m = known.lock();
-  if (!m) known = m = std::make_shared<Module>(cubin);
+  if (!m) known = m = std::make_shared<Module>(*this, cubin);
   return m;
+}
+
+bool Device::reclaim() {
+  bool any = false;
+  {
+    const std::lock_guard<std::mutex> lock(caches_mutex_);
+    for (Cache* cache : caches_) any |= cache->drop();
+  }
+  any |= pool.flush();
+  any |= pinned.flush();
+  return any;
+}
+
+void Device::add_cache(Cache* cache) {
+  const std::lock_guard<std::mutex> lock(caches_mutex_);
+  caches_.insert(cache);
+}
+
+void Device::remove_cache(Cache* cache) {
+  const std::lock_guard<std::mutex> lock(caches_mutex_);
+  caches_.erase(cache);
+}
+
+// --- the current context
+
+Current::Current(Device& device) : outer_(cuda::health) {
+  device.health.need();
+  cuda::health = &device.health;
+  const Result r = driver().context_push(device.context());
+  if (r != kSuccess) {
+    const struct Restore {  // there is no destructor after a failed constructor
+      Health* outer;
+      ~Restore() { cuda::health = outer; }
+    } restore{outer_};
+    check(r, "using the device");
+  }
+  driver_ = &driver();
+}
+
+Current::Current(Device& device, std::nothrow_t) noexcept : outer_(cuda::health) {
+  cuda::health = &device.health;
+  const Driver* d = usable();
+  if (d && d->context_push(device.context()) == kSuccess) driver_ = d;
+}
+
+Current::~Current() {
+  Context previous;
+  if (driver_) driver_->context_pop(&previous);
+  cuda::health = outer_;
 }
 
 }  // namespace tracea::cuda

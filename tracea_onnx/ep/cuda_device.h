@@ -4,6 +4,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -16,10 +18,12 @@ namespace tracea::cuda {
 // What the driver says of a device without making a context on it. arch: compute capability x 10.
 struct DeviceFacts { std::string name, pci_bus_id; int arch, sms; };
 
+class Device;
+
 // A loaded cubin; equal bytes share one.
 class Module {
  public:
-  explicit Module(Blob cubin);  // throws Failure
+  Module(Device& device, Blob cubin);  // throws Failure
   ~Module();
   Module(const Module&) = delete;
   // Finds a kernel and allows it that much dynamic shared memory and that cluster size. Throws Failure.
@@ -27,36 +31,67 @@ class Module {
 
  private:
   struct Kernel { Function handle; unsigned shared_bytes, cluster; };
+  Device& device_;
   ModuleHandle handle_ = nullptr;
   std::mutex mutex_;
   std::unordered_map<std::string, Kernel> kernels_;
 };
 
-// Device memory that is kept when it is released. A block released by a run is free to the same lane at once (its stream orders the
-// uses) and to everybody else when that lane was synchronised (`settle`). The device's context must be current.
+// Memory that is kept when it is released. A block released by a run is free to the same lane at once (its stream orders the uses) and to
+// everybody else when that lane was synchronised (`settle`). What recent runs did not use goes back to the driver. The device's context
+// must be current.
 class Pool {
  public:
-  Address allocate(size_t bytes, const void* lane);  // throws Failure when the device has no such memory
+  // `pinned`: of host memory that the device reads and writes by itself; else of device memory.
+  Pool(Device& device, bool pinned) : device_(device), pinned_(pinned) {}
+  Address allocate(size_t bytes, const void* lane);  // throws Failure when there is no such memory
   void release(Address address, const void* lane);
   void settle(const void* lane);
+  // A block that a recorded graph uses: it is free only when it was both released and let go.
+  void hold(Address address);
+  void let_go(Address address, const void* lane);
+  // Gives all free blocks back to the driver; whether there were any. Waits for the device.
+  bool flush();
+  // The sum of all blocks, free ones included, stays within the least limit of those that live.
+  void add_limit(size_t bytes);
+  void remove_limit(size_t bytes);
   // A run has ended without synchronisation: the next block that is released outside of a run waits for the device first.
   void expect_unfinished() { unfinished_ = true; }
-  // Runs are spread over threads (ORT's parallel executor), and any of them may release what another's lane still uses: every block that is
-  // released outside of a run waits for the device from now on.
-  void expect_threads() { threads_ = true; }
+  // Runs of a session are spread over threads (ORT's parallel executor), and any of them may release what another's lane still uses: while
+  // there is such a session, every block that is released outside of a run waits for the device.
+  void expect_threads(bool begin) { threads_ += begin ? 1 : -1; }
 
  private:
-  struct Free { Address address; const void* lane; };
+  struct Free { Address address; const void* lane; long released; };
+  struct Live { size_t bytes; bool held, released; };
   Address take(size_t bytes, const void* lane);
+  Result obtain(Address* address, size_t bytes);
+  void give_back(Address address, size_t bytes);
+  void trim();
+
+  Device& device_;
+  const bool pinned_;
   std::mutex mutex_;
-  std::atomic<bool> unfinished_{false}, threads_{false};
+  std::atomic<bool> unfinished_{false};
+  std::atomic<int> threads_{0};
   std::multimap<size_t, Free> free_;
-  std::unordered_map<Address, size_t> live_;
+  std::unordered_map<Address, Live> live_;
+  std::multiset<size_t> limits_;
+  size_t total_ = 0, used_ = 0;        // bytes of all blocks, of those that are not free
+  size_t peak_ = 0, last_peak_ = 0;    // of used_, in this window of runs and the one before
+  long runs_ = 0;
+};
+
+// What may be made again: dropped when the device has no memory left.
+class Cache {
+ public:
+  virtual ~Cache() = default;
+  virtual bool drop() = 0;  // whether there was anything; called from any thread
 };
 
 class Device {
  public:
-  // How many the driver offers; 0 without a driver. Never throws.
+  // How many the driver offers; 0 without a driver. Initialises CUDA. Never throws.
   static int count();
   static DeviceFacts facts(int ordinal);  // throws Failure
   // The device with its context, made on first use and kept for the life of the process. Throws Failure.
@@ -64,11 +99,22 @@ class Device {
 
   const int ordinal;
   const DeviceFacts about;
-  Pool pool;
+  Health health;
+  Pool pool, pinned;
 
   Context context() const { return context_; }
   Address empty() const { return empty_; }  // stands for the data of a tensor without elements
   std::shared_ptr<Module> module(Blob cubin);  // the context must be current
+
+  // A call of the driver that may need memory of the device: where it has none, what is only kept is given back, and the call is made again.
+  template <class Call>
+  Result attempt(Call call) {
+    const Result r = call();
+    return r == kOutOfMemory && reclaim() ? call() : r;
+  }
+  bool reclaim();  // whether anything was given back
+  void add_cache(Cache* cache);
+  void remove_cache(Cache* cache);
 
  private:
   explicit Device(int ordinal);
@@ -76,17 +122,22 @@ class Device {
   Address empty_ = 0;
   std::mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<Module>> modules_;  // by SHA-256
+  std::mutex caches_mutex_;
+  std::set<Cache*> caches_;
 };
 
 // Makes the device's context current on this thread while it lives.
 class Current {
  public:
-  explicit Current(const Device& device) { check(driver().context_push(device.context()), "using the device"); }
-  ~Current() {
-    Context previous;
-    driver().context_pop(&previous);
-  }
+  explicit Current(Device& device);  // throws Failure, also where the context was lost
+  // For destructors: throws nothing. Where the context cannot be used, calls of the driver fail, and their results are not looked at.
+  Current(Device& device, std::nothrow_t) noexcept;
+  ~Current();
   Current(const Current&) = delete;
+
+ private:
+  const Driver* driver_ = nullptr;  // null: nothing was pushed
+  Health* outer_;
 };
 
 // Device memory that belongs to one object. It must be idle when it is released; the context must be current then.

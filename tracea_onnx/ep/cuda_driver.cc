@@ -5,9 +5,8 @@
 #include <windows.h>
 #else
 #include <dlfcn.h>
+#include <pthread.h>
 #endif
-
-#include "failure.h"
 
 namespace tracea::cuda {
 namespace {
@@ -21,6 +20,30 @@ void* open_library() { return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); }
 void* find(void* library, const char* symbol) { return dlsym(library, symbol); }
 constexpr const char* kLibrary = "libcuda.so.1";
 #endif
+
+constexpr const char* kForked =
+    "CUDA was initialised before this process was forked and does not work in the child; start workers with multiprocessing's 'spawn' method, or make GPU sessions only in them";
+
+// Whether this process has initialised the driver, and whether it inherited that from its parent. A driver that was initialised before a
+// fork cannot be used in the child.
+std::atomic<bool> started{false}, inherited{false};
+
+void watch_forks() {
+#if !defined(_WIN32)
+  pthread_atfork(nullptr, nullptr, [] { inherited = started.load(); });
+#endif
+}
+
+// Failures after which the driver refuses every call in the context: CUDA's documentation calls the process inconsistent then.
+bool loses_context(Result r) {
+  switch (r) {
+    case 214: case 220: case 226:                                          // uncorrectable errors of memory and links
+    case 700: case 702: case 709: case 710:                                // illegal address, time limit, destroyed context, device assertion
+    case 714: case 715: case 716: case 717: case 718: case 719: case 721:  // illegal instructions and addresses, failed launches
+      return true;
+    default: return false;
+  }
+}
 
 struct Loaded {
   Driver driver;
@@ -38,9 +61,15 @@ struct Loaded {
     TRACEA_CUDA_FUNCTIONS(TRACEA_X)
 #undef TRACEA_X
     if (!why_not.empty()) return;
+    watch_forks();
     const Result r = driver.init(0);
     if (r == kSuccess) {
+      started = true;
       driver.driver_version(&driver.version);
+      return;
+    }
+    if (r == kNotInitialized) {  // another library had initialised it
+      why_not = kForked;
       return;
     }
     const char* text = nullptr;
@@ -56,17 +85,47 @@ const Loaded& loaded() {
 
 }  // namespace
 
+thread_local Health* health = nullptr;
+
 const Driver& driver() {
   const Loaded& l = loaded();
   if (!l.why_not.empty()) throw Failure(l.why_not);
+  if (inherited) throw Failure(kForked);
   return l.driver;
+}
+
+bool driver_present() { return open_library() != nullptr; }
+
+const Driver* usable() noexcept {
+  try {
+    return &driver();
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void Health::lose(const std::string& line) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (lost_) return;
+  first_ = line;
+  lost_ = true;
+}
+
+void Health::need() const {
+  if (!lost_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throw Failure("the GPU cannot be used by this process any more since an earlier failure (" + first_ +
+                "); restart the process, and set the provider option sync_launches=1 to learn which kernel failed");
 }
 
 void check(Result result, const std::string& what) {
   if (result == kSuccess) return;
   const char* text = nullptr;
   driver().error_string(result, &text);
-  throw Failure("CUDA: " + what + ": " + (text ? text : "error") + " (" + std::to_string(result) + ")");
+  const std::string line = "CUDA: " + what + ": " + (text ? text : "error") + " (" + std::to_string(result) + ")";
+  if (health && loses_context(result)) health->lose(line);
+  if (result == kOutOfMemory) throw OutOfMemory(line);
+  throw Failure(line);
 }
 
 }  // namespace tracea::cuda

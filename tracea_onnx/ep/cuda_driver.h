@@ -1,9 +1,13 @@
 // The part of NVIDIA's driver API this provider uses, declared by hand and found with dlopen: neither CUDA's headers nor its
 // libraries are needed to build, and the same library serves machines without a GPU. Values are those of cuda.h.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
+
+#include "failure.h"
 
 namespace tracea::cuda {
 
@@ -17,12 +21,13 @@ using Event = struct CUevent_st*;
 using GraphHandle = struct CUgraph_st*;
 using GraphExecHandle = struct CUgraphExec_st*;
 
-constexpr Result kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100;
+constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100;
 
 enum DeviceAttribute { kMultiprocessors = 16, kCapabilityMajor = 75, kCapabilityMinor = 76 };
 enum FunctionAttribute { kDynamicSharedBytes = 8, kNonPortableCluster = 14 };
 enum LaunchAttributeId { kClusterDimension = 4, kProgrammaticSerialization = 6 };
 enum CaptureMode { kCaptureRelaxed = 2 };
+enum EventFlags { kEventDefault = 0, kEventNoTiming = 2 };
 enum EventRecordFlags { kRecordExternal = 1 };
 enum StreamFlags { kStreamDefault = 0, kStreamNonBlocking = 1 };
 
@@ -81,6 +86,8 @@ struct alignas(64) TensorMap { uint64_t opaque[16]; };
   X(stream_create, "cuStreamCreate", Result(Stream*, unsigned))                                                                         \
   X(stream_destroy, "cuStreamDestroy_v2", Result(Stream))                                                                               \
   X(stream_synchronize, "cuStreamSynchronize", Result(Stream))                                                                          \
+  X(stream_context, "cuStreamGetCtx", Result(Stream, Context*))                                                                         \
+  X(stream_wait, "cuStreamWaitEvent", Result(Stream, Event, unsigned))                                                                  \
   X(capture_begin, "cuStreamBeginCapture_v2", Result(Stream, int))                                                                      \
   X(capture_end, "cuStreamEndCapture", Result(Stream, GraphHandle*))                                                                    \
   X(graph_instantiate, "cuGraphInstantiateWithFlags", Result(GraphExecHandle*, GraphHandle, unsigned long long))                        \
@@ -103,9 +110,32 @@ struct Driver {
   int version = 0;  // 1000 * major + 10 * minor of the newest CUDA it supports
 };
 
-// The driver, loaded and initialised on first use. Throws Failure with one line where there is none or it is too old.
+// The driver, loaded and initialised on first use. Throws Failure with one line where there is none, where it is too old, and in a process
+// that was forked after its parent had initialised it.
 const Driver& driver();
-// Throws Failure: what was attempted, and the driver's own words.
+// Whether the driver's library is on this machine. Initialises nothing.
+bool driver_present();
+// The same as `driver` for destructors: null where that would throw.
+const Driver* usable() noexcept;
+
+// Whether a context still works. After some failures (an illegal address, say) the driver refuses every later call in the context.
+class Health {
+ public:
+  void lose(const std::string& line);  // the first line is kept
+  bool lost() const { return lost_; }
+  void need() const;  // throws Failure with the first failure
+
+ private:
+  std::atomic<bool> lost_{false};
+  mutable std::mutex mutex_;
+  std::string first_;
+};
+// That of the context which is current on this thread; null = none of ours.
+extern thread_local Health* health;
+
+struct OutOfMemory : Failure { using Failure::Failure; };
+
+// Throws Failure, or OutOfMemory: what was attempted, and the driver's own words. Where the context is lost by it, `health` remembers.
 void check(Result result, const std::string& what);
 
 }  // namespace tracea::cuda

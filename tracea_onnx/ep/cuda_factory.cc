@@ -58,11 +58,14 @@ void* allocate(OrtAllocator* self, size_t bytes) {
   reported(running(), [&] {
     Device& device = Device::get(a.ordinal);
     const Current current(device);
-    constexpr unsigned kPortable = 1;  // pinned for every context
-    if (a.pinned)
-      cuda::check(driver().host_alloc(&p, bytes ? bytes : 1, kPortable), "allocating " + std::to_string(bytes) + " bytes of pinned memory");
-    else
-      p = reinterpret_cast<void*>(device.pool.allocate(bytes, lane_of_thread(device)));
+    if (a.pinned) {
+      p = reinterpret_cast<void*>(device.pinned.allocate(bytes, nullptr));
+      return;
+    }
+    Lane* lane = lane_of_thread(device);
+    const Address block = device.pool.allocate(bytes, lane);
+    if (lane && lane->recording) lane->hold(block);
+    p = reinterpret_cast<void*>(block);
   });
   return p;
 }
@@ -71,25 +74,62 @@ void release(OrtAllocator* self, void* p) {
   if (!p) return;
   const Allocator& a = *static_cast<Allocator*>(self);
   reported(false, [&] {
+    if (!usable()) return;  // a child of a fork has nothing to give back
     Device& device = Device::get(a.ordinal);
-    const Current current(device);
+    const Current current(device, std::nothrow);
+    const auto block = reinterpret_cast<Address>(p);
+    if (a.pinned) return device.pinned.release(block, nullptr);  // copies from and to it were waited for
     Lane* lane = lane_of_thread(device);
-    if (a.pinned)
-      driver().host_free(p);
-    else if (lane && lane->recording)
-      lane->held.push_back(reinterpret_cast<Address>(p));
-    else
-      device.pool.release(reinterpret_cast<Address>(p), lane);
+    if (lane && lane->recording) lane->hold(block);
+    device.pool.release(block, lane);
   });
 }
 
 bool ours(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryGpu && ort.MemoryDevice_GetVendorId(m) == kNvidia; }
 bool host(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryCpu || ort.MemoryDevice_GetMemoryType(m) == kMemoryHostAccessible; }
 
-// The device a copy belongs to.
-Device& device_of(const OrtValue* from, const OrtValue* to) {
-  const OrtMemoryDevice* m = ort.Value_GetMemoryDevice(on_host(from) ? to : from);
-  return Device::get(ours(m) ? int(ort.MemoryDevice_GetDeviceId(m)) : 0);
+// The device that a tensor lies on, or null for one on the host.
+Device* device_of(const OrtValue* value) {
+  if (on_host(value)) return nullptr;
+  const OrtMemoryDevice* m = ort.Value_GetMemoryDevice(value);
+  return &Device::get(ours(m) ? int(ort.MemoryDevice_GetDeviceId(m)) : 0);
+}
+
+// Lets `later` wait for what `earlier`, a lane of another device, was given so far.
+void order(const Lane& earlier, const Lane& later) {
+  Event event = nullptr;
+  {
+    const Current current(earlier.device);
+    cuda::check(driver().event_create(&event, kEventNoTiming), "making an event");
+    const Result r = driver().event_record(event, earlier.stream);
+    if (r != kSuccess) driver().event_destroy(event);
+    cuda::check(r, "ordering two devices");
+  }
+  const Current current(later.device);
+  const Result r = driver().stream_wait(later.stream, event, 0);
+  driver().event_destroy(event);  // once it was reached
+  cuda::check(r, "ordering two devices");
+}
+
+// From one device to another: after what either was given so far, before what they are given next. A graph would not repeat that.
+void copy_across(Device& source, Device& target, Address from, Address to, size_t bytes) {
+  Lane *const reader = lane_of_thread(source), *const writer = lane_of_thread(target);
+  for (Lane* lane : {reader, writer})
+    if (lane) lane->host_copies = true;
+  if (!reader || !writer)  // on a side without a run nothing tells whose work is meant: all of it
+    for (Device* device : {&source, &target}) {
+      const Current current(*device);
+      cuda::check(driver().context_synchronize(), "copying a tensor between devices");
+    }
+  if (reader && writer) {
+    order(*writer, *reader);
+    const Current current(source);
+    cuda::check(driver().copy_async(to, from, bytes, reader->stream), "copying a tensor between devices");
+    return order(*reader, *writer);
+  }
+  const Current current(source);
+  cuda::check(driver().copy(to, from, bytes), "copying a tensor between devices");
+  cuda::check(driver().context_synchronize(), "copying a tensor between devices");
 }
 
 }  // namespace
@@ -109,18 +149,23 @@ const OrtHardwareDevice* Factory::virtual_device(Exposed& exposed) {
   return exposed.own;
 }
 
+const std::vector<ListedGpu>& Factory::gpus() {
+  if (!gpus_) gpus_ = list_gpus();
+  return *gpus_;
+}
+
 void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
   std::vector<const OrtHardwareDevice*> gpus;
   for (size_t k = 0; k < n; k++)
     if (ort.HardwareDevice_Type(hardware[k]) == kHardwareGpu && ort.HardwareDevice_VendorId(hardware[k]) == kNvidia) gpus.push_back(hardware[k]);
-  const int devices = Device::count();
+  const int devices = int(this->gpus().size());
   exposed_.reserve(exposed_.size() + size_t(devices));
   for (int ordinal = 0; ordinal < devices && *count < max; ordinal++) {
-    const DeviceFacts facts = Device::facts(ordinal);
+    const ListedGpu& facts = this->gpus()[size_t(ordinal)];
     const OrtHardwareDevice* match = nullptr;
     for (const OrtHardwareDevice* gpu : gpus) {
       const char* pci = ort.GetKeyValue(ort.HardwareDevice_Metadata(gpu), "pci_bus_id");
-      if (pci && lower(pci) == lower(facts.pci_bus_id)) match = gpu;
+      if (pci && !facts.pci_bus_id.empty() && lower(pci) == lower(facts.pci_bus_id)) match = gpu;
     }
     if (!match && devices == 1 && gpus.size() == 1) match = gpus.front();
     Exposed& exposed = exposed_.emplace_back();
@@ -131,8 +176,8 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
     Pairs metadata;
     metadata.add("tracea_backend", "cuda");
     metadata.add(kDeviceKey, std::to_string(ordinal));
-    metadata.add("name", facts.name);
-    metadata.add("arch", std::to_string(facts.arch));
+    if (!facts.name.empty()) metadata.add("name", facts.name);
+    if (facts.arch) metadata.add("arch", std::to_string(facts.arch));
     tracea::check(ort.CreateEpDevice(self, match, metadata.p, nullptr, &out[*count]));
     OrtEpDevice* made = out[(*count)++];
     tracea::check(ort.EpDevice_AddAllocatorInfo(made, exposed.device));
@@ -143,7 +188,7 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
 int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
   int device = -1;
   for (size_t k = 0; k < n; k++)
-    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr) device = atoi(text);
+    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr) device = int(strtol(text, nullptr, 10));  // our own metadata
   return device;
 }
 
@@ -203,16 +248,20 @@ void copy_tensor(const OrtValue* from, OrtValue* to) {
     memcpy(target, source, bytes);
     return;
   }
-  Device& device = device_of(from, to);
+  Device *const source_device = device_of(from), *const target_device = device_of(to);
+  const auto at = reinterpret_cast<Address>(source), goal = reinterpret_cast<Address>(target);
+  if (source_device && target_device && source_device != target_device) return copy_across(*source_device, *target_device, at, goal, bytes);
+  Device& device = source_device ? *source_device : *target_device;
   const Current current(device);
   if (Lane* lane = lane_of_thread(device)) {
     lane->host_copies |= from_host || to_host;
-    cuda::check(driver().copy_async(reinterpret_cast<Address>(target), reinterpret_cast<Address>(source), bytes, lane->stream), "copying a tensor");
+    cuda::check(driver().copy_async(goal, at, bytes, lane->stream), "copying a tensor");
+    if (lane->recording && !lane->host_copies) cuda::check(driver().copy_async(goal, at, bytes, lane->side), "copying a tensor");
     return;
   }
-  // Outside of a run: on the legacy default stream, after whatever the lanes were given.
-  cuda::check(driver().copy(reinterpret_cast<Address>(target), reinterpret_cast<Address>(source), bytes), "copying a tensor");
-  if (!from_host && !to_host) cuda::check(driver().stream_synchronize(nullptr), "copying a tensor");
+  // Outside of a run: on the legacy default stream, after whatever the lanes were given; and done when the call returns, since not every stream waits for that one.
+  cuda::check(driver().copy(goal, at, bytes), "copying a tensor");
+  if (!to_host) cuda::check(driver().stream_synchronize(nullptr), "copying a tensor");
 }
 
 void finish_copies(const OrtValue* from, const OrtValue* to) {
@@ -220,7 +269,7 @@ void finish_copies(const OrtValue* from, const OrtValue* to) {
   // The driver has taken pageable host memory when the copy call returns; pinned memory it reads later.
   const bool read_later = on_host(from) && ort.MemoryDevice_GetDeviceType(ort.Value_GetMemoryDevice(from)) == kMemoryGpu;
   if (!on_host(to) && !read_later) return;
-  Device& device = device_of(from, to);
+  Device& device = on_host(from) ? *device_of(to) : *device_of(from);
   if (Lane* lane = lane_of_thread(device)) {
     const Current current(device);
     cuda::check(driver().stream_synchronize(lane->stream), "copying a tensor");

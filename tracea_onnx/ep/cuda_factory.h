@@ -1,8 +1,10 @@
 // The GPU side of the provider's factory: devices, allocators and copies between host and device memory.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cuda_listing.h"
 #include "ort_abi.h"
 
 namespace tracea::cuda {
@@ -17,13 +19,16 @@ class Factory {
   ~Factory();
 
   // Appends one ep-device per GPU: on the hardware devices ORT shows where they can be told apart, else on virtual ones. None without a
-  // driver. Throws Failure.
+  // driver. Initialises no CUDA. Throws Failure.
   void add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n, OrtEpDevice** out, size_t max, size_t* count);
+  bool any_gpu() { return !gpus().empty(); }
 
  private:
+  const std::vector<ListedGpu>& gpus();
   struct Exposed { OrtMemoryInfo *device = nullptr, *pinned = nullptr; OrtHardwareDevice* own = nullptr; };
   const OrtHardwareDevice* virtual_device(Exposed& exposed);
   std::vector<Exposed> exposed_;
+  std::optional<std::vector<ListedGpu>> gpus_;
 };
 
 // Device ordinal of the ep-device a session was given, or -1 when it is not a GPU.

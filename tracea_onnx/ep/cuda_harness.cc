@@ -72,10 +72,10 @@ int reported(char* message, size_t size, Body body) {
 constexpr int kRepeats = 64;
 
 // One launch many times over: as a graph, so that the host's launching is not what is timed.
-cuda::Graph repeated(const cuda::LaunchList& launches, size_t k, cuda::Stream side) {
+cuda::Graph repeated(cuda::Device& device, const cuda::LaunchList& launches, size_t k, cuda::Stream side) {
   cuda::check(cuda::driver().capture_begin(side, cuda::kCaptureRelaxed), "recording a graph");
   for (int r = 0; r < kRepeats; r++) launches.launch_one(k, side);
-  return cuda::Graph(side);
+  return cuda::Graph(device, side);
 }
 
 // Microseconds of each launch within a run of all of them, on what the others leave in cache, none overlapping the next: medians of `replays` replays.
@@ -87,7 +87,7 @@ std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane&
     launches.launch_one(k, lane.side, false);
     marks[k + 1].record_into(lane.side);
   }
-  const cuda::Graph graph(lane.side);
+  const cuda::Graph graph(lane.device, lane.side);
   std::vector<std::vector<double>> found(launches.size());
   for (int r = 0; r < replays; r++) {
     graph.launch(lane.stream);
@@ -129,12 +129,14 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
     if (plan->backend != "cuda") throw Failure("the plan is for backend '" + plan->backend + "'");
     std::unordered_map<std::string, Blob> initializers;
     for (size_t k = 0; k < n_initializers; k++) initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
-    opened->lanes = std::make_shared<cuda::Lanes>(cuda::Device::get(ordinal));
+    cuda::Settings settings;
+    settings.graphs = graphs != 0;
+    opened->lanes = std::make_shared<cuda::Lanes>(cuda::Device::get(ordinal), settings);
     opened->partition = std::make_unique<cuda::Partition>(plan, opened->lanes, [&](const std::string& name) {
       const auto it = initializers.find(name);
       if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
       return it->second;
-    }, graphs != 0);
+    });
   });
   return failed ? nullptr : opened.release();
 }
@@ -178,7 +180,7 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
     const cuda::LaunchList& launches = o.partition->launches(lane, bound);
     us[0] = 0;
     if (launches.size()) {
-      const cuda::Graph graph(launches, lane.side);
+      const cuda::Graph graph(lane.device, launches, lane.side);
       graph.launch(lane.stream);  // the first replay also uploads the graph
       us[0] = timed(lane.stream, [&] {
         for (int r = 0; r < replays; r++) graph.launch(lane.stream);
@@ -193,7 +195,7 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
         us[k + 1] = among[k];
         continue;
       }
-      const cuda::Graph alone = repeated(launches, k, lane.side);
+      const cuda::Graph alone = repeated(lane.device, launches, k, lane.side);
       alone.launch(lane.stream);
       us[k + 1] = timed(lane.stream, [&] { alone.launch(lane.stream); }) / kRepeats;
     }

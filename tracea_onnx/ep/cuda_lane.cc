@@ -1,6 +1,7 @@
 #include "cuda_lane.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "failure.h"
 
@@ -12,72 +13,98 @@ thread_local std::vector<Running> runs;
 
 }  // namespace
 
-Lane::Lane(Device& d) : device(d) {
-  check(driver().stream_create(&stream, kStreamDefault), "making a stream");
-  check(driver().stream_create(&side, kStreamNonBlocking), "making a stream");
+Lane::Lane(Device& d, const std::optional<Stream>& user) : device(d), stream(user.value_or(nullptr)), foreign(user.has_value()) {
+  if (!foreign) check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }), "making a stream");
+  const Result r = device.attempt([&] { return driver().stream_create(&side, kStreamNonBlocking); });
+  if (r != kSuccess && !foreign) driver().stream_destroy(stream);
+  check(r, "making a stream");
 }
 
 Lane::~Lane() {
-  if (stream) driver().stream_synchronize(stream), driver().stream_destroy(stream);
+  const Driver* d = usable();
+  if (!d) return;
+  if (foreign)
+    d->context_synchronize();  // its owner may have destroyed it
+  else
+    d->stream_synchronize(stream), d->stream_destroy(stream);
   release_held();
   device.pool.settle(this);
-  if (side) driver().stream_destroy(side);
-  if (fault) driver().host_free(const_cast<uint32_t*>(fault));
+  if (side) d->stream_destroy(side);
+  if (fault) device.pinned.release(reinterpret_cast<Address>(fault), nullptr);
 }
 
 void Lane::reserve(size_t bytes) {
-  if (arena.bytes() >= bytes) return;
+  constexpr long kWindow = 256;
+  constexpr size_t kUnnoticed = size_t(64) << 20;
+  if (++reserves % kWindow == 0) asked_before = std::exchange(asked, 0);
+  asked = std::max(asked, bytes);
+  const size_t most = std::max(asked, asked_before);
+  const bool shrink = reserves > 2 * kWindow && arena.bytes() > 2 * most + kUnnoticed;
+  if (arena.bytes() >= bytes && !shrink) return;
   if (arena.bytes()) synchronize();  // the old arena must be idle when it goes back
   arena = Buffer();
-  arena = Buffer(device, bytes);
+  arena = Buffer(device, shrink ? most : bytes);
   generation++;
 }
 
 void Lane::synchronize() {
   check(driver().stream_synchronize(stream), "running");
   device.pool.settle(this);
+  device.pinned.settle(nullptr);
   report_fault();
 }
 
 Address Lane::fault_word() {
   if (!fault) {
-    constexpr unsigned kPortable = 1, kMapped = 2;
-    void* word = nullptr;
-    check(driver().host_alloc(&word, sizeof *fault, kPortable | kMapped), "making a fault word");
-    fault = static_cast<uint32_t*>(word);
+    fault = reinterpret_cast<uint32_t*>(device.pinned.allocate(sizeof *fault, nullptr));
     *fault = 0;
   }
   return reinterpret_cast<Address>(fault);
 }
 
 void Lane::report_fault() {
+  const bool earlier = std::exchange(unfinished, false);
   if (!fault || !*fault) return;
   *fault = 0;
-  throw Failure("a Gather met an index out of range of its tensor, or a TopK a row of fewer elements than it is to give");
+  throw Failure(std::string("a Gather met an index out of range of its tensor, or a TopK a row of fewer elements than it is to give") +
+                (earlier ? ", in this run or an earlier one that was not synchronised" : ""));
+}
+
+void Lane::hold(Address block) {
+  device.pool.hold(block);
+  held.push_back(block);
 }
 
 void Lane::release_held() {
-  for (Address a : held) device.pool.release(a, this);
+  for (Address a : held) device.pool.let_go(a, this);
   held.clear();
 }
 
 Lanes::~Lanes() {
-  try {
-    const Current current(device);
-    all_.clear();
-  } catch (...) {  // the driver is gone already: the process ends
-  }
+  const Current current(device, std::nothrow);
+  all_.clear();
+  if (threads_) device.pool.expect_threads(false);
+}
+
+void Lanes::expect_threads() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!threads_) device.pool.expect_threads(true);
+  threads_ = true;
 }
 
 Lane& Lanes::acquire() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (idle_.empty()) {
-    all_.push_back(std::make_unique<Lane>(device));
-    return *all_.back();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      Lane* lane = idle_.back();  // the one used last: its arena and argument lists are warm
+      idle_.pop_back();
+      return *lane;
+    }
   }
-  Lane* lane = idle_.back();  // the one used last: its arena and argument lists are warm
-  idle_.pop_back();
-  return *lane;
+  auto made = std::make_unique<Lane>(device, settings.user_stream);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  all_.push_back(std::move(made));
+  return *all_.back();
 }
 
 void Lanes::release(Lane& lane) {
@@ -88,7 +115,8 @@ void Lanes::release(Lane& lane) {
 Lane& Lanes::enter() {
   const Current current(device);
   Lane& lane = acquire();
-  lane.host_copies = false;
+  lane.host_copies = lane.failed = false;
+  lane.partitions = 0;
   runs.push_back({this, &lane});
   return lane;
 }
@@ -105,10 +133,9 @@ void Lanes::leave(bool synchronize, bool keep) {
     ~Release() { if (!keep) lanes.release(lane); }
   } release{*this, lane, keep};
   const Current current(device);
-  if (synchronize)
-    lane.synchronize();
-  else
-    device.pool.expect_unfinished();
+  if (synchronize) return lane.synchronize();
+  lane.unfinished = true;
+  device.pool.expect_unfinished();
 }
 
 Lane* Lanes::here() const {
@@ -119,20 +146,27 @@ Lane* Lanes::here() const {
 
 void Lanes::synchronize() {
   const Current current(device);
+  std::vector<Lane*> lanes;  // none goes before all of them do
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& lane : all_) lanes.push_back(lane.get());
+  }
+  for (const Lane* lane : lanes) check(driver().stream_synchronize(lane->stream), "running");  // which may take long, and nobody waits for the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& lane : all_) check(driver().stream_synchronize(lane->stream), "running");
   for (Lane* lane : idle_) lane->report_fault();  // a run in flight reports its own
 }
 
 bool running() { return !runs.empty(); }
 
 Lane* lane_of_thread(const Device& device) {
-  return !runs.empty() && &runs.back().lane->device == &device ? runs.back().lane : nullptr;
+  const auto it = std::find_if(runs.rbegin(), runs.rend(), [&](const Running& r) { return &r.lane->device == &device; });
+  return it == runs.rend() ? nullptr : it->lane;
 }
 
 Borrowed::Borrowed(Lanes& lanes) : lanes_(lanes), lane_(lanes.here()), own_(lane_) {
   if (own_) return;
-  lanes.device.pool.expect_threads();
+  lanes.expect_threads();
+  lanes.elsewhere_++;
   lanes.synchronize();  // other threads of the same run may have made the inputs
   lane_ = &lanes.enter();
 }

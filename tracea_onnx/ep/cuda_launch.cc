@@ -50,7 +50,9 @@ int map_promotion(int bytes) {
 
 }  // namespace
 
-LaunchList::LaunchList(const std::vector<LaunchSpec>& specs, const std::vector<Function>& functions, const std::vector<Place>& operands, const std::vector<int64_t>& ints) {
+LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs, const std::vector<Function>& functions, const std::vector<Place>& operands,
+                       const std::vector<int64_t>& ints)
+    : device_(device) {
   size_t n_arguments = 0, n_maps = 0;
   for (const LaunchSpec& s : specs) n_arguments += s.cuda->arguments.size(), n_maps += s.cuda->maps.size();
   words_.reserve(n_arguments);  // pointers into both stay valid
@@ -171,13 +173,22 @@ void LaunchList::launch_one(size_t index, Stream stream, bool overlapped) const 
     a.id = kProgrammaticSerialization;
     a.value.programmatic = 1;
   }
-  const Result r = driver().launch(&config, item.function, const_cast<void**>(arguments_.data() + item.first), nullptr);
+  // The first launch of a kernel may load it, or need memory for its stack.
+  const Result r = device_.attempt([&] { return driver().launch(&config, item.function, const_cast<void**>(arguments_.data() + item.first), nullptr); });
   if (r != kSuccess) check(r, "launching kernel '" + item.spec->symbol + "'");
+}
+
+void LaunchList::launch_synchronised(Stream stream, const std::string& plan) const {
+  for (size_t k = 0; k < items_.size(); k++) {
+    launch_one(k, stream);
+    const Result r = driver().stream_synchronize(stream);
+    if (r != kSuccess) check(r, "running kernel '" + items_[k].spec->symbol + "' (launch " + std::to_string(k + 1) + " of " + std::to_string(items_.size()) + " of partition '" + plan + "')");
+  }
 }
 
 // --- graphs
 
-Graph::Graph(const LaunchList& launches, Stream side) {
+Graph::Graph(Device& device, const LaunchList& launches, Stream side) {
   check(driver().capture_begin(side, kCaptureRelaxed), "recording a graph");
   try {
     launches.launch(side);
@@ -187,21 +198,22 @@ Graph::Graph(const LaunchList& launches, Stream side) {
     if (abandoned) driver().graph_destroy(abandoned);
     throw;
   }
-  finish(side);
+  finish(device, side);
 }
 
-Graph::Graph(Stream side) { finish(side); }
+Graph::Graph(Device& device, Stream side) { finish(device, side); }
 
-void Graph::finish(Stream side) {
+void Graph::finish(Device& device, Stream side) {
   GraphHandle recorded = nullptr;
   check(driver().capture_end(side, &recorded), "recording a graph");
-  const Result r = driver().graph_instantiate(&exec_, recorded, 0);
+  const Result r = device.attempt([&] { return driver().graph_instantiate(&exec_, recorded, 0); });
   driver().graph_destroy(recorded);
+  if (r != kSuccess) exec_ = nullptr;
   check(r, "making a graph");
 }
 
 Graph::~Graph() {
-  if (exec_) driver().graph_exec_destroy(exec_);
+  if (const Driver* d = usable(); d && exec_) d->graph_exec_destroy(exec_);
 }
 
 }  // namespace tracea::cuda

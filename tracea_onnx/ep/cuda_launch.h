@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "bound.h"
-#include "cuda_driver.h"
+#include "cuda_device.h"
 
 namespace tracea::cuda {
 
@@ -18,10 +18,12 @@ class LaunchList {
  public:
   // `operands` and `ints`: of all launches, one after the other; both and `specs` must outlive the list. Launches whose grid is empty
   // are left out. Throws Failure for a grid the device cannot have or an integer that does not fit.
-  LaunchList(const std::vector<LaunchSpec>& specs, const std::vector<Function>& functions, const std::vector<Place>& operands, const std::vector<int64_t>& ints);
+  LaunchList(Device& device, const std::vector<LaunchSpec>& specs, const std::vector<Function>& functions, const std::vector<Place>& operands, const std::vector<int64_t>& ints);
   // Writes pointers and encodes tensor maps for these addresses; costs nothing when they are the last ones. Throws Failure.
   void address(const Addresses& to);
   void launch(Stream stream) const { for (size_t k = 0; k < items_.size(); k++) launch_one(k, stream); }
+  // Waits for each launch before the next, so that a failure names the kernel it comes from. `plan`: the name of what they belong to.
+  void launch_synchronised(Stream stream, const std::string& plan) const;
   // `overlapped`: it may start before the launch before it has ended, if its kernel was made for that.
   void launch_one(size_t index, Stream stream, bool overlapped = true) const;
   size_t size() const { return items_.size(); }
@@ -32,6 +34,7 @@ class LaunchList {
   struct Slot { Place place; size_t word; const CudaMap* map; const int64_t* sizes; const char* symbol; };  // map null: a pointer in `words_`, else `word` indexes `maps_`
   void encode(const Slot& slot, Address address);
 
+  Device& device_;
   std::vector<Item> items_;
   std::vector<Slot> slots_;
   std::vector<uint64_t> words_;   // scalar arguments and pointers
@@ -45,9 +48,9 @@ class LaunchList {
 class Graph {
  public:
   // Records on `side`, a stream nothing else uses meanwhile. Throws Failure.
-  Graph(const LaunchList& launches, Stream side);
+  Graph(Device& device, const LaunchList& launches, Stream side);
   // Ends a recording that was begun on `side`.
-  explicit Graph(Stream side);
+  Graph(Device& device, Stream side);
   ~Graph();
   Graph(Graph&& o) noexcept { std::swap(exec_, o.exec_); }
   Graph& operator=(Graph&& o) noexcept { std::swap(exec_, o.exec_); return *this; }
@@ -56,7 +59,7 @@ class Graph {
   void launch(Stream stream) const { check(driver().graph_launch(exec_, stream), "replaying a graph"); }
 
  private:
-  void finish(Stream side);
+  void finish(Device& device, Stream side);
   GraphExecHandle exec_ = nullptr;
 };
 

@@ -1,6 +1,7 @@
 #include "cuda_partition.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "failure.h"
 
@@ -17,24 +18,26 @@ Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 
 }  // namespace
 
-Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer, bool graphs)
-    : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device), graphs_(graphs) {
+Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer)
+    : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device) {
   const Current current(device_);
   for (const LaunchSpec& l : plan_->run) faults_ |= l.cuda->faults;
   load(plan_->run, run_functions_);
   load(plan_->init, init_functions_);
   make_constants(initializer);
+  device_.add_cache(this);
 }
 
 Partition::~Partition() {
+  device_.remove_cache(this);
   try {
-    const Current current(device_);
     lanes_->synchronize();
-    states_.clear();
-    modules_.clear();
-    constants_ = Buffer();
-  } catch (...) {  // the driver is gone already: the process ends
+  } catch (...) {  // a run has failed, or the driver is gone: what belongs to this partition goes all the same
   }
+  const Current current(device_, std::nothrow);
+  states_.clear();
+  modules_.clear();
+  constants_ = Buffer();
 }
 
 void Partition::load(const std::vector<LaunchSpec>& launches, std::vector<Function>& functions) {
@@ -111,26 +114,38 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
       }
       for (int e : l.ints) ints.push_back(value[size_t(e)]);
     }
-    LaunchList launches(plan_->init, init_functions_, operands, ints);
+    LaunchList launches(device_, plan_->init, init_functions_, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
     if (std::any_of(plan_->init.begin(), plan_->init.end(), [](const LaunchSpec& l) { return l.cuda->faults; })) absolute.fault = lane.fault_word();
     launches.address(absolute);
-    launches.launch(lane.stream);
+    lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name) : launches.launch(lane.stream);
   }
   check(driver().stream_synchronize(lane.stream), "preparing the constants");
   lane.report_fault();
 }
 
-Partition::Prepared& Partition::prepared(const Lane& lane, const std::shared_ptr<const Bound>& bound) {
-  const auto state = [&]() -> LaneState& {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& s : states_)
-      if (s->lane == &lane) return *s;
-    states_.push_back(std::make_unique<LaneState>(LaneState{&lane, {}}));
-    return *states_.back();
-  };
-  auto& list = state().prepared;  // the lane belongs to this run
+// A lane's state belongs to its run, but for the graphs in it: these may be dropped for the sake of others.
+struct Partition::Busy {
+  explicit Busy(LaneState& s) : state(s) {
+    while (state.busy.exchange(true)) std::this_thread::yield();  // dropping is short
+  }
+  ~Busy() { state.busy = false; }
+  Busy(const Busy&) = delete;
+  LaneState& state;
+};
+
+Partition::LaneState& Partition::state_of(const Lane& lane) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& s : states_)
+    if (s->lane == &lane) return *s;
+  states_.push_back(std::make_unique<LaneState>());
+  states_.back()->lane = &lane;
+  return *states_.back();
+}
+
+Partition::Prepared& Partition::prepared(LaneState& state, const std::shared_ptr<const Bound>& bound) {
+  auto& list = state.prepared;
   const auto it = std::find_if(list.begin(), list.end(), [&](const auto& p) { return p->bound == bound; });
   if (it != list.end()) {
     std::rotate(list.begin(), it, it + 1);
@@ -141,25 +156,94 @@ Partition::Prepared& Partition::prepared(const Lane& lane, const std::shared_ptr
   return *list.front();
 }
 
-const LaunchList& Partition::launches(Lane& lane, const std::shared_ptr<const Bound>& bound) { return prepared(lane, bound).launches; }
+const LaunchList& Partition::launches(Lane& lane, const std::shared_ptr<const Bound>& bound) {
+  LaneState& state = state_of(lane);
+  const Busy busy(state);
+  return prepared(state, bound).launches;
+}
 
-void Partition::enqueue(Lane& lane, Prepared& p, const Addresses& addresses) {
-  p.launches.address(addresses);
-  if (!graphs_ || !p.launches.size()) return p.launches.launch(lane.stream);
+bool Partition::drop_graphs(LaneState& state) {
+  bool any = false;
+  for (const auto& p : state.prepared)
+    for (Recorded& r : p->recorded) {
+      any |= bool(r.graph);
+      r.graph = Graph();
+    }
+  return any;
+}
+
+bool Partition::drop() {
+  bool any = false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& s : states_) {
+    if (s->busy.exchange(true)) continue;
+    any |= drop_graphs(*s);
+    s->busy = false;
+  }
+  return any;
+}
+
+size_t Partition::graphs_of_a_lane() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::max(kGraphs / states_.size(), kLaneGraphs);
+}
+
+// The least recently used graph goes when there is no room for another.
+void Partition::make_room(LaneState& state, size_t most) {
+  size_t graphs = 0;
+  Recorded* oldest = nullptr;
+  for (const auto& p : state.prepared)
+    for (Recorded& r : p->recorded)
+      if (r.graph) {
+        graphs++;
+        if (!oldest || r.used < oldest->used) oldest = &r;
+      }
+  if (graphs >= most) oldest->graph = Graph();
+}
+
+bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
   if (p.generation != lane.generation) p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
-  const auto it = std::find_if(p.recorded.begin(), p.recorded.end(), [&](const Recorded& r) { return r.key == addresses; });
+  const auto older = [](const Recorded& a, const Recorded& b) { return a.used < b.used; };
+  auto it = std::find_if(p.recorded.begin(), p.recorded.end(), [&](const Recorded& r) { return r.key == addresses; });
   if (it == p.recorded.end()) {  // addresses that come only once are not worth a graph
-    if (p.recorded.size() == kGraphs) p.recorded.erase(p.recorded.begin());
-    p.recorded.push_back({addresses, Graph()});
-    return p.launches.launch(lane.stream);
+    if (p.recorded.size() == kSeen) p.recorded.erase(std::min_element(p.recorded.begin(), p.recorded.end(), older));
+    p.recorded.push_back({addresses, Graph(), ++state.clock, false});
+    return false;
   }
-  if (!it->graph) {
-    if (p.made >= kTrials && p.replayed < p.made * kReplays) return p.launches.launch(lane.stream);  // addresses come and go too fast
-    it->graph = Graph(p.launches, lane.side);
-    p.made++;
+  it->used = ++state.clock;
+  for (bool again = true; !it->plain; again = false) {
+    try {
+      if (!it->graph) {
+        if (p.made >= kTrials && p.replayed < p.made * kReplays) return false;  // addresses come and go too fast
+        make_room(state, graphs_of_a_lane());
+        it->graph = Graph(device_, p.launches, lane.side);
+        p.made++;
+      }
+      it->graph.launch(lane.stream);
+      p.replayed++;
+      return true;
+    } catch (const OutOfMemory& e) {
+      if (!again || !drop_graphs(state)) give_up_graph(*it, e);
+    } catch (const Failure& e) {
+      if (device_.health.lost()) throw;
+      give_up_graph(*it, e);
+    }
   }
-  it->graph.launch(lane.stream);
-  p.replayed++;
+  return false;
+}
+
+// A graph is only faster: without one the launches are made one by one.
+void Partition::give_up_graph(Recorded& recorded, const Failure& why) {
+  recorded.plain = true;
+  recorded.graph = Graph();
+  if (!warned_.exchange(true)) lanes_->settings.warn("partition '" + plan_->name + "' runs without a CUDA graph: " + why.what());
+}
+
+void Partition::enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
+  p.launches.address(addresses);
+  if (lanes_->settings.sync_launches) return p.launches.launch_synchronised(lane.stream, plan_->name);
+  if (lanes_->settings.graphs && p.launches.size() && replay(lane, state, p, addresses)) return;
+  p.launches.launch(lane.stream);
 }
 
 void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
@@ -189,14 +273,19 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const
   locate(inputs, bound->input_bytes, input_at, addresses.inputs);
   locate(outputs, bound->output_bytes, output_at, addresses.outputs);
 
-  Prepared& p = prepared(lane, bound);
+  LaneState& state = state_of(lane);
+  const Busy busy(state);
+  Prepared& p = prepared(state, bound);
+  lane.partitions++;
   for (size_t k = 0; k < inputs.size(); k++)
     if (passes(inputs[k], bound->input_bytes[k])) copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.stream, "copying an input");
-  enqueue(lane, p, addresses);
+  enqueue(lane, state, p, addresses);
   for (size_t k = 0; k < outputs.size(); k++)
     if (passes(outputs[k], bound->output_bytes[k])) copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.stream, "copying an output");
   lane.host_copies |= host;
   if (lane.recording && !lane.host_copies) {
+    for (const auto* tensors : {&inputs, &outputs})  // also those that were there before the run, and that their owner may drop
+      for (const Tensor& t : *tensors) lane.hold(address_of(t.data));
     for (size_t k = 0; k < inputs.size(); k++)
       if (passes(inputs[k], bound->input_bytes[k])) copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.side, "copying an input");
     p.launches.launch(lane.side);

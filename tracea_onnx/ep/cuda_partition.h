@@ -1,5 +1,6 @@
 // One compiled partition on a GPU: its plan, its constants in device memory, and what repeated and concurrent runs share.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,13 +15,13 @@ namespace tracea::cuda {
 // A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a 16-byte boundary), goes through the arena.
 struct Tensor { void* data; bool host; };
 
-class Partition {
+class Partition : public Cache {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
-  // constants and runs the init launches. `graphs`: replay recorded graphs from the second run with the same shapes and addresses on.
-  // Throws Failure.
-  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer, bool graphs);
-  ~Partition();
+  // constants and runs the init launches. Where the session's settings say so, recorded graphs are replayed from the second run with the
+  // same shapes and addresses on. Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer);
+  ~Partition() override;
 
   const Plan& plan() const { return *plan_; }
   Lanes& lanes() const { return *lanes_; }
@@ -29,31 +30,49 @@ class Partition {
   void run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
   // The launches of this lane's last run of `bound`, laid out for its addresses.
   const LaunchList& launches(Lane& lane, const std::shared_ptr<const Bound>& bound);
+  // Drops the recorded graphs of all lanes that are not about to replay one.
+  bool drop() override;
 
  private:
-  struct Recorded { Addresses key; Graph graph; };  // without a graph: seen once
+  // Addresses that were seen, with a graph when they came again. `plain`: no graph can be made of them.
+  struct Recorded { Addresses key; Graph graph; long used; bool plain; };
   // The launches for one set of shapes on one lane.
   struct Prepared {
-    Prepared(const Partition& p, std::shared_ptr<const Bound> b) : bound(std::move(b)), launches(p.plan_->run, p.run_functions_, bound->operands, bound->ints) {}
+    Prepared(const Partition& p, std::shared_ptr<const Bound> b)
+        : bound(std::move(b)), launches(p.device_, p.plan_->run, p.run_functions_, bound->operands, bound->ints) {}
     std::shared_ptr<const Bound> bound;
     LaunchList launches;
-    std::vector<Recorded> recorded;  // oldest first
+    std::vector<Recorded> recorded;
     long generation = -1;            // of the lane's arena when `recorded` began
     long made = 0, replayed = 0;     // graphs
   };
-  struct LaneState { const Lane* lane; std::vector<std::unique_ptr<Prepared>> prepared; };  // most recent first
+  struct LaneState {
+    const Lane* lane;
+    std::vector<std::unique_ptr<Prepared>> prepared;  // most recent first
+    long clock = 0;
+    std::atomic<bool> busy{false};  // graphs are replayed or dropped
+  };
+  struct Busy;
 
   void load(const std::vector<LaunchSpec>& launches, std::vector<Function>& functions);
   void make_constants(const std::function<Blob(const std::string&)>& initializer);
-  Prepared& prepared(const Lane& lane, const std::shared_ptr<const Bound>& bound);
-  void enqueue(Lane& lane, Prepared& p, const Addresses& addresses);
+  LaneState& state_of(const Lane& lane);
+  Prepared& prepared(LaneState& state, const std::shared_ptr<const Bound>& bound);
+  void enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
+  // Whether a graph was replayed; else the launches are still to be made.
+  bool replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
+  static void make_room(LaneState& state, size_t most);
+  static bool drop_graphs(LaneState& state);  // whether there were any
+  size_t graphs_of_a_lane();
+  void give_up_graph(Recorded& recorded, const Failure& why);
 
-  static constexpr size_t kPrepared = 16, kGraphs = 8;
+  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one at least.
+  static constexpr size_t kPrepared = 16, kSeen = 64, kGraphs = 64, kLaneGraphs = 4;
   static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and replays that make one worth its cost
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Lanes> lanes_;
   Device& device_;
-  const bool graphs_;
+  std::atomic<bool> warned_{false};
   bool faults_ = false;  // whether a launch may meet bad data
   std::vector<std::shared_ptr<Module>> modules_;
   std::vector<Function> run_functions_, init_functions_;

@@ -1,6 +1,8 @@
 #include "cuda_session.h"
 
+#include <climits>
 #include <cstdlib>
+#include <utility>
 
 #include "cuda_factory.h"
 #include "failure.h"
@@ -13,10 +15,6 @@ namespace {
 
 constexpr int kStringTensor = 8, kLastType = 16;
 enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
-
-// The recording of the run on this thread.
-struct Recording { int id = -1; long generation = 0; };
-thread_local Recording recording;
 
 OrtStatus* copy_compute(OrtKernelImpl*, OrtKernelContext* context) {
   return guarded([&] {
@@ -75,28 +73,62 @@ OrtKernelRegistry* make_copy_kernels() {
 
 int graph_id(const OrtRunOptions* options) {
   const char* text = options ? ort.GetRunConfigEntry(options, "gpu_graph_id") : nullptr;
-  return text && *text ? atoi(text) : 0;
+  if (!text || !*text) return 0;
+  char* end = nullptr;
+  const long id = strtol(text, &end, 10);
+  if (*end || id < -1 || id > INT_MAX) throw Failure(std::string("run option gpu_graph_id='") + text + "' is not a number from -1 to " + std::to_string(INT_MAX));
+  return int(id);
 }
 
 Session* (*session_of)(OrtEp*) = nullptr;
 
 }  // namespace
 
-Session::Session(int ordinal, bool device_memory, GraphMode graphs) : device_(Device::get(ordinal)), graphs_(graphs), lanes_(std::make_shared<Lanes>(device_)) {
-  if (graphs == GraphMode::kSession && (!device_memory || ort.abi < 26))
+Session::Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn)
+    : device_(Device::get(ordinal)), graphs_(options.cuda_graph), memory_limit_(options.memory_limit) {
+  if (graphs_ == GraphMode::kSession && (!device_memory || ort.abi < 26))
     throw Failure(device_memory ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
                                 : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
+  if (graphs_ == GraphMode::kSession && options.sync_launches) throw Failure("sync_launches=1 waits for every launch, which enable_cuda_graph=session cannot record; leave one of them out");
+  Settings settings;
+  settings.graphs = graphs_ == GraphMode::kPartition;
+  settings.sync_launches = options.sync_launches;
+  settings.warn = std::move(warn);
+  if (options.user_stream) {
+    const Current current(device_);
+    const auto stream = reinterpret_cast<Stream>(*options.user_stream);
+    constexpr uint64_t kNamed = 2;  // the legacy default stream has two names, the one of each thread one
+    Context owner = device_.context();
+    if (*options.user_stream > kNamed) cuda::check(driver().stream_context(stream, &owner), "looking at the stream of user_compute_stream");
+    if (owner != device_.context()) throw Failure("the stream of the provider option user_compute_stream is not of CUDA device " + std::to_string(ordinal));
+    settings.user_stream = stream;
+  }
+  lanes_ = std::make_shared<Lanes>(device_, std::move(settings));
   if (device_memory) copy_kernels_ = make_copy_kernels();
+  if (memory_limit_) device_.pool.add_limit(memory_limit_);
 }
 
 Session::~Session() {
   try {
-    const Current current(device_);
     lanes_->synchronize();
-    captures_.clear();
-  } catch (...) {  // the driver is gone already: the process ends
+  } catch (...) {  // a run has failed, or the driver is gone: what belongs to the session goes all the same
   }
+  {
+    const Current current(device_, std::nothrow);
+    captures_.clear();
+  }
+  if (memory_limit_) device_.pool.remove_limit(memory_limit_);
   if (copy_kernels_) ort.ReleaseKernelRegistry(copy_kernels_);
+}
+
+// ORT calls it for the inputs of a run and for its outputs (IOBinding). Inputs may come from streams that nothing else orders with ours. After
+// each replay of a whole session it does so as well, where waiting for everybody's work would be too much.
+void Session::synchronize() {
+  if (graphs_ != GraphMode::kSession) {
+    const Current current(device_);
+    cuda::check(driver().context_synchronize(), "running");
+  }
+  lanes_->synchronize();
 }
 
 void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
@@ -119,7 +151,7 @@ void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
 }
 
 std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
-  return std::make_shared<Partition>(std::move(plan), lanes_, initializer, graphs_ == GraphMode::kPartition);
+  return std::make_shared<Partition>(std::move(plan), lanes_, initializer);
 }
 
 std::vector<std::pair<std::string, std::string>> Session::metadata() const {
@@ -134,14 +166,17 @@ void Session::run_start(const OrtRunOptions* options) {
   Lane& lane = lanes_->enter();
   forget_refusal();
   if (graphs_ != GraphMode::kSession) return;
-  const int id = graph_id(options);
-  if (id < 0) return;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    Capture& c = captures_[id];
-    if (c.done || !c.runs++) return;  // the first run allocates and loads
-  }
+  lane.record = {};
   try {
+    const int id = graph_id(options);
+    if (id < 0) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Capture& c = captures_[id];
+      if (c.done) return;
+      lane.record.id = id;
+      if (!c.runs++) return;  // the first run allocates and loads
+    }
     const Current current(device_);
     cuda::check(driver().capture_begin(lane.side, kCaptureRelaxed), "recording a graph");
   } catch (...) {  // ORT does not end a run that did not begin
@@ -149,25 +184,34 @@ void Session::run_start(const OrtRunOptions* options) {
     throw;
   }
   lane.recording = true;
-  recording = {id, lane.generation};
+  lane.record.generation = lane.generation;
+  lane.record.elsewhere = lanes_->elsewhere();
 }
 
+// Only what was recorded whole may be replayed: no copy from or to the host, no partition that failed, ran elsewhere or was not reached.
 bool Session::finish_recording(Lane& lane) {
   lane.recording = false;
   const Current current(device_);
-  Graph graph(lane.side);
-  if (lane.host_copies || lane.generation != recording.generation) return false;
-  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and the outputs are what they were
+  Graph graph(device_, lane.side);
   const std::lock_guard<std::mutex> lock(mutex_);
-  Capture& c = captures_[recording.id];
-  if (c.done) return false;
+  Capture& c = captures_[lane.record.id];
+  const bool whole = !lane.host_copies && !lane.failed && lane.partitions == std::exchange(c.partitions, lane.partitions) && lanes_->elsewhere() == lane.record.elsewhere;
+  if (!whole || lane.generation != lane.record.generation || c.done) return false;
+  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and the outputs are what they were
   c.done = std::make_unique<Captured>(Captured{std::move(graph), &lane});
   return true;
 }
 
 void Session::run_end(bool synchronize) {
   Lane* lane = lanes_->here();
-  if (!lane || !lane->recording) return lanes_->leave(synchronize);
+  if (!lane) return;
+  if (!lane->recording) {
+    if (lane->record.id >= 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      captures_[std::exchange(lane->record.id, -1)].partitions = lane->partitions;
+    }
+    return lanes_->leave(synchronize);
+  }
   bool keep = false;
   try {
     keep = finish_recording(*lane);
@@ -202,7 +246,8 @@ void Session::forget(int id) {
   if (it->second.done) {
     const Current current(device_);
     Lane& lane = *it->second.done->lane;
-    lane.synchronize();
+    cuda::check(driver().stream_synchronize(lane.stream), "running");
+    it->second.done.reset();
     lane.release_held();
     lanes_->release(lane);
   }
@@ -233,7 +278,12 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
     if (bound->output_bytes[k]) need_memory(out[k].data);
     out[k].host = on_host(value);
   }
-  partition.run(borrowed.lane(), bound, in, out);
+  try {
+    partition.run(borrowed.lane(), bound, in, out);
+  } catch (...) {
+    borrowed.lane().failed = true;
+    throw;
+  }
   borrowed.done();
   stats.runs++;
 }

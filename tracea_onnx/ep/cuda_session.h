@@ -17,8 +17,8 @@ namespace tracea::cuda {
 class Session {
  public:
   // `device_memory`: ORT was given a GPU device, so tensors at the border of partitions lie in its memory; else they lie on the host and
-  // partitions copy them. Throws Failure.
-  Session(int ordinal, bool device_memory, GraphMode graphs);
+  // partitions copy them. `warn`: where lines about what goes slower than it could are sent. Throws Failure.
+  Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn);
   ~Session();
 
   // Sets the callbacks of `ep` that a GPU needs; `find` gets the session of an ep.
@@ -36,18 +36,19 @@ class Session {
   bool captured(int id);
   void replay(int id);
   void forget(int id);
-  void synchronize() { lanes_->synchronize(); }
+  void synchronize();
   const OrtKernelRegistry* copy_kernels() const { return copy_kernels_; }
 
  private:
   struct Captured { Graph graph; Lane* lane; };
-  // The runs of one graph id (run option gpu_graph_id) so far.
-  struct Capture { int runs = 0; std::unique_ptr<Captured> done; };
+  // The runs of one graph id (run option gpu_graph_id) so far. partitions: of the last one.
+  struct Capture { int runs = 0; long partitions = 0; std::unique_ptr<Captured> done; };
   // Whether the graph and its lane are kept for replays.
   bool finish_recording(Lane& lane);
 
   Device& device_;
   const GraphMode graphs_;
+  const size_t memory_limit_;
   std::shared_ptr<Lanes> lanes_;
   OrtKernelRegistry* copy_kernels_ = nullptr;
   std::mutex mutex_;

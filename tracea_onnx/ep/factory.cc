@@ -80,7 +80,7 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
     f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
     f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { return guarded([&] { *out = cuda::make_allocator(info); }); };
     f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) { cuda::release_allocator(allocator); };
-    f->CreateDataTransfer = [](OrtEpFactory*, OrtDataTransferImpl** out) { return guarded([&] { *out = cuda::Device::count() ? cuda::make_data_transfer() : nullptr; }); };
+    f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) { return guarded([&] { *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr; }); };
     f->IsStreamAware = [](const OrtEpFactory*) { return false; };
     factories[0] = f;
     *n = 1;

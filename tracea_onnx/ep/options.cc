@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
@@ -26,11 +27,20 @@ std::string entry(const OrtSessionOptions* session, const char* key) {
   return value;
 }
 
-int number(const char* option, const std::string& text, long most) {
-  char* stop = nullptr;
-  const long n = strtol(text.c_str(), &stop, 10);
-  if (*stop || n < 0 || n > most) throw Failure(std::string("provider option ") + option + "='" + text + "' is not a number from 0 to " + std::to_string(most));
-  return int(n);
+uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most, bool hexadecimal = false) {
+  const bool hex = hexadecimal && text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+  const char* const digits = hex ? "0123456789abcdefABCDEF" : "0123456789";
+  const bool plain = text.find_first_not_of(digits, hex ? 2 : 0) == std::string::npos;
+  errno = 0;
+  const uint64_t n = plain ? strtoull(text.c_str(), nullptr, hex ? 16 : 10) : 0;
+  if (!plain || errno || n < least || n > most)
+    throw Failure(std::string("provider option ") + option + "='" + text + "' is not a number from " + std::to_string(least) + " to " + std::to_string(most));
+  return n;
+}
+
+bool flag(const char* option, const std::string& text) {
+  if (text != "0" && text != "1") throw Failure(std::string("provider option ") + option + "='" + text + "' is not one of: 0, 1");
+  return text == "1";
 }
 
 std::string available_isas() {
@@ -53,14 +63,14 @@ Options read_options(const OrtSessionOptions* session) {
   if (o.precision != "keep" && o.precision != "bf16" && o.precision != "fp16") throw Failure("provider option precision='" + o.precision + "' is not one of: keep, bf16, fp16");
   if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all") throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
-  if (const std::string v = entry(session, "tf32"); !v.empty()) {
-    if (v != "0" && v != "1") throw Failure("provider option tf32='" + v + "' is not one of: 0, 1");
-    o.tf32 = v == "1";
-  }
-  if (const std::string v = entry(session, "num_threads"); !v.empty()) o.num_threads = number("num_threads", v, 1024);
+  if (const std::string v = entry(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
+  if (const std::string v = entry(session, "num_threads"); !v.empty()) o.num_threads = int(number("num_threads", v, 0, 1024));
   o.backend = entry(session, "backend");
   if (!o.backend.empty() && o.backend != "cpu" && o.backend != "cuda") throw Failure("provider option backend='" + o.backend + "' is not one of: cpu, cuda");
-  if (const std::string v = entry(session, "device_id"); !v.empty()) o.device_id = number("device_id", v, 1023);
+  if (const std::string v = entry(session, "device_id"); !v.empty()) o.device_id = int(number("device_id", v, 0, 1023));
+  if (const std::string v = entry(session, "gpu_mem_limit"); !v.empty()) o.memory_limit = number("gpu_mem_limit", v, 1, SIZE_MAX);
+  if (const std::string v = entry(session, "user_compute_stream"); !v.empty()) o.user_stream = number("user_compute_stream", v, 0, UINT64_MAX, true);
+  if (const std::string v = entry(session, "sync_launches"); !v.empty()) o.sync_launches = flag("sync_launches", v);
   if (const std::string v = entry(session, "enable_cuda_graph"); !v.empty()) {
     int mode = 0;
     while (mode < 3 && v != kGraphModes[mode]) mode++;

@@ -1,5 +1,7 @@
 // Provider options of a session (session config `ep.traceaexecutionprovider.<key>`), and its log.
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ort_abi.h"
@@ -17,6 +19,9 @@ struct Options {
   std::string backend;              // cpu, cuda; empty = that of the device the session was given
   int device_id = -1;               // CUDA device; -1 = not given
   GraphMode cuda_graph = GraphMode::kPartition;
+  size_t memory_limit = 0;          // gpu_mem_limit: bytes of device memory the provider may hold; 0 = no limit
+  std::optional<uint64_t> user_stream;  // user_compute_stream: a CUstream as a number; 0 = the legacy default stream
+  bool sync_launches = false;       // wait for every launch on a GPU, so that an error names its kernel
   std::string kernel_pack;          // path of a pack file
   std::string cache_dir;            // for the compiler
   std::string precision = "keep";   // keep, bf16, fp16: for the compiler

@@ -109,7 +109,7 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, in
   if (options_.backend.empty()) options_.backend = gpu >= 0 || options_.device_id >= 0 ? "cuda" : "cpu";
   if (options_.backend == "cpu" && (gpu >= 0 || options_.device_id >= 0)) throw Failure("provider option backend=cpu takes no device_id");
   if (options_.backend == "cuda") {
-    cuda_ = std::make_unique<cuda::Session>(gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_.cuda_graph);
+    cuda_ = std::make_unique<cuda::Session>(gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_, [log = log_](const std::string& line) { log(LogLevel::kWarning, line); });
     cuda_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->cuda_.get(); });
     log_(LogLevel::kInfo, cuda_->description());
   }
