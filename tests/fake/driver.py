@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,32 @@ class Log:
     def lose(self, result: int) -> None:
         """Every call in a context gives `result` from now on, until it is 0 again."""
         self._lib.fake_cuda_lose(result)
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        """A stream of somebody else, which the legacy default stream does not wait for."""
+        made = ctypes.c_void_p()
+        with self._context():
+            assert self._lib.cuStreamCreate(ctypes.byref(made), 1) == 0
+        yield made.value or 0
+        with self._context():
+            assert self._lib.cuStreamDestroy_v2(made) == 0
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        with self._context():
+            assert self._lib.cuMemcpyAsync(ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream)) == 0
+
+    def synchronise(self, stream: int) -> None:
+        with self._context():
+            assert self._lib.cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        context = ctypes.c_void_p()
+        self._lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self._lib.cuCtxPushCurrent_v2(context)
+        yield
+        self._lib.cuCtxPopCurrent_v2(ctypes.byref(context))
 
     def used(self) -> int:
         """Bytes of device memory that are allocated."""

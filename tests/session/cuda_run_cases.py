@@ -385,7 +385,8 @@ def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
         gc.collect()
         log.take()
         log.fail(call, 2, times=1)
-        answer(lambda graph, own=call.encode(): [(k, p, [b + own for b in blobs]) for k, p, blobs in checked_plan(graph)])
+        own = call.encode()
+        answer(lambda graph, own=own: [(k, p, [b + own for b in blobs]) for k, p, blobs in checked_plan(graph)])
         session = provider.create_session(cube_model(), {"backend": "cuda"})
         x = np.abs(vector(50_000))
         np.testing.assert_allclose(session.run(None, {"x": x})[1], x**3, rtol=1e-5)
@@ -412,7 +413,8 @@ def case_memory_limit() -> None:
     for n in (1000, 500_000, 1_000_000, 1_500_000, 700_000):  # what smaller ones left is given back
         check_cube(session, n)
     for _ in range(2):
-        with pytest.raises(Exception, match=r"out of GPU memory: \d+ bytes were asked for, \d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit") as e:
+        used = r"\d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit"
+        with pytest.raises(Exception, match=rf"out of GPU memory: \d+ bytes were asked for, {used}") as e:
             session.run(None, {"x": vector(5_000_000)})
         assert "\n" not in str(e.value).strip()
     check_cube(session, 1_000_000)
@@ -473,7 +475,7 @@ def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
     data = model([h.make_node("Mul", ["x", "x"], ["y"])], {"x": ["n"]}, {"y": ["n"], "w": [60]}, {"w": x})
     session = provider.create_session(data, {"backend": "cuda", "enable_cuda_graph": "session"})
     io = bound(session, device_tensor(x), {"y": empty_tensor([60]), "w": empty_tensor([60])})
-    with pytest.raises(Exception, match="[Gg]raph capture did not complete"):
+    with pytest.raises(Exception, match=r"[Gg]raph capture did not complete"):
         session.run_with_iobinding(io)
 
 
@@ -516,3 +518,53 @@ def case_a_recorded_run_that_fails_is_not_replayed() -> None:
         given.update_inplace(k * x)
         session.run_with_iobinding(io)
         np.testing.assert_allclose(y.numpy(), 4 * (k * x) ** 2, rtol=1e-5)
+
+
+# --- streams of the caller
+
+
+def case_a_stream_of_the_caller() -> None:
+    """Work that was given to it before is done first, what is given to it after comes after; the session makes no stream to launch on and leaves it alive."""
+    answer(cube_plan)
+    provider.create_session(cube_model(), {"backend": "cuda"})
+    with log.stream() as stream:
+        for mode in ("0", "1"):
+            session = provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": str(stream), "enable_cuda_graph": mode})
+            x, given = vector(60), empty_tensor([60])
+            u, y, after = empty_tensor([60]), empty_tensor([60]), empty_tensor([60])
+            io = bound(session, given, {"u": u, "y": y})
+            quiet = ort.RunOptions()
+            quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
+            for k in (1, 2, 3):
+                source = device_tensor(k * x)
+                log.copy(given.data_ptr(), source.data_ptr(), 240, stream)  # not done when the run begins
+                session.run_with_iobinding(io, quiet)
+                log.copy(after.data_ptr(), y.data_ptr(), 240, stream)
+                log.synchronise(stream)
+                np.testing.assert_allclose(after.numpy(), (k * x) ** 3, rtol=1e-5)
+            check_cube(session, 30)
+            del session
+            gc.collect()
+        log.synchronise(stream)
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0"}), 30)  # the legacy default stream
+    check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0x0"}), 30)
+    for value in ("-1", "stream", "12ab", "0x", "1 "):
+        with pytest.raises(Exception, match=f"user_compute_stream='{value}' is not a number"):
+            provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": value})
+    with pytest.raises(Exception, match="looking at the stream of user_compute_stream: invalid argument"):
+        provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "4096"})
+
+
+def case_inputs_of_other_streams_can_be_waited_for() -> None:
+    """IOBinding.synchronize_inputs waits for streams that nothing orders with the session's."""
+    need_ort(1, 25, why="has no way to wait for a plugin")
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    x, given, y = vector(60), empty_tensor([60]), empty_tensor([60])
+    io = bound(session, given, {"u": empty_tensor([60]), "y": y})
+    with log.stream() as stream:
+        source = device_tensor(x)
+        log.copy(given.data_ptr(), source.data_ptr(), 240, stream)
+        io.synchronize_inputs()
+        session.run_with_iobinding(io)
+        np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
