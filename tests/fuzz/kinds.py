@@ -1,0 +1,763 @@
+"""What is fuzzed, by kind: a case draws its input from its number, runs it, and says how that ended.
+
+Right are success and one line with the exit code of its kind. Everything else is a finding: a traceback, an internal error, control characters on the terminal, a
+wrong result; and what takes the process down, which only the parent sees (`workers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper
+
+from benchmarks import difference, operator_fuzz, sessions
+from tests.fuzz import mutations
+from tests.fuzz.workers import Verdict
+from tracea_onnx import cli, compiler, pipeline, plan, plan_cache, tuning
+from tracea_onnx.cache import Cache
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.graph import Graph
+
+EXPORTS = Path(__file__).resolve().parents[1] / "exports"
+#: Seeds above this size cost more than they find.
+_LARGEST = 24_000
+OK, REFUSED = "ok", "refused"
+#: No faults by themselves: ONNX Runtime refuses the inputs and the provider computes; the other way round, with a line that says why.
+ACCEPTED, DENIED = "accepted", "denied"
+
+
+@dataclass
+class Case:
+    """One case in the making. skip: mutations left out, by number (how a finding is minimised)."""
+
+    key: str
+    folder: Path
+    skip: frozenset[int] = frozenset()
+    applied: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.key)
+
+    def mutate(
+        self, model: ModelProto, wanted: Sequence[mutations.Mutation] = mutations.MUTATIONS
+    ) -> None:
+        """A few mutations, each with random numbers of its own, so that leaving one out changes no other."""
+        for _ in range(self.random.choice((1, 1, 2, 2, 3, 4))):
+            at = len(self.applied)
+            own = Random(f"{self.key}:{at}")
+            chosen = own.choice(wanted)
+            self.applied.append(chosen.__name__)
+            if at not in self.skip:
+                with contextlib.suppress(
+                    ValueError, TypeError, OverflowError, UnicodeError
+                ):  # what protobuf cannot hold
+                    chosen(model, own)
+
+    def write(self, data: bytes, name: str = "input.onnx") -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def exports() -> tuple[Path, ...]:
+    return tuple(sorted(p for p in EXPORTS.glob("*.onnx") if p.stat().st_size < _LARGEST))
+
+
+@cache
+def _export(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@cache
+def node_tests() -> tuple[tuple[bytes, dict[str, Any]], ...]:
+    """Models and inputs of ONNX's own tests of operators."""
+    from benchmarks import onnx_backend_suite
+
+    found = []
+    for case in onnx_backend_suite.cases():
+        if case.kind != "node" or not isinstance(case.model, ModelProto) or not case.data:
+            continue
+        names = [i.name for i in case.model.graph.input]
+        fed = dict(zip(names, case.data[0][0], strict=False))
+        if case.model.ByteSize() < _LARGEST and all(
+            isinstance(v, np.ndarray) and v.size < 50_000 for v in fed.values()
+        ):
+            found.append((case.model.SerializeToString(), fed))
+    return tuple(found)
+
+
+def _drawn(r: Random) -> tuple[ModelProto, dict[str, Any]]:
+    _, model, fed = operator_fuzz.draw(r.randrange(1 << 30), list(operator_fuzz.KINDS))
+    return model, fed
+
+
+def _seed(c: Case) -> ModelProto:
+    model = ModelProto()
+    kind = c.random.random()
+    if kind < 0.65:
+        model.ParseFromString(_export(c.random.choice(exports())))
+    elif kind < 0.8:
+        model.ParseFromString(c.random.choice(node_tests())[0])
+    else:
+        model.CopyFrom(_drawn(c.random)[0])
+        if model.ByteSize() > 1 << 20:
+            model.ParseFromString(_export(c.random.choice(exports())))
+    if c.random.random() < 0.25:  # with fused ops in it
+        with contextlib.suppress(TraceaError):
+            model.CopyFrom(pipeline.optimize(model, verify=False).model)
+    return model
+
+
+def model_of(c: Case) -> bytes:
+    """A mutated model's bytes."""
+    model = _seed(c)
+    c.mutate(model)
+    data = bytes(model.SerializeToString())
+    return mutations.damage(data, c.random) if c.random.random() < 0.08 else data
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------------
+
+
+def _signature(e: BaseException) -> str:
+    """Exception type and the innermost frame of this project."""
+    frames = traceback.extract_tb(e.__traceback__)
+    ours = [
+        f
+        for f in frames
+        if any(p in f.filename for p in ("tracea_onnx", "fusion_rules", "scheduler", "kernels"))
+        and "site-packages" not in f.filename
+    ]
+    at = (ours or list(frames))[-1]
+    return f"{type(e).__name__} {Path(at.filename).name}:{at.lineno} {at.name}"
+
+
+def _failure(status: str, e: BaseException) -> Verdict:
+    return Verdict(
+        status,
+        f"{type(e).__name__}: {str(e)[:300]}",
+        f"{status} {_signature(e)}",
+        "".join(traceback.format_exception(e))[-6000:],
+    )
+
+
+def _said() -> str:
+    """What the case has printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return Path(f"/proc/{os.getpid()}/fd/1").read_text("utf-8", "replace")
+
+
+_CODES = frozenset({0, 2, 3, 4, 5})
+
+
+def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
+    """One command of the CLI in this process. unlike_is_fine: two models are compared, and may differ."""
+    before = len(_said())
+    code = cli.main(list(argv))
+    text = _said()[before:]
+    if code not in _CODES or "error: internal" in text:
+        try:
+            cli.main([*argv, "--debug"])
+        except Exception as e:
+            return _failure("internal", e)
+        return Verdict(
+            "internal",
+            text.splitlines()[-1] if text else f"exit {code}",
+            "internal, and not again",
+            text,
+        )
+    if "Traceback (most recent call last)" in text:
+        return Verdict(
+            "traceback", text.splitlines()[-1], "traceback " + text.splitlines()[-1][:80], text
+        )
+    odd = [ch for ch in text if (ord(ch) < 32 and ch not in "\n\t") or 127 <= ord(ch) < 160]
+    if odd and "\r" not in odd:
+        line = next(line for line in text.splitlines() if odd[0] in line)
+        return Verdict(
+            "escape",
+            repr(line[:300]),
+            f"escape in {argv[0]}: {line.split(chr(58))[0][:40]!r}",
+            repr(text[-3000:]),
+        )
+    lines = text.splitlines()
+    if code == 0:
+        return Verdict(OK)
+    errors = [k for k, line in enumerate(lines) if line.startswith("error: ")]
+    if code == 4 and unlike_is_fine and not errors:
+        return Verdict(OK)
+    if len(errors) != 1 or errors[0] != len(lines) - 1:
+        return Verdict(
+            "lines",
+            (lines or ["nothing"])[-1][:300],
+            f"lines of {argv[0]}: exit {code}, {len(errors)} error lines",
+            text[-3000:],
+        )
+    return Verdict(REFUSED, lines[-1], f"{code}")
+
+
+# --- the command line -------------------------------------------------------------------------------------------------------
+
+
+def _inspect(c: Case) -> Verdict:
+    return command(
+        [
+            "inspect",
+            str(c.write(model_of(c))),
+            *(["--all"] if c.random.random() < 0.7 else []),
+            *(["--json"] if c.random.random() < 0.3 else []),
+        ]
+    )
+
+
+def _inline(c: Case) -> Verdict:
+    more = ["--external-data", "always"] if c.random.random() < 0.2 else []
+    return command(
+        ["inline", str(c.write(model_of(c))), "-o", str(c.folder / "inlined.onnx"), *more]
+    )
+
+
+def _explain(c: Case) -> Verdict:
+    page = c.folder / "page.html"
+    page.unlink(missing_ok=True)
+    more = c.random.choice(([], ["--all"], ["--backend", "cpu"], ["--json"]))
+    found = command(["explain", str(c.write(model_of(c))), "--html", str(page), *more])
+    if found.status == OK and mutations.SCRIPT in page.read_text():
+        return Verdict("escape", "a name is markup in the page", "escape in explain --html")
+    return found
+
+
+def _optimize(c: Case) -> Verdict:
+    path, out = c.write(model_of(c)), c.folder / "optimized.onnx"
+    more = c.random.choice(
+        (
+            [],
+            [],
+            ["--no-verify"],
+            ["--no-verify", "-v"],
+            ["--dry-run"],
+            ["--external-data", "always"],
+            ["--precision", "fp16", "--no-verify"],
+            ["--json"],
+        )
+    )
+    out.unlink(missing_ok=True)
+    found = command(["optimize", str(path), "-o", str(out), *more])
+    if found.signature == "4" and not any(t in found.line for t in ("the original", "--no-verify")):
+        return Verdict("unverified", found.line, "unverified " + found.line[:90], _said()[-3000:])
+    return found
+
+
+def _verify(c: Case) -> Verdict:
+    """The mutated model against itself, or against what it was."""
+    data = model_of(c)
+    path = c.write(data)
+    other = path
+    if c.random.random() < 0.5:
+        other = c.write(model_of(Case(c.key, c.folder, frozenset(range(100)))), "other.onnx")
+    more = ["--bisect"] if c.random.random() < 0.3 else []
+    return command(["verify", str(other), str(path), *more], unlike_is_fine=True)
+
+
+# --- the provider -----------------------------------------------------------------------------------------------------------
+
+
+def _sizes_of(value: onnx.ValueInfoProto, known: dict[str, int], r: Random) -> tuple[int, ...]:
+    out = []
+    for d in value.type.tensor_type.shape.dim:
+        if d.HasField("dim_value"):
+            out.append(d.dim_value)
+        else:
+            out.append(
+                known.setdefault(d.dim_param, r.choice((1, 1, 2, 3, 4, 5, 8)))
+                if d.dim_param
+                else r.choice((1, 2, 3, 5))
+            )
+    return tuple(out)
+
+
+def feeds(model: ModelProto, r: Random) -> dict[str, Any] | None:
+    """Random inputs of the declared types; None where one has none that can be made."""
+    stored, known, out = (
+        {t.name for t in model.graph.initializer},
+        dict[str, int](),
+        dict[str, Any](),
+    )
+    rng = np.random.default_rng(r.randrange(1 << 30))
+    for i in model.graph.input:
+        if i.name in stored:
+            continue
+        shape = _sizes_of(i, known, r)
+        if min(shape, default=0) < 0 or np.prod([float(n) for n in shape]) > 1 << 18:
+            return None
+        try:
+            dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+        except KeyError:
+            return None
+        if dtype.kind in "iu":
+            out[i.name] = rng.integers(0, r.choice((2, 10, 100)), shape).astype(dtype)
+        elif dtype.kind == "b":
+            out[i.name] = rng.random(shape) < 0.7
+        elif dtype.kind == "f":
+            out[i.name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            return None
+    return out
+
+
+def _line(e: BaseException) -> str:
+    """What an error of ONNX Runtime says, without where it says it."""
+    return " ".join(str(e).split()).split("Status Message: ")[-1][:300]
+
+
+def _differ(model: ModelProto, want: Sequence[Any], got: Sequence[Any]) -> float:
+    """How far apart, where values are not so large or so close that rounding decides."""
+    if any(
+        np.asarray(w).dtype.kind == "f"
+        and (not np.isfinite(w).all() or (np.asarray(w).size and np.abs(w).max() > 1e15))
+        for w in want
+        if isinstance(w, np.ndarray)
+    ):
+        return 0.0
+    apart = 0.0
+    for a, b in zip(want, got, strict=True):
+        x, y = np.asarray(a), np.asarray(b)
+        if (
+            x.dtype == y.dtype
+            and x.shape == y.shape
+            and x.dtype.kind == "f"
+            and x.size
+            and np.isfinite(y).all()
+            and np.abs(x.astype(np.float64) - y).max() < 1e-4
+        ):
+            continue
+        apart = max(apart, difference.difference([a], [b]))
+    return apart
+
+
+_RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
+
+
+def _against(
+    model: ModelProto, data: bytes, fed: Sequence[Mapping[str, Any]], r: Random
+) -> Verdict:
+    """The model on the provider and on ONNX Runtime, on the same inputs."""
+    everything = r.random() < 0.8
+    try:
+        ours = sessions.session(data, provider=True, everything=everything)
+    except Exception as e:
+        if "the partition compiler raised" in str(e):
+            return Verdict(
+                "internal",
+                str(e)[:300],
+                "internal in compile_request: "
+                + str(e).split("raised", 1)[1][-80:].replace("\n", " "),
+            )
+        try:
+            sessions.session(data, optimize=False)
+        except Exception:
+            return Verdict(REFUSED, str(e)[:200])
+        if "the session does not use" in str(e):
+            return Verdict(REFUSED, str(e)[:200])
+        try:
+            sessions.session(data)
+        except Exception:
+            return Verdict(REFUSED, str(e)[:200])
+        return Verdict(
+            "unloaded", " ".join(str(e).split())[:300], "unloaded " + " ".join(str(e).split())[:60]
+        )
+    try:
+        peer = sessions.session(data, optimize=False)
+    except Exception:
+        peer = None
+    done, why, odd = OK, "", Counter[str]()
+    operators = " ".join(sorted({n.op_type for n in model.graph.node}))[:120]
+    for values in fed:
+        try:
+            got = ours.run(None, dict(values))
+        except Exception as e:
+            done = REFUSED
+            if peer is not None and "TraceaExecutionProvider" in str(e):
+                with contextlib.suppress(Exception):
+                    peer.run(None, dict(values))
+                    odd[DENIED] += 1
+                    why = _line(e)
+            continue
+        if peer is None:
+            continue
+        try:
+            want = peer.run(None, dict(values))
+        except Exception as e:
+            if sessions.assigned(ours)[0]:
+                odd[ACCEPTED] += 1
+                why = _line(e)
+            continue
+        if (
+            any(n.op_type.startswith(_RANDOM) for n in model.graph.node)
+            or _differ(model, want, got) <= 2e-3
+        ):
+            continue
+        with contextlib.suppress(
+            Exception
+        ):  # ONNX Runtime's own optimisations may be wrong about odd models, too
+            if _differ(model, want, sessions.session(data).run(None, dict(values))) > 2e-3:
+                continue
+        shapes = {k: np.shape(v) for k, v in values.items()}
+        return Verdict(
+            "wrong",
+            f"{_differ(model, want, got):.1e} apart, {operators}; fed {shapes}",
+            f"wrong {operators}",
+        )
+    if odd:
+        status = ACCEPTED if odd[ACCEPTED] else DENIED
+        return Verdict(
+            status,
+            why,
+            f"{status} {operators[:60]}"
+            if status == ACCEPTED
+            else "denied " + "".join(ch for ch in why if not ch.isdigit())[-80:],
+        )
+    return Verdict(done)
+
+
+def _session(c: Case) -> Verdict:
+    data = model_of(c)
+    c.write(data)
+    fed = []
+    try:
+        model = ModelProto.FromString(data)
+        for _ in range(3):
+            values = feeds(model, c.random)
+            if values is not None:
+                fed.append(values)
+    except Exception:  # damaged bytes: loading alone is tried
+        model = ModelProto()
+    return _against(model, data, fed, c.random)
+
+
+def resized(values: Mapping[str, Any], r: Random) -> dict[str, Any]:
+    """The inputs with one of them of another shape, or with other integers."""
+    out = dict(values)
+    for _ in range(r.choice((1, 1, 2))):
+        if not out:
+            break
+        name = r.choice(sorted(out))
+        v = np.asarray(out[name])
+        if v.dtype.kind in "iu" and r.random() < 0.6 and v.size:
+            flat = v.reshape(-1).copy()
+            with np.errstate(all="ignore"):
+                flat[r.randrange(flat.size)] = np.array(r.choice(mutations.INTS)).astype(v.dtype)
+            out[name] = flat.reshape(v.shape)
+        elif v.ndim:
+            axis = r.randrange(v.ndim)
+            size = r.choice(
+                (
+                    0,
+                    1,
+                    2,
+                    v.shape[axis] + 1,
+                    max(v.shape[axis] - 1, 0),
+                    v.shape[axis] * 2,
+                    v.shape[axis] * 3 + 1,
+                    7,
+                )
+            )
+            out[name] = (
+                np.take(v, np.arange(size) % max(v.shape[axis], 1), axis=axis)
+                if v.size
+                else np.zeros([size if k == axis else n for k, n in enumerate(v.shape)], v.dtype)
+            )
+    return out
+
+
+def _sizes(c: Case) -> Verdict:
+    """Whole models with unknown sizes, and inputs whose sizes or integers do not fit."""
+    r = c.random
+    if r.random() < 0.5:
+        data, fed = r.choice(node_tests())
+        model = ModelProto.FromString(data)
+    elif r.random() < 0.6:
+        model, fed = _drawn(r)
+    else:
+        model = ModelProto.FromString(_export(r.choice(exports())))
+        made = feeds(model, r)
+        if made is None:
+            return Verdict(REFUSED, "no inputs")
+        fed = made
+    mutations.symbolic(model, r)
+    if r.random() < 0.3:
+        with contextlib.suppress(TraceaError):
+            model = pipeline.optimize(model, verify=False).model
+    data = bytes(model.SerializeToString())
+    c.write(data)
+    return _against(model, data, [fed, *(resized(fed, r) for _ in range(6))], r)
+
+
+# --- packs, Plans, caches, records, requests --------------------------------------------------------------------------------
+
+
+@cache
+def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]]:
+    """A small model, its inputs, its pack, and the requests that were made for it."""
+    for k in range(100):
+        model, fed = _drawn(Random(f"packed {number} {k}"))
+        data = bytes(model.SerializeToString())
+        if len(data) > 1 << 18:
+            continue
+        with (
+            contextlib.suppress(Exception),
+            compiler.recording() as packs,
+            compiler.listening() as requests,
+        ):
+            sessions.session(data, provider=True, everything=True)
+            pack = plan.merge_packs(packs, "fuzz")
+            if plan.read_pack(pack)[0]["entries"]:
+                return data, fed, pack, tuple(r.SerializeToString() for r in requests)
+    raise RuntimeError("no model could be packed")
+
+
+def _some(c: Case) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...]]:
+    return _packed(c.random.randrange(40))
+
+
+def _with_options(data: bytes, fed: Mapping[str, Any], options: Mapping[str, str]) -> Sequence[Any]:
+    import onnxruntime as ort
+
+    from tracea_onnx import provider
+
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    settings.intra_op_num_threads = 1
+    made = provider.create_session(data, {"claim": "all", **options}, settings)
+    return list(made.run(None, dict(fed)))
+
+
+def _run_pack(c: Case, data: bytes, fed: Mapping[str, Any], pack: bytes) -> Verdict:
+    path = c.write(pack, "input.pack")
+    c.write(data)
+    np.savez(c.folder / "inputs.npz", **fed)
+    try:
+        _with_options(data, fed, {"kernel_pack": str(path)})
+    except Exception as e:
+        line = " ".join(str(e).split())
+        return (
+            Verdict(REFUSED, line[:300])
+            if not isinstance(e, (SystemError, MemoryError))
+            else _failure("internal", e)
+        )
+    return Verdict(OK)
+
+
+def _pack(c: Case) -> Verdict:
+    """Bytes that are no pack any more."""
+    data, fed, pack, _ = _some(c)
+    broken = mutations.damage(pack, c.random)
+    if broken != pack:
+        with contextlib.suppress(TraceaError):
+            plan.read_pack(broken)
+    return _run_pack(c, data, fed, broken)
+
+
+def _plan(c: Case) -> Verdict:
+    """A well-formed pack with another Plan in it."""
+    data, fed, pack, _ = _some(c)
+    header, blobs = plan.read_pack(pack)
+    entries = json.loads(json.dumps(header["entries"]))
+    for at in range(c.random.choice((1, 1, 2, 3))):
+        own = Random(f"{c.key}:{at}")
+        c.applied.append("tree")
+        if at not in c.skip:
+            mutations.tree(entries, own)
+    try:
+        changed = plan.write_pack(
+            [(e["nodes"], e["plan"], [*blobs] if k == 0 else []) for k, e in enumerate(entries)],
+            "fuzz",
+        )
+    except Exception:  # no longer of the form that can be written
+        return Verdict(REFUSED, "not written")
+    return _run_pack(c, data, fed, changed)
+
+
+def _cache(c: Case) -> Verdict:
+    """A cache whose entries were damaged, or replaced by others with a right checksum."""
+    data, fed, _, _ = _some(c)
+    folder = c.folder / "cache"
+    store = Cache(folder)
+    options = {"cache_dir": str(folder)}
+    try:
+        want = _with_options(data, fed, options)
+    except Exception as e:
+        return Verdict(REFUSED, str(e)[:200])
+    files = sorted(folder.glob("*.entry"))
+    right = c.random.random() < 0.5
+    for f in files:
+        raw = f.read_bytes()
+        if not right:
+            f.write_bytes(mutations.damage(raw, c.random))
+    if right:
+        _, _, _, requests = _some(c)
+        for one in requests:
+            model = ModelProto.FromString(one)
+            model.metadata_props.extend([])
+            props = compiler.properties(model) | {"cache_dir": str(folder)}
+            key = plan_cache._key(model, props)
+            old = store.get(key)
+            if old is not None:
+                store.put(key, mutations.damage(old, c.random))
+    try:
+        got = _with_options(data, fed, options)
+    except Exception as e:
+        return _failure("denied", e)
+    finally:
+        store.clear()
+    if (
+        any(
+            not np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
+            for a, b in zip(want, got, strict=True)
+        )
+        and difference.difference(want, got) > 2e-4
+    ):
+        return Verdict(
+            "wrong", "another result with a damaged cache", "wrong after a damaged cache"
+        )
+    return Verdict(OK)
+
+
+def _tuning(c: Case) -> Verdict:
+    """A tuning record with other contents."""
+    from unittest import mock
+
+    _, _, _, requests = _some(c)
+    if not requests:
+        return Verdict(REFUSED, "no request")
+    model = ModelProto.FromString(c.random.choice(requests))
+    folder = c.folder / "records"
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
+        offers: tuning.Offers = {}
+        try:
+            _compile_cuda(model, tuning.Choices(offers=offers))
+            found = {
+                k: tuning.Measured(c.random.choice(sorted(v)), 1.0, 2.0, {})
+                for k, v in offers.items()
+            }
+            tuning.save(90, 132, found)
+            name = tuning._name(90, 132)
+            store = Cache()
+            old = store.get(name)
+            if old is None:
+                return Verdict("internal", "the record was not kept", "record not kept")
+            value = json.loads(old)
+            if c.random.random() < 0.7:
+                for _ in range(c.random.choice((1, 2, 4))):
+                    value = mutations.tree(value, c.random)
+                store.put(name, json.dumps(value).encode())
+            else:
+                store.put(name, mutations.damage(old, c.random))
+            _compile_cuda(model, tuning.choices(90, 132))
+        except TraceaError as e:
+            return Verdict(REFUSED, str(e))
+        except Exception as e:
+            return _failure("internal", e)
+        finally:
+            Cache().clear()
+    return Verdict(OK)
+
+
+def _compile_cuda(model: ModelProto, choices: tuning.Choices) -> None:
+    backend = compiler.cuda_backend(90, 132, tf32=False, choices=choices)
+    compiler.compile_graph(
+        Graph(model),
+        compiler.Backend(backend.target, lambda name, probe: backend.plan(name, True)),
+        everything=True,
+    )
+
+
+def _request(c: Case) -> Verdict:
+    """A request to the compiler of partitions that ONNX Runtime might never make."""
+    r = c.random
+    _, _, _, requests = _some(c)
+    if not requests or r.random() < 0.5:
+        model = _seed(c)
+        for n in model.graph.node:
+            n.doc_string = f"{r.getrandbits(256):064x}"
+        model.metadata_props.add(key="claim", value="all")
+    else:
+        model = ModelProto.FromString(r.choice(requests))
+    c.mutate(model)
+    if r.random() < 0.1:
+        for p in model.metadata_props:
+            p.value = r.choice((p.value, "", "x", "all", "cpu"))
+    data = bytes(model.SerializeToString())
+    if r.random() < 0.1:
+        data = mutations.damage(data, r)
+    c.write(data)
+    try:
+        pack = compiler.compile_request(data)
+        header, _ = plan.read_pack(pack)
+        for entry in header["entries"]:
+            json.dumps(entry, allow_nan=False)
+    except TraceaError as e:
+        return Verdict(REFUSED, str(e)[:300])
+    except Exception as e:
+        if type(e).__name__ == "DecodeError":
+            return Verdict(REFUSED, str(e)[:100])
+        return _failure("internal", e)
+    return Verdict(OK)
+
+
+def _nothing(c: Case, run: Callable[[Case], Verdict]) -> Verdict:
+    try:
+        return run(c)
+    except Exception as e:  # in a fuzzer's own code, or what a command let out
+        return _failure("traceback", e)
+
+
+_RUN: Mapping[str, Callable[[Case], Verdict]] = {
+    "inspect": _inspect,
+    "inline": _inline,
+    "explain": _explain,
+    "optimize": _optimize,
+    "verify": _verify,
+    "session": _session,
+    "sizes": _sizes,
+    "pack": _pack,
+    "plan": _plan,
+    "cache": _cache,
+    "tuning": _tuning,
+    "request": _request,
+}
+KINDS: Mapping[str, Callable[[Case], Verdict]] = {
+    name: partial(_nothing, run=run) for name, run in _RUN.items()
+}
+#: How often a kind is drawn.
+WEIGHTS: Mapping[str, int] = {
+    "inspect": 2,
+    "inline": 3,
+    "explain": 4,
+    "optimize": 5,
+    "verify": 2,
+    "session": 5,
+    "sizes": 5,
+    "pack": 3,
+    "plan": 3,
+    "cache": 1,
+    "tuning": 1,
+    "request": 4,
+}
