@@ -92,6 +92,7 @@ def _serve(
 ) -> None:
     try:
         os.setpgid(0, 0)
+        os.chdir(folder)  # a relative path that a case makes up
         out = os.open(said, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         for fd in (1, 2):
             os.dup2(out, fd)
