@@ -85,7 +85,9 @@ def result(
             return best
         # The result is the *target* of the movements, so its axes are named by the letters of the source's atoms.
         found = patterns_view.name(view, source, letters, merge_heads=merge_heads)
-        if found is not None and found.layout in patterns_view.OUT_LAYOUTS:
+        if found is None or (found.sizes["b"] != 1 and not same(found.sizes["b"], sizes["b"])):
+            continue  # batches that the operands do not have
+        if found.layout in patterns_view.OUT_LAYOUTS:
             best = Operand(current, replace(found, sizes=sizes), 1.0, tuple(p.node for p in path))
     return best
 

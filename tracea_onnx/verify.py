@@ -178,11 +178,17 @@ def judge(reference: Reference, candidate: io.Source, providers: Sequence[str] =
         got = other.run(names, {k: v for k, v in reference.fed.items() if k in accepted})
     except Exception as e:
         raise VerificationError(f"the result fails on inputs the original accepts: {first_line(e)}", "report this with the model") from None
-    outputs = tuple(_compare(n, a, b, reference.bounds) for n, a, b in zip(names, reference.expected, got, strict=True))
-    if reference.bounds.rtol is None and not all(o.ok for o in outputs):
-        outputs = tuple(_excuse(o, s) for o, s in zip(outputs, reference.spread, strict=True))
+    outputs = compared(reference, got)
     shown = {k: list(getattr(v, "shape", [])) for k, v in reference.fed.items()}
     return Verification(all(o.ok for o in outputs), shown, outputs, reference.note)
+
+
+def compared(reference: Reference, got: Sequence[Any]) -> tuple[OutputError, ...]:
+    """Each result beside the reference's, in its order; within the bounds, or within what rounding does to the original itself."""
+    outputs = tuple(_compare(n, a, b, reference.bounds) for n, a, b in zip(reference.names, reference.expected, got, strict=True))
+    if reference.bounds.rtol is None and not all(o.ok for o in outputs):
+        outputs = tuple(_excuse(o, s) for o, s in zip(outputs, reference.spread, strict=True))
+    return outputs
 
 
 def verify(

@@ -641,7 +641,8 @@ def subgraph(m: ModelProto, r: Random) -> None:
     if not g.node:
         return
     at = r.randrange(len(g.node))
-    for _ in range(r.choice((1, 1, 1, 2, 5, 30))):
+    depth = r.choice((1, 1, 1, 2, 5, 30))
+    for _ in range(depth):
         inner = NodeProto()
         inner.CopyFrom(g.node[at])
         outs = [o for o in inner.output if o]
@@ -659,7 +660,7 @@ def subgraph(m: ModelProto, r: Random) -> None:
                 [],
                 [onnx.ValueInfoProto(name=f"{o}.else") for o in outs],
             )
-            branches = [body, other if r.random() < 0.5 else body]
+            branches = [body, other if r.random() < 0.5 or depth > 5 else body]
             outer = helper.make_node(
                 "If", [tag], list(inner.output), then_branch=branches[0], else_branch=branches[1]
             )

@@ -276,3 +276,15 @@ def test_operators_that_do_more_than_attention_say_so_and_what_to_do(op: str, in
     assert why in reason(m, "attention_op", "n_y")
     (said,) = [e for e in explain.explain(m).anchors if e.anchor == "n_y"]
     assert said.refusals[0].rule == "attention_op" and "exporter's own file" in said.fix
+
+
+def test_batches_that_only_the_result_has() -> None:
+    """The heads of operands without a batch become two batches behind the chain: that Reshape is no layout of the result."""
+    n = Net(q=(4, S, D), k=(4, T, D), v=(4, T, D))
+    k = n.add("Transpose", "k", perm=[0, 2, 1])
+    y = n.add("MatMul", n.add("Softmax", n.add("MatMul", "q", k), axis=-1), "v")
+    m = n.model(n.add("Reshape", y, n.const(ints(2, 2, S, D))))
+    found = only(m, "attention")
+    assert found.spec.attrs["out"] == {"layout": "hsd"}
+    assert [x.op for x in found.nodes] == ["Transpose", "MatMul", "Softmax", "MatMul"]
+    check_spec(m, found)

@@ -27,15 +27,18 @@ def _tool(name: str) -> str:
     return found
 
 
-def build(*, only: str = "", isa: str = "", cxx: str = "", jobs: int = 2, werror: bool = True) -> Path:
-    """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied into the package."""
-    folder = ROOT / "build" / (f"only-{only.replace(',', '-')}" if only else "dev") / (Path(cxx.split()[0]).name if cxx else "")
+def build(*, only: str = "", isa: str = "", cxx: str = "", jobs: int = 2, werror: bool = True, sanitize: str = "") -> Path:
+    """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied into the package. With sanitizers it stays in
+    `build/sanitize-<sanitize>`: only `tests/sanitize.py` can load it. Raises SystemExit with the tools' words when the build fails."""
+    kind = f"sanitize-{sanitize.replace(',', '-')}" if sanitize else f"only-{only.replace(',', '-')}" if only else "dev"
+    folder = ROOT / "build" / kind / (Path(cxx.split()[0]).name if cxx else "")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one folder would corrupt each other
         configure = [
             _tool("cmake"), "-S", str(ROOT / "tracea_onnx" / "ep"), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}", f"-DTRACEA_ONLY={only}", f"-DTRACEA_ISA={isa}", f"-DTRACEA_WERROR={'ON' if werror else 'OFF'}",
+            f"-DTRACEA_SANITIZE={sanitize}",
         ]  # fmt: skip
         if cxx:
             configure.append(f"-DCMAKE_CXX_COMPILER={';'.join(cxx.split())}")
@@ -45,6 +48,8 @@ def build(*, only: str = "", isa: str = "", cxx: str = "", jobs: int = 2, werror
         if subprocess.run([_tool("ninja"), "-C", str(folder), "-j", str(jobs), "--quiet"]).returncode:
             raise SystemExit(1)
         built = next(folder.glob("libtracea_onnx.*"))
+        if sanitize:
+            return built
         target = ROOT / "tracea_onnx" / (f"libtracea_onnx.{only.replace(',', '-')}{built.suffix}" if only else built.name)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copyfile(built, temporary)  # replaced, never overwritten: another process may have it mapped
@@ -62,7 +67,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="templates to build, comma-separated")
     parser.add_argument("--isa", default=None, help="instruction sets, comma-separated, or `all`; default: all, with --only this machine's")
     parser.add_argument("--cxx", default="", help="compiler command, e.g. 'clang++' or 'python -m ziglang c++'")
+    parser.add_argument("--sanitize", default="", help="sanitizers, e.g. address,undefined or thread (run with python -m tests.sanitize)")
     parser.add_argument("-j", "--jobs", type=int, default=2)
     args = parser.parse_args()
     chosen = args.isa if args.isa is not None else _native_isa() if args.only else ""
-    print(build(only=args.only, isa="" if chosen == "all" else chosen, cxx=args.cxx, jobs=args.jobs))
+    print(build(only=args.only, isa="" if chosen == "all" else chosen, cxx=args.cxx, jobs=args.jobs, sanitize=args.sanitize, werror=not args.sanitize))

@@ -1,0 +1,258 @@
+"""Random graphs (`benchmarks.graph_draws`) through `optimize` and the provider, against ONNX Runtime with its optimisations off.
+
+    python -m benchmarks.graph_differential [--count 500] [--seed 0] [--jobs 2] [--seconds 0] [--keep FOLDER]
+    python -m benchmarks.graph_differential --replay 123 ... [--keep FOLDER]       # with fewer nodes, where it is wrong
+
+Legs: the optimized model on stock ONNX Runtime; the original, and the optimized model, on the provider, which takes what pays or all that it can. Two of the four
+runs of the provider are drawn for each graph. Bounds come from the data type and the sums of the graph, and from how far ONNX Runtime's own results move when
+its inputs change by one rounding (`verify`). A tenth of the graphs is explained, too: each node that no rule takes, and each that leaves the provider, has a
+reason. Graphs that ONNX Runtime does not take count as nothing. Exit status 1 when one is wrong, fails, or is not explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper
+
+from benchmarks.graph_draws import draw
+from benchmarks.isolate import Lost, run_each
+
+LEGS = ("optimized", "provider", "provider all", "both", "both all")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """status: right, wrong, refused (by ONNX Runtime), error or unexplained; leg: where; ours, nodes: how many nodes the provider ran, and of how many."""
+
+    status: str
+    leg: str = ""
+    text: str = ""
+    ours: int = 0
+    nodes: int = 0
+    ops: tuple[str, ...] = ()
+
+
+def _session(model: ModelProto, leg: str) -> Any:
+    from benchmarks.sessions import session
+
+    return session(model) if leg == "optimized" else session(model, provider=True, everything=leg.endswith("all"))
+
+
+def _optimized(model: ModelProto) -> ModelProto:
+    import tracea_onnx
+
+    return tracea_onnx.optimize(model, verify=False).model
+
+
+def _other(fed: dict[str, Any]) -> dict[str, Any]:
+    return {k: np.roll(v, 3) if v.dtype.kind == "f" else v for k, v in fed.items()}
+
+
+def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
+    """What is wrong with the results of a session, or ""; runs others in between, so that nothing right is left in memory."""
+    from tracea_onnx import verify
+
+    first = made.run(reference.names, fed)
+    with np.errstate(all="ignore"):
+        made.run(reference.names, _other(fed))
+    again = made.run(reference.names, fed)
+    for name, a, b in zip(reference.names, first, again, strict=True):
+        if isinstance(a, np.ndarray) and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+            return f"'{name}' changes from run to run"
+    found = verify.compared(reference, again)
+    bad = [o for o in found if not o.ok and not _unsteady(reference.expected[reference.names.index(o.name)])]
+    return "; ".join(f"'{o.name}' {o.max_rel:.1e} apart {o.note}" for o in bad)
+
+
+def _unsteady(value: Any) -> bool:
+    """Values that are no numbers, or so large that nothing can be said of them."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(not np.isfinite(value).all() or np.abs(value).max(initial=0) > 1e8)
+
+
+def _measured(model: ModelProto, fed: dict[str, Any]) -> Any:
+    from tracea_onnx import io, verify
+
+    return verify.measure(io.Source(model), values=fed)
+
+
+def _unexplained(model: ModelProto) -> str:
+    from tracea_onnx import explain
+
+    account = explain.explain(model, backend="cpu", provider=True)
+    silent = [e.anchor for e in account.anchors if not e.fused_by and not all(r.reason for r in e.refusals)]
+    if silent:
+        return f"no rule says why not at {silent[0]}"
+    left = account.coverage.to_json() if account.coverage is not None else {}
+    bad = [n for n in left.get("leaving", []) if not n.get("reason")]
+    return f"nothing says why {bad[0]} leaves the provider" if bad else ""
+
+
+def run(seed: int, legs: Sequence[str] = ()) -> Outcome:
+    from benchmarks.sessions import assigned
+
+    random = Random(f"legs {seed}")
+    model, fed = draw(seed)
+    ops = tuple(sorted({n.op_type for n in model.graph.node}))
+    try:
+        reference = _measured(model, fed)
+    except Exception as e:  # any refusal: nothing to compare with
+        return Outcome("refused", "", " ".join(str(e).split())[:200], ops=ops)
+    chosen = legs or ["optimized", *random.sample(LEGS[1:], 2)]
+    ours = nodes = 0
+    better: ModelProto | None = None
+    for leg in chosen:
+        try:
+            if leg[0] in "ob" and better is None:
+                better = _optimized(model)
+            made = _session(better if leg[0] in "ob" and better is not None else model, leg)
+            if leg != "optimized":
+                ours, nodes = assigned(made)
+            fault = wrong(reference, made, fed)
+        except Exception as e:  # the report names every kind of failure
+            return Outcome("error", leg, f"{type(e).__name__}: {' '.join(str(e).split())[:400]}", ours, nodes, ops)
+        if fault:
+            return Outcome("wrong", leg, fault, ours, nodes, ops)
+    if random.random() < 0.1:
+        try:
+            fault = _unexplained(model)
+        except Exception as e:
+            return Outcome("error", "explain", f"{type(e).__name__}: {' '.join(str(e).split())[:400]}", ours, nodes, ops)
+        if fault:
+            return Outcome("unexplained", "explain", fault, ours, nodes, ops)
+    return Outcome("right", "", "", ours, nodes, ops)
+
+
+# --- smaller ----------------------------------------------------------------------------------------------------------------
+
+
+def _fails(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> bool:
+    try:
+        reference = _measured(model, fed)
+    except Exception:
+        return False
+    try:
+        return bool(wrong(reference, _session(_optimized(model) if leg[0] in "ob" else model, leg), fed)) and status == "wrong"
+    except Exception:
+        return status == "error"
+
+
+def minimise(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> tuple[ModelProto, dict[str, Any]]:
+    """The graph without nodes that can go: what they made is fed instead, or not asked for."""
+    from benchmarks.sessions import session
+
+    at = len(model.graph.node) - 1
+    while at >= 0:
+        for fewer in _without(model, fed, min(at, len(model.graph.node) - 1), session):
+            if _fails(*fewer, leg, status):
+                model, fed = fewer
+                break
+        at = min(at, len(model.graph.node)) - 1
+    return model, fed
+
+
+def _without(model: ModelProto, fed: dict[str, Any], at: int, session: Any) -> list[tuple[ModelProto, dict[str, Any]]]:
+    node = model.graph.node[at]
+    kept = ModelProto()
+    kept.CopyFrom(model)
+    del kept.graph.node[at]
+    read = {i for n in kept.graph.node for i in n.input} | {o.name for o in kept.graph.output}
+    needed = [o for o in node.output if o and o in read]
+    values: dict[str, Any] = {}
+    inside = {i for n in kept.graph.node for i in n.input}
+    outputs = [o for o in kept.graph.output if o.name not in node.output]
+    del kept.graph.output[:]
+    kept.graph.output.extend(outputs)
+    made = {o for n in kept.graph.node for o in n.output}
+    kept.graph.output.extend(onnx.ValueInfoProto(name=i) for i in dict.fromkeys(node.input) if i in made and i not in {o.name for o in outputs} and not needed)
+    if needed and any(o in inside for o in needed):
+        shown = ModelProto()
+        shown.CopyFrom(model)
+        shown.graph.output.extend(onnx.ValueInfoProto(name=o) for o in needed if o not in {v.name for v in model.graph.output})
+        try:
+            values = dict(zip(needed, session(shown, optimize=False).run(needed, fed), strict=True))
+        except Exception:
+            return []
+        for name, value in values.items():
+            if name in inside:
+                kept.graph.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape))
+    if not kept.graph.output or not kept.graph.node:
+        return []
+    used = {i for n in kept.graph.node for i in n.input} | {i for n in kept.graph.node for a in n.attribute for g in (a.g,) for m in g.node for i in m.input}
+    for field in (kept.graph.input, kept.graph.initializer):
+        left = [v for v in field if v.name in used]
+        del field[:]
+        field.extend(left)
+    names = {i.name for i in kept.graph.input}
+    return [(kept, {k: v for k, v in {**fed, **values}.items() if k in names})]
+
+
+def text_of(model: ModelProto) -> str:
+    """The graph, its large constants left out."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    for t in light.graph.initializer:
+        if np.prod(t.dims, dtype=np.int64) > 16:
+            t.CopyFrom(TensorProto(name=t.name, data_type=t.data_type, dims=t.dims))
+    return str(onnx.printer.to_text(light))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0, help="of the first graph; the others follow")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
+    parser.add_argument("--replay", nargs="*", type=int, default=[])
+    parser.add_argument("--keep", type=Path, help="folder for smaller graphs that are wrong")
+    args = parser.parse_args()
+    began, count, legs, left, took = time.monotonic(), Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    ours = nodes = 0
+    seeds = args.replay or list(range(args.seed, args.seed + args.count))
+    bad: list[tuple[int, Outcome]] = []
+    for seed, result in run_each(seeds, run, jobs=args.jobs, timeout=120):
+        o = Outcome("crash", "", result.reason) if isinstance(result, Lost) else result
+        count[o.status] += 1
+        took.update(o.ops if o.status == "right" else ())
+        ours, nodes = ours + o.ours, nodes + o.nodes
+        if o.status == "refused":
+            left[o.text[:70]] += 1
+        if o.status not in ("right", "refused"):
+            bad.append((seed, o))
+            legs[o.leg] += 1
+            print(f"{o.status} {seed} {o.leg}: {o.text} ({o.ours} of {o.nodes} nodes); {' '.join(o.ops)[:200]}", flush=True)
+        if args.seconds and time.monotonic() - began > args.seconds:
+            break
+    for seed, o in bad if args.replay or args.keep else []:
+        if o.status not in ("wrong", "error") or o.leg not in LEGS:
+            continue
+        _, small = next(iter(run_each([(seed, o)], lambda case: _small(*case, args.keep), timeout=300)))
+        print(f"--- {seed} {o.leg}\n{small.reason if isinstance(small, Lost) else small}", flush=True)
+    print(f"{len(took)} operators in right graphs; the provider ran {ours} of {nodes} nodes; refused: {dict(left.most_common(5))}")
+    counts = ", ".join(f"{n} {status}" for status, n in count.most_common())
+    print(f"graph_differential: {counts} in {time.monotonic() - began:.0f} s, seeds from {seeds[0]}" + (f"; by leg {dict(legs)}" if legs else ""))
+    return 1 if bad else 0
+
+
+def _small(seed: int, o: Outcome, keep: Path | None) -> str:
+    model, fed = draw(seed)
+    model, fed = minimise(model, fed, o.leg, o.status)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / f"{seed}.onnx").write_bytes(model.SerializeToString())
+        np.savez(keep / f"{seed}.npz", **fed)
+    return f"{len(model.graph.node)} nodes\n{text_of(model)[:3000]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
