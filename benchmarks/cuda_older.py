@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from tracea_onnx import compiler, nvrtc, registry
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 
 
@@ -55,7 +56,7 @@ def pretend(arch: int) -> None:
     asked = compiler.backend_of
 
     def backend_of(props: Mapping[str, str]) -> compiler.Backend:
-        made = asked({**props, "arch": str(arch)})
+        made = asked({"backend": props.get("backend", "cpu"), "arch": str(arch), "sms": props.get("sms", "132"), "tf32": props.get("tf32", "0")})
         if props.get("backend", "cpu") == "cpu":
             return made
 
@@ -63,8 +64,8 @@ def pretend(arch: int) -> None:
             def to_json(self) -> dict[str, Any]:
                 return {**super().to_json(), "arch": int(props["arch"])}
 
-        sms, tf32 = int(props["sms"]), props.get("tf32") == "1"
-        return compiler.Backend(made.target, lambda name, probe: Disguised(name, arch, sms, compile_kernels=not probe, tf32=tf32))
+        device, tf32 = usual(arch, int(props["sms"])), props.get("tf32") == "1"
+        return compiler.Backend(made.target, lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32))
 
     compiler.backend_of = backend_of
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks import cuda_driver as driver
 from tracea_onnx import registry
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer, Request
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.families import FAMILIES
@@ -65,7 +66,7 @@ def request(
     if unknown:
         raise ValueError(f"{family} has no {sorted(unknown)}")
     arch, sms = target or driver.device()
-    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, sms, frozenset(unaligned), frozenset(constant))
+    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), usual(arch, sms), frozenset(unaligned), frozenset(constant))
 
 
 _forced: dict[int, tuple[Request, Any]] = {}

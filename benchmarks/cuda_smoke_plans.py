@@ -95,8 +95,7 @@ class HandPlan(CudaPlanBuilder):
     """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.cuda`."""
 
     def __init__(self, name: str) -> None:
-        device = native_cuda.device()
-        super().__init__(name, device.arch, device.sms)
+        super().__init__(name, native_cuda.device())
         self.named: dict[str, Ref | None] = {}  # operands that tensor maps name
 
     def kernel(

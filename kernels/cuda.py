@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from tracea_onnx import caps, tuning
 from tracea_onnx import dims as D
 from tracea_onnx import nvrtc as compilers
-from tracea_onnx import tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Kernel, Request, Unfit
 from tracea_onnx.cuda_ranges import aligned, either, ranged
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.meanwhile import meanwhile
 
 Emit = Callable[[Request], list[Kernel]]
 _FOLDER = Path(__file__).resolve().parent / "cuda"
@@ -35,12 +36,17 @@ def emit(request: Request) -> list[Kernel]:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
 
     def chosen(r: Request) -> list[Kernel]:
-        with tuning.emitting(r):
+        with tuning.emitting(r), meanwhile(caps.present, r.caps):
             return fn(r)
 
     kernels = aligned(request, lambda r: ranged(r, chosen))
     tuned = [(use, ranged(numbered, chosen)) for use, numbered in tuning.points(request)]
-    return either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)]) if tuned else kernels
+    found = either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)]) if tuned else kernels
+    for k in found:
+        if not request.caps.launches(k.smem, k.cluster):
+            device = f"the device, which has {request.caps.smem_block} for a block, and clusters of {request.caps.cluster}"
+            raise Unfit(f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of {k.cluster}: more than {device}")
+    return found
 
 
 @cache

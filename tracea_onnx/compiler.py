@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import onnx
 
-from tracea_onnx import __version__, match, partition, plan_cache, registry, tuning, worth
+from tracea_onnx import __version__, caps, match, partition, plan_cache, registry, tuning, worth
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
-from tracea_onnx.cuda import gpu_of
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
@@ -138,16 +137,16 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     """The backend a compile request asks for in its metadata."""
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
-    arch, sms = gpu_of(props)
-    return cuda_backend(arch, sms, tf32=props.get("tf32") == "1", choices=tuning.choices(arch, sms))
+    device = caps.of_request(props)
+    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=tuning.choices(device.arch, device.sms))
 
 
-def cuda_backend(arch: int, sms: int, *, tf32: bool, choices: tuning.Choices) -> Backend:
+def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices) -> Backend:
     """For one graph: its Plans share what was emitted."""
-    target, emit = replace(CUDA, folds_norms=arch == 90, bundles=arch == 90), Emitter(choices)
+    target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, arch, sms, compile_kernels=not probe, tf32=tf32, emit=emit)
+        return CudaPlanBuilder(name, device, compile_kernels=not probe, tf32=tf32, emit=emit)
 
     return Backend(target, plan)
 

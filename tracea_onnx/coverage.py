@@ -9,12 +9,13 @@ from typing import Any
 from onnx import ModelProto
 
 from tracea_onnx import canonical, compiler
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.graph import subgraphs
 from tracea_onnx.lower.target import CUDA
 
 #: What a CUDA Plan is made for where no device is asked: an H200.
-_ARCH, _MULTIPROCESSORS = 90, 132
+_GPU = usual(90)
 _CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
@@ -45,7 +46,7 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
     target = compiler.CPU_BACKEND
     if backend == "cuda":
         emit = Emitter()
-        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _ARCH, _MULTIPROCESSORS, compile_kernels=False, emit=emit))
+        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _GPU, compile_kernels=False, emit=emit))
     total, partitions, leaving = 0, 0, []
     for proto, outer in canonical.scopes(model.graph):
         graph = canonical.view(model, proto, outer, folder)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracea_onnx import dims as D
+from tracea_onnx.caps import DeviceCaps, usual
 from tracea_onnx.dims import DimLike
 from tracea_onnx.ops import DType
 
@@ -35,8 +36,8 @@ def multiple_of(e: DimLike) -> int:
     return min(f & -f, 4096) if f else 4096
 
 
-#: Bytes of shared memory that one block of a Hopper GPU may have.
-HOPPER_SHARED = 232448
+#: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that only these run are made for.
+HOPPER_SHARED = usual(90).smem_block
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Request:
     dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands: which of the family's operands
     are present. program: a pointwise/epilogue program in the Plan's form. Integer parameters may be symbolic; those that a kernel must
     know at compile time (channels, head size) are plain ints in practice: raise `Unfit` when they are not.
-    arch: compute capability x 10 (80, 89, 90). sms: multiprocessors. unaligned: operands whose address is not known to be a multiple of
+    caps: the GPU. unaligned: operands whose address is not known to be a multiple of
     16 bytes (a channel slice of a concatenation, say); every other operand starts at one. constant: operands that no launch of a run writes,
     so that a kernel may read them before it waits for the one before it. tf32: whether products of f32 may round their elements to TF32.
     """
@@ -57,21 +58,25 @@ class Request:
     floats: Mapping[str, float]
     program: Mapping[str, Any] | None
     operands: frozenset[str]
-    arch: int
-    sms: int
+    caps: DeviceCaps
     unaligned: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
     tf32: bool = False
 
     @property
+    def arch(self) -> int:
+        """Compute capability x 10 (80, 89, 90)."""
+        return self.caps.arch
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.caps.sms
+
+    @property
     def symbols(self) -> list[str]:
         """Those that its sizes depend on."""
         return sorted({s for d in self.ints.values() for s in D.symbols(d)})
-
-
-def gpu_of(properties: Mapping[str, str]) -> tuple[int, int]:
-    """Compute capability x 10 and multiprocessors of the GPU that a compile request with these properties is for."""
-    return int(properties.get("arch", "80")), int(properties.get("sms", "108"))
 
 
 class Unfit(Exception):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tracea_onnx import registry, tuning
+from tracea_onnx.caps import DeviceCaps
 from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower.value import Unsupported
@@ -29,7 +30,7 @@ class Emitter:
     def __call__(self, r: Request) -> list[Kernel]:
         """Raises Unfit with a sentence when the backend has none."""
         named = tuple(sorted(r.ints.items())), tuple(sorted(r.floats.items())), json.dumps(r.program, sort_keys=True)
-        key = (r.family, r.dtype, *named, r.operands, r.arch, r.sms, r.unaligned, r.constant, r.tf32)
+        key = (r.family, r.dtype, *named, r.operands, r.caps, r.unaligned, r.constant, r.tf32)
         if key not in self._made:
             with tuning.choosing(self._choices):
                 self._made[key] = registry.module("kernels", "cuda").emit(r)
@@ -37,20 +38,20 @@ class Emitter:
 
 
 class CudaPlanBuilder(PlanBuilder):
-    """A PlanBuilder whose launches name cubins. arch: compute capability x 10; sms: multiprocessors of the device.
+    """A PlanBuilder whose launches name cubins. caps: the device.
 
     `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists). tf32: whether products of
     f32 may round their elements to TF32. emit: makes the kernels; Plans of one graph share it. `asked` has what each launch of a run was made for."""
 
-    def __init__(self, name: str, arch: int, sms: int, *, compile_kernels: bool = True, tf32: bool = False, emit: Emitter | None = None) -> None:
+    def __init__(self, name: str, caps: DeviceCaps, *, compile_kernels: bool = True, tf32: bool = False, emit: Emitter | None = None) -> None:
         super().__init__(name, "cuda")
-        self.arch, self.sms, self.compile_kernels, self.tf32, self._emit = arch, sms, compile_kernels, tf32, emit or Emitter()
+        self.caps, self.compile_kernels, self.tf32, self._emit = caps, compile_kernels, tf32, emit or Emitter()
         self.asked: list[Request] = []
         self._cubins: dict[str, int] = {}
 
     def to_json(self) -> dict[str, Any]:
         self._compile()
-        return {**super().to_json(), "arch": self.arch}
+        return {**super().to_json(), "arch": self.caps.arch, "sms": self.caps.sms}
 
     def _compile(self) -> None:
         """Fill in the cubins that are still missing, several at a time: NVRTC compiles without Python's lock."""
@@ -59,7 +60,7 @@ class CudaPlanBuilder(PlanBuilder):
             return
         backend = registry.module("kernels", "cuda")
         with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1, _COMPILERS)) as pool:
-            cubins = pool.map(lambda m: backend.compile(m[0], self.arch), missing)
+            cubins = pool.map(lambda m: backend.compile(m[0], self.caps.arch), missing)
             for (_, at), cubin in zip(missing, cubins, strict=True):
                 self.blobs[at] = cubin
 
@@ -76,7 +77,7 @@ class CudaPlanBuilder(PlanBuilder):
         present = frozenset(n for n, r in refs.items() if r is not None)
         unaligned = frozenset(n for n, r in refs.items() if r is not None and multiple_of(r.offset) % 16)
         constant = frozenset(n for n, r in refs.items() if r is not None and self.is_constant(r) and to is self._run)
-        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.arch, self.sms, unaligned, constant, self.tf32)
+        request = Request(family, dtype, dict(ints), dict(floats), program, present, self.caps, unaligned, constant, self.tf32)
         try:
             kernels = self._emit(request)
         except Unfit as e:

@@ -78,7 +78,7 @@ def reciprocal(d: DimLike) -> DimLike:
 
 def shared(request: Request) -> int:
     """Bytes of shared memory that a block may have, alone on its multiprocessor."""
-    return 99 * 1024 if request.arch in (86, 89) or request.arch >= 120 else 227 * 1024 if request.arch in (90, 100) else 163 * 1024
+    return request.caps.smem_block
 
 
 def share(request: Request, smem: int, blocks: int) -> int:

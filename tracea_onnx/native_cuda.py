@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracea_onnx import native
+from tracea_onnx import caps, native
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import write_pack
@@ -36,15 +36,6 @@ class _HostTensor(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class CudaDevice:
-    """arch: compute capability x 10; sms: multiprocessors."""
-
-    name: str
-    arch: int
-    sms: int
-
-
-@dataclass(frozen=True)
 class Times:
     """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch (symbol, time)."""
 
@@ -59,14 +50,17 @@ def _library() -> ctypes.CDLL:
     return lib
 
 
-def device(ordinal: int = 0) -> CudaDevice:
-    """Facts of a CUDA device. Raises TraceaError when there is no driver or no such device."""
-    arch, sms = ctypes.c_int(), ctypes.c_int()
-    name, message = ctypes.create_string_buffer(256), ctypes.create_string_buffer(_MESSAGE)
-    size = ctypes.c_size_t
-    if _library().tracea_cuda_device(ordinal, ctypes.byref(arch), ctypes.byref(sms), name, size(len(name)), message, size(_MESSAGE)):
+def properties(ordinal: int = 0) -> dict[str, str]:
+    """What a compile request's metadata says of a CUDA device, which this initialises. Raises TraceaError when there is no driver or no such device."""
+    text, message, size = ctypes.create_string_buffer(4096), ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
+    if _library().tracea_cuda_device(ordinal, text, size(len(text)), message, size(_MESSAGE)):
         raise TraceaError(message.value.decode())
-    return CudaDevice(name.value.decode(), arch.value, sms.value)
+    return dict(line.split("=", 1) for line in text.value.decode().splitlines())
+
+
+def device(ordinal: int = 0) -> caps.DeviceCaps:
+    """A CUDA device. Raises as `properties` does."""
+    return caps.of_request(properties(ordinal))
 
 
 class LoadedPlan:

@@ -290,6 +290,6 @@ def merge_packs(packs: Sequence[bytes], producer: str) -> bytes:
             plan = e["plan"]
             used = sorted(_blobs_of(plan))
             local = {g: k for k, g in enumerate(used)}
-            key = (plan["backend"], plan.get("arch"), *e["nodes"])
+            key = (plan["backend"], plan.get("arch"), plan.get("sms"), *e["nodes"])
             rows.setdefault(key, (e["nodes"], _renumber(plan, local.__getitem__), [blobs[g] for g in used]))
     return write_pack(list(rows.values()), producer)

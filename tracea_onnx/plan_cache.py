@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import native, tuning
+from tracea_onnx import caps, native, tuning
 from tracea_onnx.cache import Cache
-from tracea_onnx.cuda import gpu_of
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, tensor_array
 from tracea_onnx.registry import folder
@@ -51,7 +50,8 @@ class Slot:
 def _key(request: ModelProto, props: Mapping[str, str]) -> str:
     h = hashlib.sha256(_code().encode())
     if props.get("backend", "cpu") == "cuda":
-        h.update(repr(sorted(tuning.choices(*gpu_of(props)).records.items())).encode())
+        device = caps.of_request(props)
+        h.update(repr(sorted(tuning.choices(device.arch, device.sms).records.items())).encode())
     for part in (sorted((k, v) for k, v in props.items() if k != "cache_dir"), sorted((o.domain, o.version) for o in request.opset_import)):
         h.update(repr(part).encode())
     g = request.graph

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from tracea_onnx import compiler, inputs, native_cuda, registry, tuning
+from tracea_onnx import caps, compiler, inputs, native_cuda, registry, tuning
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import Request, gpu_of
+from tracea_onnx.caps import DeviceCaps
+from tracea_onnx.cuda import Request
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.graph import Array, Graph
@@ -56,7 +57,7 @@ class Launch:
 class Tuned:
     """What `tune` found. before, after: microseconds of a whole run; alone: launches without a choice for these sizes."""
 
-    device: native_cuda.CudaDevice
+    device: DeviceCaps
     launches: list[Launch] = field(default_factory=list)
     alone: int = 0
     measured: int = 0
@@ -137,7 +138,7 @@ def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
 def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY_PRICE) -> Iterator[Part]:
     """The Plans that answer a request, with data for inputs of these sizes; without those whose inputs' sizes do not follow from them."""
     graph, props, builders = Graph(request), compiler.properties(request), dict[str, CudaPlanBuilder]()
-    backend = compiler.cuda_backend(*gpu_of(props), tf32=props.get("tf32") == "1", choices=choices)
+    backend = compiler.cuda_backend(caps.of_request(props), tf32=props.get("tf32") == "1", choices=choices)
 
     def builder(name: str, probe: bool) -> PlanBuilder:
         made = backend.plan(name, probe)

@@ -71,7 +71,7 @@ def prices(request: Request, p: Any, heads: int, keys: int) -> dict[FlowTile, fl
     size = heads * keys * _reading(request, p)
     found: dict[FlowTile, float] = {}
     for sets, warps in ((n, w) for n in (1, 2) for w in (1, 2, 4) if room[n] >= w):
-        for parts in range(1, 9):
+        for parts in range(1, min(8, request.caps.cluster) + 1):
             tile = FlowTile(parts, warps, sets, room[sets] // warps)
             each = heads * parts / request.sms
             taken = each / tile.blocks

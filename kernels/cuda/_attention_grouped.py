@@ -165,6 +165,8 @@ def _of_shares(request: Request, p: Any, rows: int, heads: int, keys: int, row: 
     price: dict[Any, float] = {}
     short, whole = p.widest <= 64, row % 256 == 0
     for parts in (2, 4) if short and (p.head % 16 or p.head_v % 16) else (2,):
+        if parts > request.caps.cluster:
+            continue
         blocks = heads * parts
         beside = blocks // request.sms + 1  # the last place of a multiprocessor may be one that no cluster finds
         uneven = 4 * blocks < 3 * beside * request.sms  # some multiprocessors would have all that find a place there

@@ -249,7 +249,7 @@ def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
     """A tile of each form, with the clocks that it takes."""
     forms = _SHORT if p.widest <= 64 else _LONG if p.widest <= 128 else _WIDE
     fixed = all(known(parameters(request)[n]) is not None for n in "BHST")
-    fitted = ((form, _fitted(request, p, form)) for form in forms if fixed or form.parts in (1, _USUAL_PARTS))
+    fitted = ((form, _fitted(request, p, form)) for form in forms if (fixed or form.parts in (1, _USUAL_PARTS)) and form.parts <= request.caps.cluster)
     return [(tile, _cost(request, p, form, tile)) for form, tile in fitted if tile is not None]
 
 

@@ -133,16 +133,17 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
             left = D.mul(left, D.sub(1, enough))
             continue
         most = (1,) if request.arch < 90 or len(found) > 2 else (1, 2, 4, 8) if fixed else (1, 4)  # `_by_count` leaves few keys
+        most = tuple(n for n in most if n <= request.caps.cluster)
         found += [(PlainTile(rows, fitting, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * fitting, most)]
     found = [(tile, use) for tile, use in found if use != 0]
     if not fixed:
         return found
     plain = found[0][0]
     price = {plain: _WORTH * _cycles(request, p, plain, exact)}
-    if split := _split(request, p, (1,) if request.arch < 90 else (1, 2, 4, 8)):
+    if split := _split(request, p, tuple(n for n in (1, 2, 4, 8) if n <= request.caps.cluster)):
         price |= {tile: _tf32.cycles(request, p, tile, exact, shared(request) + 1024) for tile in split}
     else:
-        large = _large(request, p, (8, 4, 2), (1,) if request.arch < 90 else (1, 2, 4))
+        large = _large(request, p, (8, 4, 2), tuple(n for n in (1, 2, 4) if n <= request.caps.cluster))
         price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}
     best = tuning.cheapest(price)
     return found if best == plain else [(best, 1)]

@@ -124,7 +124,7 @@ def clusters(request: Request, rows: DimLike, n: DimLike, usual: int = 0) -> tup
     by where they are not known."""
     if request.arch < 90:
         return 1, 0
-    share = min(1 << max(request.sms // max(about(rows, usual or request.sms // CLUSTER), 1), 1).bit_length() - 1, 16)
+    share = request.caps.largest_cluster(min(1 << max(request.sms // max(about(rows, usual or request.sms // CLUSTER), 1), 1).bit_length() - 1, 16))
     length = known(n)
     share = min(share, CLUSTER) if usual and length is None else share
     while share > 1 and length is not None and length * request.dtype.size < share * _PART:

@@ -83,8 +83,7 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
     ])  # fmt: skip
     tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows // tile.runs), D.ceildiv(i["OW"], 16 * tile.runs)])
     columns = -(-int(i["OC"]) // tile.columns)
-    shared = (228 if r.arch >= 90 else 164 if r.arch == 80 else 100) * 1024
-    resident = min(shared // (tile.smem(r) + 1024), max(_resident(r, tile), 4))
+    resident = min(r.caps.smem_sm // (tile.smem(r) + 1024), max(_resident(r, tile), 4))
     grid = D.minimum(tiles, max(1, resident * r.sms // columns))
     return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)
 

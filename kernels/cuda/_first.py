@@ -79,7 +79,7 @@ def _resident(r: Request, tile: FirstTile) -> int:
 
 
 def _tiles(r: Request) -> Iterator[FirstTile]:
-    (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), (99 if r.arch in (86, 89) else 160) * 1024
+    (ic, kh), sw, most = _sizes(r)[:2], int(r.ints["SW"]), min(r.caps.smem_block, 160 * 1024)
     for pixels in (8, 4):
         for columns in (64, 32, 16):
             for threads in (128, 64):

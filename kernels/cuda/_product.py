@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
-from tracea_onnx import cuda_ranges, registry, tuning
+from tracea_onnx import caps, cuda_ranges, registry, tuning
 from tracea_onnx import dims as D
 from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
 from tracea_onnx.cuda_source import declared
@@ -31,6 +31,8 @@ _SLACK = 1.05
 _SLACK_TUNED, _NEAR = 1.4, 1.1
 #: Clocks that any launch takes more between others (fitted with `_split.between`).
 _ANY = 14954.0
+#: Bytes of shared memory that tiles of `tile.cuh` have at most.
+_MOST_SHARED = 164 * 1024
 _MANY = 1 << 20  # results of a product by a weight that `_tile_costs` prices as if its copies were whole
 
 
@@ -51,7 +53,7 @@ def prices(
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
-    limit = 96 * 1024 if r.arch in (86, 89) else 164 * 1024
+    limit = min(r.caps.smem_block, _MOST_SHARED)
     out = {}
     for t in (*_costs.tiles(r.dtype, r.tf32, r.arch), *(_costs.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ())):
         if t.terms == 3 and r.arch in _costs.FEW_TENSOR:
@@ -105,13 +107,13 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
     price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a tile serves the next size, too, where it costs at most so many
     times the best one's clocks."""
     if isinstance(rows, int):
-        yield tuning.cheapest(price(rows)), 1
+        yield tuning.cheapest(_launchable(price(rows))), 1
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = cuda_ranges.between(rows)
     for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
         with cuda_ranges.at(rows, m):
-            costs = price(m)
+            costs = _launchable(price(m))
         tile = _cheapest(costs)
         if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
             tile, _ = ranges.pop()
@@ -122,6 +124,27 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
         with cuda_ranges.above(rows, low, None if last else high):
             yield tile, above if last else D.mul(above, D.less(rows, high + 1))
         low = high
+
+
+def _launchable(costs: Prices) -> Prices:
+    """Without the tiles that the device cannot launch; raises Unfit where none is left."""
+    device = caps.present.get()
+    if device is None:
+        return costs
+    found = {t: c for t, c in costs.items() if device.launches(_smem(t), _cluster(t) if device.arch >= 90 else 1)}
+    if costs and not found:
+        raise Unfit(f"no tile fits a device with {device.smem_block} bytes of shared memory for a block and clusters of {device.cluster}")
+    return found
+
+
+def _smem(tile: Any) -> int:
+    size = getattr(tile, "smem", 0)
+    return size if isinstance(size, int) else 0
+
+
+def _cluster(tile: Any) -> int:
+    """Blocks of a cluster: `clustered` where a kernel's blocks share more than its k."""
+    return int(getattr(tile, "clustered", getattr(tile, "cluster", getattr(tile, "split", 1))))
 
 
 def _cheapest(costs: Prices) -> Any:

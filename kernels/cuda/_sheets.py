@@ -41,12 +41,12 @@ class Sheet:
         return -(-self.lanes * self.down * self.teams // 32) * 32
 
 
-def sheet(outer: int, n: int, inner: int, size: int, held: int, sms: int, clusters: bool) -> Sheet:
-    """For n of [outer, n, inner] elements of `size` bytes, of which `held` bytes are kept of every column."""
-    return min(_sheets(outer, n, inner, size, held, sms, clusters), key=lambda s: _cost(s, outer, n, inner, size, held, sms))
+def sheet(outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int) -> Sheet:
+    """For n of [outer, n, inner] elements of `size` bytes, of which `held` bytes are kept of every column. cluster: blocks of the largest one."""
+    return min(_sheets(outer, n, inner, size, held, sms, cluster), key=lambda s: _cost(s, outer, n, inner, size, held, sms))
 
 
-def _sheets(outer: int, n: int, inner: int, size: int, held: int, sms: int, clusters: bool) -> Iterator[Sheet]:
+def _sheets(outer: int, n: int, inner: int, size: int, held: int, sms: int, cluster: int) -> Iterator[Sheet]:
     v = 16 // size
     vectors, period = -(-inner // v), v // math.gcd(v, inner)
     for tiled in sorted({-(-vectors // lanes) for lanes in _LANES}):
@@ -60,7 +60,7 @@ def _sheets(outer: int, n: int, inner: int, size: int, held: int, sms: int, clus
                 for parts in (2, 4, 8, 16, 32, 64) if teams == 1 else ():
                     if n < parts * 2 * down or outer * tiles * parts > 8 * sms:
                         break
-                    if clusters and parts <= 8:
+                    if parts <= min(cluster, 8):
                         yield Sheet(across, down, tiles, wide, parts, True, 1, depth)
                     if parts > 2:
                         yield Sheet(across, down, tiles, wide, parts, False, 1, depth)

@@ -54,6 +54,10 @@ class SlabTile:
         return max(0, self.behind - self.stages * self.columns * 128)
 
     @property
+    def clustered(self) -> int:
+        return self.split * self.share
+
+    @property
     def smem(self) -> int:
         sums = 0 if self.split == 1 else -(-self.blocks // 2) * self.columns * 512
         return 2048 + max(sums, self.slabs * self.slab + self.stages * self.columns * 128 + self.spare)

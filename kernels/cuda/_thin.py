@@ -137,8 +137,8 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: tuple[DimLike, Dim
         if few > _MOST or (k_step != 1 and row_step != 1):
             continue
         for deep, share in ((1, 1), (2, 1), (4, 1), (1, 8)) if k_step == 1 else ((0, 1),):
-            for split in (1, 2, 4, 8, *((16,) if share > 1 and r.arch < 120 else ())) if r.arch >= 90 else (1,):
-                if split == 1 or k >= 512 * split // r.dtype.size:
+            for split in (1, 2, 4, 8, *((16,) if share > 1 else ())):
+                if split == 1 or (split <= r.caps.cluster and k >= 512 * split // r.dtype.size):
                     tile = ThinTile(wide_a, max(few, 1), deep, split, share)
                     out[tile] = tile_cost(tile, rows, k, batch, r.sms, r.dtype.size, early)
     return out

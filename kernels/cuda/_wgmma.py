@@ -44,6 +44,8 @@ class HopperTile:
         """Of a cluster."""
         return self.cluster * self.beside
 
+    clustered = blocks
+
     @property
     def stage(self) -> int:
         return (self.bm + (0 if self.kept else -(-self.bn // 64) * 64 if self.panels else self.bn)) * 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracea_onnx import dims as D
-from tracea_onnx.cuda import HOPPER_SHARED, Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
 from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
 from tracea_onnx.cuda_text import activation_source, prelude
 from tracea_onnx.dims import DimLike
@@ -16,8 +16,9 @@ from tracea_onnx.families import weight_pitch
 _MOST_WEIGHTS, _HEAVY, _SLICED = 1 << 20, 100000, 9000
 #: Bytes of an image from which the time is that of moving it; bytes that a block keeps of images of unknown size.
 _LARGE, _KEPT = 400 * 1024, 64 * 1024
-#: Blocks of a cluster that fits any device, multiprocessors from which on clusters of 16 find room; bytes of sums that a block may have.
-_CLUSTER, _BIG_DEVICE, _MOST_SUMS = 8, 132, 96 * 1024
+#: Blocks of a cluster that fits most devices, multiprocessors from which on clusters of 16 find room; bytes of sums that a block may have, and bytes of
+#: shared memory that these leave at least.
+_CLUSTER, _BIG_DEVICE, _MOST_SUMS, _LEFT = 8, 132, 96 * 1024, 16 * 1024
 
 
 class Shape(NamedTuple):
@@ -44,7 +45,8 @@ def squeeze_excite(request: Request) -> list[Kernel]:
 def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
     """(most images, shape), ascending; None: any number. By measurement on an H200, which has room for 7 clusters of 16 large blocks at once, for 15 of 8, 30 of 4,
     66 of 2: one cluster too many costs as much as that many again."""
-    i, sms = parameters(request), request.sms
+    i, sms, caps = parameters(request), request.sms, request.caps
+    most_sums, cluster = min(_MOST_SUMS, caps.smem_block - _LEFT), caps.largest_cluster(_CLUSTER)
     c, r = static(i["C"], "channel count"), static(i["R"], "hidden channel count")
     wide = 16 // request.dtype.size
     pixels, vectors = known(D.mul(i["H"], i["W"])), -(-c // wide)
@@ -52,11 +54,12 @@ def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
     heavy = c * r >= _HEAVY
 
     def share(blocks: int, images: int = 1, threads: int = 256) -> Shape:
+        blocks = blocks if blocks <= caps.cluster else cluster
         sliced = c * r >= _SLICED and vectors >= 2 * blocks  # slices of 32 bytes: a sector of memory
         shape = Shape(blocks, 1, images, threads) if sliced else Shape(1, blocks, 1, threads)
-        return shape if _sums(shape, vectors, wide, r) <= _MOST_SUMS else Shape(_CLUSTER, 1, 1, 512)
+        return shape if _sums(shape, vectors, wide, r) <= most_sums else Shape(cluster, 1, 1, 512)
 
-    few = sms * 7 // (16 * 8) if sms >= _BIG_DEVICE else -1
+    few = sms * 7 // (16 * 8) if sms >= _BIG_DEVICE and caps.cluster >= 16 else -1
     crowd = share(3, 1, 512) if large else share(6, 2, 512) if heavy else share(8)
     found = [
         (few, share(16)),
@@ -71,7 +74,7 @@ def _sums(shape: Shape, vectors: int, wide: int, r: int) -> int:
     """Bytes of shared memory beside the image: barriers and what `excite.cuh` lays out after them; more than there is if a slice has more vectors than threads."""
     piece = -(-vectors // shape.across)
     if piece > shape.threads:
-        return HOPPER_SHARED
+        return 1 << 30
     rows, groups = shape.threads // piece, max(1, shape.threads // (piece * 2))
     scratch = max(max(groups, min(rows, r)) * piece * wide, r * (piece | 1)) * shape.images
     pushed = [1 + (n if n > 1 else 0) for n in (shape.down, shape.across)]
@@ -89,9 +92,9 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     pitches = [i[f"{s}_{p}"] for s in "xy" for p in ("cs", "rs", "ns")]
     whole = not request.unaligned & {"x", "y"} and all(known(D.mod(p, wide)) == 0 for p in pitches)
     pixel = shape.images * piece * 16
-    if request.arch < 90 or c * r > _MOST_WEIGHTS or sums + pixel > HOPPER_SHARED or not whole:
+    if request.arch < 90 or c * r > _MOST_WEIGHTS or sums + pixel > request.caps.smem_block or not whole:
         raise Unfit("squeeze-excite that one launch cannot compute")
-    held = max(1, min((HOPPER_SHARED - sums) // pixel, -(-pixels // shape.down) if pixels is not None else _KEPT // pixel))
+    held = max(1, min((request.caps.smem_block - sums) // pixel, -(-pixels // shape.down) if pixels is not None else _KEPT // pixel))
     constants = {"w1", "b1", "w2", "b2"} & request.operands
     flat = {s: int(D.equal(i[f"{s}_rs"], D.mul(i["W"], i[f"{s}_cs"])) == 1) for s in "xy"}
     sizes = {

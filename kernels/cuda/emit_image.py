@@ -213,7 +213,7 @@ def _beside(request: Request, pixels: int | None, down: int, across: int) -> int
     if rounds == 1 or rounds > _BESIDE * _ROUNDS:
         return 1
     beside = 1
-    while beside < min(rounds, _BESIDE) and 2 * beside * n * across <= 4 * request.sms:
+    while beside < min(rounds, _BESIDE, request.caps.cluster) and 2 * beside * n * across <= 4 * request.sms:
         beside *= 2
     return beside
 

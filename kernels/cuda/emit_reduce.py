@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
             return [], 0
         if n * size <= _FLAT_COLUMN and _axis.flat(self.request, self.element, count, n, inner, True, _FLAT):
             return [], 0
-        s = _division.sheet(count, n, inner, size, self.held, sms, self.request.arch >= 90)
+        s = _division.sheet(count, n, inner, size, self.held, sms, self.request.caps.cluster)
         use = D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads)) if given < 0 else 1
         return self._sheet(s, use), use
 
@@ -191,6 +191,7 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         if self.request.arch < 90:
             return 1, 0
         share, length = min(1 << max(sms // max(about(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1, _CLUSTER), known(n)
+        share = self.request.caps.largest_cluster(share)
         while share > 1 and length is not None and length < share * down * _COLUMN_PART:
             share //= 2
         if share == 1:

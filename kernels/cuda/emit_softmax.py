@@ -160,6 +160,7 @@ def _column_blocks(request: Request) -> tuple[int, int, int, int, DimLike]:
     few: DimLike = 0
     if request.arch >= 90 and down > 1:
         share = min(1 << max(request.sms // max(about(units, request.sms // _axis.CLUSTER), 1), 1).bit_length() - 1, 16)
+        share = request.caps.largest_cluster(share)
         while share > 1 and length is not None and length < share * down * _LEAST:
             share //= 2
         if share > 1:

@@ -8,13 +8,11 @@ from typing import Any
 
 from tracea_onnx import dims as D
 from tracea_onnx import registry
+from tracea_onnx.caps import DeviceCaps, usual
 from tracea_onnx.cuda import Kernel, Request, TensorMap
 from tracea_onnx.dims import DimLike, evaluate
 from tracea_onnx.families import FAMILIES
 from tracea_onnx.ops import DType
-
-#: Bytes of shared memory one block may have.
-SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
 def request(
@@ -30,7 +28,7 @@ def request(
 ) -> Request:
     spec = FAMILIES[family]
     assert set(ints) <= set(spec.ints) and set(operands) <= {o.rstrip("?") for o in spec.operands}
-    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), arch, 132, frozenset(unaligned))
+    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), usual(arch, 132), frozenset(unaligned))
 
 
 def attention(
@@ -57,10 +55,12 @@ def running(kernels: Iterable[Kernel], **sizes: int) -> list[Kernel]:
     return [k for k in kernels if all(evaluate(g, sizes) > 0 for g in k.grid)]
 
 
-def check_kernels(kernels: list[Kernel], arch: int) -> None:
+def check_kernels(kernels: list[Kernel], device: int | DeviceCaps) -> None:
+    """device: its capabilities, or the architecture whose usual ones it has."""
+    caps = usual(device) if isinstance(device, int) else device
     for k in kernels:
-        assert k.smem <= SHARED[arch], (k.symbol, k.smem)
-        assert k.block % 32 == 0 and k.block <= 1024 and 1 <= k.cluster <= 16 and (k.cluster == 1 or arch >= 90)
+        assert k.smem <= caps.smem_block, (k.symbol, k.smem)
+        assert k.block % 32 == 0 and k.block <= 1024 and 1 <= k.cluster <= caps.cluster, (k.symbol, k.block, k.cluster)
         assert not isinstance(k.grid[0], int) or k.grid[0] % k.cluster == 0
         for a in k.args:
             if isinstance(a, TensorMap):
@@ -80,7 +80,7 @@ def compile_kernels(kernels: list[Kernel], arch: int) -> None:
 
 def kernels_of(r: Request) -> list[Kernel]:
     kernels: list[Kernel] = registry.module("kernels", "cuda").emit(r)
-    check_kernels(kernels, r.arch)
+    check_kernels(kernels, r.caps)
     return kernels
 
 

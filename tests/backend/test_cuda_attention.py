@@ -264,4 +264,4 @@ def test_head_sizes_out_of_range_are_refused(d: int, dv: int) -> None:
 def test_symbolic_heads_are_refused() -> None:
     r = attention(DType.F16, 64)
     with pytest.raises(Unfit, match="fixed head size"):
-        cuda.emit(Request(r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, 90, 132))
+        cuda.emit(Request(r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, r.caps))

@@ -10,6 +10,7 @@ import pytest
 from tests.backend.cuda_requests import batched, check_kernels, compile_kernels, kernels_of, request
 from tracea_onnx import dims as D
 from tracea_onnx import registry
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda import Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import evaluate
 from tracea_onnx.ops import ACTIVATIONS, DType
@@ -188,7 +189,7 @@ def test_f32_blocks_lie_evenly() -> None:
     even, r = cuda.part("_blocks").even, batched(DType.F32, 203, 407, 286, (286, 1), (1, 286))
     smem = even(r, 20480, 364, 5)
     assert 227 * 1024 // (smem + 1024) == 3
-    assert even(r, 20480, 300, 5) == even(r, 20480, 700, 5) == even(r, 20480, D.symbol("blocks"), 5) == even(replace(r, arch=80), 20480, 364, 5) == 20480
+    assert even(r, 20480, 300, 5) == even(r, 20480, 700, 5) == even(r, 20480, D.symbol("blocks"), 5) == even(replace(r, caps=usual(80, 132)), 20480, 364, 5) == 20480
 
 
 def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ def test_f32_reads_neighbouring_rows_together() -> None:
     wide = batched(DType.F32, 2048, 2048, 2048, (2048, 1), (2048, 1))
     (k,) = kernels_of(wide)
     assert "TERMS = 3" in k.source and "B_TRANS = 1, A_GATHER = 0, B_GATHER = 0" in k.source
-    (k,) = kernels_of(replace(wide, arch=89, sms=128))
+    (k,) = kernels_of(replace(wide, caps=usual(89, 128)))
     assert "BM = 128, BN = 128" in k.source and "B_TRANS = 0, A_GATHER = 0, B_GATHER = 1" in k.source
 
 

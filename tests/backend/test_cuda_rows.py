@@ -254,7 +254,7 @@ def test_columns_are_read_as_whole_vectors(outer: int, n: int, inner: int, kerne
 @pytest.mark.parametrize(("size", "held"), [(2, 4), (4, 4), (2, 8), (8, 16)])
 def test_a_block_has_its_threads_its_shared_memory_and_rows_that_lie_alike(size: int, held: int) -> None:
     for outer, n, inner in ((300, 700, 71), (2, 700, 999), (1, 700, 131), (9000, 20, 9), (7206, 112, 32), (3, 100003, 8), (1, 17, 4096)):
-        s, v = _sheets.sheet(outer, n, inner, size, held, 132, True), 16 // size
+        s, v = _sheets.sheet(outer, n, inner, size, held, 132, 16), 16 // size
         assert s.threads <= 1024 and v * held * ((s.lanes | 1) * s.down * s.teams + 32 + 32 // v + s.lanes) <= 48 << 10
         assert s.down * inner * size % 16 == 0 and s.wide % v == 0 and s.wide * s.tiles >= inner and s.lanes * v >= s.wide + (v if inner % v else 0)
         assert s.parts == 1 or s.teams == 1

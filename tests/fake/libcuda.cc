@@ -1,7 +1,7 @@
 // A stand-in for NVIDIA's driver on a machine without a GPU: device memory is host memory, streams keep their work until something
 // waits for it (so that a missing wait gives wrong results), and a few kernels with known names compute on the host.
 // Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes a device has, 1 GiB), FAKE_CUDA_INIT (result of cuInit, 0), FAKE_CUDA_ANY (0; 1: kernels of other
-// names are taken, too, and compute nothing in a time that depends on their launch), FAKE_CUDA_NVML (1; 0: the management library does not start).
+// names are taken, too, and compute nothing in a time that depends on their launch), FAKE_CUDA_CLUSTER (16, blocks of the largest cluster), FAKE_CUDA_NVML (1; 0: the management library does not start).
 // `fake_cuda_fail` makes calls fail, `fake_cuda_lose` the context. It is libnvidia-ml.so.1, too.
 #include <cstdint>
 #include <cstdio>
@@ -148,7 +148,17 @@ API cuDeviceGetCount(int* n) { return *n = int(setting("FAKE_CUDA_DEVICES", 1)),
 API cuDeviceGet(int* d, int ordinal) { return *d = ordinal, 0; }
 API cuDeviceGetName(char* out, int n, int d) { return snprintf(out, size_t(n), "Fake GPU %d", d), 0; }
 API cuDeviceGetPCIBusId(char* out, int n, int d) { return snprintf(out, size_t(n), "0000:0%d:00.0", d + 1), 0; }
-API cuDeviceGetAttribute(int* v, int which, int) { return *v = which == 16 ? 132 : which == 75 ? 9 : 0, 0; }
+// Those of an H200.
+API cuDeviceGetAttribute(int* v, int which, int) {
+  static const std::map<int, int> facts = {{13, 1980000}, {16, 132}, {36, 3201000}, {37, 6144}, {38, 62914560}, {75, 9}, {76, 0}, {81, 233472}, {82, 65536}, {97, 232448}, {120, 1}};
+  const auto it = facts.find(which);
+  return *v = it == facts.end() ? 0 : it->second, 0;
+}
+API cuDeviceTotalMem_v2(size_t* n, int) { return *n = size_t(150754820096), 0; }
+API cuOccupancyMaxActiveClusters(int* n, Function* f, const Config* c) {
+  const unsigned size = c->attributes[0].value.xyz[0];
+  return *n = size > setting("FAKE_CUDA_CLUSTER", 16) || size > f->cluster ? 0 : int(132 / size), 0;
+}
 API cuDevicePrimaryCtxRetain(void** c, int d) { LOCKED; say("context " + std::to_string(d)); return *c = reinterpret_cast<void*>(intptr_t(d + 1)), 0; }
 API cuCtxPushCurrent_v2(void* c) { return contexts.push_back(c), 0; }
 API cuCtxPopCurrent_v2(void** c) { return *c = contexts.back(), contexts.pop_back(), 0; }
@@ -199,14 +209,14 @@ API cuMemsetD8Async(uint64_t p, unsigned char v, size_t n, Stream* s) { NEED_CON
 API cuModuleLoadData(Module** m, const void* image) {
   NEED_CONTEXT;
   const std::string bytes(static_cast<const char*>(image));
-  if (bytes.find("fake kernels") == std::string::npos && !setting("FAKE_CUDA_ANY", 0)) return kNoBinary;
+  if (bytes.find("fake kernels") == std::string::npos && bytes.find("tracea_empty") == std::string::npos && !setting("FAKE_CUDA_ANY", 0)) return kNoBinary;
   say("load module");
   return *m = new Module(), 0;
 }
 API cuModuleUnload(Module* m) { NEED_CONTEXT; say("unload module"); delete m; return 0; }
 API cuModuleGetFunction(Function** f, Module* m, const char* symbol) {
   NEED_CONTEXT;
-  if (!kKernels.count(symbol) && !setting("FAKE_CUDA_ANY", 0)) return kNotFound;
+  if (!kKernels.count(symbol) && strcmp(symbol, "tracea_empty") && !setting("FAKE_CUDA_ANY", 0)) return kNotFound;
   auto& slot = m->functions[symbol];
   if (!slot) slot.reset(new Function{symbol});
   return *f = slot.get(), 0;

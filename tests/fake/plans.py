@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda import Argument, Kernel, Pointer
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import DimLike
@@ -16,7 +17,7 @@ class HandPlan(CudaPlanBuilder):
     """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.cuda`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, 90, 132)
+        super().__init__(name, usual(90, 132))
         self.named: dict[str, Ref | None] = {}  # operands that tensor maps name
 
     def kernel(

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tracea_onnx import compiler
+from tracea_onnx.caps import usual
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Graph
@@ -25,7 +26,7 @@ class Recorded(CudaPlanBuilder):
     """A plan that keeps the families and integer parameters of its launches."""
 
     def __init__(self, name: str, seen: list[Launch]) -> None:
-        super().__init__(name, 90, 132, compile_kernels=False)
+        super().__init__(name, usual(90, 132), compile_kernels=False)
         self.seen = seen
 
     def _append(

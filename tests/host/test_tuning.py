@@ -12,9 +12,9 @@ from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
 from tracea_onnx import plan_cache, tune, tuning
 from tracea_onnx.cache import Cache
+from tracea_onnx.caps import usual
 from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph
-from tracea_onnx.native_cuda import CudaDevice
 from tracea_onnx.ops import DType
 from tracea_onnx.tuning import Choices, Measured
 
@@ -109,7 +109,7 @@ def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(tune._Subject, "compared", compared)
     monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
-    result = tune.Tuned(CudaDevice("GPU", 90, 132))
+    result = tune.Tuned(usual(90, 132))
     tune._keep(tune._Subject(ModelProto(), {"rows": 5}, [part], 0), {"a": "Tile(2)", "b": "Tile(2)"}, "ab", result)
     assert tuning.load(90, 132) == {key: Measured("Tile(2)", 4.5, 9.0, {"rows": 5}) for key in kept}
     assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
@@ -123,7 +123,7 @@ def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPat
     part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
     monkeypatch.setattr(tune._Subject, "compared", lambda *_: tune._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
     monkeypatch.setattr(tune._Subject, "alike", lambda *_: False)
-    result = tune.Tuned(CudaDevice("GPU", 90, 132))
+    result = tune.Tuned(usual(90, 132))
     tune._keep(tune._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
     assert tuning.load(90, 132) == {} and result.kept == 0 and result.before == result.after == 9.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -385,8 +386,7 @@ def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
         gc.collect()
         log.take()
         log.fail(call, 2, times=1)
-        own = call.encode()
-        answer(lambda graph, own=own: [(k, p, [b + own for b in blobs]) for k, p, blobs in checked_plan(graph)])
+        answer(_with_own_cubins(call))
         session = provider.create_session(cube_model(), {"backend": "cuda"})
         x = np.abs(vector(50_000))
         np.testing.assert_allclose(session.run(None, {"x": x})[1], x**3, rtol=1e-5)
@@ -404,6 +404,10 @@ def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
     np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
     lines = log.take()
     assert count(lines, "instantiate") == 1 and count(lines, "replay") == 1
+
+
+def _with_own_cubins(name: str) -> Callable[[Graph], Entries]:
+    return lambda graph: [(k, p, [b + name.encode() for b in blobs]) for k, p, blobs in checked_plan(graph)]
 
 
 def case_memory_limit() -> None:

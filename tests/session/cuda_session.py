@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,16 @@ def answer(make: Callable[[Graph], Entries]) -> None:
 
     tracea_onnx.compiler.compile_request = compile_request
     provider.register()
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """The provider has no compiler meanwhile."""
+    provider.register()
+    library, callback = provider._keep[:2]
+    library.tracea_set_compiler(type(callback)())
+    yield
+    library.tracea_set_compiler(callback)
 
 
 def vector(n: int, seed: int = 0) -> np.ndarray:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -31,6 +33,7 @@ from tests.session.cuda_session import (
     packs,
     requests,
     vector,
+    without_compiler,
 )
 from tests.session.provider_plans import MUL, Entries, chain_model, chain_plan, check_chain, elementwise, key, model
 from tracea_onnx import dims as D
@@ -277,15 +280,70 @@ def case_constants() -> None:
         np.testing.assert_allclose(session.run(None, {"x": x})[0], x + 2 * w + c, rtol=1e-5, atol=1e-6)
 
 
-def case_missing_kernel_is_one_line() -> None:
+def _damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Graph], Entries]:
     def entries(graph: Graph) -> Entries:
         made = cube_plan(graph)
-        made[0][1]["run"][0]["symbol"] = "nothing"
+        change(made[0][1])
         return made
 
-    answer(entries)
-    with pytest.raises(Exception, match="finding kernel 'nothing': named symbol not found"):
+    return entries
+
+
+def case_a_kernel_that_the_device_cannot_run_leaves_its_nodes_to_onnx_runtime() -> None:
+    """Not found, of another architecture, too much shared memory: the session works, and the log says why."""
+    answer(_damaged(lambda plan: plan["run"][0].update(symbol="nothing")))
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    check_cube(session, 20)
+    assert not provider.assigned_nodes(session)
+    answer(lambda graph: [(k, p, [b"\x7fELF of another GPU\0"] * len(b)) for k, p, b in cube_plan(graph)])
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    check_cube(session, 20)
+    assert not provider.assigned_nodes(session)
+    log.fail("cuFuncSetAttribute", 1, times=2)  # ONNX Runtime asks twice
+    answer(_damaged(lambda plan: plan["run"][0].update(smem=200_000)))
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    check_cube(session, 20)
+    assert not provider.assigned_nodes(session)
+    log.fail("cuFuncSetAttribute", 0, times=0)
+
+
+def case_no_memory_for_a_kernel_is_one_line() -> None:
+    """Not a reason to run on the CPU."""
+    answer(lambda graph: [(k, p, [b + b"large" for b in blobs]) for k, p, blobs in cube_plan(graph)])
+    log.fail("cuModuleLoadData", 2, times=1000)
+    with pytest.raises(Exception, match=r"loading a kernel.*: out of memory") as e:
         provider.create_session(cube_model(), {"backend": "cuda"})
+    log.fail("cuModuleLoadData", 0, times=0)
+    assert "\n" not in str(e.value).strip()
+
+
+def case_packs_for_other_multiprocessors() -> None:
+    """A pack for another number of multiprocessors is compiled anew where there is a compiler, else used."""
+    made = []
+
+    def other(graph: Graph) -> Entries:
+        ((nodes, plan, blobs),) = cube_plan(graph)
+        return [(nodes, {**plan, "sms": 114}, blobs)]
+
+    answer(other)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    assert not provider.assigned_nodes(session)  # the compiler's own answers are for this GPU
+    made.append(packs[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cube.pack"
+        path.write_bytes(made[0])
+        answer(cube_plan)
+        session = provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)})
+        assert requests and provider.assigned_nodes(session)
+        check_cube(session, 20)
+        path.write_bytes(merge_packs([made[0], packs[-1]], "test"))  # with one that fits
+        answer(lambda g: pytest.fail("the pack has the plan"))
+        check_cube(provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)}), 20)
+        path.write_bytes(made[0])
+        with without_compiler():
+            session = provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)})
+            assert provider.assigned_nodes(session)
+            check_cube(session, 20)
 
 
 def case_packs_hold_plans_of_several_backends() -> None:

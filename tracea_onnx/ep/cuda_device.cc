@@ -225,7 +225,11 @@ DeviceFacts Device::facts(int ordinal) {
   char name[256] = {}, pci[32] = {};
   check(driver().device_name(name, sizeof name - 1, device), "reading a device's name");
   check(driver().device_pci_bus_id(pci, sizeof pci - 1, device), "reading a device's address");
-  return {name, pci, attribute(device, kCapabilityMajor) * 10 + attribute(device, kCapabilityMinor), attribute(device, kMultiprocessors)};
+  size_t memory = 0;
+  check(driver().device_memory(&memory, device), "reading a device's memory");
+  const auto fact = [&](DeviceAttribute which) { return attribute(device, which); };
+  return {name, pci, fact(kCapabilityMajor) * 10 + fact(kCapabilityMinor), fact(kMultiprocessors), memory, fact(kSharedBytesOfBlock), fact(kSharedBytesOfMultiprocessor),
+          fact(kRegistersOfMultiprocessor), fact(kL2Bytes), fact(kClockKhz), fact(kMemoryClockKhz), fact(kMemoryBusBits)};
 }
 
 Device& Device::get(int ordinal) {
@@ -241,6 +245,55 @@ Device::Device(int n) : ordinal(n), about(facts(n)), pool(*this, false), pinned(
   check(driver().context_retain(&context_, handle_of(n)), "making a context on device " + std::to_string(n));
   const Current current(*this);
   empty_ = pool.allocate(kEmptyBytes, nullptr);
+  count_clusters();
+}
+
+// How many clusters of each size the device holds where every block has a multiprocessor of its own: parts of a device (GPCs with multiprocessors
+// switched off, slices of MIG) may hold none of the large ones. Not known where the driver cannot translate PTX.
+void Device::count_clusters() {
+  constexpr const char* kEmptyKernel = ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry tracea_empty() { ret; }\n";
+  const Driver& d = driver();
+  int offered = 0;
+  if (about.arch < 90 || d.device_attribute(&offered, kClusterLaunch, handle_of(ordinal)) != kSuccess || !offered) {
+    clusters_known_ = true;
+    largest_cluster_ = 1;
+    return;
+  }
+  ModuleHandle module = nullptr;
+  Function kernel = nullptr;
+  if (d.module_load(&module, kEmptyKernel) != kSuccess) return;
+  if (d.module_function(&kernel, module, "tracea_empty") == kSuccess && d.function_attribute(kernel, kDynamicSharedBytes, about.smem_block) == kSuccess &&
+      d.function_attribute(kernel, kNonPortableCluster, 1) == kSuccess) {
+    clusters_known_ = true;
+    largest_cluster_ = 1;
+    for (const unsigned size : {2u, 4u, 8u, 16u}) {
+      LaunchAttribute a;
+      memset(&a, 0, sizeof a);
+      a.id = kClusterDimension;
+      a.value.cluster = {size, 1, 1};
+      const LaunchConfig config{{size, 1, 1}, {128, 1, 1}, unsigned(about.smem_block), nullptr, &a, 1};
+      int n = 0;
+      if (d.active_clusters(&n, kernel, &config) != kSuccess || n < 1) continue;
+      clusters_ += (clusters_.empty() ? "" : ",") + std::to_string(size) + ":" + std::to_string(n);
+      largest_cluster_ = size;
+    }
+  }
+  d.module_unload(module);
+}
+
+std::string Device::identity() const {
+  return about.name + ", " + std::to_string(about.memory) + " bytes, " + std::to_string(about.memory_bits) + " bits at " + std::to_string(about.memory_clock) + " kHz, " +
+         std::to_string(about.sms) + " multiprocessors at " + std::to_string(about.clock) + " kHz, driver " + std::to_string(driver().version);
+}
+
+std::vector<std::pair<std::string, std::string>> Device::properties() const {
+  const size_t bandwidth = size_t(about.memory_clock) * 1000 * 2 * size_t(about.memory_bits) / 8;  // two transfers a clock
+  std::vector<std::pair<std::string, std::string>> out = {
+      {"device", identity()}, {"name", about.name}, {"arch", std::to_string(about.arch)}, {"sms", std::to_string(about.sms)}, {"memory", std::to_string(about.memory)},
+      {"bandwidth", std::to_string(bandwidth)}, {"l2", std::to_string(about.l2)}, {"smem_block", std::to_string(about.smem_block)}, {"smem_sm", std::to_string(about.smem_sm)},
+      {"registers", std::to_string(about.registers)}, {"clock", std::to_string(about.clock)}, {"driver", std::to_string(driver().version)}};
+  if (clusters_known_) out.emplace_back("clusters", clusters_);
+  return out;
 }
 
 std::shared_ptr<Module> Device::module(Blob cubin) {

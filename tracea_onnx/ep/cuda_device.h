@@ -15,8 +15,14 @@
 
 namespace tracea::cuda {
 
-// What the driver says of a device without making a context on it. arch: compute capability x 10.
-struct DeviceFacts { std::string name, pci_bus_id; int arch, sms; };
+// What the driver says of a device without making a context on it. arch: compute capability x 10; memory and its bandwidth: bytes, and bytes a
+// second; smem: bytes of shared memory, of a block that asks for it and of a multiprocessor; clocks: kHz.
+struct DeviceFacts {
+  std::string name, pci_bus_id;
+  int arch, sms;
+  size_t memory;
+  int smem_block, smem_sm, registers, l2, clock, memory_clock, memory_bits;
+};
 
 class Device;
 
@@ -103,6 +109,10 @@ class Device {
   Pool pool, pinned;
 
   Context context() const { return context_; }
+  // The device in words that tell its kind from any other, and as metadata of a compile request (`tracea_onnx/caps.py`).
+  std::string identity() const;
+  unsigned largest_cluster() const { return largest_cluster_; }  // blocks of one; 0 = not known
+  std::vector<std::pair<std::string, std::string>> properties() const;
   Address empty() const { return empty_; }  // stands for the data of a tensor without elements
   std::shared_ptr<Module> module(Blob cubin);  // the context must be current
 
@@ -118,6 +128,10 @@ class Device {
 
  private:
   explicit Device(int ordinal);
+  void count_clusters();
+  std::string clusters_;  // "blocks of a cluster:clusters at a time", of each size; empty = not known
+  bool clusters_known_ = false;
+  unsigned largest_cluster_ = 0;
   Context context_ = nullptr;
   Address empty_ = 0;
   std::mutex mutex_;

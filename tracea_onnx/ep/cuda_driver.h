@@ -23,7 +23,10 @@ using GraphExecHandle = struct CUgraphExec_st*;
 
 constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100;
 
-enum DeviceAttribute { kMultiprocessors = 16, kCapabilityMajor = 75, kCapabilityMinor = 76 };
+enum DeviceAttribute {
+  kClockKhz = 13, kMultiprocessors = 16, kMemoryClockKhz = 36, kMemoryBusBits = 37, kL2Bytes = 38, kCapabilityMajor = 75, kCapabilityMinor = 76,
+  kSharedBytesOfMultiprocessor = 81, kRegistersOfMultiprocessor = 82, kSharedBytesOfBlock = 97, kClusterLaunch = 120
+};
 enum FunctionAttribute { kDynamicSharedBytes = 8, kNonPortableCluster = 14 };
 enum LaunchAttributeId { kClusterDimension = 4, kProgrammaticSerialization = 6 };
 enum CaptureMode { kCaptureRelaxed = 2 };
@@ -61,6 +64,8 @@ struct alignas(64) TensorMap { uint64_t opaque[16]; };
   X(device_get, "cuDeviceGet", Result(int*, int))                                                                                       \
   X(device_name, "cuDeviceGetName", Result(char*, int, int))                                                                            \
   X(device_attribute, "cuDeviceGetAttribute", Result(int*, int, int))                                                                   \
+  X(device_memory, "cuDeviceTotalMem_v2", Result(size_t*, int))                                                                         \
+  X(active_clusters, "cuOccupancyMaxActiveClusters", Result(int*, Function, const LaunchConfig*))                                       \
   X(device_pci_bus_id, "cuDeviceGetPCIBusId", Result(char*, int, int))                                                                  \
   X(context_retain, "cuDevicePrimaryCtxRetain", Result(Context*, int))                                                                  \
   X(context_push, "cuCtxPushCurrent_v2", Result(Context))                                                                               \

@@ -106,13 +106,12 @@ struct HostTensor { const void* data; int32_t type; uint32_t rank; const int64_t
 
 }  // namespace
 
-// Facts of a CUDA device; 0 on success, else 1 and a line in `message`.
-TRACEA_EXPORT int tracea_cuda_device(int ordinal, int* arch, int* sms, char* name, size_t name_size, char* message, size_t message_size) {
+// What a compile request says of a CUDA device, lines `key=value`; 0 on success, else 1 and a line in `message`.
+TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char* message, size_t message_size) {
   return reported(message, message_size, [&] {
-    const cuda::DeviceFacts facts = cuda::Device::facts(ordinal);
-    *arch = facts.arch;
-    *sms = facts.sms;
-    snprintf(name, name_size, "%s", facts.name.c_str());
+    std::string all;
+    for (const auto& [key, value] : cuda::Device::get(ordinal).properties()) all += key + "=" + value + "\n";
+    snprintf(text, size, "%s", all.c_str());
   });
 }
 

@@ -67,7 +67,7 @@ LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs, con
     Item item{&cuda, functions[l], {}, arguments_.size()};
     bool empty = false;
     for (int k = 0; k < 3; k++) {
-      if (next_int[k] > kMaxGrid[k]) throw wrong("a grid of " + std::to_string(next_int[k]) + " blocks along axis " + std::to_string(k));
+      if (next_int[k] > kMaxGrid[k]) throw wrong("these sizes need a grid of " + std::to_string(next_int[k]) + " blocks along axis " + std::to_string(k) + ", of which a GPU has " + std::to_string(kMaxGrid[k]) + "; run them in smaller batches");
       empty |= next_int[k] <= 0;
       item.grid[k] = unsigned(next_int[k] > 0 ? next_int[k] : 0);
     }

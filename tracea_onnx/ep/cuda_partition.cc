@@ -22,8 +22,7 @@ Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> la
     : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device) {
   const Current current(device_);
   for (const LaunchSpec& l : plan_->run) faults_ |= l.cuda->faults;
-  load(plan_->run, run_functions_);
-  load(plan_->init, init_functions_);
+  kernels_ = load_kernels(device_, *plan_);
   make_constants(initializer);
   device_.add_cache(this);
 }
@@ -36,15 +35,30 @@ Partition::~Partition() {
   }
   const Current current(device_, std::nothrow);
   states_.clear();
-  modules_.clear();
+  kernels_ = {};
   constants_ = Buffer();
 }
 
-void Partition::load(const std::vector<LaunchSpec>& launches, std::vector<Function>& functions) {
-  for (const LaunchSpec& l : launches) {
-    modules_.push_back(device_.module(plan_->pack->blobs()[size_t(l.cuda->cubin)]));
-    functions.push_back(modules_.back()->function(l.cuda->symbol, l.cuda->shared_bytes, l.cuda->cluster));
+Kernels load_kernels(Device& device, const Plan& plan) {
+  Kernels out;
+  const auto load = [&](const std::vector<LaunchSpec>& launches, std::vector<Function>& functions) {
+    for (const LaunchSpec& l : launches) {
+      if (device.largest_cluster() && l.cuda->cluster > device.largest_cluster())
+        throw NoKernel("kernel '" + l.cuda->symbol + "' is launched in clusters of " + std::to_string(l.cuda->cluster) + ", the device has room for " + std::to_string(device.largest_cluster()) + " at most");
+      out.modules.push_back(device.module(plan.pack->blobs()[size_t(l.cuda->cubin)]));
+      functions.push_back(out.modules.back()->function(l.cuda->symbol, l.cuda->shared_bytes, l.cuda->cluster));
+    }
+  };
+  try {
+    load(plan.run, out.run);
+    load(plan.init, out.init);
+  } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Failure& e) {
+    if (device.health.lost()) throw;
+    throw NoKernel(e.what());
   }
+  return out;
 }
 
 // Lays out two blocks: what run launches read stays; what only init launches use (sources of packed weights, their scratch) goes again.
@@ -114,7 +128,7 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
       }
       for (int e : l.ints) ints.push_back(value[size_t(e)]);
     }
-    LaunchList launches(device_, plan_->init, init_functions_, operands, ints);
+    LaunchList launches(device_, plan_->init, kernels_.init, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
     if (std::any_of(plan_->init.begin(), plan_->init.end(), [](const LaunchSpec& l) { return l.cuda->faults; })) absolute.fault = lane.fault_word();

@@ -15,6 +15,13 @@ namespace tracea::cuda {
 // A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a 16-byte boundary), goes through the arena.
 struct Tensor { void* data; bool host; };
 
+// The loaded kernels of a plan: of its launches of a run, then of those that prepare constants.
+struct Kernels { std::vector<std::shared_ptr<Module>> modules; std::vector<Function> run, init; };
+// The device cannot run a kernel.
+struct NoKernel : Failure { using Failure::Failure; };
+// Throws NoKernel, or Failure where the device has no memory or does not work. The context must be current.
+Kernels load_kernels(Device& device, const Plan& plan);
+
 class Partition : public Cache {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
@@ -39,7 +46,7 @@ class Partition : public Cache {
   // The launches for one set of shapes on one lane.
   struct Prepared {
     Prepared(const Partition& p, std::shared_ptr<const Bound> b)
-        : bound(std::move(b)), launches(p.device_, p.plan_->run, p.run_functions_, bound->operands, bound->ints) {}
+        : bound(std::move(b)), launches(p.device_, p.plan_->run, p.kernels_.run, bound->operands, bound->ints) {}
     std::shared_ptr<const Bound> bound;
     LaunchList launches;
     std::vector<Recorded> recorded;
@@ -54,7 +61,6 @@ class Partition : public Cache {
   };
   struct Busy;
 
-  void load(const std::vector<LaunchSpec>& launches, std::vector<Function>& functions);
   void make_constants(const std::function<Blob(const std::string&)>& initializer);
   LaneState& state_of(const Lane& lane);
   Prepared& prepared(LaneState& state, const std::shared_ptr<const Bound>& bound);
@@ -74,8 +80,7 @@ class Partition : public Cache {
   Device& device_;
   std::atomic<bool> warned_{false};
   bool faults_ = false;  // whether a launch may meet bad data
-  std::vector<std::shared_ptr<Module>> modules_;
-  std::vector<Function> run_functions_, init_functions_;
+  Kernels kernels_;
   ConstantLayout layout_;
   Buffer constants_;
   BoundPlans bounds_;

@@ -86,6 +86,7 @@ Session* (*session_of)(OrtEp*) = nullptr;
 
 Session::Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn)
     : device_(Device::get(ordinal)), graphs_(options.cuda_graph), memory_limit_(options.memory_limit) {
+  device_.health.need();
   if (graphs_ == GraphMode::kSession && (!device_memory || ort.abi < 26))
     throw Failure(device_memory ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
                                 : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
@@ -155,7 +156,12 @@ std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, co
 }
 
 std::vector<std::pair<std::string, std::string>> Session::metadata() const {
-  return {{"arch", std::to_string(device_.about.arch)}, {"sms", std::to_string(device_.about.sms)}, {"driver", std::to_string(driver().version)}};
+  return device_.properties();
+}
+
+Kernels Session::load(const Plan& plan) {
+  const Current current(device_);
+  return load_kernels(device_, plan);
 }
 
 std::string Session::description() const {

@@ -28,6 +28,9 @@ class Session {
   std::vector<std::pair<std::string, std::string>> metadata() const;
   std::string description() const;
   int arch() const { return device_.about.arch; }
+  int sms() const { return device_.about.sms; }
+  // Loads the kernels of a plan, which stay loaded as long as they are kept. Throws NoKernel where the device cannot run one of them.
+  Kernels load(const Plan& plan);
   // Whether tensors between partitions and other nodes lie on the device.
   bool device_memory() const { return copy_kernels_; }
 

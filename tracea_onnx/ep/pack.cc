@@ -65,6 +65,7 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
     e.outputs = names(e.plan->at("outputs"));
     e.backend = e.plan->at("backend").text("backend");
     if (const Json* arch = e.plan->find("arch")) e.arch = arch->integer("arch");
+    if (const Json* sms = e.plan->find("sms")) e.sms = sms->integer("sms");
     if (e.nodes.empty()) throw Failure("an entry of the pack names no nodes");
     pack->entries_.push_back(std::move(e));
   }

@@ -16,6 +16,7 @@ struct Entry {
   std::vector<std::string> inputs, outputs;   // names of the values it reads and makes
   std::string backend;                        // whose kernels it names; a pack may hold plans of several
   int64_t arch = 0;                           // of a CUDA plan: the compute capability x 10 its cubins are for
+  int64_t sms = 0;                            // of a CUDA plan: the multiprocessors its grids were chosen for
   const Json* plan;                           // points into the pack's header
 };
 

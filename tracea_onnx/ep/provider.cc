@@ -199,9 +199,11 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   long claimed = 0;
   int groups = 0;
   std::vector<int> group(graph.nodes.size(), -1);
-  const auto claim = [&](const std::shared_ptr<const Pack>& pack) {
+  // `alike`: of a GPU's plans those that were made for as many multiprocessors as this one has, else the others.
+  const auto claim = [&](const std::shared_ptr<const Pack>& pack, bool alike) {
     for (const Entry& entry : pack->entries()) {
       if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch())) continue;
+      if ((!cuda_ || !entry.sms || entry.sms == cuda_->sms()) != alike) continue;
       std::vector<int> members;
       for (const std::string& key : entry.nodes) {
         const auto it = by_key.find(key);
@@ -216,18 +218,35 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
         log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not);
         continue;
       }
+      Claim claimed_entry{pack, &entry, nullptr, {}};
+      if (cuda_) {
+        // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for this device; anything else fails again in `compile_one`.
+        try {
+          claimed_entry.plan = Plan::parse(entry, pack, options_.isa.c_str());
+          claimed_entry.kernels = cuda_->load(*claimed_entry.plan);
+        } catch (const cuda::NoKernel& e) {
+          for (int n : members) group[size_t(n)] = -1;
+          log_(LogLevel::kError, "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
+          continue;
+        } catch (const Failure&) {
+        }
+        if (!alike)
+          log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " + std::to_string(entry.sms) + " multiprocessors, this one has " + std::to_string(cuda_->sms()) +
+                                       ": it may run slower than one made for it");
+      }
       std::vector<const OrtNode*> nodes;
       for (int n : members) nodes.push_back(graph.nodes[size_t(n)].handle);
       const OrtNodeFusionOptions fusion{ort.abi, true};
       check(ort.EpGraphSupportInfo_AddNodesToFuse(info, nodes.data(), nodes.size(), &fusion));
-      for (const std::string& key : entry.nodes) claims_[key] = {pack, &entry};
+      for (const std::string& key : entry.nodes) claims_[key] = claimed_entry;
       claimed += long(members.size());
       groups++;
     }
   };
-  if (pack_) claim(pack_);
+  if (pack_) claim(pack_, true);
+  if (pack_ && !claimed && !has_compiler()) claim(pack_, false);  // better than none
   if (!claimed && has_compiler()) {
-    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack);
+    if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, true);
   } else if (!claimed) {
     log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'" : "nothing claimed in graph '" + graph.name +
          "': no compiler is registered and no kernel_pack was given");
@@ -241,7 +260,7 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   const auto it = graph.nodes.empty() ? claims_.end() : claims_.find(graph.nodes.front().key);
   if (it == claims_.end()) throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" + (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
   const Claim& claim = it->second;
-  auto plan = Plan::parse(*claim.entry, claim.pack, options_.isa.c_str());
+  auto plan = claim.plan ? claim.plan : Plan::parse(*claim.entry, claim.pack, options_.isa.c_str());
 
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;

@@ -32,7 +32,8 @@ OrtStatus* guarded(Body body, Code code = Code::kFail) noexcept {
   }
 }
 
-struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; };
+// `plan` and `kernels`: of a GPU's entry, whose kernels are loaded before it is claimed.
+struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; std::shared_ptr<const Plan> plan; cuda::Kernels kernels; };
 
 class Provider : public OrtEp {
  public:
