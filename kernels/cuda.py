@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -87,15 +88,16 @@ def target(arch: int) -> str:
 
 
 def compile(source: str, arch: int) -> bytes:  # the backend protocol's name
-    """Cubin of `source` for compute capability `arch` (x 10), from the cache when it was compiled before.
+    """Cubin of `source` for compute capability `arch` (x 10), from the cache when it was compiled before; PTX, which the driver translates when it loads it,
+    where the compiler is older than the GPU.
 
     Raises TraceaError with the compiler's first error when the source does not compile (a fault of the template)."""
-    version = _nvrtc_version()
-    key = hashlib.sha256(repr((source, target(arch), version)).encode()).hexdigest()
+    version, to = _nvrtc_version(), _compiled_for(arch)
+    key = hashlib.sha256(repr((source, to, version)).encode()).hexdigest()
     cached = Cache().get(key)
     if cached is not None:
         return cached
-    cubin = _compile(source, target(arch))
+    cubin = _compile(source, to)
     Cache().put(key, cubin)
     return cubin
 
@@ -107,6 +109,20 @@ def nvrtc() -> ctypes.CDLL:
     if found is None:
         raise TraceaError("NVRTC, the CUDA run-time compiler, is not installed", 'python -m pip install "tracea-onnx[gpu]"')
     return found[1]
+
+
+@cache
+def _compiled_for(arch: int) -> str:
+    """The compiler's --gpu-architecture: the GPU's own, else the newest that it knows before that, in PTX."""
+    known = compilers.architectures(nvrtc())
+    if not known or arch in known:
+        return target(arch)
+    version, fix = ".".join(map(str, _nvrtc_version())), 'python -m pip install -U "tracea-onnx[gpu13]"'
+    older = [a for a in known if a <= arch and (a >= 90 or arch < 90)]  # what is emitted from sm_90 on needs PTX of its own
+    if not older:
+        raise TraceaError(f"NVRTC {version} compiles nothing that a GPU of sm_{arch} runs (it knows {', '.join(f'sm_{a}' for a in known)})", fix)
+    warnings.warn(f"NVRTC {version} is older than the GPU (sm_{arch}): the driver translates its kernels when they are loaded; for faster loading: {fix}", stacklevel=2)
+    return f"compute_{max(older)}"
 
 
 @cache
@@ -133,10 +149,10 @@ def _compile(source: str, arch: str) -> bytes:
             lib.nvrtcGetProgramLog(program, log)
             first = next((line for line in log.value.decode(errors="replace").splitlines() if "error" in line), "no message")
             raise TraceaError(f"a generated CUDA kernel does not compile for {arch}: {first}", "report this")
-        size = ctypes.c_size_t()
-        _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
-        cubin = ctypes.create_string_buffer(size.value)
-        _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-        return cubin.raw
+        size, made = ctypes.c_size_t(), "PTX" if arch.startswith("compute_") else "CUBIN"
+        _check(lib[f"nvrtcGet{made}Size"](program, ctypes.byref(size)), f"nvrtcGet{made}Size")
+        image = ctypes.create_string_buffer(size.value)
+        _check(lib[f"nvrtcGet{made}"](program, image), f"nvrtcGet{made}")
+        return image.raw
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))

@@ -63,6 +63,14 @@ def device(ordinal: int = 0) -> caps.DeviceCaps:
     return caps.of_request(properties(ordinal))
 
 
+def listed() -> int:
+    """GPUs that the driver will offer, found without initialising CUDA; 0 without the native library."""
+    try:
+        return int(_library().tracea_cuda_listed())
+    except (TraceaError, OSError):
+        return 0
+
+
 class LoadedPlan:
     """A CUDA Plan on a device, its constants prepared; a context manager.
 

@@ -60,21 +60,33 @@ def version(library: ctypes.CDLL) -> tuple[int, int]:
     return major.value, minor.value
 
 
-def driver_library() -> ctypes.CDLL | None:
-    """NVIDIA's driver, initialised."""
+def architectures(library: ctypes.CDLL) -> list[int]:
+    """Those that it compiles for, ascending; empty where it does not say."""
+    count = ctypes.c_int()
+    if library.nvrtcGetNumSupportedArchs(ctypes.byref(count)):
+        return []
+    found = (ctypes.c_int * max(count.value, 1))()
+    return sorted(found[: count.value]) if not library.nvrtcGetSupportedArchs(found) else []
+
+
+def _driver() -> ctypes.CDLL | None:
     for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
         try:
-            driver = ctypes.CDLL(name)
+            return ctypes.CDLL(name)
         except OSError:
             continue
-        if driver.cuInit(0) == 0:
-            return driver
     return None
 
 
+def driver_library() -> ctypes.CDLL | None:
+    """NVIDIA's driver, initialised: a process that has called this must not fork and use CUDA in the child."""
+    driver = _driver()
+    return driver if driver is not None and driver.cuInit(0) == 0 else None
+
+
 def driver_version() -> int:
-    """The CUDA version the driver takes, x 1000 (12080 is 12.8); 0 without a driver."""
-    driver, value = driver_library(), ctypes.c_int(0)
+    """The CUDA version the driver takes, x 1000 (12080 is 12.8); 0 without a driver. Initialises nothing."""
+    driver, value = _driver(), ctypes.c_int(0)
     if driver is not None and driver.cuDriverGetVersion(ctypes.byref(value)) == 0:
         return value.value
     return 0

@@ -123,9 +123,9 @@ def choose_backend(name: str) -> str:
         raise UsageError(f"backend '{name}' is unknown", f"choose from {', '.join(BACKENDS)}")
     present = registry.names("kernels")
     if name == "auto":
-        from tracea_onnx.doctor import cuda_devices
+        from tracea_onnx.native_cuda import listed
 
-        return "cuda" if "cuda" in present and cuda_devices() > 0 else "cpu"
+        return "cuda" if "cuda" in present and listed() > 0 else "cpu"
     if name not in present:
         raise UsageError(f"this installation has no backend '{name}'", f"it has {', '.join(present)}")
     return name

@@ -96,6 +96,50 @@ def test_a_lost_context_is_named_by_every_later_call(folder: Path, options: dict
     assert len(lines) == 5 and all(later in line for line in lines[1:4]) and lines[4] == "end"
 
 
+NO_GRAPHS = """
+from tests.session.cuda_session import *
+from tracea_onnx import native_cuda, nvrtc, pipeline
+assert (native_cuda.listed(), nvrtc.driver_version(), pipeline.choose_backend("auto")) == (1, 13000, "cuda")
+assert "initialise" not in log.take()
+answer(cube_plan)
+session = provider.create_session(cube_model(), {"backend": "cuda", "log_level": "warning"})
+log.fail("cuGraphInstantiateWithFlags", 801, times=1000)
+for n in (40, 50):
+    io = bound(session, device_tensor(vector(n)), {"u": empty_tensor([n]), "y": empty_tensor([n])})
+    for _ in range(3):
+        session.run_with_iobinding(io)
+print("said: end")
+"""
+
+
+def test_running_without_graphs_is_logged_once(folder: Path) -> None:
+    done = driver.run(folder, ["-c", NO_GRAPHS])
+    assert _said(done) == ["end"]
+    assert [line for line in done.stderr.splitlines() if "CUDA graph" in line] == [
+        "tracea-onnx: warning: partition 'cube' runs without a CUDA graph: CUDA: making a graph: unknown error (801)"
+    ]
+
+
+SMALL_CLUSTERS = """
+from tests.session.cuda_session import *
+def entries(graph):
+    made = cube_plan(graph)
+    made[0][1]["run"][0]["cluster"] = 16
+    return made
+answer(entries)
+session = provider.create_session(cube_model(), {"backend": "cuda", "log_level": "warning"})
+check_cube(session, 20)
+print("said:", provider.assigned_nodes(session), {p.key: p.value for p in requests[-1].metadata_props}["clusters"])
+"""
+
+
+def test_clusters_that_find_no_room(folder: Path) -> None:
+    """The driver is asked how large clusters may be; a kernel that needs larger ones is not claimed."""
+    done = driver.run(folder, ["-c", SMALL_CLUSTERS], cluster="8")
+    assert _said(done) == ["[] 2:66,4:33,8:16"]
+    assert "is left to ONNX Runtime: kernel 'mul' is launched in clusters of 16, the device has room for 8 at most" in done.stderr
+
+
 FORK = """
 import os, sys
 from tests.session.cuda_session import *

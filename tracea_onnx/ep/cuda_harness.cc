@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "cuda_listing.h"
 #include "cuda_partition.h"
 #include "failure.h"
 
@@ -115,7 +116,13 @@ TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char*
   });
 }
 
-TRACEA_EXPORT int tracea_cuda_device_count() { return cuda::Device::count(); }
+// Those that CUDA will offer, without initialising it.
+TRACEA_EXPORT int tracea_cuda_listed() {
+  int n = 0;
+  char message[256];
+  reported(message, sizeof message, [&] { n = int(cuda::list_gpus().size()); });
+  return n;
+}
 
 // Loads the first plan of a pack and prepares its constants. Null and a line in `message` on failure.
 TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_bytes, size_t n, const char* const* names, const void* const* data, const size_t* bytes,

@@ -13,7 +13,7 @@
 namespace tracea::cuda {
 namespace {
 
-constexpr int kStringTensor = 8, kLastType = 16;
+constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
 enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
 
 OrtStatus* copy_compute(OrtKernelImpl*, OrtKernelContext* context) {
