@@ -70,10 +70,12 @@ _LONGEST = 400
 def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
     # id() of pooled Dims is stable: the pool keeps every node alive.
     key = (op, tuple(a if isinstance(a, int) else ("d", id(a)) for a in args), name)
-    if key not in _pool:
+    known = _pool.get(key)
+    if known is None:
         symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
-        _pool[key] = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols))
-    return _pool[key]
+        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols))
+        known = _pool.setdefault(key, made)  # atomic: of two threads that make it at once, both get the first one's
+    return known
 
 
 def _text(op: str, args: tuple[DimLike, ...]) -> str:
@@ -92,7 +94,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[DimLike, DimLike], DimLike]] = {}
 
 def named(text: str, known: Collection[str]) -> DimLike:
     """The dim that `dim_param` names: a sum, product or quotient of `known` symbols where an exporter spelled one, else a symbol."""
-    if text in known or text.isidentifier():
+    if text in known or text.isidentifier() or len(text) > _LONGEST:
         return symbol(text)
 
     def read(e: ast.expr) -> DimLike:
@@ -106,12 +108,13 @@ def named(text: str, known: Collection[str]) -> DimLike:
 
     try:
         return read(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return symbol(text)
 
 
+@functools.lru_cache(maxsize=1 << 16)  # expressions share parts: walking all paths takes exponential time
 def never_negative(e: DimLike) -> bool:
-    """Whether `e` is at least 0 whatever its symbols are (False where that does not show)."""
+    """Whether `e` is at least 0 whatever its symbols are, which are counts (False where that does not show)."""
     if isinstance(e, int):
         return e >= 0
     if e.op == "max":
@@ -271,26 +274,17 @@ def _fold(op: str, f: Callable[[int, int], int]) -> Callable[[DimLike, DimLike],
             return f(a, b)
         if a is b and op in ("max", "min"):
             return a
-        if op == "eq" and (a is b or (isinstance(b, int) and b < 0 and _never_negative(a))):
+        if op == "eq" and (a is b or (isinstance(b, int) and b < 0 and never_negative(a))):
             return int(a is b)
-        if op == "lt" and b == 0 and _never_negative(a):
+        if op == "lt" and b == 0 and never_negative(a):
             return 0
-        if op == "max" and b == 0 and _never_negative(a):
+        if op == "max" and b == 0 and never_negative(a):
             return a
-        if op == "min" and b == 0 and _never_negative(a):
+        if op == "min" and b == 0 and never_negative(a):
             return 0
         return _make(op, (a, b))
 
     return apply
-
-
-def _never_negative(e: DimLike) -> bool:
-    """Dims are counts: symbols are >= 0, and so is what is built from them without subtraction."""
-    if isinstance(e, int):
-        return e >= 0
-    if e.op == "select":
-        return _never_negative(e.args[1]) and _never_negative(e.args[2])
-    return e.op in ("sym", "eq", "lt") or (e.op in ("add", "mul", "floordiv", "mod", "min", "max") and all(map(_never_negative, e.args)))
 
 
 maximum = _fold("max", max)
@@ -350,8 +344,15 @@ def replaced(e: DimLike, values: Mapping[str, DimLike]) -> DimLike:
     return go(e)
 
 
-def evaluate(e: DimLike, env: dict[str, int]) -> int:
+def evaluate(e: DimLike, env: Mapping[str, int]) -> int:
     """Value of `e` when the symbols have the values in `env`."""
-    if isinstance(e, int):
-        return e
-    return env[e.name] if e.op == "sym" else VALUES[e.op](*(evaluate(a, env) for a in e.args))
+    done: dict[Dim, int] = {}  # expressions share parts
+
+    def go(d: DimLike) -> int:
+        if not isinstance(d, Dim):
+            return d
+        if d not in done:
+            done[d] = env[d.name] if d.op == "sym" else VALUES[d.op](*map(go, d.args))
+        return done[d]
+
+    return go(e)

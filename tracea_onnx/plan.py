@@ -53,6 +53,7 @@ class PlanBuilder:
         self._expr_index: dict[tuple[Any, ...], int] = {}
         self._expr_of: dict[Dim, int] = {}
         self._checks: list[list[int]] = []
+        self._requires: dict[tuple[str, int, int, str], None] = {}
         self._init: list[dict[str, Any]] = []
         self._run: list[dict[str, Any]] = []
         self._initializers: dict[str, int] = {}
@@ -78,16 +79,25 @@ class PlanBuilder:
     def check(self, input_index: int, axis: int, value: DimLike) -> None:
         self._checks.append([input_index, axis, self.expr(value)])
 
-    def require(self, a: DimLike, b: DimLike) -> bool:
-        """Compute fails unless the two are equal. Checks compare with an input's dim, so one that a or b depends on carries the difference;
-        false if there is none."""
+    def require(self, a: DimLike, b: DimLike, what: str = "sizes that must be equal") -> bool:
+        """Compute fails with `what` and both values unless the two are equal. False when that cannot be compared in this Plan:
+        two numbers that differ, or a symbol of another partition."""
         if a is b or a == b:
             return True
-        name = next((n for n in (*dims.symbols(a), *dims.symbols(b)) if n in self._symbols), None)
-        if name is not None:
-            index, axis = self._symbol_sources[self._symbols[name]]
-            self.check(index, axis, dims.add(dims.symbol(name), dims.sub(a, b)))
-        return name is not None
+        return self._require("eq", a, b, what)
+
+    def require_at_least(self, a: DimLike, least: DimLike, what: str) -> bool:
+        """Compute fails with `what` and both values where `a` is less than `least`. False as of `require`."""
+        if isinstance(a, int) and isinstance(least, int) and a >= least:
+            return True
+        return self._require("ge", a, least, what)
+
+    def _require(self, how: str, a: DimLike, b: DimLike, what: str) -> bool:
+        names = (*dims.symbols(a), *dims.symbols(b))
+        if not names or any(n not in self._symbols for n in names):
+            return False
+        self._requires[how, self.expr(a), self.expr(b), what] = None
+        return True
 
     def expr(self, e: DimLike) -> int:
         """Index of the expression in the Plan's table."""
@@ -216,7 +226,8 @@ class PlanBuilder:
         buffers = [{**b, "bytes": self.expr(b["bytes"]) if b["kind"] == "arena" else b["bytes"]} if "bytes" in b else b for b in self.buffers]
         return {
             "version": 1, "backend": self.backend, "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
-            "symbols": self._symbol_sources, "exprs": self._exprs, "checks": self._checks, "buffers": buffers,
+            "symbols": self._symbol_sources, "exprs": self._exprs, "checks": self._checks,
+            "requires": [list(r) for r in self._requires], "buffers": buffers,
             "init": self._init, "run": self._run,
         }  # fmt: skip
 

@@ -65,20 +65,34 @@ def _grouped(parts: Iterable[tuple[str, object]]) -> dict[str, str]:
 
 
 def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str, object]]:
-    """Every launch of a Plan with its expressions spelled out, then what is left of the Plan."""
+    """Every launch of a Plan, then the rest of it. Expressions are spelled out, so that their places in the table do not matter."""
     exprs: list[object] = []
     for op, *args in plan["exprs"]:
-        leaf = op in ("const", "sym")
-        exprs.append(digest([op, args if leaf else [exprs[a] for a in args]]))
+        exprs.append(digest([op, args if op in ("const", "sym") else [exprs[a] for a in args]]))
+
+    def argument(kind: str, *rest: Any) -> object:
+        if kind in ("i", "l", "p"):
+            return [kind, *rest[:-1], exprs[rest[-1]]]
+        if kind == "t":
+            named = {k: [exprs[e] for e in rest[0][k]] for k in ("dims", "strides")}
+            return [kind, {**rest[0], **named, "offset": exprs[rest[0]["offset"]]}]
+        return [kind, *rest]
+
     for part in ("init", "run"):
         for launch in plan[part]:
             if launch["k"] == "cuda":
-                yield f"{part} {launch['symbol']}", [launch, digest(blobs[launch["cubin"]])]
+                shown = {**launch, "cubin": digest(blobs[launch["cubin"]]), "grid": [exprs[g] for g in launch["grid"]]}
+                yield f"{part} {launch['symbol']}", {**shown, "args": [argument(*a) for a in launch["args"]]}
             else:
-                yield f"{part} {launch['k']}", [launch, [exprs[i] for i in launch["i"]]]
-    rest = {k: v for k, v in plan.items() if k not in ("init", "run")}
+                places = [b and [b[0], exprs[b[1]]] for b in launch["b"]]
+                yield f"{part} {launch['k']}", {**launch, "b": places, "i": [exprs[i] for i in launch["i"]]}
+    outputs = [{**o, "dims": [exprs[d] for d in o["dims"]]} for o in plan["outputs"]]
+    buffers = [{**b, "bytes": exprs[b["bytes"]]} if b["kind"] == "arena" else b for b in plan["buffers"]]
+    checks = [[input, axis, exprs[e]] for input, axis, e in plan["checks"]]
+    yield "interface", [plan["name"], plan["backend"], plan["inputs"], outputs, plan["symbols"], plan.get("arch")]
     sources = {launch["cubin"] for part in ("init", "run") for launch in plan[part] if "cubin" in launch}
-    yield "plan", [rest, [digest(b) for k, b in enumerate(blobs) if k not in sources]]
+    yield "buffers", [buffers, [digest(b) for k, b in enumerate(blobs) if k not in sources]]
+    yield "checks", [checks, [[how, exprs[a], exprs[b], what] for how, a, b, what in plan.get("requires", ())]]
 
 
 @contextmanager

@@ -33,6 +33,14 @@ std::string shape_text(const InputTensor& t) {
   return s + "]";
 }
 
+// Which shapes the run was given: what a caller can change.
+std::string inputs_text(const Plan& plan, const std::vector<InputTensor>& inputs) {
+  constexpr size_t kMostNamed = 4;
+  std::string s;
+  for (size_t k = 0; k < inputs.size() && k < kMostNamed; k++) s += (k ? ", '" : " (of '") + plan.inputs[k].name + "' " + shape_text(inputs[k]);
+  return s + (inputs.size() > kMostNamed ? ", ...)" : inputs.empty() ? "" : ")");
+}
+
 std::vector<int64_t> symbol_values(const Plan& plan, const std::vector<InputTensor>& inputs) {
   for (size_t k = 0; k < inputs.size(); k++) {
     const TensorSpec& want = plan.inputs[k];
@@ -82,6 +90,11 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
     if (t.dims[c.axis] != value[size_t(c.expr)])
       throw Failure("input '" + plan.inputs[size_t(c.input)].name + "' has shape " + shape_text(t) + ", but its dimension " + std::to_string(c.axis) + " must be " +
                     std::to_string(value[size_t(c.expr)]));
+  }
+  for (const RequireSpec& r : plan.requirements) {
+    const int64_t a = value[size_t(r.a)], b = value[size_t(r.b)];
+    if (r.equal && a != b) throw Failure(r.what + " differ: " + std::to_string(a) + " and " + std::to_string(b) + inputs_text(plan, inputs));
+    if (!r.equal && a < b) throw Failure(r.what + " is " + std::to_string(a) + ", less than " + std::to_string(b) + inputs_text(plan, inputs));
   }
   for (const InputTensor& t : inputs) {
     bound->key.insert(bound->key.end(), t.dims, t.dims + t.rank);

@@ -138,6 +138,13 @@ struct Reader {
     for (const Json& v : j.at("symbols").array("symbols")) plan.symbols.push_back(axis(v, 2));
     for (const Json& v : j.at("exprs").array("exprs")) read_expr(v);
     for (const Json& v : j.at("checks").array("checks")) plan.checks.push_back(axis(v, 3));
+    for (const Json& v : j.at("requires").array("requires")) {
+      const auto& items = v.array("requirement");
+      if (items.size() != 4) throw Failure("a malformed requirement");
+      const std::string& how = items[0].text("requirement");
+      if (how != "eq" && how != "ge") throw Failure("unknown requirement '" + how + "'");
+      plan.requirements.push_back({how == "eq", expr(items[1]), expr(items[2]), items[3].text("requirement")});
+    }
     for (const Json& v : j.at("outputs").array("outputs")) {
       TensorSpec t{v.at("name").text("name"), int(v.at("dtype").integer("dtype")), 0, {}};
       for (const Json& d : v.at("dims").array("dims")) t.dims.push_back(expr(d));

@@ -15,6 +15,7 @@ struct Expr { ExprOp op; bool constant; int64_t a, b, c; };  // operands are ind
 
 struct TensorSpec { std::string name; int type; int rank; std::vector<int> dims; };  // dims: expressions, of an output
 struct AxisSpec { int input, axis, expr; };                                            // expr unused for symbols
+struct RequireSpec { bool equal; int a, b; std::string what; };                        // of two expressions: a == b, or a >= b
 
 enum class BufferKind : uint8_t { kInput, kOutput, kArena, kConst, kInitializer, kBlob };
 // index: of input, output or blob; bytes: an expression for arena, a number for const.
@@ -40,6 +41,7 @@ struct Plan {
   std::string name, backend;  // cpu or cuda
   std::vector<TensorSpec> inputs, outputs;
   std::vector<AxisSpec> symbols, checks;
+  std::vector<RequireSpec> requirements;
   std::vector<Expr> exprs;
   std::vector<BufferSpec> buffers;
   std::vector<LaunchSpec> init, run;

@@ -58,6 +58,8 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
         rows = ctx.strided(v)
         ref = rows.ref
         size, stride, offset = strides(layout, v.shape, heads, index)
+        parts = int("".join(c for c in layout if c.isdigit()) or 1)
+        ctx.same(D.mul(D.product(list(size.values())), parts), v.elements, f"the elements of the heads of '{v.name}' and its own")
         if layout[:2] in ("bs", "sb") and v.rank == 3 and rows.strides[2] == 1:
             stride |= {c: rows.strides[k] for k, c in enumerate(layout[:2])}  # a slice of a wider projection is read in place
         else:
@@ -86,8 +88,8 @@ def attention(ctx: Lowering, op: Op) -> None:
         q = _times_factors(ctx, q, ctx.value(factors), source.dtype, op)
     if (q.heads, k.heads, v.heads, q.dim) != (heads, kv_heads, kv_heads, k.dim) or kv_heads == 0 or heads % kv_heads:
         raise Unsupported(f"attention heads do not agree: {q.heads}x{q.dim}, {k.heads}x{k.dim} and {v.heads}x{v.dim}")
-    for one, two in ((q.batch, k.batch), (q.batch, v.batch), (k.seq, v.seq)):
-        ctx.plan.require(one, two)
+    for one, two, what in ((q.batch, k.batch, "batches"), (q.batch, v.batch, "batches"), (k.seq, v.seq, "numbers of keys and values")):
+        ctx.same(one, two, f"the {what} of attention '{op.label}'")
     ints: dict[str, DimLike] = {
         "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim, "q_b": q.b, "q_s": q.s, "q_h": q.h,
         "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h, "causal": int(bool(op.attr("causal", 0))),
@@ -209,11 +211,15 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
         heads = int(op.attr("num_heads") or 0)
         if not heads:
             raise Unsupported("a mask over merged heads whose number is not known")
+        ctx.multiple(mask.shape[0], heads, f"the first axis of mask '{mask.name}'")
         out = ctx.define(f"{mask.name}\0heads", mask.dtype, (D.floordiv(mask.shape[0], heads), heads, *mask.shape[1:]))
         out.view = View(view.ref, (D.mul(view.strides[0], heads), *view.strides))
         return out
     if not period:
         return mask
+    ctx.multiple(batch, period, f"the batch of attention '{op.label}', of {period} windows,")
+    if mask.shape[-4] != period:
+        raise Unsupported(f"a mask of {mask.shape[-4]} windows where {period} take turns")
     shape = mask.shape[-4:]  # [windows, heads, queries, keys]: row b of the batch meets window b mod windows
     moved = ctx.define(f"{mask.name}\0windows", mask.dtype, (D.floordiv(batch, period), *shape))
     moved.view = View(view.ref, (0, *view.strides[-4:]))
@@ -226,6 +232,8 @@ def _rows(ctx: Lowering, table: Value, pos: Value, name: str) -> Value:
     """The rows of a table [places, width] at each position of `pos` [b, s]."""
     if pos.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"position ids of type {pos.dtype.name}")
+    if table.rank != 2:
+        raise Unsupported(f"a rotary table of rank {table.rank}")
     out = ctx.define(f"{name}\0{table.name}", table.dtype, (*pos.shape, table.shape[1]))
     ctx.plan.launch(
         "gather",
@@ -258,6 +266,8 @@ def rope(ctx: Lowering, op: Op) -> None:
     h = heads_of(ctx, x, {"layout": layout}, int(op.attr("num_heads", 0)))
     ctx.require(x, "rotary embedding")
     rot = int(op.attr("rot") or h.dim)
+    if not 0 < rot <= h.dim or rot % 2:
+        raise Unsupported(f"a rotation of {rot} of {h.dim} elements")
     if op.role("pos"):
         cos, sin = (_rows(ctx, t, ctx.value(op.role("pos")), op.outputs[0]) for t in (cos, sin))
     if cos.shape != sin.shape or cos.dtype != x.dtype or not isinstance(cos.shape[-1], int):

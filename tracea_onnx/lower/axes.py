@@ -69,7 +69,11 @@ def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
 
 
 def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dims:
-    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what the symbols do not show."""
+    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what the symbols do not show.
+
+    Raises Unsupported where no run could show it."""
+    if len(shape) > len(out):
+        raise Unsupported(f"{list(shape)} does not broadcast to {list(out)}")
     pad = len(out) - len(shape)
     strides: list[DimLike] = [0] * pad
     for d, s, o in zip(shape, v.strides, out[pad:], strict=True):
@@ -78,7 +82,8 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
         elif d == o or d == 1:
             strides.append(s)
         else:
-            plan.require(D.select(D.equal(d, 1), o, d), o)
+            if not plan.require(D.select(D.equal(d, 1), o, d), o, "the sizes of a broadcast"):
+                raise Unsupported(f"{d} does not broadcast to {o}")
             strides.append(D.select(D.equal(d, 1), 0, s))
     return tuple(strides)
 

@@ -83,7 +83,10 @@ class Lowering:
         return v
 
     def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
-        """Declare the output of an op."""
+        """Declare the output of an op. A run fails in which one of its dims is negative."""
+        for axis, d in enumerate(shape):
+            if not D.never_negative(d):
+                self.at_least(d, 0, f"axis {axis} of '{name.partition(chr(0))[0]}'")
         v = Value(name, dtype, tuple(shape))
         self.values[name] = v
         return v
@@ -112,6 +115,23 @@ class Lowering:
             raise Unsupported(
                 f"{what} of type {v.dtype.name} ('{v.name}'); the {self.target.name} kernels take {', '.join(sorted(t.name for t in self.target.types))}"
             )
+
+    def same(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Sizes that ONNX wants to be equal: where only a run knows them, it compares them and fails with `what` and both."""
+        if not self.plan.require(a, b, what):
+            raise Unsupported(f"{what} differ: {a} and {b}")
+
+    def multiple(self, a: DimLike, of: int, what: str) -> None:
+        """A size that ONNX wants to be a multiple of a positive number."""
+        if of < 1 or (isinstance(a, int) and a % of):
+            raise Unsupported(f"{what} is {a}, no multiple of {of}")
+        if factor(a) % of:
+            self.same(D.mul(D.floordiv(a, of), of), a, f"{what}, rounded down to a multiple of {of}, and its size")
+
+    def at_least(self, a: DimLike, least: DimLike, what: str) -> None:
+        """A size that ONNX wants to be no less."""
+        if not self.plan.require_at_least(a, least, what):
+            raise Unsupported(f"{what} is {a}, less than {least}")
 
     # --- storage ----------------------------------------------------------------------------------------------------
     def add_outputs(self, names: Sequence[str]) -> None:

@@ -76,8 +76,7 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
     seen.view = View(view.ref, strides)
     constants = (Instr("const", (), 0.0), Instr("const", (), low))
     if mask.rank == 1:
-        if not ctx.plan.require(mask.shape[0], rows):  # ONNX Runtime also takes begins and ends in one
-            raise Unsupported(f"{op.kind} with a mask that may hold more than a length of each row")
+        ctx.same(mask.shape[0], rows, f"the lengths in the mask of {op.kind} and the rows")  # ONNX Runtime also takes begins and ends in one
         lower_expression(ctx, Expr(2, (*constants, Instr("lt", (0, 1)), Instr("where", (4, 2, 3))), 5), [_counted(ctx, f"{made}\0at", keys), seen], made, dtype)
     else:
         lower_expression(ctx, Expr(1, (*constants, Instr("where", (0, 1, 2))), 3), [seen], made, dtype)
@@ -150,6 +149,9 @@ def _unpacked(ctx: Lowering, op: Op, x: Value, roles: str) -> list[Value]:
 
 def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[Value]:
     view, at = ctx.strided(bias), 0
+    if bias.rank != 1:
+        raise Unsupported(f"{op.kind} with a bias of rank {bias.rank}")
+    ctx.same(bias.shape[0], sum((v.shape[-1] for v in parts), start=0), f"the biases and the columns of {op.kind} '{op.label}'")
     made = []
     for role, v in zip("qkv", parts, strict=True):
         width = v.shape[-1]

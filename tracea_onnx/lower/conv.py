@@ -57,6 +57,14 @@ def _padded(h: DimLike, w: DimLike, border: Border) -> float:
     return (high + border[0] + border[2]) * (wide + border[1] + border[3]) / (high * wide)
 
 
+def _groups(op: Op) -> int:
+    """How many groups a convolution has."""
+    groups = int(op.attr("group", 1))
+    if groups < 1:
+        raise Unsupported(f"a convolution of {groups} groups")
+    return groups
+
+
 def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
     """Where only a run says how many channels an image has, there must be as many as the weight reads."""
     if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels):
@@ -77,7 +85,7 @@ def conv(ctx: Lowering, op: Op) -> None:
     spatial = w.rank - 2
     oc, icg = int(w.shape[0]), int(w.shape[1])
     kernel = [int(k) for k in w.shape[2:]]
-    g = int(op.attr("group", 1))
+    g = _groups(op)
     _as_many_channels(ctx, x, icg * g)
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != icg * g or oc % g:
@@ -170,11 +178,11 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     _check(ctx, x, w)
     spatial = w.rank - 2
-    g = int(op.attr("group", 1))
+    g = _groups(op)
     oc, kernel = int(w.shape[1]) * g, [int(k) for k in w.shape[2:]]
     _as_many_channels(ctx, x, int(w.shape[0]))
     n, ic, h, wd = x.image()
-    if not isinstance(ic, int) or ic != w.shape[0]:
+    if not isinstance(ic, int) or ic != w.shape[0] or ic % g:
         raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")
     if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
         raise Unsupported("ConvTranspose with output_shape or auto_pad")
@@ -217,6 +225,8 @@ def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int)
     b = ctx.optional(roles.get("b"))
     if b is not None and not b.is_constant:
         raise Unsupported("a convolution whose bias is computed at run time")
+    if b is not None and b.elements != channels:
+        raise Unsupported(f"a convolution to {channels} channels with a bias of shape {list(b.shape)}")
     return ctx.packed(
         "pack_bias",
         {"b": ctx.plain(b) if b is not None else None, "scale": after.scale, "shift": after.shift},

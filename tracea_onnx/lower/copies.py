@@ -35,8 +35,8 @@ def concat(ctx: Lowering, op: Op) -> None:
     shape_ = tuple(total if a == k else d for a, d in enumerate(first.shape))
     for p in parts:
         for a in range(first.rank):
-            if a != k and not ctx.plan.require(p.shape[a], first.shape[a]):
-                raise Unsupported(f"Concat of dims {p.shape[a]} and {first.shape[a]} on axis {a}")
+            if a != k:
+                ctx.same(p.shape[a], first.shape[a], f"the sizes along axis {a} of what Concat '{op.label}' joins")
     out = ctx.define(op.outputs[0], first.dtype, shape_)
     blocks = find_blocks(parts) if out.name in ctx.block_concats and k == 1 else None
     if blocks is not None:
@@ -99,6 +99,8 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
 def tile(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     repeats = ctx.int_list(op.input(1), "the repeats")
+    for r in repeats:
+        ctx.at_least(r, 0, f"a repeat of Tile '{op.label}'")
     out = ctx.define(op.outputs[0], x.dtype, tuple(D.mul(d, r) for d, r in zip(x.shape, repeats, strict=True)))
     ref = ctx.new_plain(out)
     view, strides = ctx.strided(x), contiguous(out.shape)
@@ -214,6 +216,7 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     b = int(op.attr("blocksize"))
     if not isinstance(c, int):
         raise Unsupported("DepthToSpace of symbolic channels")
+    ctx.multiple(c, b * b, f"the channels of DepthToSpace '{op.label}'")
     out = ctx.define(op.outputs[0], x.dtype, (n, c // (b * b), D.mul(h, b), D.mul(w, b)))
     image, view = x.nhwc is not None and x.view is None, ctx.as_view(x)
     sn, sc, sh, sw = view.strides
@@ -237,6 +240,8 @@ def space_to_depth(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     n, c, h, w = x.shape
     b = int(op.attr("blocksize"))
+    for d, side in ((h, "height"), (w, "width")):
+        ctx.multiple(d, b, f"the {side} of SpaceToDepth '{op.label}'")
     view = ctx.strided(x)
     sn, sc, sh, sw = view.strides
     hb, wb = D.floordiv(h, b), D.floordiv(w, b)

@@ -42,7 +42,7 @@ def einsum(ctx: Lowering, op: Op) -> None:
     size: dict[str, DimLike] = {}
     for v, t in zip(values, spelled, strict=True):
         for c, d in zip(t, v.shape, strict=True):
-            if c in size and not ctx.plan.require(size[c], d):
+            if c in size and not ctx.plan.require(size[c], d, f"the sizes along '{c}' of Einsum '{op.label}'"):
                 raise Unsupported(f"an Einsum whose axis '{c}' has {size[c]} and {d} elements")
             size.setdefault(c, d)
     for v in values:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
@@ -168,7 +170,9 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype not in (x.dtype, DType.F32):
         raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
     n, c, h, w = x.image()
-    _, oh, ow, _ = grid.shape
+    _, oh, ow, pair = grid.shape
+    ctx.same(grid.shape[0], n, f"the batches of GridSample '{op.label}'")
+    ctx.same(pair, 2, f"the coordinates of GridSample '{op.label}' and the axes of an image")
     out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
     src, places = ctx.nhwc(x), ctx.plain(grid)
     dst = ctx.new_nhwc(out)
@@ -187,7 +191,7 @@ def _ratio(out: DimLike, of: DimLike) -> float:
 
 def _scaled(n: DimLike, scale: float) -> DimLike:
     if isinstance(n, int):
-        return int(n * scale)
+        return int(np.float32(n) * np.float32(scale))  # as ONNX Runtime multiplies
     part = Fraction(scale)
     if part.denominator > 256:  # else float32 multiplies a dim by it exactly
         raise Unsupported(f"Resize of a symbolic dim by {scale}")
@@ -209,6 +213,8 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
     rows = op.attr("kind") == "conv" or bool(op.attr("trans_b", 0))  # weights are [out, in]
     r = int(weights[0].elements) // c if isinstance(weights[0].elements, int) else 0
     if r * c != weights[0].elements or weights[0].elements != weights[1].elements:
+        return False
+    if any(b is not None and b.elements != n for b, n in zip(biases, (r, c), strict=True)):
         return False
     size = {"K": c, "N": r, "n0": 0, "N_total": r}
     packed = [

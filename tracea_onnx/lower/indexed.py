@@ -43,9 +43,19 @@ def _five(n: Sequence[DimLike], s: Sequence[DimLike], m: Sequence[DimLike], *, f
     return {f"{letter}{k}": d for letter, values, fill in (("n", n, 1), ("s", s, 0), ("m", m, 1)) for k, d in enumerate(filled(values, fill))}
 
 
+def _within(ctx: Lowering, op: Op, idx: Value, x: Value, axis: int) -> None:
+    """Beside the axis of the indices, there may be no more of them than the tensor has elements."""
+    if idx.rank != x.rank:
+        raise Unsupported(f"{op.kind} of rank {x.rank} with indices of rank {idx.rank}")
+    for a in range(x.rank):
+        if a != axis:
+            ctx.at_least(x.shape[a], idx.shape[a], f"axis {a} of '{x.name}', which {op.kind} '{op.label}' indexes,")
+
+
 def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None:
     """GatherElements from a tensor that has more than the indices on other axes."""
     _require(ctx, op, idx, x.rank)
+    _within(ctx, op, idx, x, axis)
     view = ctx.strided(x)
     out = ctx.define(op.outputs[0], x.dtype, idx.shape)
     ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": axis + _RANK - x.rank, **_five(idx.shape, view.strides, x.shape)}
@@ -55,8 +65,10 @@ def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None
 def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
     """GatherND by indices that only a run knows."""
     b, k = int(op.attr("batch_dims", 0)), idx.shape[-1]
-    if not isinstance(k, int):
-        raise Unsupported("GatherND by tuples of symbolic length")
+    if not isinstance(k, int) or not 0 <= b < idx.rank or b + k > x.rank:
+        raise Unsupported(f"GatherND by tuples of {k} behind {b} batch dims of a tensor of rank {x.rank}")
+    for a in range(b):
+        ctx.same(idx.shape[a], x.shape[a], f"the batches of GatherND '{op.label}'")
     _require(ctx, op, idx, k)
     lead, strides = idx.shape[:-1], contiguous(x.shape)
     operands = {"x": ctx.plain(x), "idx": ctx.plain(idx)}
@@ -78,14 +90,17 @@ def _changes(ctx: Lowering, op: Op, updates: Value, shape: Sequence[DimLike]) ->
     """Refuse updates that are reduced, or of another shape than the indices say."""
     if op.attr("reduction", "none") != "none":
         raise Unsupported(f"{op.kind} that reduces: sums would depend on which came first")
-    if len(shape) != updates.rank or not all(ctx.plan.require(a, b) for a, b in zip(updates.shape, shape, strict=True)):
-        raise Unsupported(f"{op.kind} of updates that may not be as many as the indices")
+    if len(shape) != updates.rank:
+        raise Unsupported(f"{op.kind} of updates of rank {updates.rank} for indices that want {len(shape)}")
+    for axis, (a, b) in enumerate(zip(updates.shape, shape, strict=True)):
+        ctx.same(a, b, f"the updates of {op.kind} '{op.label}' and its indices along axis {axis}")
 
 
 def scatter_elements(ctx: Lowering, op: Op) -> None:
     x, idx, updates = (ctx.value(n) for n in op.inputs)
     _require(ctx, op, idx, x.rank)
     _changes(ctx, op, updates, idx.shape)
+    _within(ctx, op, idx, x, _axis(op, x))
     index, update = ctx.plain(idx), ctx.plain(updates)
     out = _copied(ctx, op, x)
     ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": _axis(op, x) + _RANK - x.rank, **_five(idx.shape, contiguous(x.shape), x.shape)}
@@ -95,8 +110,8 @@ def scatter_elements(ctx: Lowering, op: Op) -> None:
 def scatter_nd(ctx: Lowering, op: Op) -> None:
     x, idx, updates = (ctx.value(n) for n in op.inputs)
     k = idx.shape[-1]
-    if not isinstance(k, int):
-        raise Unsupported("ScatterND by tuples of symbolic length")
+    if not isinstance(k, int) or k > x.rank:
+        raise Unsupported(f"ScatterND by tuples of {k} into a tensor of rank {x.rank}")
     _require(ctx, op, idx, k)
     _changes(ctx, op, updates, (*idx.shape[:-1], *x.shape[k:]))
     index, update = ctx.plain(idx), ctx.plain(updates)
@@ -127,6 +142,7 @@ def one_hot(ctx: Lowering, op: Op) -> None:
         ctx.define(op.outputs[0], values.dtype, shape).ints = tuple(values.ints[d in (idx.ints[0], idx.ints[0] + depth)] for d in range(int(depth)))
         return
     _require(ctx, op, idx, idx.rank)
+    ctx.same(values.elements, 2, f"the values of OneHot '{op.label}' and what it takes")
     out = ctx.define(op.outputs[0], values.dtype, shape)
     ints: dict[str, DimLike] = {"outer": D.product(idx.shape[:axis]), "depth": depth, "inner": D.product(idx.shape[axis:])}
     operands = {"idx": ctx.plain(idx), "values": ctx.plain(values)}

@@ -73,8 +73,7 @@ def _is_row(b: Value, beta: float, n: int) -> bool:
 
 def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b: bool, alpha: float, beta: float) -> None:
     k, n = (int(w.shape[1]), int(w.shape[0])) if trans_b else (int(w.shape[0]), int(w.shape[1]))
-    if not _equal(x.shape[-1], k):
-        raise Unsupported(f"inner dims {x.shape[-1]} and {k} do not agree")
+    ctx.same(x.shape[-1], k, f"the inner dims of {_named(op)}")
     shape: Dims = (*x.shape[:-1], n)
     expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
     plain_bias = b is not None and _is_row(b, beta, n)
@@ -155,8 +154,7 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
     b_shape, b_st = (w.shape, b_view.strides) if w.rank > 1 else ((*w.shape, 1), (*b_view.strides, 0))
     m, ka = (a_shape[-1], a_shape[-2]) if trans_a else (a_shape[-2], a_shape[-1])
     kb, n = (b_shape[-1], b_shape[-2]) if trans_b else (b_shape[-2], b_shape[-1])
-    if not _equal(ka, kb):
-        raise Unsupported(f"inner dims {ka} and {kb} do not agree")
+    ctx.same(ka, kb, f"the inner dims of {_named(op)}")
     batch = broadcast([a_shape[:-2], b_shape[:-2]], [x.name, w.name])
     full: Dims = (*batch, m, n)
     shape = tuple(d for k, d in enumerate(full) if not (x.rank == 1 and k == len(full) - 2) and not (w.rank == 1 and k == len(full) - 1))
@@ -203,9 +201,8 @@ def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
     return len(_batches(ctx, batch, [*parts, (batch, contiguous(batch))]))
 
 
-def _equal(a: DimLike, b: DimLike) -> bool:
-    """False only when both are known and differ."""
-    return not (isinstance(a, int) and isinstance(b, int) and a != b)
+def _named(op: Op) -> str:
+    return f"{op.kind.lstrip(':')} '{op.label}'"
 
 
 def swiglu(ctx: Lowering, op: Op) -> None:

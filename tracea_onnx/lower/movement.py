@@ -26,6 +26,9 @@ _VECTOR = 16
 
 
 def axis_of(axis: int, rank: int) -> int:
+    """The axis, which counts from the end where it is negative. Raises Unsupported when there is none."""
+    if not -rank <= axis < rank:
+        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
     return axis + rank if axis < 0 else axis
 
 
@@ -75,7 +78,8 @@ def identity(ctx: Lowering, op: Op) -> None:
 
 
 def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
-    """Same elements in the same order under another shape."""
+    """Same elements in the same order under another shape, which has as many of them."""
+    ctx.same(D.product(new), x.elements, f"the elements of {op.kind} '{op.label}', of its result and its input,")
     out = ctx.define(op.outputs[0], x.dtype, new)
     out.counting = reshape_view(x.counting, x.shape, new) if x.counting is not None else None
     if out.counting is not None and x.deferred is not None and x.view is None:
@@ -309,6 +313,12 @@ def split(ctx: Lowering, op: Op) -> None:
             ctx.define(name, x.dtype, (s,)).ints = x.ints[at : at + s]
             at += s
         return
+    total: DimLike = 0
+    for s in sizes:
+        total = total + s
+        if not D.never_negative(s):
+            ctx.at_least(s, 0, f"a part of Split '{op.label}'")
+    ctx.same(total, n, f"the sum of the parts of Split '{op.label}' and the size of the axis")
     start: DimLike = 0
     for name, s in zip(op.outputs, sizes, strict=True):
         if name:
@@ -362,6 +372,7 @@ def gather(ctx: Lowering, op: Op) -> None:
             return
         if len(picks) == 1:
             at = n + picks[0] if picks[0] < 0 else picks[0]
+            ctx.at_least(n, picks[0] + 1 if picks[0] >= 0 else -picks[0], f"the axis that Gather '{op.label}' reads at {picks[0]}")
             _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size))
             return
     if idx.counting is not None and inside(ctx, idx.counting, idx.shape, n):

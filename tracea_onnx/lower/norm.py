@@ -118,6 +118,8 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
     if not isinstance(c, int):
         raise Unsupported("a group norm over symbolic channels")
     groups = c if groups == -1 else groups
+    if groups < 1 or c % groups:
+        raise Unsupported(f"a group norm of {c} channels in {groups} groups")
     act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
     operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), c), "beta": _vector(ctx, roles.get("beta", ""), c)}
@@ -282,8 +284,8 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
         raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
     c = x.shape[1]
-    if not isinstance(c, int):
-        raise Unsupported("BatchNormalization over symbolic channels")
+    if not isinstance(c, int) or any(p.elements != c for p in parts):
+        raise Unsupported(f"BatchNormalization of {c} channels with {', '.join(str(p.elements) for p in parts)} statistics")
     scale, shift = (ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:]))) for s in ("\0scale", "\0shift"))
     outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
     names = ("gamma", "beta", "mean", "var")

@@ -34,6 +34,8 @@ def batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -
     kinds = {v.dtype for v in parts.values()}
     if not all(v.is_constant for v in parts.values()) or len(kinds) > 1 or not kinds <= ctx.target.types:
         raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
+    if any(v.elements != channels for v in parts.values()):
+        raise Unsupported(f"BatchNormalization of {channels} channels with {', '.join(str(v.elements) for v in parts.values())} statistics")
     scale, shift = ctx.plan.arena(4 * channels), ctx.plan.arena(4 * channels)
     ctx.plan.launch(
         "fold_bn",

@@ -21,6 +21,7 @@ def topk(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"TopK of {k} results, a number that depends on sizes of a run")
     axis = int(op.attr("axis", -1))
     axis = axis + x.rank if axis < 0 else axis
+    ctx.at_least(x.shape[axis], k, f"axis {axis} of '{x.name}', of which TopK takes {k},")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     source = ctx.plain(x)
     written = {

@@ -15,6 +15,8 @@ from tracea_onnx.lower.value import Unsupported, Value
 def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
     """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1 (stride/dilation) or 0 (pad)."""
     v = [int(x) for x in values] if values else [default] * spatial
+    if len(v) != spatial or min(v) < 1:
+        raise Unsupported(f"strides or dilations of {v} over {spatial} spatial dims")
     return (v[0], v[1]) if spatial == 2 else (1, v[0])
 
 
@@ -39,8 +41,8 @@ def _pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Seque
             begin.append(small if auto == "SAME_UPPER" else large)
             end.append(large if auto == "SAME_UPPER" else small)
         pads = begin + end
-    if min(pads) < 0:
-        raise Unsupported("negative pads")
+    if min(pads) < 0 or len(pads) != 2 * spatial:
+        raise Unsupported(f"pads of {pads} over {spatial} spatial dims")
     return pads
 
 
@@ -76,6 +78,8 @@ class Extent:
 def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Extent]:
     """The windows along each axis of a convolution or pooling."""
     strides, dilations = ([int(v) for v in op.attr(name) or [1] * len(dims)] for name in ("strides", "dilations"))
+    if min(*strides, *dilations) < 1 or not len(strides) == len(dilations) == len(dims):
+        raise Unsupported(f"strides {strides} and dilations {dilations} over {len(dims)} spatial dims")
     pads = _pads(op, dims, kernel, strides, dilations)
     found = []
     for n, k, s, d, begin, end in zip(dims, kernel, strides, dilations, pads[: len(dims)], pads[len(dims) :], strict=True):
