@@ -16,6 +16,8 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tracea_onnx.operators import unread
+
 Array = npt.NDArray[Any]
 Shape = tuple[int | str | None, ...]
 #: `external_data` location of a tensor that lives in this process: offset is its address (the EP's compile requests).
@@ -25,12 +27,16 @@ MEMORY_LOCATION = "tracea:memory"
 class Node:
     """One node with its attributes decoded on demand. Identity is the object; `index` is its place in topological order."""
 
-    __slots__ = ("_attrs", "index", "inputs", "op", "outputs", "proto")
+    __slots__ = ("_attrs", "index", "inputs", "op", "outputs", "proto", "unread", "written")
 
-    def __init__(self, proto: NodeProto, index: int) -> None:
+    def __init__(self, proto: NodeProto, index: int, opset: int = 0) -> None:
         self.proto, self.index = proto, index
-        #: `Conv`, or `com.microsoft.Gelu` for other domains than the default.
-        self.op: str = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
+        #: What the model says: `Conv`, or `com.microsoft.Gelu` for other domains than the default.
+        self.written: str = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
+        #: Why the node may mean what nothing here knows of (`operators.unread`), or "".
+        self.unread = unread(self.written, proto, opset)
+        #: `written`, or what no rule or lowering knows where it is `unread`.
+        self.op: str = f"unread {self.written}" if self.unread else self.written
         self.inputs: tuple[str, ...] = tuple(proto.input)
         self.outputs: tuple[str, ...] = tuple(proto.output)
         self._attrs: dict[str, Any] | None = None
@@ -112,8 +118,8 @@ class Graph:
         self, model: ModelProto, graph: GraphProto | None = None, *, folder: Path | None = None, outer: Graph | None = None
     ) -> None:
         self.model, self.proto, self.folder, self.outer = model, graph if graph is not None else model.graph, folder, outer
-        self.nodes: list[Node] = [Node(n, k) for k, n in enumerate(self.proto.node)]
         self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+        self.nodes: list[Node] = [Node(n, k, self._opsets.get("", 0)) for k, n in enumerate(self.proto.node)]
         self._producer = {o: n for n in self.nodes for o in n.outputs if o}
         self._consumers: dict[str, list[Node]] = {}
         for n in self.nodes:

@@ -38,6 +38,8 @@ def find(
         for op in rule.anchors:
             by_anchor.setdefault(op, []).append(rule)
     for node in graph.nodes:
+        if node.unread:
+            refusals += [Refusal(rule.name, node.name, node.unread, node=node.name) for rule in by_anchor.get(node.written, ())]
         for rule in by_anchor.get(node.op, ()):
             try:
                 found = rule.match(graph, node)

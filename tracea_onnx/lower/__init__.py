@@ -21,5 +21,5 @@ def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported with a sentence."""
     fn = LOWER.get(op.kind)
     if fn is None:
-        raise Unsupported(f"no kernel computes {op.kind}")
+        raise Unsupported((op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}")
     fn(ctx, op)

@@ -1,0 +1,92 @@
+"""Operators newer than what was read, or with attributes that nothing reads, stay with ONNX Runtime: no rule, no kernel, and a sentence that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from tracea_onnx import compiler, infer, match, operators
+from tracea_onnx.graph import Graph
+from tracea_onnx.lower import LOWER
+
+F32 = TensorProto.FLOAT
+
+
+def graph(op: str, inputs: dict[str, tuple[int, ...]], *, opset: int = 25, domain: str = "", **attrs: Any) -> Graph:
+    node = helper.make_node(op, [*inputs], ["y"], name="n", domain=domain, **attrs)
+    given = [helper.make_tensor_value_info(n, F32, s) for n, s in inputs.items()]
+    made = helper.make_tensor_value_info("y", F32, None)
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    m: ModelProto = helper.make_model(helper.make_graph([node], "g", given, [made]), opset_imports=opsets, ir_version=12)
+    infer.infer(m, {})
+    return Graph(m)
+
+
+HEADS = {"q": (2, 4, 5, 8), "k": (2, 4, 7, 8), "v": (2, 4, 7, 8)}
+
+
+@pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
+def test_attention_in_a_window_is_left(window: str) -> None:
+    g = graph("Attention", HEADS, **{window: 2})
+    matches, refusals = match.find(g)
+    assert not matches and any(window in r.reason for r in refusals)
+    compiled = compiler.compile_graph(g, everything=True)
+    assert not compiled.entries and window in compiled.refused[0][1]
+
+
+@pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
+def test_a_window_of_everything_is_none(window: str) -> None:
+    compiled = compiler.compile_graph(graph("Attention", HEADS, **{window: -1}), everything=True)
+    assert len(compiled.entries) == 1 and not compiled.refused
+
+
+def test_an_attribute_of_tomorrow_is_left() -> None:
+    g = graph("Relu", {"x": (2, 3)}, slope=0.5)
+    assert "slope" in g.nodes[0].unread
+    compiled = compiler.compile_graph(g, everything=True)
+    assert not compiled.entries and "slope" in compiled.refused[0][1]
+    g = graph("Gelu", {"x": (2, 3)}, domain="com.microsoft", exactness=1)
+    assert "exactness" in compiler.compile_graph(g, everything=True).refused[0][1]
+
+
+def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "NEWEST", 21)  # AveragePool changed in opset 22, Softmax did not
+    pool = graph("AveragePool", {"x": (1, 3, 8, 8)}, opset=22, kernel_shape=[2, 2])
+    assert "newer" in pool.nodes[0].unread
+    assert not graph("Softmax", {"x": (1, 3)}, opset=22).nodes[0].unread
+    compiled = compiler.compile_graph(pool, everything=True)
+    assert not compiled.entries and "newer" in compiled.refused[0][1]
+
+
+def test_an_opset_that_onnx_itself_does_not_know_is_left() -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"])
+    assert "newer" in operators.unread("Softmax", node, 999)
+
+
+def test_every_operator_with_a_kernel_is_in_the_table() -> None:
+    kinds = {k for k in LOWER if not k.startswith(":")}
+    assert kinds <= operators.READ.keys()
+
+
+def test_a_model_with_an_operator_of_tomorrow_keeps_its_results() -> None:
+    """The window is honoured by whoever runs the node."""
+    import onnxruntime as ort
+
+    from tracea_onnx import provider
+
+    given = [helper.make_tensor_value_info(n, F32, s) for n, s in HEADS.items()]
+    node = helper.make_node("Attention", [*HEADS], ["y"], left_window_size=1, right_window_size=1)
+    g = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", F32, None)])
+    source = helper.make_model(g, opset_imports=[helper.make_opsetid("", 25)], ir_version=12).SerializeToString()
+    try:
+        plain = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+    except Exception:
+        pytest.skip("this ONNX Runtime does not know opset 25's Attention")
+    data = {n: np.random.default_rng(len(n)).standard_normal(s).astype(np.float32) for n, s in HEADS.items()}
+    session = provider.create_session(source, {"backend": "cpu", "claim": "all"})
+    np.testing.assert_allclose(session.run(None, data)[0], plain.run(None, data)[0], rtol=1e-4, atol=1e-5)
+
+
