@@ -342,6 +342,20 @@ def case_a_launch_that_cannot_be_recorded() -> None:
     assert count(log.take(), "launch") == 3
 
 
+def case_equal_runs_get_equal_addresses() -> None:
+    """Of numpy arrays: what a run released, the next one takes in the same order, whatever else is free, so that it is replayed."""
+    answer(cube_plan)
+    session = provider.create_session(cube_model(), {"backend": "cuda"})
+    kept = [empty_tensor([40]) for _ in range(7)]
+    del kept
+    gc.collect()
+    log.take()
+    for _ in range(4):
+        check_cube(session, 40)
+    lines = log.take()
+    assert count(lines, "instantiate") == 1 and count(lines, "replay") == 3
+
+
 def case_more_bindings_than_graphs() -> None:
     """Nine bindings in turn all replay; of very many only so many graphs are kept."""
     answer(cube_plan)

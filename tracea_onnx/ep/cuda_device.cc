@@ -75,11 +75,11 @@ Function Module::function(const std::string& symbol, unsigned shared_bytes, unsi
 // --- memory
 
 Address Pool::take(size_t bytes, const void* lane) {
-  for (auto it = free_.lower_bound(bytes); it != free_.end() && it->first <= bytes + bytes / 2; ++it) {
+  for (auto it = free_.lower_bound({bytes, 0}); it != free_.end() && it->first.first <= bytes + bytes / 2; ++it) {
     if (it->second.lane && it->second.lane != lane) continue;
-    const Address address = it->second.address;
-    live_[address] = {it->first, false, false};
-    used_ += it->first;
+    const auto [size, address] = it->first;
+    live_[address] = {size, false, false};
+    used_ += size;
     peak_ = std::max(peak_, used_);
     free_.erase(it);
     return address;
@@ -97,9 +97,16 @@ Result Pool::obtain(Address* address, size_t bytes) {
 }
 
 // Freeing waits for the device, so whatever a lane still does with the block is done first.
-void Pool::give_back(Address address, size_t bytes) {
-  if (const Driver* d = usable()) pinned_ ? d->host_free(reinterpret_cast<void*>(address)) : d->memory_free(address);
-  total_ -= bytes;
+void Pool::give_back(const Block& block) {
+  if (const Driver* d = usable()) pinned_ ? d->host_free(reinterpret_cast<void*>(block.second)) : d->memory_free(block.second);
+  total_ -= block.first;
+}
+
+bool Pool::give_all_back() {
+  const bool any = !free_.empty();
+  for (const auto& [block, state] : free_) give_back(block);
+  free_.clear();
+  return any;
 }
 
 Address Pool::allocate(size_t wanted, const void* lane) {
@@ -109,8 +116,7 @@ Address Pool::allocate(size_t wanted, const void* lane) {
     if (const Address reused = take(bytes, lane)) return reused;
     const size_t limit = limits_.empty() ? SIZE_MAX : *limits_.begin();
     if (bytes > limit || total_ > limit - bytes) {
-      for (const auto& [size, block] : free_) give_back(block.address, size);
-      free_.clear();
+      give_all_back();
       if (bytes > limit || total_ > limit - bytes)
         throw Failure("out of GPU memory: " + std::to_string(wanted) + " bytes were asked for, " + std::to_string(total_) + " of the " + std::to_string(limit) +
                       " that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit, or run smaller inputs or fewer sessions at a time");
@@ -143,7 +149,7 @@ void Pool::release(Address address, const void* lane) {
     it->second.released = true;
     return;
   }
-  free_.emplace(it->second.bytes, Free{address, lane, runs_});
+  free_[{it->second.bytes, address}] = {lane, runs_};
   used_ -= it->second.bytes;
   live_.erase(it);
 }
@@ -159,15 +165,15 @@ void Pool::let_go(Address address, const void* lane) {
   if (it == live_.end() || !it->second.held) return;
   it->second.held = false;
   if (!it->second.released) return;
-  free_.emplace(it->second.bytes, Free{address, lane, runs_});
+  free_[{it->second.bytes, address}] = {lane, runs_};
   used_ -= it->second.bytes;
   live_.erase(it);
 }
 
 void Pool::settle(const void* lane) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [size, block] : free_)
-    if (block.lane == lane) block.lane = nullptr;
+  for (auto& [block, state] : free_)
+    if (state.lane == lane) state.lane = nullptr;
   trim();
 }
 
@@ -179,23 +185,20 @@ void Pool::trim() {
   if (++runs_ % kWindow == 0) last_peak_ = std::exchange(peak_, used_);
   const size_t peak = std::max(peak_, last_peak_), most = peak + peak / 2 + kUnnoticed;
   if (total_ <= most && runs_ % kWindow) return;
-  std::vector<std::multimap<size_t, Free>::iterator> idle;
+  std::vector<std::map<Block, Free>::iterator> idle;
   for (auto it = free_.begin(); it != free_.end(); ++it)
     if (!it->second.lane) idle.push_back(it);
   std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->second.released < b->second.released; });
   for (const auto& it : idle) {
     if (total_ <= most && it->second.released > runs_ - 2 * kWindow) break;
-    give_back(it->second.address, it->first);
+    give_back(it->first);
     free_.erase(it);
   }
 }
 
 bool Pool::flush() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool any = !free_.empty();
-  for (const auto& [size, block] : free_) give_back(block.address, size);
-  free_.clear();
-  return any;
+  return give_all_back();
 }
 
 void Pool::add_limit(size_t bytes) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda_driver.h"
@@ -68,11 +69,14 @@ class Pool {
   void expect_threads(bool begin) { threads_ += begin ? 1 : -1; }
 
  private:
-  struct Free { Address address; const void* lane; long released; };
+  // By size, then by address: the same requests in the same order get the same blocks, run after run, so that graphs are replayed.
+  using Block = std::pair<size_t, Address>;
+  struct Free { const void* lane; long released; };
   struct Live { size_t bytes; bool held, released; };
   Address take(size_t bytes, const void* lane);
   Result obtain(Address* address, size_t bytes);
-  void give_back(Address address, size_t bytes);
+  void give_back(const Block& block);
+  bool give_all_back();
   void trim();
 
   Device& device_;
@@ -80,7 +84,7 @@ class Pool {
   std::mutex mutex_;
   std::atomic<bool> unfinished_{false};
   std::atomic<int> threads_{0};
-  std::multimap<size_t, Free> free_;
+  std::map<Block, Free> free_;
   std::unordered_map<Address, Live> live_;
   std::multiset<size_t> limits_;
   size_t total_ = 0, used_ = 0;        // bytes of all blocks, of those that are not free

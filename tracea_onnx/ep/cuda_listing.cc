@@ -69,7 +69,7 @@ bool ask_management(std::vector<Physical>& out) {
 #if defined(_WIN32)
 bool ask_kernel(std::vector<Physical>&) { return false; }
 #else
-// What Linux's kernel driver tells: a folder per GPU, named by its PCI address, and a device node that a container may lack.
+// What Linux's kernel driver tells: a folder per GPU, named by its PCI address, and a device node, either of which a container may lack.
 bool ask_kernel(std::vector<Physical>& out) {
   const std::string root = "/proc/driver/nvidia/gpus";
   std::vector<std::string> addresses;
@@ -93,6 +93,13 @@ bool ask_kernel(std::vector<Physical>& out) {
       fclose(f);
     }
     if (minor < 0 || access(("/dev/nvidia" + std::to_string(minor)).c_str(), F_OK) == 0) out.push_back(std::move(p));
+  }
+  if (!out.empty()) return true;
+  // Sandboxes may have the device nodes alone: nvidia0, nvidia1, ...
+  if (DIR* d = opendir("/dev")) {
+    while (const dirent* e = readdir(d))
+      if (const char* digits = e->d_name + 6; !strncmp(e->d_name, "nvidia", 6) && *digits && strspn(digits, "0123456789") == strlen(digits)) out.emplace_back();
+    closedir(d);
   }
   return !out.empty();
 }
