@@ -31,7 +31,8 @@ _JUMPS = frozenset({
     "InstanceNormalization", "GroupNormalization", "LpNormalization",
 })  # fmt: skip
 _SQUASH = ("Tanh", "Sigmoid", "Softsign", "HardSigmoid", "Erf", "Sin", "Cos")
-_LIMIT = 1 << 16
+#: Elements of a value that one is made to fit, and of any value.
+_LIMIT, _LARGEST = 1 << 16, 1 << 18
 
 
 @dataclass
@@ -146,8 +147,8 @@ def _grow(d: Linked, random: Random, kinds: Sequence[str], wanted: int) -> None:
                 shapes = _shapes(d)
             except Exception:  # a form that inference does not take: other draws do as well
                 shapes = {}
-            if shapes or not new:
-                made = [(o, shapes[o]) for n in new for o in n.output if o in shapes and np.prod(shapes[o]) <= 1 << 18]
+            if shapes and max(np.prod(v, dtype=np.float64) for v in shapes.values()) <= _LARGEST:
+                made = [(o, shapes[o]) for n in new for o in n.output if o in shapes]
                 d.pool += made if not any(n.op_type in _JUMPS for n in new) else []
                 return
         d.nodes[:], d.fed, d.stored = list(before[0]), dict(before[1]), dict(before[2])
