@@ -74,7 +74,8 @@ def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
     again = made.run(reference.names, fed)
     for name, a, b in zip(reference.names, first, again, strict=True):
         if isinstance(a, np.ndarray) and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
-            return f"'{name}' changes from run to run"
+            at = np.argwhere(a != b)
+            return f"'{name}' changes from run to run at {len(at)} of {a.size} places, from {at[:2].tolist()} on: {a[a != b][:2]} became {b[a != b][:2]}"
     found = verify.compared(reference, again)
     bad = [o for o in found if not o.ok and not _unsteady(reference.expected[reference.names.index(o.name)])]
     return "; ".join(f"'{o.name}' {o.max_rel:.1e} apart {o.note}" for o in bad)

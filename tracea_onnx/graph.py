@@ -227,7 +227,11 @@ class Graph:
         if t is not None:
             if not t.HasField("shape"):
                 return None
-            return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in t.shape.dim)
+            dims = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in t.shape.dim)
+            maker = self._producer.get(name)
+            if 0 in dims and maker is not None and maker.op == "Attention":  # what ONNX infers from heads whose size it does not know
+                return tuple(d or None for d in dims)
+            return dims
         value = self.const(name) if name in self._producer else None
         if value is not None:
             return tuple(value.shape)

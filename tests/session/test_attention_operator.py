@@ -73,3 +73,19 @@ def test_a_single_query_with_heads_in_the_batch() -> None:
         session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
     assert [launch["k"] for e in read_pack(packs[-1])[0]["entries"] for launch in e["plan"]["run"]].count("attention") == 1
     np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)
+
+
+def test_heads_of_unknown_size() -> None:
+    """ONNX infers 0 for the last axis of a result whose head size it does not know: what reads the result has the sizes of the run."""
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+    nodes = [helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Transpose", ["a"], ["y"], perm=[2, 0, 1])]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11).SerializeToString()
+    want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)[0]
+    session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
+    assert "Transpose" in provider.assigned_nodes(session)
+    got = session.run(None, data)[0]
+    assert got.shape == (12, 2, 5)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
