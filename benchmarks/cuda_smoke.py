@@ -49,7 +49,7 @@ Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]
 def answer(make: Callable[[Graph], Entries]) -> None:
     """Lets `make` answer the provider's compile requests."""
     compiler = importlib.import_module("tracea_onnx.compiler")
-    vars(compiler)["compile_request"] = lambda request: write_pack(make(Graph(onnx.ModelProto.FromString(request))), "smoke")
+    vars(compiler)["compile_request"] = lambda request: write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "smoke")
 
 
 def keys(graph: Graph) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import onnx
+from onnx import numpy_helper
 
 from tracea_onnx import __version__, caps, match, partition, plan_cache, registry, tuning, worth
 from tracea_onnx import dims as D
@@ -18,7 +19,7 @@ from tracea_onnx.core import DOMAIN, Match
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.graph import Graph, Node, tensor_array
+from tracea_onnx.graph import Graph, Node, request_array
 from tracea_onnx.lower import COMPUTE, lower, merge, pooled, rownorm, slots, staged, summed
 from tracea_onnx.lower.blocks import reads_blocks
 from tracea_onnx.lower.context import Lowering, element_type
@@ -74,7 +75,7 @@ def compile_request(request: bytes) -> bytes:
     slot = plan_cache.Slot(model, props)
     reply = slot.get()
     if reply is None:
-        graph = Graph(model)
+        graph = Graph(model, in_process=True)
         result = compile_for(graph, props, backend_of(props))
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
@@ -90,11 +91,7 @@ def _whole(request: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(request)
     for tensor in copy.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            values = tensor_array(tensor, None).tobytes()
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
-            tensor.raw_data = values
+        tensor.CopyFrom(numpy_helper.from_array(request_array(tensor), tensor.name))
     return copy
 
 

@@ -10,14 +10,15 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import MEMORY_LOCATION, external_info, subgraphs, tensor_array
-from tracea_onnx.surgery import graphs
+from tracea_onnx.graph import external_info, tensor_array
+from tracea_onnx.graph import tensor_bytes as tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -30,56 +31,61 @@ class Source:
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor the model stores: initializers, sparse ones, and tensor attributes, in bodies and functions too."""
-    for g in graphs(model):
+    """Every tensor the model stores: initializers, sparse ones, and tensors in attributes, in bodies, functions and training graphs too."""
+    for g in _every_graph(model):
         yield from g.initializer
         for s in g.sparse_initializer:
-            yield s.values
-            yield s.indices
-        for n in g.node:
-            yield from _node_tensors(n)
-    for f in model.functions:
-        for n in f.node:
-            yield from _node_tensors(n, nested=True)
+            yield from (s.values, s.indices)
+    yield from attribute_tensors(model)
 
 
-def _node_tensors(node: NodeProto, *, nested: bool = False) -> Iterator[TensorProto]:
-    for a in node.attribute:
-        if a.type == AttributeProto.TENSOR or (not a.type and a.HasField("t")):
+def attribute_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor in an attribute, whatever type the attribute claims to have."""
+    for a in _every_attribute(model):
+        if a.HasField("t"):
             yield a.t
         yield from a.tensors
-    if nested:
-        for g in subgraphs(node):
-            yield from g.initializer
-            for n in g.node:
-                yield from _node_tensors(n, nested=True)
+        for s in [*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors]:
+            yield from (s.values, s.indices)
 
 
-def tensor_bytes(t: TensorProto) -> int:
-    """Bytes of the tensor's elements by its dims and type (sub-byte types are packed); 0 for strings."""
-    bits = _BITS.get(t.data_type)
-    if bits is None:
-        bits = 0 if t.data_type == TensorProto.STRING else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
-    count = 1
-    for d in t.dims:
-        count *= d
-    return (count * bits + 7) // 8
+def _every_attribute(model: ModelProto) -> Iterator[AttributeProto]:
+    """Attributes of all nodes and functions, those inside other attributes too."""
+    stack = [a for f in model.functions for a in f.attribute_proto]
+    nodes = chain(model.graph.node, *(f.node for f in model.functions), *(g.node for t in model.training_info for g in (t.initialization, t.algorithm)))
+    stack += [a for n in nodes for a in n.attribute]
+    while stack:
+        a = stack.pop()
+        yield a
+        stack += [b for g in (*([a.g] if a.HasField("g") else []), *a.graphs) for n in g.node for b in n.attribute]
 
 
-_BITS = {getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)}
-_BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(TensorProto, n)}
+def _every_graph(model: ModelProto) -> Iterator[GraphProto]:
+    yield model.graph
+    for t in model.training_info:
+        yield from (t.initialization, t.algorithm)
+    for a in _every_attribute(model):
+        if a.HasField("g"):
+            yield a.g
+        yield from a.graphs
 
 
 def check_external_data(source: Source) -> None:
     """Raise ModelError unless every external tensor lies within a regular file inside the model's folder."""
     for t in tensors(source.model):
-        if t.data_location == TensorProto.EXTERNAL and external_info(t).get("location") != MEMORY_LOCATION:
+        if t.data_location == TensorProto.EXTERNAL:
             _check_external(t, source)
+
+
+#: Parts of locations by which programs mean an address in their own memory: ours, and ONNX Runtime's.
+_INTERNAL = ("tracea:", "_ORT_MEM_ADDR_")
 
 
 def _check_external(t: TensorProto, source: Source) -> None:
     info = external_info(t)
     location = info.get("location", "")
+    if any(mark in e.value for e in t.external_data for mark in _INTERNAL):
+        raise ModelError(f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no model from outside may", "export it again")
     if source.folder is None or source.path is None:
         raise ModelError(f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach", "give the model's path instead")
     if not location or PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute() or ".." in Path(location).parts:
@@ -115,7 +121,7 @@ def with_real_paths(source: Source) -> tuple[ModelProto, Path | None]:
 
     The model is `source`'s own unless links make other locations necessary.
     """
-    outside = [t for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL and external_info(t).get("location") != MEMORY_LOCATION]
+    outside = [t for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL]
     if source.folder is None or not outside:
         return source.model, None
     real = {external_info(t)["location"]: (source.folder / external_info(t)["location"]).resolve() for t in outside}
@@ -141,14 +147,19 @@ def bring_in(source: Source, wanted: Callable[[TensorProto], bool]) -> None:
     """Read the external data of the wanted tensors into the model, in place."""
     for t in tensors(source.model):
         if t.data_location == TensorProto.EXTERNAL and wanted(t):
-            t.raw_data = raw_bytes(t, source.folder)
-            t.ClearField("data_location")
-            del t.external_data[:]
+            take_in(t, source.folder)
+
+
+def take_in(t: TensorProto, folder: Path | None) -> None:
+    """Read the tensor's external data into it."""
+    t.raw_data = raw_bytes(t, folder)
+    t.ClearField("data_location")
+    del t.external_data[:]
 
 
 def raw_bytes(t: TensorProto, folder: Path | None) -> bytes:
     """The tensor's elements as ONNX stores them, wherever they lie."""
-    if t.data_location == TensorProto.EXTERNAL and folder is not None and external_info(t)["location"] != MEMORY_LOCATION:
+    if t.data_location == TensorProto.EXTERNAL and folder is not None:
         info = external_info(t)
         with (folder / info["location"]).open("rb") as f:
             f.seek(int(info.get("offset", "0")))
@@ -163,7 +174,7 @@ def stored(t: TensorProto, folder: Path | None) -> memoryview | None:
     if t.data_location != TensorProto.EXTERNAL:
         return memoryview(t.raw_data) if t.HasField("raw_data") else None
     info, size = external_info(t), tensor_bytes(t)
-    if folder is None or not size or info["location"] == MEMORY_LOCATION:
+    if folder is None or not size:
         return None
     return np.memmap(folder / info["location"], np.uint8, "r", int(info.get("offset", "0")), (size,)).data
 

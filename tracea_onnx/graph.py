@@ -7,6 +7,7 @@ lazily (external data through a memory map), so a model larger than memory can s
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tracea_onnx.errors import ModelError
 from tracea_onnx.operators import unread
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | str | None, ...]
-#: `external_data` location of a tensor that lives in this process: offset is its address (the EP's compile requests).
+#: `external_data` location of a constant of the provider's compile requests: the offset is its address in this process. No file may say this.
 MEMORY_LOCATION = "tracea:memory"
 
 
@@ -90,33 +92,62 @@ def external_info(t: TensorProto) -> dict[str, str]:
     return {e.key: e.value for e in t.external_data}
 
 
+def tensor_bytes(t: TensorProto) -> int:
+    """Bytes of the tensor's elements by its dims and type (sub-byte types are packed); 0 for strings."""
+    bits = _BITS.get(t.data_type)
+    if bits is None:
+        bits = 0 if t.data_type == TensorProto.STRING else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
+    return int(math.prod(t.dims) * bits + 7) // 8
+
+
+_BITS = {getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)}
+_BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(TensorProto, n)}
+
+
 def tensor_array(t: TensorProto, folder: Path | None) -> Array:
-    """The tensor's values; external data is memory-mapped from `folder`, in-process data read in place."""
+    """The tensor's values; external data is memory-mapped from `folder`. Raises FileNotFoundError for external data where there is no folder."""
     if t.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(t)
-    info = external_info(t)
-    dtype, shape = np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)), tuple(t.dims)
-    count = int(np.prod(shape, dtype=np.int64))
-    offset = int(info.get("offset", "0"))
-    if info["location"] == MEMORY_LOCATION:
-        if count == 0:
-            return np.empty(shape, dtype)
-        raw = memoryview((ctypes.c_ubyte * (count * dtype.itemsize)).from_address(offset))
-        in_place: Array = np.frombuffer(raw, dtype, count)
-        return in_place.reshape(shape)
+    info, size = external_info(t), tensor_bytes(t)
     if folder is None:
         raise FileNotFoundError(info["location"])
-    if count == 0:
-        return np.empty(shape, dtype)
-    return np.memmap(folder / info["location"], dtype, "r", offset, shape)
+    stored = np.memmap(folder / info["location"], np.uint8, "r", int(info.get("offset", "0")), (size,)) if size else np.empty(0, np.uint8)
+    return _typed(t, stored)
+
+
+def request_array(t: TensorProto) -> Array:
+    """The values of a constant of a compile request, in place: where the request says so, at an address.
+
+    Only what answers the provider's requests may call this: a model from outside could name any address. Raises ModelError for a constant that lies
+    neither in the request nor in memory, or whose length is not that of its type and dims.
+    """
+    if t.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(t)
+    info, size = external_info(t), tensor_bytes(t)
+    if info.get("location") != MEMORY_LOCATION or info.get("length") != str(size):
+        what = f"constant '{t.name}' of a compile request has {size} bytes, not {info.get('length')} at '{info.get('location')}'"
+        raise ModelError(what, "the provider and the Python package are of different versions: install them again")
+    at = (ctypes.c_ubyte * size).from_address(int(info["offset"])) if size else b""
+    return _typed(t, np.frombuffer(memoryview(at), np.uint8))
+
+
+def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
+    """A tensor's bytes as an array of its type and shape, in place unless elements share bytes."""
+    if t.data_type in _BITS:
+        return numpy_helper.to_array(TensorProto(dims=t.dims, data_type=t.data_type, raw_data=stored.tobytes()))
+    return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
 
 
 class Graph:
-    """View of one graph of a model. `outer` is the enclosing graph when this is a body of If, Loop or Scan."""
+    """View of one graph of a model. `outer` is the enclosing graph when this is a body of If, Loop or Scan.
+
+    `in_process`: the model is a compile request of the provider, whose constants are read where they lie in memory. Never for a model from outside.
+    """
 
     def __init__(
-        self, model: ModelProto, graph: GraphProto | None = None, *, folder: Path | None = None, outer: Graph | None = None
+        self, model: ModelProto, graph: GraphProto | None = None, *, folder: Path | None = None, outer: Graph | None = None, in_process: bool = False
     ) -> None:
+        self._in_process = in_process
         self.model, self.proto, self.folder, self.outer = model, graph if graph is not None else model.graph, folder, outer
         self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
         self.nodes: list[Node] = [Node(n, k, self._opsets.get("", 0)) for k, n in enumerate(self.proto.node)]
@@ -174,7 +205,8 @@ class Graph:
             return None
         if name not in self._arrays:
             if name in self._initializers:
-                self._arrays[name] = tensor_array(self._initializers[name], self.folder)
+                t = self._initializers[name]
+                self._arrays[name] = request_array(t) if self._in_process else tensor_array(t, self.folder)
             elif name in self._producer:
                 value = constant_node_value(self._producer[name].proto)
                 if value is None:

@@ -21,11 +21,11 @@ from onnx import ModelProto, TensorProto
 from tracea_onnx import lazy
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
-from tracea_onnx.external import bring_in, check_external_data, in_own_file, point, raw_bytes
+from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
 from tracea_onnx.external import tensor_bytes as tensor_bytes
 from tracea_onnx.external import tensors as tensors
 from tracea_onnx.external import with_real_paths as with_real_paths
-from tracea_onnx.graph import MEMORY_LOCATION, external_info
+from tracea_onnx.graph import external_info
 from tracea_onnx.surgery import graphs
 
 _DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError  # protobuf ships no types
@@ -56,6 +56,9 @@ def load(model: ModelProto | str | os.PathLike[str]) -> Source:
     _check_header(source.model, where)
     _check_contents(source.model, where)
     check_external_data(source)
+    for t in attribute_tensors(source.model):  # they are small, and onnx would look for their files in the current folder
+        if t.data_location == TensorProto.EXTERNAL:
+            take_in(t, source.folder)
     return source
 
 
@@ -312,5 +315,5 @@ def _guard_source(source: Source, target: Path, data: Path) -> None:
     if source.folder is None or source.path is None or not data.exists() or (target.exists() and target.samefile(source.path)):
         return
     for location in {external_info(t).get("location", "") for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL}:
-        if location not in (MEMORY_LOCATION, source.path.name) and (source.folder / location).samefile(data):
+        if location != source.path.name and (source.folder / location).samefile(data):
             raise UsageError(f"{data} holds the weights of {source.path}", "choose another output name")

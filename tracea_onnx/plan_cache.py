@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto
 from tracea_onnx import caps, native, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.graph import Graph, tensor_array
+from tracea_onnx.graph import Graph, request_array
 from tracea_onnx.registry import folder
 
 #: Constants of at most this many bytes are part of a node's key already (docs/architecture.md, "Plan and pack").
@@ -65,11 +65,11 @@ def _key(request: ModelProto, props: Mapping[str, str]) -> str:
 
 
 def _size(t: TensorProto) -> int:
-    return tensor_array(t, None).nbytes
+    return request_array(t).nbytes
 
 
 def _hash(t: TensorProto) -> str:
-    values = tensor_array(t, None)
+    values = request_array(t)
     in_place = values.dtype != object and values.flags.c_contiguous
     return hashlib.sha256(values.reshape(-1).view(np.uint8).data if in_place else values.tobytes()).hexdigest()
 

@@ -25,7 +25,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 
     def install(make: Callable[[Graph], Entries]) -> None:
         def compile_request(request: bytes) -> bytes:
-            packs.append(write_pack(make(Graph(onnx.ModelProto.FromString(request))), "test"))
+            packs.append(write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "test"))
             return packs[-1]
 
         monkeypatch.setattr(tracea_onnx.compiler, "compile_request", compile_request)
