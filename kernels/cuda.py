@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
-import sys
+import importlib
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +25,7 @@ from tracea_onnx.meanwhile import meanwhile
 
 Emit = Callable[[Request], list[Kernel]]
 _FOLDER = Path(__file__).resolve().parent / "cuda"
+__path__ = [str(_FOLDER)]  # a package, so that Python imports what lies there, a module at a time
 #: Architectures whose own instructions (wgmma, setmaxnreg) need the `a` target.
 _SPECIFIC = frozenset({90, 100, 103, 120})
 
@@ -55,7 +55,7 @@ def families() -> dict[str, Emit]:
     """Every family some `emit_*.py` provides."""
     found: dict[str, Emit] = {}
     for path in sorted(_FOLDER.glob("emit_*.py")):
-        found |= _module(path).FAMILIES
+        found |= part(path.stem).FAMILIES
     return found
 
 
@@ -66,18 +66,7 @@ def template(name: str) -> str:
 
 def part(name: str) -> ModuleType:
     """The module `kernels/cuda/<name>.py` (code that several emitters share)."""
-    return _module(_FOLDER / f"{name}.py")
-
-
-def _module(path: Path) -> ModuleType:
-    name = f"tracea_onnx.kernels.cuda.{path.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 # --- compilation ----------------------------------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import tracea_onnx
 from tracea_onnx.core import Rule
 
 _PACKAGE = Path(__file__).resolve().parent
+if not (_PACKAGE / "fusion_rules").is_dir():
+    tracea_onnx.__path__.append(str(_PACKAGE.parent))
 
 
 def folder(kind: str) -> Path:
@@ -25,24 +27,15 @@ def folder(kind: str) -> Path:
     raise FileNotFoundError(f"the {kind} folder is missing from the installation of tracea-onnx")
 
 
-@cache
 def module(kind: str, name: str) -> ModuleType:
-    """The module `tracea_onnx.<kind>.<name>`."""
+    """The module `tracea_onnx.<kind>.<name>`. Threads that ask for it at once all get it whole: Python locks each module while it is imported."""
     full = f"tracea_onnx.{kind}.{name}"
-    if full in sys.modules:
-        return sys.modules[full]
-    path = folder(kind) / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(full, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ModuleNotFoundError(f"no {kind} called '{name}'; there are: {', '.join(names(kind))}")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[full] = loaded
     try:
-        spec.loader.exec_module(loaded)
-    except BaseException:
-        del sys.modules[full]  # a half-executed module must not be found again
-        raise
-    return loaded
+        return importlib.import_module(full)
+    except ModuleNotFoundError as e:
+        if e.name != full:
+            raise
+        raise ModuleNotFoundError(f"no {kind} called '{name}'; there are: {', '.join(names(kind))}") from None
 
 
 @cache
