@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import heapq
-from weakref import WeakKeyDictionary
 
 from tracea_onnx.core import Match, Refuse, Rule
 from tracea_onnx.expr import Expr
@@ -18,14 +17,8 @@ from tracea_onnx.patterns_linear import LINEAR_OPS, match_linear
 
 _MAX_INPUTS = 6
 
-#: The chains of a graph depend on each other (a node belongs to one), so they are found together, once.
-_chains: WeakKeyDictionary[Graph, dict[int, Match | Refuse]] = WeakKeyDictionary()
-
-
 def match(graph: Graph, node: Node) -> Match:
-    if graph not in _chains:
-        _chains[graph] = _all_chains(graph)
-    found = _chains[graph][id(node)]
+    found = graph.derived(_all_chains)[id(node)]  # the chains of a graph depend on each other: a node belongs to one
     if isinstance(found, Refuse):
         raise Refuse(found.reason, found.node, near=found.near)
     return found
@@ -48,7 +41,7 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse]:
             chain, region = _grow(graph, node, taken, out)
             out[id(node)] = _match(graph, node, chain, region)
         except Refuse as why:
-            out[id(node)] = why
+            out[id(node)] = Refuse(why.reason, why.node, near=why.near)  # one that was raised refers to every frame it passed through
             continue
         for member in chain:
             out.setdefault(id(member), Refuse(f"{label(member)} is part of the chain that ends in {label(node)}", member, near=False))

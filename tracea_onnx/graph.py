@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from tracea_onnx.errors import ModelError
 from tracea_onnx.operators import unread
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 Shape = tuple[int | str | None, ...]
 #: `external_data` location of a constant of the provider's compile requests: the offset is its address in this process. No file may say this.
 MEMORY_LOCATION = "tracea:memory"
@@ -165,6 +166,15 @@ class Graph:
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
         self._types = {v.name: v.type.tensor_type for v in [*self.proto.input, *self.proto.output, *self.proto.value_info] if v.type.HasField("tensor_type")}
+
+        self._derived: dict[object, Any] = {}
+
+    def derived(self, key: Callable[[Graph], T]) -> T:
+        """What `key` computes of this graph, computed once. It lives and dies with the graph, so it may refer to it."""
+        if key not in self._derived:
+            self._derived[key] = key(self)
+        found: T = self._derived[key]
+        return found
 
     # --- structure ------------------------------------------------------------------------------------------------
     def opset(self, domain: str = "") -> int:

@@ -13,7 +13,6 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tracea_onnx.core import Match, Refuse, Spec
 from tracea_onnx.expr import Expr
@@ -92,7 +91,6 @@ _KEEPS_TYPE = frozenset(POINTWISE) - {"Cast"} | {
     "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Upsample", "ReduceMean", "ReduceSum", "ReduceMax", "DepthToSpace", "SpaceToDepth",
     *(f"com.microsoft.{op}" for op in ("FusedConv", "FusedGemm", "FusedMatMul", "SkipLayerNormalization", "SimplifiedLayerNormalization")),
 }  # fmt: skip
-_types: WeakKeyDictionary[Graph, dict[str, int]] = WeakKeyDictionary()
 
 
 def element_type(graph: Graph, name: str) -> int | None:
@@ -100,16 +98,18 @@ def element_type(graph: Graph, name: str) -> int | None:
     declared = graph.dtype(name)
     if declared is not None:
         return declared
-    if graph not in _types:
-        found: dict[str, int] = {}
-        for node in graph.nodes:
-            if node.op in _KEEPS_TYPE and graph.dtype(node.outputs[0]) is None:
-                known = (t for i in node.inputs if i and (t := graph.dtype(i) or found.get(i)) is not None)
-                first = next((t for t in known if node.op != "Where" or t != BOOL), None)
-                if first is not None:
-                    found[node.outputs[0]] = result_type(node, first)
-        _types[graph] = found
-    return _types[graph].get(name)
+    return graph.derived(_carried_types).get(name)
+
+
+def _carried_types(graph: Graph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op in _KEEPS_TYPE and graph.dtype(node.outputs[0]) is None:
+            known = (t for i in node.inputs if i and (t := graph.dtype(i) or found.get(i)) is not None)
+            first = next((t for t in known if node.op != "Where" or t != BOOL), None)
+            if first is not None:
+                found[node.outputs[0]] = result_type(node, first)
+    return found
 
 
 def float_type(graph: Graph, name: str, node: Node) -> int:

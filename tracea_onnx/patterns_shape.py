@@ -6,8 +6,8 @@ Concat, Cast and arithmetic. All of them evaluate here to the same tuple of `dim
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Shapes:
     """Dims and shape contents of every value of one graph, computed in one pass over its nodes."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph: Graph = weakref.proxy(graph)  # which keeps these shapes: a cycle would live until it is collected
         self._named = graph.symbols()
         self._dims: dict[str, Dims | None] = {}
         self._contents: dict[str, Array | None] = {}
@@ -133,15 +133,9 @@ class Shapes:
             return None
 
 
-_cache: WeakKeyDictionary[Graph, Shapes] = WeakKeyDictionary()
-
-
 def shapes(graph: Graph) -> Shapes:
     """The symbolic shapes of `graph`, computed once."""
-    found = _cache.get(graph)
-    if found is None:
-        found = _cache[graph] = Shapes(graph)
-    return found
+    return graph.derived(Shapes)
 
 
 def axes_of(s: Shapes, node: Node, rank: int) -> list[int] | None:
