@@ -332,9 +332,10 @@ void Device::remove_cache(Cache* cache) {
 // --- the current context
 
 Current::Current(Device& device) : outer_(cuda::health) {
+  const Driver& d = driver();
   device.health.need();
   cuda::health = &device.health;
-  const Result r = driver().context_push(device.context());
+  const Result r = d.context_push(device.context());
   if (r != kSuccess) {
     const struct Restore {  // there is no destructor after a failed constructor
       Health* outer;
@@ -342,7 +343,7 @@ Current::Current(Device& device) : outer_(cuda::health) {
     } restore{outer_};
     check(r, "using the device");
   }
-  driver_ = &driver();
+  driver_ = &d;
 }
 
 Current::Current(Device& device, std::nothrow_t) noexcept : outer_(cuda::health) {
