@@ -538,6 +538,32 @@ def case_a_recorded_run_that_fails_is_not_replayed() -> None:
         np.testing.assert_allclose(y.numpy(), 4 * (k * x) ** 2, rtol=1e-5)
 
 
+def case_a_session_whose_work_failed_gives_everything_back() -> None:
+    """Waiting for its work fails when it is dropped: graphs, kernels and memory go all the same, and the GPU is used on."""
+
+    def use(failing: bool) -> list[str]:
+        answer(_with_own_cubins("dropped"))
+        session = provider.create_session(cube_model(), {"backend": "cuda"})
+        io = bound(session, device_tensor(np.abs(vector(500))), {"u": empty_tensor([500]), "y": empty_tensor([500])})
+        for _ in range(3):
+            session.run_with_iobinding(io)
+        log.take()
+        if failing:
+            log.fail("cuStreamSynchronize", 1, times=2)
+        del session, io
+        gc.collect()
+        log.fail("cuStreamSynchronize", 0, times=0)
+        return log.take()
+
+    use(False)
+    gc.collect()
+    before = log.used()
+    for failing in (True, False, True):
+        lines = use(failing)
+        assert count(lines, "destroy graph") == 1 and count(lines, "unload module") == 1
+        assert log.used() == before
+
+
 # --- streams of the caller
 
 

@@ -48,6 +48,7 @@ Module::Module(Device& device, Blob cubin) : device_(device) {
 }
 
 Module::~Module() {
+  const Current current(device_, std::nothrow);
   if (const Driver* d = usable(); d && handle_) d->module_unload(handle_);
 }
 
