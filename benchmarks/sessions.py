@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def _watch_compiler() -> None:
 
     def watched(request: bytes) -> bytes:
         try:
-            return original(request)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", compiler.Fault)
+                return original(request)
         except TraceaError:
             raise
         except Exception as e:

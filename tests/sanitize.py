@@ -111,7 +111,7 @@ def main() -> int:
     )
     parser.add_argument("--sanitizers", default="address,undefined")
     parser.add_argument("--cxx", default="g++")
-    parser.add_argument("--isa", default="avx2")
+    parser.add_argument("--isa", default="avx2,base")
     parser.add_argument("--seconds", type=float, default=120, help="of fuzzing after the tests")
     parser.add_argument("--seed", default="0", help="of the fuzzer")
     parser.add_argument("--tests", nargs="*", default=list(TESTS))

@@ -5,6 +5,7 @@ The same rules that rewrite a file run here, so a model that was never optimised
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -175,10 +176,14 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
                 continue
             try:
                 plan, blobs = _lower_group(graph, [ops[k] for k in members], values, f"partition{len(entries)}", backend)
+                why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name, torn) if plan is not None and not everything else None
             except _Failed as e:
                 bad = e
                 break
-            why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name, torn) if plan is not None and not everything else None
+            except (TraceaError, MemoryError):
+                raise
+            except Exception as e:
+                plan, why = None, _fault(f"a partition at '{ops[members[0]].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
             if why is not None:
                 declined += [(n, why) for k in members for n in ops[k].nodes]
             elif plan is not None:
@@ -203,7 +208,7 @@ def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[
 def choose(graph: Graph, backend: str = "cpu") -> list[Match]:
     """The fusions the scheduler would make in this graph."""
     rules = {r.name: r.priority for r in registry.rules()}
-    matches, _ = match.find(graph)
+    matches, _ = match.find(graph, failed=lambda e: _fault(e.what))
     chosen, _ = registry.module("scheduler", "priority").schedule(graph, [(m, price(graph, m, backend), rules[m.rule]) for m in matches])
     return [m for m, _ in chosen]
 
@@ -227,13 +232,33 @@ def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int,
             for name in op.inputs:
                 if name and name not in ctx.values and not graph.is_const(name) and not _foreign(ctx, name):
                     raise Unsupported(f"the type or rank of '{name}' is not known")
-            lower(ctx, op)
+            _lower(ctx, op)
         except Unsupported as e:
             reasons[k] = str(e)
             for o in [o for n in op.nodes for o in n.outputs if o]:
                 ctx.values.pop(o, None)
                 _foreign(ctx, o)
     return reasons, ctx.values
+
+
+def _lower(ctx: Lowering, op: Op) -> None:
+    """Lower one op. Raises Unsupported, too, where the lowering itself is at fault: that costs the op, not the graph."""
+    try:
+        lower(ctx, op)
+    except (Unsupported, TraceaError, MemoryError):
+        raise
+    except Exception as e:
+        raise Unsupported(_fault(f"the lowering of {op.kind} '{op.nodes[0].name}' failed ({type(e).__name__}: {e})")) from None
+
+
+class Fault(RuntimeWarning):
+    """A defect of this package that cost nodes of a session: ONNX Runtime runs them."""
+
+
+def _fault(what: str) -> str:
+    """A line for the report, and the same as a warning for who runs the session."""
+    warnings.warn(f"{what}; ONNX Runtime runs its nodes; report this", Fault, stacklevel=3)
+    return f"internal error: {what}"
 
 
 _QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -290,7 +315,7 @@ def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], name:
     _plan_storage(ctx, graph, ops, known, outputs)
     for op in ops:
         try:
-            lower(ctx, op)
+            _lower(ctx, op)
         except Unsupported as e:
             raise _Failed(op, e) from None
     try:

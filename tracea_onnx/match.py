@@ -26,10 +26,12 @@ def find(
     *,
     rules: Sequence[Rule] | None = None,
     progress: Callable[[], None] | None = None,
+    failed: Callable[[TraceaError], object] | None = None,
 ) -> tuple[list[Match], list[Refusal]]:
     """Every match and every refusal, in node order and then by rule name. `progress` is called once a node.
 
-    Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the rule, never of the model.
+    Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the rule, never of the model. With `failed` it goes there,
+    and costs the match alone.
     """
     matches: list[Match] = []
     refusals: list[Refusal] = []
@@ -47,10 +49,16 @@ def find(
                 refusals.append(Refusal(rule.name, node.name, e.reason, e.near, node.name if e.node is None else e.node.name))
                 continue
             except Exception as e:
-                raise _fault(rule, node, f"{type(e).__name__}: {e}") from e
+                if failed is None:
+                    raise _fault(rule, node, f"{type(e).__name__}: {e}") from e
+                failed(_fault(rule, node, f"{type(e).__name__}: {e}"))
+                continue
             fault = check(graph, found)
             if fault:
-                raise _fault(rule, node, fault)
+                if failed is None:
+                    raise _fault(rule, node, fault)
+                failed(_fault(rule, node, fault))
+                continue
             if graph.is_convex(found.nodes):
                 matches.append(found)
             else:

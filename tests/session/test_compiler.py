@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
+from tracea_onnx import compiler, provider, registry
+from tracea_onnx.lower import lower
 from tracea_onnx.provider import create_session
 
 Array = npt.NDArray[Any]
@@ -203,3 +207,29 @@ def test_an_infinite_constant_behind_a_product() -> None:
     assert [f.rule for f in made.report.fused] == ["gemm"]
     rng = np.random.default_rng(1)
     compare(made.model.SerializeToString(), {"x": rng.standard_normal((2, 3)).astype(np.float32), "k": rng.standard_normal((2, 4)).astype(np.float32)})
+
+
+def test_a_lowering_that_fails_costs_its_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So does a rule: each is said once, and the rest of the graph runs on the provider."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Sin", ["a"], ["b"]), helper.make_node("MatMul", ["b", "w"], ["y"])]
+    source = model(nodes, {"x": ["n", 8]}, ["y"], [weight("w", 8, 8)])
+    def fails(ctx: Any, op: Any) -> None:
+        if any(n.op == "Sin" for n in op.nodes):
+            raise IndexError("tuple index out of range")
+        lower(ctx, op)
+
+    def broken(graph: Any, anchor: Any) -> Any:
+        raise KeyError("spec")
+
+    monkeypatch.setattr(compiler, "lower", fails)
+    rules = registry.rules()
+    monkeypatch.setattr(registry, "rules", lambda: (*rules, replace(rules[0], name="broken", anchors=frozenset({"MatMul"}), match=broken)))
+    with pytest.warns(compiler.Fault) as said:
+        session = provider.create_session(source, {"claim": "all", "cache_dir": str(tmp_path / "cache")})
+    lines = {str(w.message).split(" (")[0] for w in said}
+    assert any(line.startswith("the lowering of ") for line in lines)
+    assert any(line.startswith("rule 'broken' failed on node ") for line in lines)
+    assert provider.assigned_nodes(session) == ["MatMul", "MatMul"]
+    x = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
+    want = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, x)
+    np.testing.assert_allclose(session.run(None, x)[0], want[0], rtol=1e-4, atol=1e-4)

@@ -33,7 +33,7 @@ def pad(ctx: Lowering, op: Op) -> None:
         pads = list(ctx.int_list(op.input(1), "the pads"))
         fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
         if op.input(3):
-            axes = [axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes")]
+            axes = [axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes").reshape(-1)]
             full: list[DimLike] = [0] * (2 * x.rank)
             for j, a in enumerate(axes):
                 full[a], full[a + x.rank] = pads[j], pads[j + len(axes)]
