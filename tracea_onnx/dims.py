@@ -11,9 +11,11 @@ import functools
 import hashlib
 import math
 import operator
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 #: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive divisors.
 EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min", "eq", "lt", "select")
@@ -21,13 +23,14 @@ EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min"
 
 @dataclass(frozen=True, eq=False)
 class Dim:
-    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order."""
+    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order; natural: it is never negative."""
 
     op: str
     args: tuple[DimLike, ...]
     name: str
     text: str
     symbols: tuple[str, ...]
+    natural: bool
 
     def __add__(self, o: DimLike) -> DimLike:
         return add(self, o)
@@ -62,20 +65,37 @@ class Dim:
 
 
 DimLike = int | Dim
-_pool: dict[tuple[object, ...], Dim] = {}
+#: Every expression that something still refers to, and the last that were made: most are soon made again. Only what holds the lock adds one, so that
+#: threads share one object, too.
+_pool: WeakValueDictionary[tuple[object, ...], Dim] = WeakValueDictionary()
+_recent: deque[Dim] = deque(maxlen=1 << 14)
+_adding = threading.Lock()
 #: Characters of a node that is spelled out.
 _LONGEST = 400
 
 
 def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
-    # id() of pooled Dims is stable: the pool keeps every node alive.
+    # A node keeps its operands alive, and its entry goes before they do: no id in a key is that of another one meanwhile.
     key = (op, tuple(a if isinstance(a, int) else ("d", id(a)) for a in args), name)
     known = _pool.get(key)
     if known is None:
         symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
-        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols))
-        known = _pool.setdefault(key, made)  # atomic: of two threads that make it at once, both get the first one's
+        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols), _natural(op, args))
+        with _adding:
+            known = _pool.get(key)
+            if known is None:
+                known = _pool[key] = made
+                _recent.append(made)
     return known
+
+
+def _natural(op: str, args: tuple[DimLike, ...]) -> bool:
+    """Whether a node is at least 0 by what is known of its operands: symbols are counts."""
+    if op == "max":
+        return any(map(never_negative, args))
+    if op == "select":
+        return all(map(never_negative, args[1:]))
+    return op in ("sym", "eq", "lt") or (op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, args)))
 
 
 def _text(op: str, args: tuple[DimLike, ...]) -> str:
@@ -103,7 +123,10 @@ def named(text: str, known: Collection[str]) -> DimLike:
         if isinstance(e, ast.Name) and e.id in known:
             return symbol(e.id)
         if isinstance(e, ast.BinOp) and type(e.op) in _OPERATORS:
-            return _OPERATORS[type(e.op)](read(e.left), read(e.right))
+            left, right = read(e.left), read(e.right)
+            if isinstance(e.op, ast.FloorDiv) and isinstance(right, int) and right <= 0:
+                raise ValueError(text)
+            return _OPERATORS[type(e.op)](left, right)
         raise ValueError(text)
 
     try:
@@ -112,16 +135,9 @@ def named(text: str, known: Collection[str]) -> DimLike:
         return symbol(text)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # expressions share parts: walking all paths takes exponential time
 def never_negative(e: DimLike) -> bool:
     """Whether `e` is at least 0 whatever its symbols are, which are counts (False where that does not show)."""
-    if isinstance(e, int):
-        return e >= 0
-    if e.op == "max":
-        return any(map(never_negative, e.args))
-    if e.op == "select":
-        return all(map(never_negative, e.args[1:]))
-    return e.op in ("sym", "eq", "lt") or (e.op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, e.args)))
+    return e >= 0 if isinstance(e, int) else e.natural
 
 
 def _order(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -100,3 +103,48 @@ def test_symbols_can_be_replaced() -> None:
         assert "n" not in D.symbols(scaled)
         for k in range(6):
             assert D.evaluate(scaled, {"eighth": k, "m": 11}) == D.evaluate(e, {"n": 8 * k, "m": 11})
+
+
+def test_expressions_nothing_refers_to_are_let_go() -> None:
+    kept = D.add(D.symbol("kept_a"), D.symbol("kept_b"))
+    product = D.mul(D.symbol("gone_a"), D.symbol("gone_b"))
+    assert isinstance(product, D.Dim)
+    gone = weakref.ref(product)
+    before = len(D._pool)
+    assert D._recent.maxlen is not None
+    del product
+    D._recent.clear()
+    gc.collect()
+    assert gone() is None and len(D._pool) <= before - 3
+    assert D.add(D.symbol("kept_b"), D.symbol("kept_a")) is kept
+
+
+def test_threads_that_make_an_expression_at_once_get_one_object() -> None:
+    start, found = threading.Barrier(8), []
+
+    def make() -> None:
+        start.wait()
+        found.append([D.add(D.mul(D.symbol(f"t{k}"), D.symbol("u")), k) for k in range(200)])
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 8 and all(len({id(made[k]) for made in found}) == 1 for k in range(200))
+
+
+def test_shared_parts_are_evaluated_once() -> None:
+    d: D.DimLike = D.symbol("x")
+    for k in range(200):
+        d = D.maximum(D.add(d, 1), D.mod(d, k + 2))
+    assert D.evaluate(d, {"x": 1}) == 201 and D.never_negative(d)
+
+
+_NESTED, _LONG = "(" * 90 + "a" + ")" * 90, "9" * 300 + "**" + "9" * 9
+
+
+@pytest.mark.parametrize("text", ["4//0", "a//0", "a//(2-4)", "+".join(["a"] * 3000), _NESTED, "-" * 5000 + "a", _LONG, "a.b", "", "\0"])
+def test_a_hostile_name_is_a_symbol(text: str) -> None:
+    d = D.named(text, {"a"})
+    assert isinstance(d, D.Dim) and (d.op == "sym" or d is D.symbol("a"))
