@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.backend.cuda_requests import attention, check_kernels, request
+from tests.backend.cuda_requests import attention, batched, check_kernels, compile_kernels, request
 from tests.golden import record
 from tracea_onnx import caps, compiler, infer, registry
 from tracea_onnx import dims as D
@@ -72,6 +72,14 @@ def test_kernels_fit_the_device(device: str, requests: list[tuple[str, Request]]
     # What other reasons refuse (squeeze-excite before sm_90) is not of the device's limits.
     assert not [why for why in refused if "bytes of shared memory" in why[1]]
     assert len(refused) < (40 if found.arch < 90 else 3), refused
+
+
+@pytest.mark.parametrize("device", ["B200", "RTX 5090"])
+def test_kernels_for_other_devices_compile(device: str) -> None:
+    found, emit = DEVICES[device], registry.module("kernels", "cuda").emit
+    product = batched(DType.F16, 128, 96, 64, (64, 1), (96, 1))
+    for r in (_excite(2, 32, 8, 112), _rows(3, 150_000), _rows(3, 50_000, 8), attention(DType.F16, 128), attention(DType.F32, 64), product):
+        compile_kernels(emit(replace(r, caps=found)), found.arch)
 
 
 def _smem(c: int, r: int, size: int, n: int, device: DeviceCaps) -> list[tuple[int, int]]:
