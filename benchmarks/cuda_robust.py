@@ -180,7 +180,7 @@ def no_such_gpu_is_one_line() -> None:
 
 @shimmed
 def graphs_that_cannot_be_made() -> None:
-    for call in ("cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch"):
+    for call in ("cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags", "cuGraphLaunch"):
         with errors() as lines:
             session = smoke.cube_session(log_level="warning")
             for n in (1000, 5000):
@@ -510,13 +510,16 @@ def _all(only: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         shim: dict[str, str] | None = None
         if platform.machine() == "x86_64" and sys.platform == "linux":
-            shim = cuda_shim.build(Path(folder))
+            try:
+                shim = cuda_shim.build(Path(folder))
+            except (OSError, subprocess.CalledProcessError, StopIteration) as e:
+                print(f"     no shim of the driver: {e}")
         for name in CHECKS:
             if only not in name:
                 continue
             start = time.perf_counter()
             if name in _SHIMMED and shim is None:
-                outcome, text = "SKIP", "     the shim is for x86-64 on Linux\n"
+                outcome, text = "SKIP", "     there is no shim of the driver\n"
             else:
                 try:
                     outcome, text = _run(name, (shim or {}) if name in _SHIMMED else {})

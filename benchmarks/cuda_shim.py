@@ -1,4 +1,4 @@
-"""NVIDIA's driver with some calls that fail: a library that hands every call of the provider on, but for those that it was told to refuse.
+"""NVIDIA's driver with some calls that fail: a library that hands every call on, but for those that it was told to refuse.
 
 A process finds it as libcuda.so.1 where LD_LIBRARY_PATH begins with its folder; `fail` then says what fails. x86-64 on Linux.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
+import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 _REAL = "SHIM_REAL"
-_DRIVER = Path(__file__).resolve().parents[1] / "tracea_onnx" / "ep" / "cuda_driver.h"
 _FIND = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(line.split()[-1] for line in open('/proc/self/maps') if 'libcuda.so' in line))"
 
 
@@ -54,13 +54,32 @@ asm(R"(
 """
 
 
-def build(folder: Path, compiler: str = "c++") -> dict[str, str]:
-    """Compiles the library into `folder`; returns the environment in which a process has it for the driver."""
-    symbols = re.findall(r'X\(\w+, "(cu\w+)"', _DRIVER.read_text())
-    source, library = folder / "shim.cc", folder / "libcuda.so.1"
-    source.write_text(_source(symbols))
-    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+def _exported(library: str) -> list[str]:
+    """Names of the functions that a 64-bit ELF library exports: all of them, since other libraries call some, too."""
+    data = Path(library).read_bytes()
+    at, size, count = (int.from_bytes(data[a:b], "little") for a, b in ((0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)))
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + size * k) for k in range(count)]
+    (table,) = (s for s in sections if s[1] == 11)  # SHT_DYNSYM
+    start, strings = table[4], sections[table[6]][4]
+    found = set()
+    for k in range(table[5] // 24):
+        name, info, _, section = struct.unpack_from("<IBBH", data, start + 24 * k)
+        if section and info & 15 in (2, 10):  # a function that is defined
+            found.add(data[strings + name : data.index(b"\0", strings + name)].decode())
+    return sorted(n for n in found if n.isidentifier() and not n.startswith("_"))
+
+
+def _compiler() -> list[str]:
+    return next(([c] for c in ("c++", "g++", "clang++") if shutil.which(c)), [sys.executable, "-m", "ziglang", "c++"])
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Compiles the library into `folder`; returns the environment in which a process has it for the driver. Raises OSError or CalledProcessError where that
+    cannot be done."""
     real = subprocess.run([sys.executable, "-c", _FIND], check=True, capture_output=True, text=True).stdout.strip()
+    source, library = folder / "shim.cc", folder / "libcuda.so.1"
+    source.write_text(_source(_exported(real)))
+    subprocess.run([*_compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     return {_REAL: real, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))}
 
 
