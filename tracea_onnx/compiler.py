@@ -103,17 +103,19 @@ def properties(request: onnx.ModelProto) -> dict[str, str]:
 
 def compile_for(graph: Graph, props: Mapping[str, str], backend: Backend) -> Compiled:
     """`compile_graph` of a request's graph, as the request wants it."""
-    return compile_graph(graph, backend, everything=props.get("claim") == "all", body=props.get("body") == "1")
+    return compile_graph(graph, backend, everything=props.get("claim") == "all", body=props.get("body") == "1", trust=props.get("specs") == "trust")
 
 
-def build_pack(model: str | bytes) -> bytes:
+def build_pack(model: str | bytes, *, trust: bool = False) -> bytes:
     """Pack of every Plan a session over `model` asks for on this machine; a program loads it with the option `kernel_pack`.
+
+    `trust`: believe the specs of its fused ops (for a model that this process has fused), so that the Plans are for the fused ops themselves.
 
     Raises TraceaError when the provider would run nothing of the model."""
     from tracea_onnx import provider
 
     with recording() as packs:
-        provider.create_session(model)
+        provider.create_session(model, {"specs": "trust" if trust else "rematch"})
     pack = merge_packs(packs, PRODUCER)
     if not read_pack(pack)[0]["entries"]:
         raise TraceaError("the provider runs no part of this model, so there is nothing to pack", "see why with `tracea-onnx explain MODEL`")
@@ -149,15 +151,17 @@ def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices
     return Backend(target, plan)
 
 
-def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False) -> Compiled:
+def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False, trust: bool = False) -> Compiled:
     """Choose fusions, find what can be lowered, group it, and lower each group. `everything` takes partitions that do not pay, too.
 
-    `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it."""
+    `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it.
+    `trust`: run fused ops as their specs say. ONNX Runtime shows no bodies of functions, so a spec cannot be compared with what it stands for:
+    without `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those (docs/security.md)."""
     chosen = choose(graph, backend.target.name)
     result = Compiled()
     torn: set[int] = set()
     while True:
-        ops = _ops(graph, chosen)
+        ops = _ops(graph, chosen, trust)
         reasons, values = _probe(graph, ops, backend)
         if body:
             reasons |= {k: "ONNX Runtime inlines fused functions in the bodies of control flow" for k, op in enumerate(ops) if op.nodes[0].proto.domain == DOMAIN}
@@ -213,9 +217,9 @@ def choose(graph: Graph, backend: str = "cpu") -> list[Match]:
     return [m for m, _ in chosen]
 
 
-def _ops(graph: Graph, chosen: Sequence[Any]) -> list[Op]:
+def _ops(graph: Graph, chosen: Sequence[Any], trust: bool) -> list[Op]:
     taken = {id(n) for m in chosen for n in m.nodes}
-    plain = [of_node(n, graph) for n in graph.nodes if id(n) not in taken]
+    plain = [of_node(n, graph, trust) for n in graph.nodes if id(n) not in taken]
     return partition.topological([*(of_match(m, graph) for m in chosen), *plain], graph)
 
 

@@ -41,4 +41,8 @@ class Expr:
 
     @staticmethod
     def from_json(d: dict[str, Any]) -> Expr:
-        return Expr(int(d["n_in"]), tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]), int(d["out"]))
+        """Raises ValueError where an instruction reads what is not computed before it."""
+        expr = Expr(int(d["n_in"]), tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]), int(d["out"]))
+        if not 0 <= expr.out < expr.n_in + len(expr.code) or any(not 0 <= x < expr.n_in + k for k, i in enumerate(expr.code) for x in i.args):
+            raise ValueError("an expression reads a value that it does not have")
+        return expr

@@ -77,6 +77,7 @@ def optimize(
     tell("load", 0, 0)
     source, where, note = open_model(model)
     original = io.Source(ModelProto(), source.folder, source.path)
+    fused_before = any(f.domain == DOMAIN for f in source.model.functions)  # by whom, and whether their specs say what they do, is not known
     if not dry_run:
         original.model.CopyFrom(source.model)
     report = Report(where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else [])
@@ -102,7 +103,7 @@ def optimize(
             report.files += [str(f) for f in io.save(source, Path(output), external_data=external_data)]
         if pack is not None:
             tell("compile", 0, 0)
-            report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack))))
+            report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack), trust=not fused_before)))
     _bring_in(source)
     report.seconds = time.perf_counter() - started
     return OptimizeResult(source.model, report, source.folder)
@@ -239,13 +240,13 @@ def _bring_in(source: io.Source) -> None:
     external.bring_in(source, lambda t: external.in_own_file(t, source))
 
 
-def _pack(result: io.Source, written: Path | None, pack: Path) -> Path:
+def _pack(result: io.Source, written: Path | None, pack: Path, *, trust: bool) -> Path:
     """Compile the optimized model and write the pack file."""
     from tracea_onnx import compiler
 
     if written is None and result.folder is not None and any(t.data_location == TensorProto.EXTERNAL for t in io.tensors(result.model)):
         raise UsageError("a model with external data is compiled from the file written", "give an output file beside --pack")
-    io.write_bytes(pack, compiler.build_pack(str(written) if written is not None else io.serialize(result.model)))
+    io.write_bytes(pack, compiler.build_pack(str(written) if written is not None else io.serialize(result.model), trust=trust))
     return pack
 
 

@@ -59,10 +59,13 @@ def apply(model: ModelProto, graph: Graph, schedule: Sequence[tuple[Match, str]]
         return []
     taken = {n.name for n in graph.nodes}
     calls = [_call(model, graph, match, op, taken) for match, op in schedule]
-    known = {(f.domain, f.name) for f in model.functions}
+    known = {(f.domain, f.name): f.SerializeToString(deterministic=True) for f in model.functions}
     for c in calls:
+        while known.get((c.function.domain, c.function.name), body := c.function.SerializeToString(deterministic=True)) != body:
+            c.function.name += "_"  # the model has a function of this name that is not ours
+            c.node.op_type = c.function.name
         if (c.function.domain, c.function.name) not in known:
-            known.add((c.function.domain, c.function.name))
+            known[c.function.domain, c.function.name] = body
             model.functions.append(c.function)
     if all(o.domain != DOMAIN for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, DOMAIN_VERSION))

@@ -96,7 +96,7 @@ def session(source: io.Source, *, optimise: bool = False, providers: Sequence[st
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     if PROVIDER_NAME in providers:
-        return create_session(io.serialize(model), session_options=options)
+        return create_session(io.serialize(model), {"specs": "trust"}, options)  # a spec that says something else than its body shows
     return ort.InferenceSession(io.serialize(model), options, providers=list(providers), disabled_optimizers=_CRASHING if optimise else [])
 
 

@@ -28,7 +28,7 @@ def random_graph(r: Random) -> Graph:
 def test_contracted_groups_have_no_cycle(seed: int) -> None:
     r = Random(seed)
     graph = random_graph(r)
-    ops = partition.topological([of_node(n, graph) for n in graph.nodes], graph)
+    ops = partition.topological([of_node(n, graph, False) for n in graph.nodes], graph)
     supported = [r.random() < 0.7 for _ in ops]
     groups = partition.groups(ops, supported, graph)
     assert sorted(k for g in groups for k in g) == [k for k, ok in enumerate(supported) if ok]
@@ -45,5 +45,5 @@ def test_contracted_groups_have_no_cycle(seed: int) -> None:
 
 def test_one_group_when_everything_is_supported() -> None:
     graph = random_graph(Random(3))
-    ops = partition.topological([of_node(n, graph) for n in graph.nodes], graph)
+    ops = partition.topological([of_node(n, graph, False) for n in graph.nodes], graph)
     assert len(partition.groups(ops, [True] * len(ops), graph)) == 1

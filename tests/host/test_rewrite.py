@@ -287,3 +287,27 @@ def test_stock_onnx_runtime_makes_the_same_graph_of_it(tmp_path: Path) -> None:
     model = registry.module("models", "demo").build()
     result = pipeline.optimize(model, backend="cpu").model
     assert optimised_by_ort(model, "a.onnx") == optimised_by_ort(result, "b.onnx")
+
+
+def test_a_function_that_is_not_ours_keeps_its_name() -> None:
+    """A model may already hold a function of the name that ours would get, with another body."""
+    import onnx
+
+    import tracea_onnx
+    from tracea_onnx import registry
+
+    model = registry.module("models", "demo").build(image=33)
+    ours = tracea_onnx.optimize(model, verify=False).model
+    taken = onnx.ModelProto()
+    taken.CopyFrom(model)
+    for f in ours.functions:
+        body = [onnx.helper.make_node("Identity", [f.input[0]], [o]) for o in f.output]
+        opsets = [onnx.helper.make_opsetid("", 18)]
+        taken.functions.append(onnx.helper.make_function(f.domain, f.name, list(f.input), list(f.output), body, opsets, attributes=list(f.attribute)))
+    taken.opset_import.append(onnx.helper.make_opsetid("ai.tracea", 1))
+    taken.ir_version = max(taken.ir_version, 8)
+    result = tracea_onnx.optimize(taken)
+    assert result.report.verify is not None and result.report.verify.ok
+    bodies = {(f.domain, f.name): [n.op_type for n in f.node] for f in result.model.functions}
+    called = [bodies[n.domain, n.op_type] for n in result.model.graph.node if n.domain == "ai.tracea"]
+    assert called and all(body != ["Identity"] for body in called)

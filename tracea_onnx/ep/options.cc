@@ -63,6 +63,8 @@ Options read_options(const OrtSessionOptions* session) {
   if (o.precision != "keep" && o.precision != "bf16" && o.precision != "fp16") throw Failure("provider option precision='" + o.precision + "' is not one of: keep, bf16, fp16");
   if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all") throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
+  if (const std::string v = entry(session, "specs"); !v.empty()) o.specs = v;
+  if (o.specs != "rematch" && o.specs != "trust") throw Failure("provider option specs='" + o.specs + "' is not one of: rematch, trust");
   if (const std::string v = entry(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
   if (const std::string v = entry(session, "num_threads"); !v.empty()) o.num_threads = int(number("num_threads", v, 0, 1024));
   o.backend = entry(session, "backend");

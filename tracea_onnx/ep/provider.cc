@@ -151,7 +151,7 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   if (known != replies_.end()) return known->second;
   const int threads = threads_->limit();
   std::vector<std::pair<std::string, std::string>> metadata = {
-      {"backend", options_.backend}, {"isa", options_.isa}, {"threads", std::to_string(threads)}, {"precision", options_.precision}, {"claim", options_.claim}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
+      {"backend", options_.backend}, {"isa", options_.isa}, {"threads", std::to_string(threads)}, {"precision", options_.precision}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
   if (cuda_) {
     const auto device = cuda_->metadata();
     metadata.insert(metadata.end(), device.begin(), device.end());

@@ -72,8 +72,14 @@ def of_match(match: Match, graph: Graph) -> Op:
     return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
 
 
-def of_node(node: Node, graph: Graph) -> Op:
-    """An ONNX node, or a call to a fused function (its spec attribute says what it computes)."""
+#: Kind of a fused op whose spec is not believed.
+UNTRUSTED = "a fused op"
+
+
+def of_node(node: Node, graph: Graph, trust: bool) -> Op:
+    """An ONNX node, or a call to a fused function, which is what its spec attribute says where that is trusted."""
+    if node.proto.domain == DOMAIN and not trust:
+        return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {}, (node,), (), graph.opset())
     if node.proto.domain == DOMAIN:
         d = json.loads(node.attrs[SPEC_ATTRIBUTE])
         roles = tuple(d["roles"])  # what follows them are constants only the body reads
