@@ -135,6 +135,20 @@ def _gpus() -> Iterator[Check]:
         yield Check(f"GPU {k}", ok, detail, "the CUDA backend needs compute capability 8.0 or newer", required=False)
 
 
+def _architectures() -> list[int]:
+    """Compute capabilities x 10 of the GPUs that the kernels run on."""
+    driver, found = nvrtc.driver_library(), list[int]()
+    for k in range(cuda_devices()):
+        assert driver is not None
+        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), k)
+        for value, attribute in ((major, _FACTS[0]), (minor, _FACTS[1])):
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        if (major.value, minor.value) >= _OLDEST_GPU:
+            found.append(major.value * 10 + minor.value)
+    return found
+
+
 def _compiler() -> Check:
     found, driver = nvrtc.load(), nvrtc.driver_version()
     fix = 'for the CUDA backend: python -m pip install "tracea-onnx[gpu]" (for CUDA 13: "tracea-onnx[gpu13]")'
@@ -145,5 +159,9 @@ def _compiler() -> Check:
     if driver and compiler.major > driver // 1000:
         detail = f"{number} ({compiler.path}) is newer than the driver's CUDA {_dotted(driver)}, which does not load its kernels"
         return Check("NVRTC", False, detail, 'python -m pip install "tracea-onnx[gpu]", or update the driver', required=False)
+    unknown = [a for a in _architectures() if (known := nvrtc.architectures(library)) and a not in known]
+    if unknown:
+        detail = f"{number} ({compiler.path}) is older than the GPU (sm_{unknown[0]}): the driver translates its kernels when they are loaded"
+        return Check("NVRTC", False, detail, 'for faster loading: python -m pip install -U "tracea-onnx[gpu13]"', required=False)
     why = f"the newest installed that a driver of CUDA {_dotted(driver)} takes" if driver else "the newest installed; there is no driver to ask"
     return Check("NVRTC", True, f"{number}, {why} ({compiler.path})", fix, required=False)

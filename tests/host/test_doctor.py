@@ -66,4 +66,9 @@ def test_a_compiler_newer_than_the_driver_is_an_ailment(monkeypatch: pytest.Monk
     found = doctor._compiler()
     assert not found.ok and "13.0" in found.detail and "CUDA 12.4" in found.detail and "[gpu]" in found.fix
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 13010)
+    monkeypatch.setattr(nvrtc, "architectures", lambda _: [80, 89, 90])
+    monkeypatch.setattr(doctor, "_architectures", lambda: [90, 120])
+    older = doctor._compiler()
+    assert not older.ok and "older than the GPU (sm_120)" in older.detail and "pip install" in older.fix
+    monkeypatch.setattr(doctor, "_architectures", lambda: [90])
     assert doctor._compiler().ok and "CUDA 13.1" in doctor._compiler().detail

@@ -475,6 +475,19 @@ def case_growing_shapes_leave_no_block_of_each() -> None:
 # --- recorded runs
 
 
+def case_a_graph_id_is_a_number() -> None:
+    need_ort(1, 26, why="captures no graphs for plugins")
+    session, io, x, y = _plain_cube({"enable_cuda_graph": "session"})
+    for value in ("one", "1x", "-2", "99999999999"):
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", value)
+        with pytest.raises(Exception, match=r"gpu_graph_id|graph annotation") as e:
+            session.run_with_iobinding(io, options)
+        assert "\n" not in str(e.value).strip()
+    session.run_with_iobinding(io)
+    np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
+
+
 def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
     """An output that is a constant: ONNX Runtime copies it from the host within the run."""
     need_ort(1, 26, why="captures no graphs for plugins")
