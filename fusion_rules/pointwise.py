@@ -19,15 +19,19 @@ _MAX_INPUTS = 6
 
 def match(graph: Graph, node: Node) -> Match:
     found = graph.derived(_all_chains)[id(node)]  # the chains of a graph depend on each other: a node belongs to one
+    if isinstance(found, str):
+        raise RuntimeError(found)
     if isinstance(found, Refuse):
         raise Refuse(found.reason, found.node, near=found.near)
     return found
 
 
-def _all_chains(graph: Graph) -> dict[int, Match | Refuse]:
-    """For each pointwise node the chain it ends, or why it ends none. Later nodes choose first, so chains are maximal towards the outputs."""
+def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
+    """For each pointwise node the chain it ends, or why it ends none (a str: what went wrong in this rule).
+
+    Later nodes choose first, so chains are maximal towards the outputs."""
     taken = _claimed(graph)
-    out: dict[int, Match | Refuse] = {}
+    out: dict[int, Match | Refuse | str] = {}
     for node in reversed(graph.nodes):
         if node.op not in POINTWISE or id(node) in out:
             continue
@@ -42,6 +46,11 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse]:
             out[id(node)] = _match(graph, node, chain, region)
         except Refuse as why:
             out[id(node)] = Refuse(why.reason, why.node, near=why.near)  # one that was raised refers to every frame it passed through
+            continue
+        except MemoryError:
+            raise
+        except Exception as e:
+            out[id(node)] = f"{type(e).__name__}: {e}"
             continue
         for member in chain:
             out.setdefault(id(member), Refuse(f"{label(member)} is part of the chain that ends in {label(node)}", member, near=False))
@@ -61,13 +70,15 @@ def _claimed(graph: Graph) -> dict[int, str]:
                 found = match_batch_norm(graph, node, rule="batch_norm")
             else:
                 continue
-        except Refuse:
+        except MemoryError:
+            raise
+        except Exception:  # a Refuse, or a defect of the other rule, which is reported where that rule runs
             continue
         out.update({id(n): label(node) for n in found.nodes})
     return out
 
 
-def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse]) -> tuple[list[Node], Region]:
+def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse | str]) -> tuple[list[Node], Region]:
     """The nodes of the chain ending in `last`: producers of the same shape whose every reader is in the chain, nearest first."""
     target = last.outputs[0]
     dtype, shape = float_type(graph, target, last), dims_of(graph, target)

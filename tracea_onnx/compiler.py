@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from tracea_onnx.lower.movement import RESHAPES
 from tracea_onnx.lower.op import Op, of_match, of_node
 from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.meanwhile import meanwhile
 from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
 from tracea_onnx.price import price
 
@@ -44,28 +46,26 @@ class Compiled:
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
-_recordings: list[list[bytes]] = []
-_listeners: list[list[onnx.ModelProto]] = []
+#: Who collects what the sessions compile that this context creates: the provider asks on the thread that creates a session.
+_recordings: ContextVar[tuple[list[bytes], ...]] = ContextVar("recordings", default=())
+_listeners: ContextVar[tuple[list[onnx.ModelProto], ...]] = ContextVar("listeners", default=())
 
 
 @contextmanager
-def _collected(places: list[list[T]]) -> Iterator[list[T]]:
+def _collected(places: ContextVar[tuple[list[T], ...]]) -> Iterator[list[T]]:
     """A list that is among these while the context is open."""
     found: list[T] = []
-    places.append(found)
-    try:
+    with meanwhile(places, (*places.get(), found)):
         yield found
-    finally:
-        places[:] = [place for place in places if place is not found]  # another one may have the same in it
 
 
 def recording() -> AbstractContextManager[list[bytes]]:
-    """Collects every reply made while the context is open (how `optimize --pack` captures Plans)."""
+    """Collects every reply made in this thread while the context is open (how `optimize --pack` captures Plans)."""
     return _collected(_recordings)
 
 
 def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
-    """Collects every request made while the context is open, with the constants that it only points to: these are ONNX Runtime's, and soon gone."""
+    """Collects every request made in this thread while the context is open, with the constants that it only points to: these are ONNX Runtime's, and soon gone."""
     return _collected(_listeners)
 
 
@@ -80,9 +80,9 @@ def compile_request(request: bytes) -> bytes:
         result = compile_for(graph, props, backend_of(props))
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
-    for packs in _recordings:
+    for packs in _recordings.get():
         packs.append(reply)
-    for requests in _listeners:
+    for requests in _listeners.get():
         requests.append(_whole(model))
     return reply
 
@@ -141,12 +141,12 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     return cuda_backend(device, tf32=props.get("tf32") == "1", choices=tuning.choices(device.arch, device.sms))
 
 
-def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices) -> Backend:
-    """For one graph: its Plans share what was emitted."""
+def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True) -> Backend:
+    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot."""
     target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, device, compile_kernels=not probe, tf32=tf32, emit=emit)
+        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit)
 
     return Backend(target, plan)
 
@@ -219,8 +219,19 @@ def choose(graph: Graph, backend: str = "cpu") -> list[Match]:
 
 def _ops(graph: Graph, chosen: Sequence[Any], trust: bool) -> list[Op]:
     taken = {id(n) for m in chosen for n in m.nodes}
-    plain = [of_node(n, graph, trust) for n in graph.nodes if id(n) not in taken]
+    plain = [_plain(n, graph, trust) for n in graph.nodes if id(n) not in taken]
     return partition.topological([*(of_match(m, graph) for m in chosen), *plain], graph)
+
+
+def _plain(node: Node, graph: Graph, trust: bool) -> Op:
+    """The op of a node alone; where that cannot be told, one that nothing lowers."""
+    try:
+        return of_node(node, graph, trust)
+    except (TraceaError, MemoryError):
+        raise
+    except Exception as e:
+        _fault(f"node '{node.name}' ({node.op}) was not read ({type(e).__name__}: {e})")
+        return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
 
 
 def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int, str], dict[str, Value]]:

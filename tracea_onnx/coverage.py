@@ -8,11 +8,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from tracea_onnx import canonical, compiler
+from tracea_onnx import canonical, compiler, tuning
 from tracea_onnx.caps import usual
-from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
 from tracea_onnx.graph import subgraphs
-from tracea_onnx.lower.target import CUDA
 
 #: What a CUDA Plan is made for where no device is asked: an H200.
 _GPU = usual(90)
@@ -45,8 +43,7 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
     """Ask the partition compiler about every node of a model that holds inferred types. No kernel is compiled, and no device is needed."""
     target = compiler.CPU_BACKEND
     if backend == "cuda":
-        emit = Emitter()
-        target = compiler.Backend(CUDA, lambda name, probe: CudaPlanBuilder(name, _GPU, compile_kernels=False, emit=emit))
+        target = compiler.cuda_backend(_GPU, tf32=False, choices=tuning.BY_PRICE, compile_kernels=False)
     total, partitions, leaving = 0, 0, []
     for proto, outer in canonical.scopes(model.graph):
         graph = canonical.view(model, proto, outer, folder)

@@ -31,7 +31,7 @@ def find(
     """Every match and every refusal, in node order and then by rule name. `progress` is called once a node.
 
     Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the rule, never of the model. With `failed` it goes there,
-    and costs the match alone.
+    and costs the match alone, which is among the refusals.
     """
     matches: list[Match] = []
     refusals: list[Refusal] = []
@@ -48,16 +48,20 @@ def find(
             except Refuse as e:
                 refusals.append(Refusal(rule.name, node.name, e.reason, e.near, node.name if e.node is None else e.node.name))
                 continue
+            except MemoryError:
+                raise
             except Exception as e:
                 if failed is None:
                     raise _fault(rule, node, f"{type(e).__name__}: {e}") from e
                 failed(_fault(rule, node, f"{type(e).__name__}: {e}"))
+                refusals.append(_defect(rule, node, f"{type(e).__name__}: {e}"))
                 continue
             fault = check(graph, found)
             if fault:
                 if failed is None:
                     raise _fault(rule, node, fault)
                 failed(_fault(rule, node, fault))
+                refusals.append(_defect(rule, node, fault))
                 continue
             if graph.is_convex(found.nodes):
                 matches.append(found)
@@ -66,6 +70,10 @@ def find(
         if progress is not None:
             progress()
     return matches, refusals
+
+
+def _defect(rule: Rule, node: Node, what: str) -> Refusal:
+    return Refusal(rule.name, node.name, f"internal error in rule '{rule.name}' ({what}), which costs this fusion only; report this", node=node.name)
 
 
 def _fault(rule: Rule, node: Node, what: str) -> TraceaError:

@@ -28,7 +28,11 @@ _RECORD = "session.record_ep_graph_assignment_info"
 _Reply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
 _Compiler = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t, _Reply, ctypes.c_void_p)
 
+#: Answer of the callback by which the native side sends SIGINT once more when the callback is done, so that Python raises KeyboardInterrupt behind it.
+_INTERRUPTED = 2
+
 _lock = threading.Lock()
+_unwinding = threading.local()  # error: what asks this thread to end (SystemExit), which native code would swallow
 _keep: list[Any] = []  # the callback and the library must outlive every session
 
 
@@ -59,8 +63,12 @@ def _compile(request: Any, n: int, reply: Any, context: int) -> int:
         data, failed = compile_request(ctypes.string_at(request, n)), 0
     except TraceaError as e:
         data, failed = str(e).encode(), 1
-    except Exception as e:  # nothing may unwind into native code
+    except KeyboardInterrupt:
+        data, failed = b"interrupted", _INTERRUPTED
+    except BaseException as e:  # nothing may unwind into native code
         data, failed = f"internal error: {type(e).__name__}: {e}".encode(), 1
+        if not isinstance(e, Exception):
+            _unwinding.error = e
     reply(context, data, len(data))
     return failed
 
@@ -102,7 +110,7 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
 def select(options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
     """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on every supported ONNX Runtime, 1.24 included.
 
-    `options` are provider options: kernel_pack, cache_dir, num_threads, precision, log_level, isa, claim, specs; backend=cuda, device_id,
+    `options` are provider options: kernel_pack, cache_dir, num_threads, log_level, isa, claim, specs; backend=cuda, device_id,
     enable_cuda_graph, gpu_mem_limit, user_compute_stream, sync_launches, tf32. Registers the provider if need be.
     """
     ort = _ort()
@@ -115,7 +123,7 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
 
 def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
     """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it (unless session.disable_cpu_ep_fallback is 1), on
-    every supported version.
+    every supported version. Where assignments are not recorded yet, `session_options` gets the entry that asks for it (`assert_provider_selected` reads it).
 
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
     ort = _ort()
@@ -123,13 +131,20 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
     source = str(model) if isinstance(model, Path) else model
     if session_options is None:
         session_options = ort.SessionOptions()
-    session_options.add_session_config_entry(_RECORD, "1")
-    if _version(ort.__version__) >= PROVIDERS_LIST_ORT:
+    if _entry(session_options, _RECORD) != "1":
+        session_options.add_session_config_entry(_RECORD, "1")
+    _unwinding.error = None
+    try:
+        if _version(ort.__version__) < PROVIDERS_LIST_ORT:
+            return ort.InferenceSession(source, select(options, session_options), enable_fallback=0)
         providers: list[Any] = [(PROVIDER_NAME, _device(ort, options)[1])]
         if _entry(session_options, "session.disable_cpu_ep_fallback") != "1":  # ONNX Runtime refuses to be given what it may not use
             providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
-    return ort.InferenceSession(source, select(options, session_options), enable_fallback=0)
+    finally:
+        error, _unwinding.error = _unwinding.error, None
+        if error is not None:
+            raise error
 
 
 def assert_provider_selected(session: Any) -> None:

@@ -154,7 +154,6 @@ def test_index_out_of_range_fails_the_run_and_only_it(answer: Install) -> None:
         ({"num_threads": "many"}, "num_threads='many'"),
         ({"tf32": "yes"}, "tf32='yes' is not one of: 0, 1"),
         ({"log_level": "loud"}, "log_level='loud'"),
-        ({"precision": "f8"}, "precision='f8'"),
     ],
 )
 def test_bad_option_is_one_clear_error(answer: Install, option: dict[str, str], message: str) -> None:

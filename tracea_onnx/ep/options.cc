@@ -59,8 +59,6 @@ Options read_options(const OrtSessionOptions* session) {
   o.isa = entry(session, "isa");
   if (o.isa.empty()) o.isa = best_isa();
   if (!isa_available(o.isa.c_str())) throw Failure("provider option isa='" + o.isa + "' is not available on this machine; use one of: " + available_isas());
-  if (const std::string v = entry(session, "precision"); !v.empty()) o.precision = v;
-  if (o.precision != "keep" && o.precision != "bf16" && o.precision != "fp16") throw Failure("provider option precision='" + o.precision + "' is not one of: keep, bf16, fp16");
   if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
   if (o.claim != "auto" && o.claim != "all") throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
   if (const std::string v = entry(session, "specs"); !v.empty()) o.specs = v;

@@ -24,7 +24,6 @@ struct Options {
   bool sync_launches = false;       // wait for every launch on a GPU, so that an error names its kernel
   std::string kernel_pack;          // path of a pack file
   std::string cache_dir;            // for the compiler
-  std::string precision = "keep";   // keep, bf16, fp16: for the compiler
   std::string claim = "auto";       // auto: partitions that pay; all: every node a kernel can run
   std::string specs = "rematch";    // whether a fused op's spec is believed: rematch (never: its body is matched again), trust; for the compiler
   bool tf32 = false;                // products of f32 may round their elements to TF32: for the compiler

@@ -94,6 +94,7 @@ bool acyclic(const Graph& graph, const std::vector<int>& group) {
 
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
     : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level}, threads_(std::make_shared<Threads>(options_.num_threads)) {
+  new_session();
   if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack);
   ort_version_supported = ort.abi;
   GetName = [](const OrtEp*) { return kProviderName; };
@@ -149,9 +150,8 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   const std::string digest = graph.digest() + (body ? "body" : "");
   const auto known = replies_.find(digest);
   if (known != replies_.end()) return known->second;
-  const int threads = threads_->limit();
   std::vector<std::pair<std::string, std::string>> metadata = {
-      {"backend", options_.backend}, {"isa", options_.isa}, {"threads", std::to_string(threads)}, {"precision", options_.precision}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
+      {"backend", options_.backend}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
   if (cuda_) {
     const auto device = cuda_->metadata();
     metadata.insert(metadata.end(), device.begin(), device.end());
