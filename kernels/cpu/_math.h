@@ -166,8 +166,7 @@ TRACEA_INLINE vf vtanh(vf x) {
 
 // sin(x + quadrant * pi/2). Arguments beyond 8192 lose the cheap reduction's accuracy and go to the C library.
 TRACEA_INLINE vf sin_quadrant(vf x, int quadrant) {
-  if (__builtin_expect(any(~(vabs(x) <= splat(8192.f))), 0))
-    return quadrant ? per_lane(x, [](float v) { return cosf(v); }) : per_lane(x, [](float v) { return sinf(v); });
+  const vi far = ~(vabs(x) <= splat(8192.f));
   const vf n = vround(x * 0.636619772f);
   const vi q = to_int(n) + quadrant;
   vf r = fma(n, splat(-1.5703125f), x);  // pi/2 in three parts, the first two short enough for exact products
@@ -178,7 +177,10 @@ TRACEA_INLINE vf sin_quadrant(vf x, int quadrant) {
   const vf c4 = fma(fma(splat(2.4547545763198286e-5f), s, splat(-1.3888300163671374e-3f)), s, splat(0.0416666641831398f));
   const vf cosine = fma(c4 * s, s, fma(s, splat(-0.5f), splat(1.f)));
   const vf y = select((q & 1) != 0, cosine, sine);
-  return bits_f(bits_i(y) ^ ((q & 2) << 30));
+  const vf near = bits_f(bits_i(y) ^ ((q & 2) << 30));
+  if (__builtin_expect(!any(far), 1)) return near;
+  // Only those lanes: what a neighbour holds, or what lies behind the last element, must not change a bit of the others.
+  return select(far, quadrant ? per_lane(x, [](float v) { return cosf(v); }) : per_lane(x, [](float v) { return sinf(v); }), near);
 }
 TRACEA_INLINE vf vsin(vf x) { return sin_quadrant(x, 0); }
 TRACEA_INLINE vf vcos(vf x) { return sin_quadrant(x, 1); }
