@@ -121,9 +121,17 @@ def load(arch: int, sms: int) -> dict[str, Measured]:
     """The record of a kind of GPU, for this version of the kernels; empty where nothing was measured, or where it cannot be read."""
     data = Cache().get(_name(arch, sms))
     try:
-        return {key: Measured(**entry) for key, entry in json.loads(data or b"{}").items()}
-    except (AttributeError, TypeError, ValueError):  # of a version in between
+        found = {key: Measured(**entry) for key, entry in json.loads(data or b"{}").items()}
+    except (AttributeError, TypeError, ValueError, RecursionError):  # of a version in between
         return {}
+    return found if all(map(_sound, found.values())) else {}
+
+
+def _sound(entry: Measured) -> bool:
+    """Whether the fields of an entry that was read have their types."""
+    times = (entry.us, entry.usual_us)
+    sized = isinstance(entry.sizes, dict) and all(isinstance(size, int) for size in entry.sizes.values())
+    return isinstance(entry.kernel, str) and all(isinstance(t, (int, float)) for t in times) and sized
 
 
 def save(arch: int, sms: int, found: Mapping[str, Measured | None]) -> bool:

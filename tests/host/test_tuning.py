@@ -50,7 +50,13 @@ def test_another_version_of_the_kernels_begins_anew(monkeypatch: pytest.MonkeyPa
     assert tuning.load(90, 132) == {}
 
 
-@pytest.mark.parametrize("data", [b"", b"nothing", b"[1]", b'{"a": 3}', b'{"a": {"kernel": "Tile()"}}'])
+_ODD = (
+    b"", b"nothing", b"[1]", b'{"a": 3}', b'{"a": {"kernel": "Tile()"}}', b'{"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}',
+    b'{"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": {}}}', b"[" * 100000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("data", _ODD, ids=range(len(_ODD)))
 def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
     Cache().put(tuning._name(90, 132), data)
     assert tuning.load(90, 132) == {} and tuning.choices(90, 132) == tuning.BY_PRICE
