@@ -15,6 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tracea_onnx import surgery
 from tracea_onnx.core import DOMAIN
+from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import subgraphs
 
 #: Calls a model may grow to: functions that call functions can multiply without bound.
@@ -40,8 +41,11 @@ def expanded(call: NodeProto, function: FunctionProto, taken: set[str], names: S
     """The nodes of `function` with the call's operands and attributes in place of its own.
 
     Values inside get new names not in `taken` (which they join). `names` are names for the nodes that are not constants; the others are
-    called after the call.
+    called after the call. Raises ModelError where the call has more operands or results than the function.
     """
+    for what, given, formal in (("inputs", call.input, function.input), ("outputs", call.output, function.output)):
+        if len(given) > len(formal):
+            raise ModelError(f"node '{call.name}' calls function '{function.name}' with {len(given)} {what}; it has {len(formal)}", "export the model again")
     new = dict(zip(function.input, [*call.input, *([""] * (len(function.input) - len(call.input)))], strict=True))
     actual = [*call.output, *([""] * (len(function.output) - len(call.output)))]
     passed: list[tuple[str, str]] = []

@@ -10,6 +10,7 @@ from onnx import ModelProto, helper
 from tests.host.pipeline_models import RULES, copy, normal, ops, run, same_bits
 from tracea_onnx import functions, io, pipeline
 from tracea_onnx.core import DOMAIN
+from tracea_onnx.errors import ModelError
 
 MINE = ', "mine" : 1'
 
@@ -156,3 +157,10 @@ def test_functions_that_multiply_are_not_expanded_without_bound() -> None:
     m = with_functions("g (float[5] x) => (float[5] y) { y = mine.F0 (x) }", bodies + body("F24 (x) => (y) { y = Neg (x) }"))
     notes: list[str] = []
     assert functions.expand(m, notes) == [] and ops(m) == ["F0"] and "more than" in notes[0]
+
+
+@pytest.mark.parametrize(("call", "line"), [("y = mine.Act (x, x)", "with 2 inputs; it has 1"), ("y, z = mine.Act (x)", "with 2 outputs; it has 1")])
+def test_a_call_with_more_than_the_function_has_is_one_line(call: str, line: str) -> None:
+    model: ModelProto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ {call} }} {ACT}')
+    with pytest.raises(ModelError, match=line):
+        functions.expand(model, [])
