@@ -32,6 +32,15 @@ def spec_json(spec: Spec) -> str:
     return json.dumps({"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def writable(spec: Spec) -> bool:
+    """Whether a model can hold the spec: JSON has no infinities."""
+    try:
+        spec_json(spec)
+    except ValueError:
+        return False
+    return True
+
+
 def read_spec(node: NodeProto) -> Spec | None:
     """The spec of a fused op's call node; None for any other node."""
     if node.domain != DOMAIN:

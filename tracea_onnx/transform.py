@@ -107,6 +107,9 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
         proto, outer = list(canonical.scopes(model.graph))[k]
         graph = canonical.view(model, proto, outer, folder)
         found, refusals = match.find(graph, how.only, how.skip, rules=how.rules, progress=step, failed=lambda _: None)
+        odd = [m for m in found if not rewrite.writable(m.spec)]
+        found = [m for m in found if all(m is not o for o in odd)]
+        refusals += [Refusal(m.rule, m.anchor.name, "a constant or an attribute of the chain is infinite or not a number") for m in odd]
         matches = [m for m in found if (m.rule, m.outputs) not in how.avoid]
         refusals += [Refusal(m.rule, m.anchor.name, how.avoid[m.rule, m.outputs]) for m in found if (m.rule, m.outputs) in how.avoid]
         priced: list[tuple[Match, Saving, int]] = [(m, price.price(graph, m, how.backend), known[m.rule].priority) for m in matches]

@@ -311,3 +311,13 @@ def test_a_function_that_is_not_ours_keeps_its_name() -> None:
     bodies = {(f.domain, f.name): [n.op_type for n in f.node] for f in result.model.functions}
     called = [bodies[n.domain, n.op_type] for n in result.model.graph.node if n.domain == "ai.tracea"]
     assert called and all(body != ["Identity"] for body in called)
+
+
+def test_numbers_that_json_does_not_have_leave_the_chain_as_it_is() -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }')
+    model.graph.initializer.append(weight)
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", float("inf")))
+    result = pipeline.optimize(model, verify=False, backend="cpu")
+    assert [n.op_type for n in result.model.graph.node] == ["Gemm", "Relu"]
+    assert "is infinite or not a number" in " ".join(r.reason for r in result.report.refused)
