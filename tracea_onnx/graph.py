@@ -166,6 +166,7 @@ class Graph:
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
         self._types = {v.name: v.type.tensor_type for v in [*self.proto.input, *self.proto.output, *self.proto.value_info] if v.type.HasField("tensor_type")}
+        self._mistaken = self._after_unknown_heads() if any(n.op == "Attention" for n in self.nodes) else frozenset()
 
         self._derived: dict[object, Any] = {}
 
@@ -270,14 +271,25 @@ class Graph:
             if not t.HasField("shape"):
                 return None
             dims = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in t.shape.dim)
-            maker = self._producer.get(name)
-            if 0 in dims and maker is not None and maker.op == "Attention":  # what ONNX infers from heads whose size it does not know
-                return tuple(d or None for d in dims)
+            if name in self._mistaken:
+                return tuple(d or None for d in dims) if self._producer[name].op == "Attention" else (None,) * len(dims)
             return dims
         value = self.const(name) if name in self._producer else None
         if value is not None:
             return tuple(value.shape)
         return self.outer.shape(name) if self.outer is not None else None
+
+    def _after_unknown_heads(self) -> frozenset[str]:
+        """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an Attention whose head size it does not know, and goes on from it."""
+        types = ((o, self._types.get(o)) for n in self.nodes if n.op == "Attention" for o in n.outputs)
+        stack = [o for o, t in types if t is not None and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)]
+        found: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found.add(name)
+                stack += [o for n in self._consumers.get(name, ()) for o in n.outputs if o]
+        return frozenset(found)
 
     def rank(self, name: str) -> int | None:
         s = self.shape(name)

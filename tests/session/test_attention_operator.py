@@ -9,6 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tracea_onnx
 from tracea_onnx import compiler, provider
 from tracea_onnx.plan import read_pack
 
@@ -89,3 +90,24 @@ def test_heads_of_unknown_size() -> None:
     got = session.run(None, data)[0]
     assert got.shape == (12, 2, 5)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_reads_heads_of_unknown_size_keeps_its_nodes() -> None:
+    """Nothing is simplified by sizes that follow from that 0: a Slice of a value of no elements, it seemed, is not a Slice of all of them."""
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+    stored = {"flat": [-1], "begin": [0], "end": [30], "axis": [0], "shape": [5, 6]}
+    nodes = [
+        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Reshape", ["a", "flat"], ["b"]),
+        helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]), helper.make_node("Reshape", ["c", "shape"], ["y"]),
+    ]  # fmt: skip
+    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0]
+    better = tracea_onnx.optimize(model, verify=False).model
+    np.testing.assert_allclose(ort.InferenceSession(better.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0], want, rtol=1e-4, atol=1e-5)
+    session = provider.create_session(better.SerializeToString(), {"backend": "cpu", "claim": "all"})
+    assert "Slice" in provider.assigned_nodes(session)
+    np.testing.assert_allclose(session.run(None, data)[0], want, rtol=1e-4, atol=1e-5)
