@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tracea_onnx import __version__
 from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, tune, verify
+from tracea_onnx.commands.options import printable
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.infer import first_line
 
@@ -46,12 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceaError as e:
         if args.debug:
             raise
-        print(f"error: {_line(e)}", file=sys.stderr)
+        print(f"error: {printable(_line(e))}", file=sys.stderr)
         return e.exit_code
     except Exception as e:
         if args.debug:
             raise
-        print(f"error: internal: {type(e).__name__}: {first_line(e)}; report this, with the output of the same command and --debug", file=sys.stderr)
+        what = printable(f"{type(e).__name__}: {first_line(e)}")
+        print(f"error: internal: {what}; report this, with the output of the same command and --debug", file=sys.stderr)
         return TraceaError.exit_code
     return code
 

@@ -84,6 +84,8 @@ _INTERNAL = ("tracea:", "_ORT_MEM_ADDR_")
 def _check_external(t: TensorProto, source: Source) -> None:
     info = external_info(t)
     location = info.get("location", "")
+    if any(not isinstance(text, str) or "\0" in text for e in t.external_data for text in (e.key, e.value)):  # protobuf hands over bytes that are no UTF-8
+        raise ModelError(f"tensor '{t.name}' has external data whose description is not text", "export the model again")
     if any(mark in e.value for e in t.external_data for mark in _INTERNAL):
         raise ModelError(f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no model from outside may", "export it again")
     if source.folder is None or source.path is None:

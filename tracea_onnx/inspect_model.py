@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -62,7 +61,7 @@ def _call(n: NodeProto) -> dict[str, Any]:
         "name": n.name,
         "rule": known.get(rewrite.METADATA_RULE, ""),
         "function": f"{n.domain}::{n.op_type}",
-        "nodes": json.loads(known.get(rewrite.METADATA_NODES, "[]")),
+        "nodes": rewrite.read_nodes(known.get(rewrite.METADATA_NODES, "")),
         "inputs": list(n.input),
         "outputs": list(n.output),
         "spec": {} if spec is None else {"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)},

@@ -18,6 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, StringStringE
 
 from tracea_onnx import surgery
 from tracea_onnx.core import DOMAIN, DOMAIN_VERSION, SPEC_ATTRIBUTE, Match, Spec
+from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import Graph, Node, subgraphs
 
 #: Model-local functions exist from this IR version on.
@@ -32,6 +33,17 @@ def spec_json(spec: Spec) -> str:
     return json.dumps({"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def read_nodes(text: str) -> list[str]:
+    """The names of replaced nodes that a fused op's metadata holds. Raises ModelError for other text."""
+    try:
+        names = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ModelError("the metadata of a fused op is damaged: it lists no nodes", "run optimize on the original model again")
+    return names
+
+
 def writable(spec: Spec) -> bool:
     """Whether a model can hold the spec: JSON has no infinities."""
     try:
@@ -42,13 +54,16 @@ def writable(spec: Spec) -> bool:
 
 
 def read_spec(node: NodeProto) -> Spec | None:
-    """The spec of a fused op's call node; None for any other node."""
+    """The spec of a fused op's call node; None for any other node. Raises ModelError for one that cannot be read."""
     if node.domain != DOMAIN:
         return None
     for a in node.attribute:
         if a.name == SPEC_ATTRIBUTE:
-            d = json.loads(a.s.decode())
-            return Spec(d["op"], tuple(d["roles"]), d["attrs"])
+            try:
+                d = json.loads(a.s.decode())
+                return Spec(str(d["op"]), tuple(d["roles"]), dict(d["attrs"]))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise ModelError(f"the description of fused op '{node.name or node.op_type}' is damaged", "run optimize on the original model again") from None
     return None
 
 

@@ -64,7 +64,12 @@ def providers(args: argparse.Namespace) -> list[str]:
 
 def say(lines: Sequence[str]) -> None:
     """Text for people goes to stderr."""
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """One line without control characters: names of a model could write to the terminal, or begin lines of their own."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def emit(value: Any) -> None:

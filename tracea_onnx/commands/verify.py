@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,6 @@ def _bisect(args: argparse.Namespace, reference: verification.Reference, candida
     if args.output is not None:
         io.save(candidate, args.output)
     return [
-        {"name": c[0], "outputs": list(c[1]), "rule": known[c].get(rewrite.METADATA_RULE, ""), "nodes": json.loads(known[c].get(rewrite.METADATA_NODES, "[]"))}
+        {"name": c[0], "outputs": list(c[1]), "rule": known[c].get(rewrite.METADATA_RULE, ""), "nodes": rewrite.read_nodes(known[c].get(rewrite.METADATA_NODES, ""))}
         for c in guilty.calls
     ]
