@@ -77,7 +77,9 @@ def tree(library: Path, folder: Path) -> None:
     for path in folder.rglob("*.py"):
         if str(path.relative_to(folder)) not in wanted:
             path.unlink()
-    shutil.copy2(library, folder / "tracea_onnx" / library.name)
+    fresh = folder / "tracea_onnx" / f".{library.name}.{os.getpid()}"
+    shutil.copy2(library, fresh)
+    fresh.replace(folder / "tracea_onnx" / library.name)  # another process may have the old one mapped
 
 
 def environment(sanitizers: str, preload: list[str], log: Path) -> dict[str, str]:

@@ -108,7 +108,10 @@ _BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(Tenso
 def tensor_array(t: TensorProto, folder: Path | None) -> Array:
     """The tensor's values; external data is memory-mapped from `folder`. Raises FileNotFoundError for external data where there is no folder."""
     if t.data_location != TensorProto.EXTERNAL:
-        return numpy_helper.to_array(t)
+        try:
+            return numpy_helper.to_array(t)
+        except (ValueError, TypeError):
+            raise ModelError(f"tensor '{t.name}' is damaged: its data does not fit its type and shape", "download or export the model again") from None
     info, size = external_info(t), tensor_bytes(t)
     if folder is None:
         raise FileNotFoundError(info["location"])

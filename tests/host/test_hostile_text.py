@@ -11,6 +11,8 @@ from onnx import ModelProto, TensorProto
 
 import tracea_onnx
 from tracea_onnx import cli
+from tracea_onnx.errors import ModelError
+from tracea_onnx.graph import tensor_array
 
 _TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }'
 
@@ -77,3 +79,9 @@ def test_damaged_metadata_is_one_line(damaged: str, tmp_path: Path, capfd: pytes
     onnx.save(model, source)
     code, text = _said(capfd, "inspect", str(source))
     assert (code, text.count("\n")) == (3, 1)
+
+
+@pytest.mark.parametrize("size", [15, 17, 24])
+def test_a_constant_whose_data_does_not_fit_is_one_line(size: int) -> None:
+    with pytest.raises(ModelError, match="tensor 's' is damaged: its data does not fit its type and shape"):
+        tensor_array(TensorProto(name="s", data_type=TensorProto.INT64, dims=[2], raw_data=b"\2" * size), None)
