@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tracea_onnx import dims as D
 from tracea_onnx import native
 from tracea_onnx.plan import PlanBuilder, write_pack
+from tracea_onnx.program import MAX_REGISTERS
 
 HEADER = Path(__file__).resolve().parents[2] / "tracea_onnx" / "ep" / "ort_abi.h"
 ALIGN, SLACK = 64, 256
@@ -100,6 +101,27 @@ def test_large_integers_and_special_floats_survive_the_header() -> None:
     b.launch("pointwise", {"x0": x}, {"y": b.arena(64)}, {}, program=program)
     got = evaluate(pack_of(b.to_json()), [1])
     assert (got[big[0]], got[big[1]]) == (2**63 - 1, -(2**63))
+
+
+@pytest.mark.parametrize("sizes", [[2**62], [2**63 - 256, 2**63 - 256], [2**60] * 3, [2**61 - 1] * 8])
+def test_constants_whose_sizes_would_wrap_are_refused(sizes: list[int]) -> None:
+    plan, _ = build([1])
+    plan["buffers"] += [{"kind": "const", "bytes": size} for size in sizes]
+    with pytest.raises(ValueError, match=r"of \d+ bytes: no machine has as many"):
+        evaluate(pack_of(plan), [1, 1, 1])
+
+
+def test_a_program_may_have_as_many_registers_as_the_compiler_gives_it() -> None:
+    for regs in (MAX_REGISTERS, MAX_REGISTERS + 1):
+        b = PlanBuilder("registers")
+        x = b.add_input("x", 1, 1)
+        program = {"type": 0, "n_in": 1, "regs": regs, "out": 0, "code": []}
+        b.launch("pointwise", {"x0": x}, {"y": b.arena(64)}, {}, program=program)
+        if regs == MAX_REGISTERS:
+            evaluate(pack_of(b.to_json()), [])
+        else:
+            with pytest.raises(ValueError, match="a malformed program"):
+                evaluate(pack_of(b.to_json()), [])
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
         break;
     }
     if (source[k].data) layout_.bytes[k] = int64_t(source[k].bytes);
+    if (layout_.bytes[k] > INT64_MAX / 4 - int64_t(total) - int64_t(passing_total))
+      throw Failure("constants and scratch of " + std::to_string(layout_.bytes[k]) + " bytes and more: no GPU has as much memory; make the pack again");
     const size_t room = align_up(size_t(layout_.bytes[k]) + kSlack, kDeviceAlign);
     if (b.kind == BufferKind::kConst || (in_run[k] && b.kind != BufferKind::kArena))
       layout_.offset[k] = int64_t(total), total += room;

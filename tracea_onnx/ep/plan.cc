@@ -7,7 +7,8 @@
 namespace tracea {
 namespace {
 
-constexpr int64_t kMaxRegisters = 64;
+constexpr int64_t kMaxRegisters = 256;  // as kernels/cpu/_program.h and program.py have it
+constexpr int64_t kMaxBytes = INT64_MAX / 4;
 
 struct Reader {
   Plan& plan;
@@ -64,6 +65,7 @@ struct Reader {
     if (kind != "const") throw Failure("unknown kind of buffer '" + kind + "'");
     const int64_t bytes = row.at("bytes").integer("bytes");
     if (bytes < 0) throw Failure("a buffer of negative size");
+    if (bytes > kMaxBytes) throw Failure("a buffer of " + std::to_string(bytes) + " bytes: no machine has as many; make the pack again");
     return {BufferKind::kConst, 0, bytes, ""};
   }
 
@@ -151,7 +153,13 @@ struct Reader {
       t.rank = int(t.dims.size());
       plan.outputs.push_back(std::move(t));
     }
-    for (const Json& v : j.at("buffers").array("buffers")) plan.buffers.push_back(buffer(v));
+    int64_t constants = 0;  // at most 2 * kMaxBytes before it is compared: sums of them, with what lies between, fit 64 bits
+    for (const Json& v : j.at("buffers").array("buffers")) {
+      plan.buffers.push_back(buffer(v));
+      if (plan.buffers.back().kind != BufferKind::kConst) continue;
+      constants += plan.buffers.back().bytes;
+      if (constants > kMaxBytes) throw Failure("constants of " + std::to_string(constants) + " bytes: no machine has as many; make the pack again");
+    }
     for (const Json& v : j.at("init").array("init")) plan.init.push_back(launch(v, true));
     for (const Json& v : j.at("run").array("run")) plan.run.push_back(launch(v, false));
   }
