@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
@@ -15,7 +14,7 @@ from tracea_onnx.errors import ModelError
 def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: True) -> ModelProto:
     """Replace each `ai.tracea` call (those that are `wanted`) by the nodes it stands for, in place, and return the model: same outputs, bit for bit.
 
-    The nodes get back the names the call remembers. Raises ModelError for a call without its function.
+    The nodes get back the names the call remembers. Raises ModelError for a call without its function, and for damaged names.
     """
     bodies = {f.name: f for f in model.functions if f.domain == DOMAIN}
     for k in reversed(range(len(list(surgery.graphs(model))))):
@@ -54,5 +53,5 @@ def _inline_graph(graph: GraphProto, bodies: dict[str, FunctionProto], wanted: C
 def _names(call: NodeProto) -> list[str]:
     for e in call.metadata_props:
         if e.key == rewrite.METADATA_NODES:
-            return [str(n) for n in json.loads(e.value)]
+            return rewrite.read_nodes(e.value)
     return []
