@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tracea_onnx import dims as D
 from tracea_onnx import registry, tuning
 from tracea_onnx.caps import DeviceCaps
 from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
 from tracea_onnx.dims import DimLike
+from tracea_onnx.extents import extents
 from tracea_onnx.lower.value import Unsupported
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import PlanBuilder, Ref
@@ -82,12 +84,23 @@ class CudaPlanBuilder(PlanBuilder):
             kernels = self._emit(request)
         except Unfit as e:
             raise Unsupported(str(e)) from None
+        if to is self._run:
+            self._bound(family, refs, ints, dtype)
         sizes = next((k.scratch for k in kernels if k.scratch), ())
         scratch = {f"scratch{k}": self.arena(n) for k, n in enumerate(sizes)}
         places = {**refs, **scratch}
         to.extend(self._record(k, places) for k in kernels)
         if to is self._run:
             self.asked += [request] * len(kernels)
+
+    def _bound(self, family: str, refs: Mapping[str, Ref | None], ints: Mapping[str, DimLike], dtype: DType) -> None:
+        """Note what the launch may touch of each buffer: a run compares it with the buffers' sizes."""
+        present = {o: int(ref is not None) for o, ref in refs.items()}
+        for operand, (low, high) in extents(family, ints, present, dtype.size, border=False).items():
+            ref = refs.get(operand)
+            if ref is not None and not (low == 0 and high == 0):
+                first, end = (self.expr(D.select(D.less(low, high), ref.offset + e, 0)) for e in (low, high))
+                self._extents[ref.buffer, first, end, f"{family} {operand}"] = None
 
     def _record(self, k: Kernel, places: Mapping[str, Ref | None]) -> dict[str, Any]:
         return {

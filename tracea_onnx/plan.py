@@ -54,6 +54,7 @@ class PlanBuilder:
         self._expr_of: dict[Dim, int] = {}
         self._checks: list[list[int]] = []
         self._requires: dict[tuple[str, int, int, str], None] = {}
+        self._extents: dict[tuple[int, int, int, str], None] = {}
         self._init: list[dict[str, Any]] = []
         self._run: list[dict[str, Any]] = []
         self._initializers: dict[str, int] = {}
@@ -227,7 +228,7 @@ class PlanBuilder:
         return {
             "version": 1, "backend": self.backend, "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "symbols": self._symbol_sources, "exprs": self._exprs, "checks": self._checks,
-            "requires": [list(r) for r in self._requires], "buffers": buffers,
+            "requires": [list(r) for r in self._requires], "extents": [list(e) for e in self._extents], "buffers": buffers,
             "init": self._init, "run": self._run,
         }  # fmt: skip
 

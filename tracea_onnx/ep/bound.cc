@@ -4,6 +4,7 @@
 #include <climits>
 #include <numeric>
 
+#include "extent.h"
 #include "failure.h"
 #include "stats.h"
 
@@ -137,10 +138,20 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
   const std::vector<int64_t> offsets = lay_out(intervals, &arena, plan.backend == "cuda" ? kDeviceAlign : kAlign);
   bound->arena_bytes = size_t(arena);
 
+  for (const ExtentSpec& e : plan.extents) {
+    const int64_t low = value[size_t(e.low)], high = value[size_t(e.high)], size = bytes[size_t(e.buffer)];
+    if (low < high && (low < 0 || high > size))
+      throw Failure("'" + e.what + "' would touch bytes " + std::to_string(low) + " to " + std::to_string(high) + " of a buffer of " + std::to_string(size) + inputs_text(plan, inputs));
+  }
+
+  std::vector<Room> rooms;
+  std::vector<int64_t> before;
   for (const LaunchSpec& l : plan.run) {
+    rooms.clear(), before.clear();
     for (const OperandSpec& o : l.operands) {
       if (o.buffer < 0) {
         bound->operands.push_back({Base::kAbsent, 0, 0});
+        rooms.push_back({false, 0}), before.push_back(0);
         continue;
       }
       const size_t k = size_t(o.buffer);
@@ -152,8 +163,11 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
         case BufferKind::kArena: bound->operands.push_back({Base::kArena, 0, offsets[size_t(interval_of[k])] + offset}); break;
         default: bound->operands.push_back({Base::kConst, 0, constants.offset[k] + offset});
       }
+      rooms.push_back({true, bytes[k] - offset}), before.push_back(offset);
     }
+    const size_t first = bound->ints.size();
     for (int e : l.ints) bound->ints.push_back(value[size_t(e)]);
+    if (l.family) check_extents(l, bound->ints.data() + first, rooms.data(), before.data());
   }
   return bound;
 }

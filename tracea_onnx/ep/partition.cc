@@ -2,11 +2,11 @@
 
 #include <cstring>
 
+#include "extent.h"
 #include "failure.h"
 #include "run_state.h"
 
 namespace tracea {
-
 Partition::Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) : plan_(std::move(plan)) {
   const size_t n = plan_->buffers.size();
   std::vector<char> used(n, 0);  // by a run launch: initializers and blobs that only init launches read are not copied
@@ -48,17 +48,21 @@ void Partition::run_init(const std::vector<const char*>& base) {
   Memory scratch;
   for (const LaunchSpec& l : plan_->init) {
     std::vector<void*> operands;
-    std::vector<int64_t> ints;
+    std::vector<int64_t> ints, before;
+    std::vector<Room> rooms;
     for (const OperandSpec& o : l.operands) {
       if (o.buffer < 0) {
         operands.push_back(nullptr);
+        rooms.push_back({false, 0}), before.push_back(0);
         continue;
       }
       const int64_t offset = value[size_t(o.offset)];
       if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
       operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
+      rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
     for (int e : l.ints) ints.push_back(value[size_t(e)]);
+    check_extents(l, ints.data(), rooms.data(), before.data());
     int error = 0;
     const Launch launch{operands.data(), ints.data(), l.floats.data(), l.has_program ? &l.program : nullptr, &error};
     const size_t bytes = l.kernel->scratch ? l.kernel->scratch(launch, 1) : 0;

@@ -160,6 +160,11 @@ struct Reader {
       constants += plan.buffers.back().bytes;
       if (constants > kMaxBytes) throw Failure("constants of " + std::to_string(constants) + " bytes: no machine has as many; make the pack again");
     }
+    for (const Json& v : j.at("extents").array("extents")) {
+      const auto& items = v.array("extent");
+      if (items.size() != 4) throw Failure("a malformed extent");
+      plan.extents.push_back({index(items[0], plan.buffers.size(), "buffer"), expr(items[1]), expr(items[2]), items[3].text("extent")});
+    }
     for (const Json& v : j.at("init").array("init")) plan.init.push_back(launch(v, true));
     for (const Json& v : j.at("run").array("run")) plan.run.push_back(launch(v, false));
   }

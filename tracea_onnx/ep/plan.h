@@ -17,6 +17,9 @@ struct TensorSpec { std::string name; int type; int rank; std::vector<int> dims;
 struct AxisSpec { int input, axis, expr; };                                            // expr unused for symbols
 struct RequireSpec { bool equal; int a, b; std::string what; };                        // of two expressions: a == b, or a >= b
 
+// What a launch on a GPU may touch of a buffer: bytes [low, high), two expressions.
+struct ExtentSpec { int buffer, low, high; std::string what; };
+
 enum class BufferKind : uint8_t { kInput, kOutput, kArena, kConst, kInitializer, kBlob };
 // index: of input, output or blob; bytes: an expression for arena, a number for const.
 struct BufferSpec { BufferKind kind; int index; int64_t bytes; std::string name; };
@@ -42,6 +45,7 @@ struct Plan {
   std::vector<TensorSpec> inputs, outputs;
   std::vector<AxisSpec> symbols, checks;
   std::vector<RequireSpec> requirements;
+  std::vector<ExtentSpec> extents;
   std::vector<Expr> exprs;
   std::vector<BufferSpec> buffers;
   std::vector<LaunchSpec> init, run;

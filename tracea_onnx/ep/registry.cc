@@ -67,4 +67,6 @@ const FamilyInfo* find_family(const char* name) {
   return nullptr;
 }
 
+size_t family_index(const FamilyInfo* family) { return size_t(family - kFamilies); }
+
 }  // namespace tracea

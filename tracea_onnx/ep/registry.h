@@ -16,5 +16,7 @@ bool isa_available(const char* isa);
 const Kernel* find_kernel(const char* isa, const char* name);
 // Null when there is no such family.
 const FamilyInfo* find_family(const char* name);
+// Its place in families.h; of a family that find_family gave (the table is one for each file that includes it).
+size_t family_index(const FamilyInfo* family);
 
 }  // namespace tracea

@@ -1,0 +1,84 @@
+"""A Plan whose integers do not fit its buffers is refused in one line before a kernel runs, whoever made it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import onnx
+import pytest
+
+import tracea_onnx
+from tests.session.provider_plans import Entries, Install
+from tests.session.test_models import feeds, small
+from tracea_onnx import compiler, provider
+from tracea_onnx.graph import Graph
+
+
+def plans(g: Graph) -> Entries:
+    compiled = compiler.compile_graph(g)
+    return [([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in compiled.entries]
+
+
+def constant(plan: dict[str, Any], value: int) -> int:
+    plan["exprs"].append(["const", value])
+    return len(plan["exprs"]) - 1
+
+
+def changed(entries: Entries, part: str, pick: random.Random) -> Entries:
+    """The Plans with one integer of one launch set to another."""
+    out = copy.deepcopy(entries)
+    for _, plan, _ in out:
+        if plan[part]:
+            launch = pick.choice(plan[part])
+            launch["i"][pick.randrange(len(launch["i"]))] = constant(plan, pick.choice([-1, 0, 3, 10**6, 2**40, 2**62]))
+    return out
+
+
+def outcome(model: bytes, feed: dict[str, Any]) -> str:
+    """What a session says of the model; "" when it runs."""
+    try:
+        session = provider.create_session(model, {"backend": "cpu", "num_threads": "1"})
+        provider.assert_provider_selected(session)
+        session.run(None, feed)
+    except Exception as e:
+        assert "TraceaExecutionProvider" in str(e), e
+        return str(e)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return tracea_onnx.optimize(small("demo"), backend="cpu").model.SerializeToString()
+
+
+@pytest.mark.parametrize("part", ["run", "init"])
+def test_changed_integers_are_refused_or_harmless(part: str, answer: Install, model: bytes) -> None:
+    feed = feeds(onnx.load_from_string(model), 2, 1, 0)
+    answer(plans)
+    assert outcome(model, feed) == ""
+    pick = random.Random(7)
+    answer(lambda g: changed(plans(g), part, pick))
+    lines = [outcome(model, feed) for _ in range(40)]
+    assert sum(map(bool, lines)) > 10
+    assert all("\n" not in line for line in lines)
+
+
+def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> None:
+    found: list[Entries] = []
+
+    def smaller(g: Graph) -> Entries:
+        entries = plans(g)
+        for _, plan, _ in entries:
+            for b in plan["buffers"]:
+                if b["kind"] == "arena":
+                    b["bytes"] = constant(plan, 64)
+        found.append(entries)
+        return entries
+
+    answer(smaller)
+    session = provider.create_session(model, {"backend": "cpu"})
+    assert found[-1]
+    with pytest.raises(Exception, match=r"would touch bytes -?\d+ to \d+ of operand \d+, which has \d+|starts outside its buffer"):
+        session.run(None, feeds(onnx.load_from_string(model), 2, 1, 0))
