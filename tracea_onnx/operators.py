@@ -35,7 +35,7 @@ _ATTRIBUTES: dict[str, str] = {
     **_each("LayerNormalization RMSNormalization SimplifiedLayerNormalization", "axis epsilon stash_type"),
     "Attention": "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
     "AveragePool": f"{_WINDOW} ceil_mode count_include_pad",
-    "BatchNormalization": "epsilon momentum training_mode",
+    "BatchNormalization": "epsilon momentum spatial training_mode",
     "Cast": "round_mode saturate to",
     "Clip": "max min",
     "ConstantOfShape": "value",
@@ -131,5 +131,5 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
             return f"{op} of opset {opset} is newer than what this version of tracea-onnx knows (opset {NEWEST})"
     for a in node.attribute:
         if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
-            return f"{op} has the attribute {a.name}, which this version of tracea-onnx does not read"
+            return f"{op} has the attribute '{a.name}', which this version of tracea-onnx does not read"
     return ""

@@ -356,7 +356,7 @@ def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
         last = last + D.mul(d - 1, s)
     if isinstance(last, int) and isinstance(n, int):
         return last < n
-    return ctx.plan.require(D.minimum(last + 1, n), last + 1)
+    return ctx.plan.require_at_least(n, last + 1, "an axis that is read at each position up to a size of the inputs")
 
 
 def gather(ctx: Lowering, op: Op) -> None:

@@ -275,6 +275,8 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     x = ctx.value(roles["x"])
     if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
         raise Unsupported("BatchNormalization in training mode")
+    if not op.attr("spatial", 1):
+        raise Unsupported("BatchNormalization of each element by itself (spatial=0)")
     parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
     ctx.require(x, "a norm")
     kinds = {p.dtype for p in parts}
