@@ -70,7 +70,7 @@ def tiles(request: Request, p: Any) -> list[tuple[FewTile, DimLike]]:
     exact = known(rows)
     some = next(n for n in (1, 2, 4) if n >= min(4, exact or 4))
     count = count_of(request, some)
-    most = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
+    most: tuple[int, ...] = (1,) if request.arch < 90 else (1, 2, 4, 8) if exact is not None else (1, 8)
     most = tuple(n for n in most if n <= request.caps.cluster)
     few = applies(request)
     together = D.minimum(most[-1], D.maximum(D.floordiv(2 * clustered(request.sms, most[-1]), D.maximum(count, 1)), 1))

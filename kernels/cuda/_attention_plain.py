@@ -132,7 +132,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
             found.append((PlainTile(rows, fitting, 1), D.mul(left, enough)))
             left = D.mul(left, D.sub(1, enough))
             continue
-        most = (1,) if request.arch < 90 or len(found) > 2 else (1, 2, 4, 8) if fixed else (1, 4)  # `_by_count` leaves few keys
+        most: tuple[int, ...] = (1,) if request.arch < 90 or len(found) > 2 else (1, 2, 4, 8) if fixed else (1, 4)  # `_by_count` leaves few keys
         most = tuple(n for n in most if n <= request.caps.cluster)
         found += [(PlainTile(rows, fitting, n), D.mul(left, use)) for n, use in _attention.divided(request, count, i["T"], 8 * fitting, most)]
     found = [(tile, use) for tile, use in found if use != 0]

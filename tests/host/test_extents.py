@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracea_onnx import dims as D
-from tracea_onnx.extents import extents, limits
+from tracea_onnx.extents import Extent, extents, limits
 from tracea_onnx.families import FAMILIES
 
 #: What indices reach is compared by the kernel; the result of `copies` is made of its parts.
@@ -23,23 +23,26 @@ def test_every_operand_has_an_extent(family: str, border: bool) -> None:
     assert ranges.keys() <= set(spec.ints)
 
 
-def of(family: str, operand: str, size: int = 4, present: tuple[str, ...] = (), border: bool = True, **ints: int) -> tuple[D.DimLike, D.DimLike]:
+def of(family: str, operand: str, ints: dict[str, D.DimLike], *, present: tuple[str, ...] = (), border: bool = True, size: int = 4) -> Extent:
     return extents(family, ints, dict.fromkeys(present, 1), size, border=border)[operand]
 
 
 def test_by_hand() -> None:
-    assert of("gemm", "x", M=3, K=5, ldx=7) == (0, 4 * (2 * 7 + 5))
-    assert of("gemm", "y", M=0, N=5, ldy=7) == (0, 0)
-    assert of("copy", "x", elem=2, n0=1, n1=1, n2=1, n3=1, n4=3, n5=4, x4=10, x5=-1) == (-6, 2 * (20 + 1))  # read backwards
-    image = {"N": 1, "IC": 2, "IH": 4, "IW": 4, "OC": 16, "OH": 4, "OW": 4, "KH": 3, "KW": 3, "SH": 1, "SW": 1, "DH": 1, "DW": 1, "G": 1}
-    pitches = {"PT": 1, "PL": 1, "x_cs": 2, "x_rs": 12, "x_ns": 72}
-    assert of("conv2d", "x", **image, **pitches) == (-4 * 14, 4 * (5 * 12 + 5 * 2 + 2 - 14))  # the zeros around the image, too
-    assert of("conv2d", "x", border=False, **image, **pitches) == (0, 4 * (3 * 12 + 3 * 2 + 2))
-    heads = {"B": 1, "H": 2, "KVH": 1, "S": 3, "T": 5, "D": 4, "DV": 4, "k_s": 8, "m_q": 5, "m_k": 1}
-    assert of("attention", "k", **heads) == (0, 4 * (4 * 8 + 4))
-    assert of("attention", "mask", mask_kind=2, **heads) == (0, 15)  # one byte each
-    assert of("attention", "mask", mask_kind=1, **heads) == (0, 60)
-    rows = {"outer": 2, "inner": 3, "N": 4, "x0_o": 0, "x0_i": 1, "x0_lo": 0, "x0_hi": 3, "x0_n": 9, "x0_ld": 4, "i0_dtype": 7}
-    assert of("layernorm_sum", "x0", present=("x0", "i0"), **rows) == (0, 4 * 36)  # a table
-    assert of("layernorm_sum", "i0", present=("x0", "i0"), **rows) == (0, 8 * 3)
-    assert of("pointwise", "y", y_dtype=9, n0=1, n1=1, n2=1, n3=1, n4=2, n5=3) == (0, 6)
+    assert of("gemm", "x", {"M": 3, "K": 5, "ldx": 7}) == (0, 4 * (2 * 7 + 5))
+    assert of("gemm", "y", {"M": 0, "N": 5, "ldy": 7}) == (0, 0)
+    backwards: dict[str, D.DimLike] = {"elem": 2, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 3, "n5": 4, "x4": 10, "x5": -1}
+    assert of("copy", "x", backwards) == (-6, 2 * (20 + 1))
+    image: dict[str, D.DimLike] = {
+        "N": 1, "IC": 2, "IH": 4, "IW": 4, "OC": 16, "OH": 4, "OW": 4, "KH": 3, "KW": 3, "SH": 1, "SW": 1, "DH": 1, "DW": 1, "G": 1, "PT": 1, "PL": 1,
+        "x_cs": 2, "x_rs": 12, "x_ns": 72,
+    }  # fmt: skip
+    assert of("conv2d", "x", image) == (-4 * 14, 4 * (5 * 12 + 5 * 2 + 2 - 14))  # the zeros around the image, too
+    assert of("conv2d", "x", image, border=False) == (0, 4 * (3 * 12 + 3 * 2 + 2))
+    heads: dict[str, D.DimLike] = {"B": 1, "H": 2, "KVH": 1, "S": 3, "T": 5, "D": 4, "DV": 4, "k_s": 8, "m_q": 5, "m_k": 1}
+    assert of("attention", "k", heads) == (0, 4 * (4 * 8 + 4))
+    assert of("attention", "mask", heads | {"mask_kind": 2}) == (0, 15)  # one byte each
+    assert of("attention", "mask", heads | {"mask_kind": 1}) == (0, 60)
+    rows: dict[str, D.DimLike] = {"outer": 2, "inner": 3, "N": 4, "x0_o": 0, "x0_i": 1, "x0_lo": 0, "x0_hi": 3, "x0_n": 9, "x0_ld": 4, "i0_dtype": 7}
+    assert of("layernorm_sum", "x0", rows, present=("x0", "i0")) == (0, 4 * 36)  # a table
+    assert of("layernorm_sum", "i0", rows, present=("x0", "i0")) == (0, 8 * 3)
+    assert of("pointwise", "y", {"y_dtype": 9, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 2, "n5": 3}) == (0, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from tracea_onnx.lower import LOWER
 F32 = TensorProto.FLOAT
 
 
-def graph(op: str, inputs: dict[str, tuple[int, ...]], *, opset: int = 25, domain: str = "", **attrs: Any) -> Graph:
-    node = helper.make_node(op, [*inputs], ["y"], name="n", domain=domain, **attrs)
+def graph(op: str, inputs: Mapping[str, tuple[int, ...]], *, opset: int = 25, domain: str = "", attrs: Mapping[str, Any] | None = None) -> Graph:
+    node = helper.make_node(op, [*inputs], ["y"], name="n", domain=domain, **(attrs or {}))
     given = [helper.make_tensor_value_info(n, F32, s) for n, s in inputs.items()]
     made = helper.make_tensor_value_info("y", F32, None)
     opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
@@ -30,7 +31,7 @@ HEADS = {"q": (2, 4, 5, 8), "k": (2, 4, 7, 8), "v": (2, 4, 7, 8)}
 
 @pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
 def test_attention_in_a_window_is_left(window: str) -> None:
-    g = graph("Attention", HEADS, **{window: 2})
+    g = graph("Attention", HEADS, attrs={window: 2})
     matches, refusals = match.find(g)
     assert not matches and any(window in r.reason for r in refusals)
     compiled = compiler.compile_graph(g, everything=True)
@@ -39,22 +40,22 @@ def test_attention_in_a_window_is_left(window: str) -> None:
 
 @pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
 def test_a_window_of_everything_is_none(window: str) -> None:
-    compiled = compiler.compile_graph(graph("Attention", HEADS, **{window: -1}), everything=True)
+    compiled = compiler.compile_graph(graph("Attention", HEADS, attrs={window: -1}), everything=True)
     assert len(compiled.entries) == 1 and not compiled.refused
 
 
 def test_an_attribute_of_tomorrow_is_left() -> None:
-    g = graph("Relu", {"x": (2, 3)}, slope=0.5)
+    g = graph("Relu", {"x": (2, 3)}, attrs={"slope": 0.5})
     assert "slope" in g.nodes[0].unread
     compiled = compiler.compile_graph(g, everything=True)
     assert not compiled.entries and "slope" in compiled.refused[0][1]
-    g = graph("Gelu", {"x": (2, 3)}, domain="com.microsoft", exactness=1)
+    g = graph("Gelu", {"x": (2, 3)}, domain="com.microsoft", attrs={"exactness": 1})
     assert "exactness" in compiler.compile_graph(g, everything=True).refused[0][1]
 
 
 def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "NEWEST", 21)  # AveragePool changed in opset 22, Softmax did not
-    pool = graph("AveragePool", {"x": (1, 3, 8, 8)}, opset=22, kernel_shape=[2, 2])
+    pool = graph("AveragePool", {"x": (1, 3, 8, 8)}, opset=22, attrs={"kernel_shape": [2, 2]})
     assert "newer" in pool.nodes[0].unread
     assert not graph("Softmax", {"x": (1, 3)}, opset=22).nodes[0].unread
     compiled = compiler.compile_graph(pool, everything=True)

@@ -50,7 +50,7 @@ def outcome(model: bytes, feed: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    return tracea_onnx.optimize(small("demo"), backend="cpu").model.SerializeToString()
+    return bytes(tracea_onnx.optimize(small("demo"), backend="cpu").model.SerializeToString())
 
 
 @pytest.mark.parametrize("part", ["run", "init"])
