@@ -71,13 +71,14 @@ def test_a_damaged_spec_is_one_line(damaged: bytes, tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.parametrize("damaged", ["x", "[1]", "{}", "[" * 100000])
-def test_damaged_metadata_is_one_line(damaged: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["inspect", "inline"])
+def test_damaged_metadata_is_one_line(command: str, damaged: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = tracea_onnx.optimize(_model(), verify=False).model
     call = next(n for n in model.graph.node if n.domain == "ai.tracea")
     next(p for p in call.metadata_props if p.key == "tracea.nodes").value = damaged
     source = tmp_path / "m.onnx"
     onnx.save(model, source)
-    code, text = _said(capfd, "inspect", str(source))
+    code, text = _said(capfd, command, str(source), *(["-o", str(tmp_path / "out.onnx")] if command == "inline" else []))
     assert (code, text.count("\n")) == (3, 1)
 
 
