@@ -3,6 +3,7 @@
 // Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes a device has, 1 GiB), FAKE_CUDA_INIT (result of cuInit, 0), FAKE_CUDA_ANY (0; 1: kernels of other
 // names are taken, too, and compute nothing in a time that depends on their launch), FAKE_CUDA_CLUSTER (16, blocks of the largest cluster), FAKE_CUDA_NVML (1; 0: the management library does not start).
 // `fake_cuda_fail` makes calls fail, `fake_cuda_lose` the context. It is libnvidia-ml.so.1, too.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -77,6 +78,15 @@ void finish(Stream* s) {
   }
 }
 
+bool alive(const Stream* s) { return std::find(streams.begin(), streams.end(), s) != streams.end(); }
+
+// A driver may crash with a stream that was destroyed, or take another one for it.
+void need_stream(const Stream* s, const char* call) {
+  if (!s || alive(s)) return;
+  fprintf(stderr, "%s of a stream that was destroyed\n", call);
+  abort();
+}
+
 void finish_all(bool blocking_only) {
   for (Stream* s : streams)
     if (s->blocking || !blocking_only) finish(s);
@@ -84,6 +94,7 @@ void finish_all(bool blocking_only) {
 
 // Null is the legacy default stream: ordered with all blocking streams, and here done at once.
 void enqueue(Stream* s, Op op) {
+  need_stream(s, "work");
   if (!s) {
     finish_all(true);
     op();
@@ -297,21 +308,23 @@ API cuTensorMapEncodeIm2col(uint64_t* map, int type, uint32_t rank, void* addres
 API cuStreamCreate(Stream** s, unsigned flags) { NEED_CONTEXT; streams.push_back(*s = new Stream{contexts.back(), flags == 0, {}, nullptr}); say("stream"); return 0; }
 API cuStreamDestroy_v2(Stream* s) {
   NEED_CONTEXT;
+  need_stream(s, __func__);
   finish(s);
   for (auto& other : streams) if (other == s) { other = streams.back(); streams.pop_back(); break; }
   delete s;
   return 0;
 }
-API cuStreamSynchronize(Stream* s) { NEED_CONTEXT; say("synchronize"); if (!s) finish_all(true); else if (s->recording) return kCaptureInvalid; else finish(s); return 0; }
+API cuStreamSynchronize(Stream* s) { NEED_CONTEXT; need_stream(s, __func__); say("synchronize"); if (!s) finish_all(true); else if (s->recording) return kCaptureInvalid; else finish(s); return 0; }
 API cuStreamGetCtx(Stream* s, void** c) { NEED_CONTEXT; for (Stream* known : streams) if (known == s) return *c = s->context, 0; return kInvalidValue; }
 API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
   NEED_CONTEXT;
+  need_stream(s, __func__);
   if (s == e->stream) return 0;
-  enqueue(s, [from = e->stream] { finish(from); });
+  enqueue(s, [from = e->stream] { if (alive(from)) finish(from); });  // a stream's work is done before it goes
   say("wait");
   return 0;
 }
-API cuStreamBeginCapture_v2(Stream* s, int) { NEED_CONTEXT; s->recording = std::make_unique<Graph>(); return 0; }
+API cuStreamBeginCapture_v2(Stream* s, int) { NEED_CONTEXT; need_stream(s, __func__); s->recording = std::make_unique<Graph>(); return 0; }
 API cuStreamEndCapture(Stream* s, Graph** g) { LOCKED; if (lost) return s->recording.reset(), lost; if (const int planned = failure(__func__)) return s->recording.reset(), planned; if (!s->recording) return kCaptureInvalid; *g = s->recording.release(); return 0; }
 API cuGraphInstantiateWithFlags(Graph** exec, Graph* g, unsigned long long) { NEED_CONTEXT; say("instantiate " + std::to_string(g->ops.size())); return *exec = new Graph(*g), 0; }
 API cuGraphDestroy(Graph* g) { NEED_CONTEXT; delete g; return 0; }

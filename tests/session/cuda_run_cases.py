@@ -603,6 +603,8 @@ def case_a_stream_of_the_caller() -> None:
             del session
             gc.collect()
         log.synchronise(stream)
+    del io, source  # the binding kept the session, which goes now, after the stream
+    gc.collect()
     check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0"}), 30)  # the legacy default stream
     check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0x0"}), 30)
     for value in ("-1", "stream", "12ab", "0x", "1 "):

@@ -156,6 +156,17 @@ void Lanes::synchronize() {
   for (Lane* lane : idle_) lane->report_fault();  // a run in flight reports its own
 }
 
+void Lanes::drain() noexcept {
+  try {
+    const Current current(device);
+    if (settings.user_stream)
+      driver().context_synchronize();  // the stream's owner may have destroyed it
+    else
+      synchronize();
+  } catch (...) {  // a run has failed, or the driver is gone: what belongs to the session goes all the same
+  }
+}
+
 bool running() { return !runs.empty(); }
 
 Lane* lane_of_thread(const Device& device) {

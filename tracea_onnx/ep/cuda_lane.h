@@ -68,6 +68,7 @@ class Lanes {
   Lane& acquire();
   void release(Lane& lane);
   void synchronize();  // all of them
+  void drain() noexcept;  // waits for their work before they go
   // Runs are spread over threads from now on.
   void expect_threads();
   // Partitions that ran on other lanes than their run's.

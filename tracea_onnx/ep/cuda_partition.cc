@@ -29,10 +29,7 @@ Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> la
 
 Partition::~Partition() {
   device_.remove_cache(this);
-  try {
-    lanes_->synchronize();
-  } catch (...) {  // a run has failed, or the driver is gone: what belongs to this partition goes all the same
-  }
+  lanes_->drain();
   const Current current(device_, std::nothrow);
   states_.clear();
   kernels_ = {};

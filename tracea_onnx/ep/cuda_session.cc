@@ -110,10 +110,7 @@ Session::Session(int ordinal, bool device_memory, const Options& options, std::f
 }
 
 Session::~Session() {
-  try {
-    lanes_->synchronize();
-  } catch (...) {  // a run has failed, or the driver is gone: what belongs to the session goes all the same
-  }
+  lanes_->drain();
   {
     const Current current(device_, std::nothrow);
     captures_.clear();
