@@ -1,7 +1,8 @@
-"""A cache of compiled Plans and tuning records on disk. What it holds is executed, so it trusts only itself.
+"""A cache of compiled code on disk. What it holds is executed, so it trusts only itself.
 
-The folder belongs to the user alone (0700); every entry is one file with a checksum, written beside and renamed; a lock serialises writers.
-Where any of this cannot be had, nothing is cached and nothing fails.
+The folder is the user's alone (0700), in folders that nobody else can write. Every entry is one file
+with a checksum that appears whole (`files.py`), so readers and writers of several processes need no
+lock and never wait. Where any of this cannot be had, nothing is cached and nothing fails.
 
     cache = Cache()
     data = cache.get(key)              # bytes, or None
@@ -13,27 +14,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 import sys
-import tempfile
-from collections.abc import Iterator
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tracea_onnx import files
+from tracea_onnx.files import Folder
 
 _MAGIC = b"TRACEACE"
 _HEAD = len(_MAGIC) + 32 + 32
 _SUFFIX = ".entry"
-#: Entries beyond this many bytes in all are dropped, least recently used first; counted again whenever a sixteenth more was written.
+#: Entries beyond this many bytes in all are dropped, least recently used first. Each process counts
+#: them at its first write, and again whenever it wrote a sixteenth more.
 LIMIT = 1 << 30
+_written: dict[Path, int] = {}
+_guard = threading.Lock()
 
 
-def default_folder() -> Path:
-    """Where the operating system keeps caches of this user."""
+def default_folder() -> Path | None:
+    """Where the operating system keeps caches of this user; None for a user without a home."""
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "tracea-onnx" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/tracea-onnx"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracea-onnx"
+        base = files.home("LOCALAPPDATA", "AppData/Local")
+        return base and base / "tracea-onnx" / "cache"
+    base = files.home("", "Library/Caches") if sys.platform == "darwin" else files.home("XDG_CACHE_HOME", ".cache")
+    return base and base / "tracea-onnx"
 
 
 @dataclass(frozen=True)
@@ -47,117 +52,104 @@ class Entry:
 class Cache:
     """`folder` is made on first use. `limit` bounds the bytes of all entries."""
 
-    folder: Path = field(default_factory=default_folder)
+    folder: Path | None = field(default_factory=default_folder)
     limit: int = LIMIT
 
-    def fault(self, *, create: bool = False) -> str:
+    def fault(self) -> str:
         """Why the cache cannot be used, or "". A folder that does not exist yet is no fault."""
         try:
-            if create:
-                self.folder.parent.mkdir(parents=True, exist_ok=True)
-                self.folder.mkdir(mode=0o700, exist_ok=True)
-            info = self.folder.lstat()
+            with files.private(self.folder):
+                return ""
         except FileNotFoundError:
             return ""
-        except OSError as e:
-            return f"{self.folder} cannot be used ({e.strerror})"
-        if not stat.S_ISDIR(info.st_mode):
-            return f"{self.folder} is not a folder of its own"
-        if hasattr(os, "getuid") and info.st_uid != os.getuid():
-            return f"{self.folder} belongs to another user"
-        if os.name == "posix" and stat.S_IMODE(info.st_mode) & 0o077:
-            return f"{self.folder} is open to other users"
-        return "" if os.access(self.folder, os.R_OK | os.W_OK | os.X_OK) else f"{self.folder} cannot be written"
+        except (OSError, files.Unusable) as e:
+            return str(e)
 
     def get(self, key: str) -> bytes | None:
         """The bytes stored under `key`, or None: absent, damaged, or the cache is unusable."""
-        if self.fault() or not self.folder.exists():
-            return None
-        path = self._path(key)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        payload = data[_HEAD:]
-        if data[:_HEAD] != _head(key, payload):
+        name = _name(key)
+        with contextlib.suppress(OSError, files.Unusable), files.private(self.folder) as folder:
+            data = folder.read(name)
+            if data is None:
+                return None
+            payload = data[_HEAD:]
+            if data[:_HEAD] != _head(key, payload):
+                folder.remove(name)  # a damaged entry would be read, and refused, for ever
+                return None
             with contextlib.suppress(OSError):
-                path.unlink()  # a damaged entry would be read, and refused, for ever
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return payload
+                os.utime(folder.at(name), dir_fd=folder.fd)
+            return payload
+        return None
 
     def put(self, key: str, data: bytes) -> bool:
         """Store `data`; False when the cache is unusable or the entry alone passes the limit."""
-        if len(data) + _HEAD > self.limit or self.fault(create=True):
+        size = len(data) + _HEAD
+        if size > self.limit:
             return False
         try:
-            with self._locked():
-                fd, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-                try:
-                    with os.fdopen(fd, "wb") as f:
-                        f.write(_head(key, data) + data)  # not synced: a torn entry fails its checksum
-                    Path(name).replace(self._path(key))
-                finally:
-                    Path(name).unlink(missing_ok=True)
-                grown = self._grown() + len(data) + _HEAD
-                if grown > self.limit // 16:
-                    self._evict()
-                    grown = 0
-                (self.folder / "grown").write_text(str(grown))
-        except OSError:
+            with files.private(self.folder, create=True) as folder:
+                if self._time_to_count(folder.path, size):
+                    self._evict(folder, size)
+                with folder.new(_name(key)) as f:
+                    f.write(_head(key, data))
+                    f.write(data)  # not synced: a torn entry fails its checksum
+                    f.place()
+        except (OSError, files.Unusable):
             return False
         return True
 
     def entries(self) -> list[Entry]:
         """What is stored, most recently used first."""
-        if self.fault() or not self.folder.exists():
-            return []
-        out = []
-        for p in self.folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
-                info = p.stat()
-                out.append(Entry(p.stem, info.st_size, info.st_mtime))
-        return sorted(out, key=lambda e: (-e.used, e.name))
+        with contextlib.suppress(OSError, files.Unusable), files.private(self.folder) as folder:
+            return _entries(folder)
+        return []
 
     def size(self) -> int:
         """Bytes of all entries."""
         return sum(e.size for e in self.entries())
 
     def clear(self) -> int:
-        """Remove every entry and returns how many there were."""
-        found = self.entries()
-        if found:
-            with self._locked():
-                for p in [*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob("*.tmp")]:
-                    p.unlink(missing_ok=True)
+        """Remove every entry. Returns how many there were."""
+        found: list[Entry] = []
+        with contextlib.suppress(OSError, files.Unusable), files.private(self.folder) as folder:
+            found = _entries(folder)
+            for e in found:
+                folder.remove(e.name + _SUFFIX)
+            _clean(folder)
         return len(found)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
+    def _time_to_count(self, path: Path, size: int) -> bool:
+        with _guard:
+            written = _written.get(path, self.limit) + size
+            count = written > self.limit // 16
+            _written[path] = 0 if count else written
+        return count
 
-    def _grown(self) -> int:
-        """Bytes written since the entries were last counted: looking at all of them on every write would be slow. Large when unknown."""
-        try:
-            return int((self.folder / "grown").read_text())
-        except (OSError, ValueError):
-            return self.limit
-
-    def _evict(self) -> None:
-        total = 0
-        for e in self.entries():
+    def _evict(self, folder: Folder, coming: int) -> None:
+        """Make room for as many bytes. Two processes that do it at once drop no more than one would."""
+        _clean(folder)
+        total = coming
+        for e in _entries(folder):
             total += e.size
             if total > self.limit:
-                (self.folder / (e.name + _SUFFIX)).unlink(missing_ok=True)
+                folder.remove(e.name + _SUFFIX)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / "lock").open("a") as f:
-            if os.name == "posix":
-                import fcntl
 
-                fcntl.flock(f, fcntl.LOCK_EX)
-            yield  # closing the file releases the lock
+def _entries(folder: Folder) -> list[Entry]:
+    out = []
+    for name in folder.names():
+        info = folder.stat(name) if name.endswith(_SUFFIX) else None
+        if info is not None:
+            out.append(Entry(name[: -len(_SUFFIX)], info.st_size, info.st_mtime))
+    return sorted(out, key=lambda e: (-e.used, e.name))
+
+
+def _clean(folder: Folder) -> None:
+    folder.clean(rf"[0-9a-f]{{64}}\{_SUFFIX}")
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest() + _SUFFIX
 
 
 def _head(key: str, payload: bytes) -> bytes:

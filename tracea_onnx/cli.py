@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone; that is no error of ours
         return 0
     except KeyboardInterrupt:
-        print("\ninterrupted; nothing was written", file=sys.stderr)
+        print("\ninterrupted; every file is whole: as it was, or as it was to be", file=sys.stderr)
         return _INTERRUPTED
     except TraceaError as e:
         if args.debug:

@@ -91,7 +91,7 @@ def _isa() -> str:
 def _cache() -> Check:
     cache = Cache()
     fault = cache.fault()
-    fix = f"remove {cache.folder}, or: chmod 700 {cache.folder}"
+    fix = f"remove {cache.folder}, or: chmod 700 {cache.folder}" if cache.folder else "set HOME or XDG_CACHE_HOME"
     return Check("cache", not fault, fault or str(cache.folder), fix, required=False)
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import stat
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import lazy
+from tracea_onnx import files, lazy
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
 from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
@@ -37,7 +37,9 @@ INLINE_LIMIT = (1 << 31) - (64 << 20)
 EXTERNAL_MINIMUM = 1024
 _ALIGN = 4096  # lets ONNX Runtime map a tensor instead of copying it
 _CHUNK = 64 << 20
-_OWN_FILES = "/proc/self/fd"
+_PLACEHOLDER = "\0"
+#: Seconds to wait for another process that gives its files their names.
+_PATIENCE = 60.0
 
 
 def load(model: ModelProto | str | os.PathLike[str]) -> Source:
@@ -163,73 +165,72 @@ def check_output(target: Path) -> None:
         raise UsageError(f"{target} cannot be written", "check the permissions of the file and its folder")
 
 
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A file descriptor for new contents of `target`, and the function that puts them in its place.
+def check_apart(source: Source, model: Path | None, others: Sequence[Path] = ()) -> None:
+    """Raise UsageError where a file to be written would destroy one that is read, or another one that is written.
 
-    The temporary lies beside the target, so the rename is atomic; whatever goes wrong before, it is removed. Where the file system can, it has no
-    name until it is whole, so that a kill leaves nothing at all; elsewhere a kill leaves a hidden temporary. There is never a partial target.
+    `model` is where the model goes, which may replace the one it is made from; `others` are written beside it.
     """
+    taken: list[tuple[Path, str]] = []
+    if source.path is not None and source.folder is not None:
+        taken = [(source.folder / name, "holds weights of the model that is read") for name in _locations(source.model) - {source.path.name}]
+        taken.append((source.path, "is the model that is read"))
+    for target in filter(None, [model, *others]):
+        for file, what in taken:
+            if _same(target, file) and not (target is model and file == source.path):
+                raise UsageError(f"{target} {what}", "choose another name for what is written")
+        taken.append((target, "would be written twice"))
+        if target is model:
+            taken.append((_data_file(target), "is to hold the weights of the model that is written"))
+
+
+def _same(a: Path, b: Path) -> bool:
     try:
-        fd, name = _temporary(target)
-    except OSError as e:
-        raise UsageError(f"{target} cannot be written ({e.strerror})", "check the folder and its permissions") from None
+        return a.samefile(b)
+    except OSError:  # one of them does not exist yet
+        return a.parent.resolve() / a.name == b.parent.resolve() / b.name
 
-    def commit() -> None:
-        os.fsync(fd)
-        if not name.exists():
-            folder = os.open(_OWN_FILES, os.O_RDONLY)  # with a folder to start from, Python follows the link to the file itself
-            try:
-                os.link(str(fd), name, src_dir_fd=folder, follow_symlinks=True)
-            finally:
-                os.close(folder)
-        # A temporary has mode 0600; a new file gets what the user's umask says, a replaced one keeps its mode.
-        mask = os.umask(0)
-        os.umask(mask)
-        name.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~mask)
-        name.replace(target)
 
+def _locations(model: ModelProto) -> set[str]:
+    return {external_info(t).get("location", "") for t in tensors(model) if t.data_location == TensorProto.EXTERNAL}
+
+
+def _data_file(model: Path) -> Path:
+    return model.with_name(model.name + ".data")
+
+
+@contextlib.contextmanager
+def _writing(*targets: Path) -> Iterator[tuple[files.Folder, list[files.NewFile]]]:
+    """New files for targets of one folder, with the permissions they are to have."""
     try:
-        yield fd, commit
+        with files.folder(targets[0].parent) as folder, contextlib.ExitStack() as stack:
+            made = [stack.enter_context(folder.new(t.name)) for t in targets]
+            for f, t in zip(made, targets, strict=True):
+                f.mode(stat.S_IMODE(t.stat().st_mode) if t.exists() else 0o666 & ~files.umask())
+            yield folder, made
     except OSError as e:
-        raise UsageError(f"{target} cannot be written ({e.strerror})", "free some space or choose another place") from None
-    finally:
-        os.close(fd)
-        name.unlink(missing_ok=True)
+        raise UsageError(f"{targets[0]} cannot be written ({e.strerror})", "free some space, check the permissions, or choose another place") from None
 
 
-def _temporary(target: Path) -> tuple[int, Path]:
-    """An open file beside `target`, and the name it has or, without one, is to get."""
-    prefix, suffix = f".{target.name}.", ".tmp"
-    if hasattr(os, "O_TMPFILE") and Path(_OWN_FILES).is_dir():
-        with contextlib.suppress(OSError):  # not every file system can
-            fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
-            return fd, target.with_name(f"{prefix}{os.getpid()}.{fd}{suffix}")
-    handle, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=target.parent)
-    return handle, Path(name)
-
-
-def _write(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data[:_CHUNK]) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+@contextlib.contextmanager
+def _placing(folder: files.Folder, made: Sequence[files.NewFile]) -> Iterator[None]:
+    """Whole files get their names inside: one process at a time does that in a folder, and removes what killed ones left."""
+    for f in made:
+        os.fsync(f.fd)
+    with folder.locked(_PATIENCE) as locked:
+        if not locked:
+            raise UsageError(f"another process keeps the folder {folder.path} locked", "try again when it has ended")
+        yield
+        folder.sync()
+        folder.clean("|".join(re.escape(f.target) for f in made))
 
 
 def write_bytes(target: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     check_output(target)
-    with _replacing(target) as (fd, commit):
-        _write(fd, memoryview(data))
-        commit()
-    _sync_folder(target.parent)
+    with _writing(target) as (folder, [f]):
+        f.write(data)
+        with _placing(folder, [f]):
+            f.place()
 
 
 def serialize(model: ModelProto) -> bytes:
@@ -264,56 +265,91 @@ def _save_whole(source: Source, target: Path) -> None:
     light.model.CopyFrom(source.model)
     streamed = {t.name for t in light.model.graph.initializer}  # a name is unique within a graph and those around it
     bring_in(light, lambda t: t.name not in streamed)
-    with _replacing(target) as (fd, commit):
+    with _writing(target) as (folder, [f]):
         for piece in lazy.whole(memoryview(serialize(light.model)), source.folder or target.parent):
-            _write(fd, memoryview(piece.data))
+            f.write(piece.data)
             if piece.length:
-                with piece.file.open("rb") as f:
-                    f.seek(piece.offset)
+                with piece.file.open("rb") as weights:
+                    weights.seek(piece.offset)
                     for at in range(0, piece.length, _CHUNK):
-                        _write(fd, memoryview(f.read(min(_CHUNK, piece.length - at))))
-        commit()
-    _sync_folder(target.parent)
+                        f.write(weights.read(min(_CHUNK, piece.length - at)))
+        with _placing(folder, [f]):
+            f.place()
 
 
 def _save_external(source: Source, target: Path) -> list[Path]:
-    data = target.with_name(target.name + ".data")
+    """Two files cannot be replaced in one step. Whenever this is interrupted, the model's name belongs to a whole model
+    with its own weights, the old ones or the new ones:
+
+    - Where there were no such weights, they get their name first, then the model does.
+    - Where the weights stay the same, the model is replaced.
+    - Else the new weights first have a hidden name, to which the model refers that takes the old one's place. Then a copy
+      of the weights gets their own name, and the model that refers to that one takes its place.
+    """
+    data = _data_file(target)
     check_output(data)
-    _guard_source(source, target, data)
+    _guard_data(source, target, data)
     light = ModelProto()
     light.CopyFrom(source.model)
-    with _replacing(data) as (data_fd, commit_data), _replacing(target) as (fd, commit):
+    with _writing(target, data) as (folder, [f, weights]):
         offset = 0
-        for g in graphs(light):
-            for t in g.initializer:
-                size = tensor_bytes(t)
-                if t.data_type == TensorProto.STRING or (size < EXTERNAL_MINIMUM and t.data_location != TensorProto.EXTERNAL):
-                    continue
-                raw = raw_bytes(t, source.folder)
-                padding = -offset % _ALIGN
-                _write(data_fd, memoryview(bytes(padding)))
-                _write(data_fd, memoryview(raw))
-                offset += padding
-                point(t, data.name, offset, size)
-                offset += size
+        for t in [t for g in graphs(light) for t in g.initializer]:
+            size = tensor_bytes(t)
+            if t.data_type == TensorProto.STRING or (size < EXTERNAL_MINIMUM and t.data_location != TensorProto.EXTERNAL):
+                continue
+            padding = -offset % _ALIGN
+            weights.write(bytes(padding))
+            weights.write(raw_bytes(t, source.folder))
+            point(t, _PLACEHOLDER, offset + padding, size)
+            offset += padding + size
         for t in tensors(light):
-            if t.data_location == TensorProto.EXTERNAL and external_info(t)["location"] != data.name:
-                t.raw_data = raw_bytes(t, source.folder)
-                t.ClearField("data_location")
-                del t.external_data[:]
-        _write(fd, memoryview(serialize(light)))
-        if target.exists() and data.exists():
-            target.unlink()  # a kill between the two renames must leave no model rather than one with the other's weights
-        commit_data()
-        commit()
-    _sync_folder(target.parent)
+            if t.data_location == TensorProto.EXTERNAL and external_info(t)["location"] != _PLACEHOLDER:
+                take_in(t, source.folder)
+        f.write(_referring(light, data.name))
+        with _placing(folder, [f, weights]):
+            if not os.path.lexists(data):
+                f.hide()  # tells the next run, if this one is killed here, whose the weights are
+                weights.place()
+                f.place()
+            elif weights.equals(data):
+                f.place()
+            else:
+                with _writing(target, data) as (_, [first, copy]):
+                    first.write(_referring(light, weights.hide()))
+                    for piece in weights.contents():
+                        copy.write(piece)
+                    for new in (first, copy):
+                        os.fsync(new.fd)
+                    first.place()
+                    try:
+                        copy.place()
+                        f.place()
+                    except BaseException:
+                        weights.keep()
+                        raise
     return [target, data]
 
 
-def _guard_source(source: Source, target: Path, data: Path) -> None:
-    """Refuse to overwrite weights that the source model, still on disk under another name, goes on needing."""
-    if source.folder is None or source.path is None or not data.exists() or (target.exists() and target.samefile(source.path)):
+def _referring(light: ModelProto, name: str) -> bytes:
+    """The model, with its weights in the file of this name."""
+    for e in (e for t in tensors(light) for e in t.external_data if e.key == "location"):
+        e.value = name
+    return serialize(light)
+
+
+def _guard_data(source: Source, target: Path, data: Path) -> None:
+    """Refuse to overwrite weights of any model but the one that `target` holds."""
+    if not os.path.lexists(data):
         return
-    for location in {external_info(t).get("location", "") for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL}:
-        if location != source.path.name and (source.folder / location).samefile(data):
-            raise UsageError(f"{data} holds the weights of {source.path}", "choose another output name")
+    if source.path is not None and source.folder is not None and not _same(target, source.path):
+        for location in _locations(source.model) - {source.path.name}:
+            if _same(source.folder / location, data):
+                raise UsageError(f"{data} holds the weights of {source.path}", "choose another output name")
+    with files.folder(target.parent) as folder:
+        models = [target, *(target.with_name(name) for name in folder.left_over(re.escape(target.name)))]
+    used: set[str] = set()
+    for model in models:
+        with contextlib.suppress(ModelError):
+            used |= _locations(_parse(model, _read(model)))
+    if not any(name == data.name or name.startswith(f".{data.name}.") for name in used):
+        raise UsageError(f"{data} exists, and no model at {target} uses it: it may belong to another one", "remove it, or choose another output name")

@@ -76,6 +76,7 @@ def optimize(
             io.check_output(Path(target))
     tell("load", 0, 0)
     source, where, note = open_model(model)
+    io.check_apart(source, None if output is None else Path(output), [] if pack is None else [Path(pack)])
     original = io.Source(ModelProto(), source.folder, source.path)
     fused_before = any(f.domain == DOMAIN for f in source.model.functions)  # by whom, and whether their specs say what they do, is not known
     if not dry_run:
@@ -101,6 +102,8 @@ def optimize(
         if output is not None:
             tell("save", 0, 0)
             report.files += [str(f) for f in io.save(source, Path(output), external_data=external_data)]
+            if source.path is not None and Path(output).exists() and Path(output).samefile(source.path):
+                source = io.load(output)  # what the model referred to is gone
         if pack is not None:
             tell("compile", 0, 0)
             report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack), trust=not fused_before)))

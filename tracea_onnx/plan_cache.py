@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import caps, native, tuning
+from tracea_onnx import caps, native, nvrtc, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, request_array
@@ -51,6 +53,7 @@ def _key(request: ModelProto, props: Mapping[str, str]) -> str:
     h = hashlib.sha256(_code().encode())
     if props.get("backend", "cpu") == "cuda":
         device = caps.of_request(props)
+        h.update(_cuda_compiler().encode())
         h.update(repr(sorted(tuning.choices(device.arch, device.sms).records.items())).encode())
     for part in (sorted((k, v) for k, v in props.items() if k != "cache_dir"), sorted((o.domain, o.version) for o in request.opset_import)):
         h.update(repr(part).encode())
@@ -76,10 +79,23 @@ def _hash(t: TensorProto) -> str:
 
 @cache
 def _code() -> str:
-    """What answers requests: the package's modules and the native library, by size and time of change."""
+    """What answers requests, by its contents: the package's modules, the native library, and the packages they call."""
     places = [Path(__file__).parent, *(folder(kind) for kind in ("fusion_rules", "scheduler", "kernels"))]
     files = {p for place in places for p in place.rglob("*") if p.suffix in (".py", ".cuh")}
     with contextlib.suppress(TraceaError):
         files.add(native.library_path())
-    stats = [(str(p), s.st_size, s.st_mtime_ns) for p in sorted(files) for s in (p.stat(),)]
-    return hashlib.sha256(repr(stats).encode()).hexdigest()
+    h = hashlib.sha256(repr((onnx.__version__, np.__version__, sys.version_info)).encode())
+    for p in sorted(files):
+        data = p.read_bytes()
+        h.update(repr((p.name, len(data))).encode() + data)
+    return h.hexdigest()
+
+
+@cache
+def _cuda_compiler() -> str:
+    """Which NVRTC there is. It is not loaded for this: a model whose pack is cached needs none."""
+    for found in nvrtc.preferred(nvrtc.installed(), nvrtc.driver_version()):
+        with contextlib.suppress(OSError):
+            info = Path(found.path).stat()
+            return repr((found.path, info.st_size, info.st_mtime_ns))
+    return ""

@@ -267,13 +267,14 @@ _STUCK = """
 import sys, time
 from pathlib import Path
 import tracea_onnx.io as io
+from tracea_onnx import files
 from tests.host.test_io import big
-honest = io._write
-def half(fd, data):
-    honest(fd, data[: len(data) // 2])
+honest = files.NewFile.write
+def half(self, data):
+    honest(self, data[: len(data) // 2])
     print("half", flush=True)
     time.sleep(60)
-io._write = half
+files.NewFile.write = half
 io.save(io.Source(big()), Path(sys.argv[1]))
 """
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx import compiler
+from tracea_onnx import compiler, nvrtc, plan_cache, registry
 from tracea_onnx.provider import assigned_nodes, create_session
 
 S, D = 40, 48  # the mask and each weight are larger than what a node's key covers
@@ -109,3 +112,54 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path, compiled: list[int]) 
 
 def test_the_model_of_these_tests_is_valid() -> None:
     onnx.checker.check_model(onnx.ModelProto.FromString(attention(CAUSAL, 0.1)), full_check=True)
+
+
+def test_the_key_covers_what_the_code_says_not_when_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels that are built reproducibly give files of two versions the same time, and often the same size."""
+    real, package = registry.folder, tmp_path / "package"
+    rules = package / "fusion_rules"
+    rules.mkdir(parents=True)
+    monkeypatch.setattr(plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind))
+
+    def key(text: str, time: int) -> str:
+        (rules / "rule.py").write_text(text)
+        os.utime(rules / "rule.py", (time, time))
+        plan_cache._code.cache_clear()
+        return plan_cache._code()
+
+    assert key("a = 1", 1) != key("a = 2", 1)
+    assert key("a = 1", 1) == key("a = 1", 2)
+    before = key("a = 1", 1)
+    monkeypatch.setattr(onnx, "__version__", "0.0")
+    assert key("a = 1", 1) != before
+    plan_cache._code.cache_clear()
+
+
+def test_another_cuda_compiler_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
+    library.parent.mkdir(parents=True)
+    monkeypatch.setattr(nvrtc, "installed", lambda: [nvrtc.Compiler(str(library), 12)])
+    found = []
+    for content in (b"12.8", b"12.9 is longer"):
+        library.write_bytes(content)
+        plan_cache._cuda_compiler.cache_clear()
+        found.append(plan_cache._cuda_compiler())
+    plan_cache._cuda_compiler.cache_clear()
+    assert found[0] != found[1] and str(library) in found[0]
+
+
+_HOMELESS = """
+import pwd, sys
+def none(uid): raise KeyError(uid)
+pwd.getpwuid = none
+from tests.session.test_plan_cache import CAUSAL, attention
+from tracea_onnx.provider import assigned_nodes, create_session
+print(len(assigned_nodes(create_session(attention(CAUSAL, 0.1), {"claim": "all"}))))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users without an entry")
+def test_without_a_home_models_are_compiled_all_the_same() -> None:
+    env = {k: v for k, v in os.environ.items() if k != "HOME" and not k.startswith("XDG_")}
+    done = subprocess.run([sys.executable, "-c", _HOMELESS], env=env, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 0, done.stderr

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from tracea_onnx.cache import Cache, default_folder
+from tracea_onnx.cache import Cache
 from tracea_onnx.commands import options
 from tracea_onnx.errors import UsageError
 from tracea_onnx.report import table
@@ -16,7 +16,7 @@ from tracea_onnx.report import table
 def add(subparsers: options.Subparsers) -> None:
     p = subparsers.add_parser("cache", help="list, measure or clear the cache of compiled code", description=__doc__)
     p.add_argument("action", choices=("list", "size", "clear"))
-    p.add_argument("--folder", type=Path, help=f"the cache's folder (default: {default_folder()})")
+    p.add_argument("--folder", type=Path, help="the cache's folder (default: the one that `size` names)")
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     cache = Cache(args.folder) if args.folder is not None else Cache()
     fault = cache.fault()
     if fault:
-        raise UsageError(fault, "remove it, or make it your own with mode 0700")
+        raise UsageError(fault, "remove it or make it your own (mode 0700), or give another one with --folder")
     entries, size = cache.entries(), cache.size()
     if args.action == "clear":
         cache.clear()

@@ -30,6 +30,7 @@ def add(subparsers: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         io.check_output(args.html)
+        io.check_apart(io.load(args.model), None, [args.html])
     bar = Bar()
     try:
         found = explain.explain(

@@ -22,6 +22,7 @@ def add(subparsers: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     io.check_output(args.output)
     source = io.load(args.model)
+    io.check_apart(source, args.output)
     before = count_nodes(source.model)
     inline.inline(source.model)
     infer.check(source.model, "the inlined model")

@@ -28,9 +28,12 @@ def run(args: argparse.Namespace) -> int:
         if not args.bisect:
             raise UsageError("--output goes with --bisect", "add --bisect")
         io.check_output(args.output)
-    candidate, providers = io.load(args.candidate), options.providers(args)
+    original, candidate, providers = io.load(args.reference), io.load(args.candidate), options.providers(args)
+    if args.output is not None:
+        io.check_apart(original, None, [args.output])
+        io.check_apart(candidate, args.output)
     reference = verification.measure(
-        io.load(args.reference), rtol=args.rtol, atol=args.atol, seed=args.seed, values=options.values(args), shapes=options.shapes(args)
+        original, rtol=args.rtol, atol=args.atol, seed=args.seed, values=options.values(args), shapes=options.shapes(args)
     )
     if not args.bisect:
         found: verification.Verification | None = verification.judge(reference, candidate, providers)
