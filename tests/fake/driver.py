@@ -36,17 +36,17 @@ def build(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, code: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, code: list[str], *, seconds: float | None = 600, **settings: str) -> subprocess.CompletedProcess[str]:
     """Runs Python with the stand-in as its driver; settings: its environment, without the prefix FAKE_CUDA_."""
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": python_path, **{f"FAKE_CUDA_{k.upper()}": v for k, v in settings.items()}}
-    return subprocess.run([sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run([sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
 
 
 def outcomes(folder: Path, module: str, **settings: str) -> dict[str, str | None]:
     """Runs all cases of a module: the error of each, or None."""
-    done = run(folder, ["-m", "tests.fake.driver", module], **settings)
+    done = run(folder, ["-m", "tests.fake.driver", module], seconds=600, **settings)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
     return result
