@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import numpy_helper
 
-from tracea_onnx import __version__, caps, match, partition, plan_cache, registry, tuning, worth
+from tracea_onnx import __version__, caps, match, partition, plan_cache, records, registry, tuning, worth
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
@@ -138,7 +138,7 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
     device = caps.of_request(props)
-    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=tuning.choices(device.arch, device.sms))
+    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device))
 
 
 def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True) -> Backend:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from tracea_onnx import nvrtc, registry, tuning
+from tracea_onnx import native_cuda, nvrtc, records, registry
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 
@@ -111,8 +111,8 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves and of the multiprocessors.
-_OLDEST_GPU, _FACTS = (8, 0), (75, 76, 16)
+#: Oldest compute capability the kernels are written for, and CUdevice_attribute's numbers of its two halves.
+_OLDEST_GPU, _FACTS = (8, 0), (75, 76)
 
 
 def _gpus() -> Iterator[Check]:
@@ -126,13 +126,21 @@ def _gpus() -> Iterator[Check]:
             value = ctypes.c_int()
             driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
             facts.append(value.value)
-        major, minor, sms = facts
+        major, minor = facts
         ok = (major, minor) >= _OLDEST_GPU
         picked = f"kernels for {registry.module('kernels', 'cuda').target(major * 10 + minor)}" if ok else "older than the kernels need"
-        tuned = len(tuning.load(major * 10 + minor, sms))
+        tuned = _tuned(k) if ok else 0
         record = f"; {tuned} launches tuned" if tuned else ""
         detail = f"{name.value.decode(errors='replace')}, compute capability {major}.{minor}: {picked}{record}"
         yield Check(f"GPU {k}", ok, detail, "the CUDA backend needs compute capability 8.0 or newer", required=False)
+
+
+def _tuned(k: int) -> int:
+    """Launches in the record of a GPU; 0 where the native library cannot tell."""
+    try:
+        return len(records.load(native_cuda.device(k)))
+    except TraceaError:
+        return 0
 
 
 def _architectures() -> list[int]:

@@ -54,6 +54,16 @@ def load(driver: int | None = None) -> tuple[Compiler, ctypes.CDLL] | None:
     return None
 
 
+def present() -> str:
+    """Version of the compiler that would be loaded, as far as its files tell: "12.8" of a wheel, "12" of a toolkit; "" without one."""
+    for compiler in preferred(installed(), driver_version()):
+        path = Path(compiler.path)
+        if path.is_file():
+            versions = sorted(p.name.split(".so.")[1] for p in path.parent.glob("libnvrtc-builtins.so.*"))
+            return versions[-1] if versions else str(compiler.major)
+    return ""
+
+
 def version(library: ctypes.CDLL) -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import caps, native, nvrtc, tuning
+from tracea_onnx import caps, native, nvrtc, records
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph, request_array
@@ -52,9 +52,9 @@ class Slot:
 def _key(request: ModelProto, props: Mapping[str, str]) -> str:
     h = hashlib.sha256(_code().encode())
     if props.get("backend", "cpu") == "cuda":
-        device = caps.of_request(props)
         h.update(_cuda_compiler().encode())
-        h.update(repr(sorted(tuning.choices(device.arch, device.sms).records.items())).encode())
+        chosen = records.choices(caps.of_request(props))
+        h.update(repr((sorted(chosen.records.items()), chosen.sizes)).encode())
     for part in (sorted((k, v) for k, v in props.items() if k != "cache_dir"), sorted((o.domain, o.version) for o in request.opset_import)):
         h.update(repr(part).encode())
     g = request.graph

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from tracea_onnx import caps, compiler, inputs, native_cuda, registry, tuning
+from tracea_onnx import caps, compiler, inputs, native_cuda, records, registry, tuning
 from tracea_onnx import dims as D
 from tracea_onnx.caps import DeviceCaps
 from tracea_onnx.cuda import Request
@@ -28,8 +28,8 @@ from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.graph import Array, Graph
 from tracea_onnx.ops import DType
 from tracea_onnx.plan import PlanBuilder, evaluate
+from tracea_onnx.records import Measured
 from tracea_onnx.search import Search
-from tracea_onnx.tuning import Measured
 
 Sizes = Mapping[str, int]
 #: Replays that are timed at a time, and times that both sides have their turn: of a candidate, of the result.
@@ -55,7 +55,11 @@ class Launch:
 
 @dataclass
 class Tuned:
-    """What `tune` found. before, after: microseconds of a whole run; alone: launches without a choice for these sizes."""
+    """What `tune` found.
+
+    before, after: microseconds of a whole run. alone: launches without a choice for these sizes. kept: kernels that were
+    added to `record`, the file. interrupted: it ended before its time (Ctrl-C).
+    """
 
     device: DeviceCaps
     launches: list[Launch] = field(default_factory=list)
@@ -64,6 +68,8 @@ class Tuned:
     before: float = 0.0
     after: float = 0.0
     kept: int = 0
+    record: str = ""
+    interrupted: bool = False
 
 
 @dataclass
@@ -86,13 +92,18 @@ def tune(
     """Measures the kernels of `model` for inputs of these shapes, and adds the fastest to the tuning record of this kind of GPU. What is in the bodies of control
     flow goes by price.
 
-    seconds: after which no other candidates are compiled. Raises UsageError (a size that is not known), TraceaError (no GPU, nothing that the provider runs)."""
+    seconds: after the model was compiled, when no other candidates are tried. Ctrl-C ends that time: what was found until then is
+    measured once more, and kept. Raises UsageError (a size that is not known), TraceaError (no GPU, nothing that the provider runs)."""
     try:
-        result, end = Tuned(native_cuda.device(device)), time.monotonic() + seconds
+        result = Tuned(native_cuda.device(device))
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
-    for request in requests_of(model, {"backend": "cuda", "device_id": str(device)}):
-        _tune(request, sizes_of(Graph(request), shapes), device, end, result, tell)
+    requests = requests_of(model, {"backend": "cuda", "device_id": str(device)})
+    end = time.monotonic() + seconds
+    for k, request in enumerate(requests):
+        now = time.monotonic()
+        share = now if result.interrupted else now + max(end - now, 0.0) / (len(requests) - k)
+        _tune(request, sizes_of(Graph(request), shapes), device, share, result, tell)
     if not result.before:
         raise TraceaError("the provider runs no part of this model with sizes that follow from the inputs'", "see `tracea-onnx explain MODEL --backend cuda`")
     return result
@@ -270,9 +281,23 @@ def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tu
     searches = {key: Search(prices) for key, prices in offers.items() if len(prices) > 1}
     result.alone += sum(key not in searches for key in used)
     _compare(usual, usual, device, 1)  # what keeps anything from being measured is said here
-    subject, rounds = _Subject(request, sizes, usual, device), 0
+    subject = _Subject(request, sizes, usual, device)
+    try:
+        _search(subject, searches, asked, end, result, tell)
+    except KeyboardInterrupt:
+        result.interrupted = True
+        tell("interrupted: what was found is measured once more")
+    chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
+    _keep(subject, chosen, list(searches), result)
+
+
+def _search(
+    subject: _Subject, searches: Mapping[str, Search], asked: Mapping[str, Request], end: float, result: Tuned, tell: Callable[[str], None]
+) -> None:
+    """Measures candidates for all launches at a time, until there are none or the time is over."""
+    rounds = 0
     while time.monotonic() < end:
-        trial = {key: name for key, search in searches.items() if (name := _next(search, key, asked[key], sizes)) is not None}
+        trial = {key: name for key, search in searches.items() if (name := _next(search, key, asked[key], subject.sizes)) is not None}
         if not trial:
             break
         rounds += 1
@@ -283,8 +308,6 @@ def _tune(request: ModelProto, sizes: Sizes, device: int, end: float, result: Tu
                 searches[key].drop(trial[key])
             else:
                 searches[key].saw(trial[key], ratio)
-    chosen = {key: search.best[0] for key, search in searches.items() if search.best[1] < _WORTH}
-    _keep(subject, chosen, list(searches), result)
 
 
 def _offers(key: str, request: Request, sizes: Sizes) -> dict[str, float]:
@@ -324,16 +347,17 @@ def _keep(subject: _Subject, chosen: dict[str, str], keys: Sequence[str], result
     result.after += whole * found.ratio if chosen else whole
     used = [key for part in subject.usual for key in part.asked]
     what = {key: text(part.requests[key], part.sizes) for part in subject.usual for key in part.asked}
-    kept: dict[str, Measured | None] = {}
+    kept: dict[str, Measured] = {}
     for key in keys:
         count = used.count(key)
         before = found.usual[key] / count
         after = found.other[key] / count if key in chosen else before
-        kept[key] = Measured(chosen[key], after, before, subject.sizes) if key in chosen else None
+        if key in chosen:
+            kept[key] = Measured(chosen[key], after, before, [dict(subject.sizes)])
         result.launches.append(Launch(what[key], count, before, after, chosen.get(key, "")))
     result.kept += len(chosen)
-    if not tuning.save(result.device.arch, result.device.sms, kept):
-        raise TraceaError("there is no cache to keep the tuning record in", "see `tracea-onnx cache size`")
+    if kept:
+        result.record = str(records.add(result.device, kept))
 
 
 #: Parameters that say little of what a launch computes.

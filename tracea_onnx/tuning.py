@@ -1,7 +1,7 @@
 """Which kernel a launch gets where several could compute it: the cheapest by price, unless this kind of GPU has measured another to be faster.
 
-Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from (`choosing`), measures it and keeps the fastest in a
-tuning record: one of each kind of GPU in the cache, a table from what is asked of a launch (`identity`) to the name of a kernel.
+Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from (`choosing`), measures it and
+keeps the fastest in a tuning record (`records.py`): a table from what is asked of a launch (`identity`) to the name of a kernel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tracea_onnx import __version__
 from tracea_onnx import dims as D
-from tracea_onnx.cache import Cache
 from tracea_onnx.cuda import Request
 from tracea_onnx.dims import DimLike
 from tracea_onnx.meanwhile import meanwhile
@@ -102,50 +100,3 @@ def identity(request: Request) -> str:
     sets = (sorted(request.operands), sorted(request.unaligned), sorted(request.constant))
     whole = (request.family, request.dtype.name, sorted(request.ints.items()), *sets, request.program, request.arch, request.sms, request.tf32)
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-
-
-# --- what was measured, on disk ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A kernel that was faster than the one by price: microseconds of a launch with it, and without; values of the model's symbols meanwhile."""
-
-    kernel: str
-    us: float
-    usual_us: float
-    sizes: Mapping[str, int]
-
-
-def load(arch: int, sms: int) -> dict[str, Measured]:
-    """The record of a kind of GPU, for this version of the kernels; empty where nothing was measured, or where it cannot be read."""
-    data = Cache().get(_name(arch, sms))
-    try:
-        found = {key: Measured(**entry) for key, entry in json.loads(data or b"{}").items()}
-    except (AttributeError, TypeError, ValueError, RecursionError):  # of a version in between
-        return {}
-    return found if all(map(_sound, found.values())) else {}
-
-
-def _sound(entry: Measured) -> bool:
-    """Whether the fields of an entry that was read have their types."""
-    times = (entry.us, entry.usual_us)
-    sized = isinstance(entry.sizes, dict) and all(isinstance(size, int) for size in entry.sizes.values())
-    return isinstance(entry.kernel, str) and all(isinstance(t, (int, float)) for t in times) and sized
-
-
-def save(arch: int, sms: int, found: Mapping[str, Measured | None]) -> bool:
-    """Add to the record what was found (None: the one by price is the fastest). False where there is no usable cache."""
-    kept = {key: entry for key, entry in {**load(arch, sms), **found}.items() if entry is not None}
-    return Cache().put(_name(arch, sms), json.dumps({key: vars(entry) for key, entry in kept.items()}, sort_keys=True).encode())
-
-
-def choices(arch: int, sms: int) -> Choices:
-    """What the record of a kind of GPU says."""
-    found = load(arch, sms)
-    sizes = {tuple(sorted(entry.sizes.items())) for entry in found.values()}
-    return Choices({key: entry.kernel for key, entry in found.items()}, sizes=tuple(dict(one) for one in sorted(sizes)))
-
-
-def _name(arch: int, sms: int) -> str:
-    return f"tuning record of sm_{arch} with {sms} multiprocessors, {__version__}"

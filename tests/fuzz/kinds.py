@@ -27,7 +27,7 @@ from onnx import ModelProto, helper
 from benchmarks import difference, operator_fuzz, sessions
 from tests.fuzz import mutations
 from tests.fuzz.workers import Verdict
-from tracea_onnx import caps, cli, compiler, pipeline, plan, plan_cache, tuning
+from tracea_onnx import caps, cli, compiler, pipeline, plan, plan_cache, records, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph
@@ -650,34 +650,31 @@ def _tuning(c: Case) -> Verdict:
         return Verdict(REFUSED, "no request")
     model = ModelProto.FromString(c.random.choice(requests))
     folder = c.folder / "records"
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}):
+    with mock.patch.dict(os.environ, {"XDG_DATA_HOME": str(folder)}):
         offers: tuning.Offers = {}
         try:
             _compile_cuda(model, tuning.Choices(offers=offers))
             found = {
-                k: tuning.Measured(c.random.choice(sorted(v)), 1.0, 2.0, {})
+                k: records.Measured(c.random.choice(sorted(v)), 1.0, 2.0, [{}])
                 for k, v in offers.items()
             }
-            tuning.save(90, 132, found)
-            name = tuning._name(90, 132)
-            store = Cache()
-            old = store.get(name)
-            if old is None:
-                return Verdict("internal", "the record was not kept", "record not kept")
+            device = caps.usual(90, 132)
+            path = records.add(device, found)
+            old = path.read_bytes()
             value = json.loads(old)
             if c.random.random() < 0.7:
                 for _ in range(c.random.choice((1, 2, 4))):
                     value = mutations.tree(value, c.random)
-                store.put(name, json.dumps(value).encode())
+                path.write_bytes(json.dumps(value).encode())
             else:
-                store.put(name, mutations.damage(old, c.random))
-            _compile_cuda(model, tuning.choices(90, 132))
+                path.write_bytes(mutations.damage(old, c.random))
+            _compile_cuda(model, records.choices(device))
         except TraceaError as e:
             return Verdict(REFUSED, str(e))
         except Exception as e:
             return _failure("internal", e)
         finally:
-            Cache().clear()
+            records.clear()
     return Verdict(OK)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,57 +13,117 @@ from onnx import ModelProto, StringStringEntryProto
 
 from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
-from tracea_onnx import plan_cache, tune, tuning
+from tracea_onnx import caps, cli, nvrtc, plan_cache, records, tune, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.caps import usual
-from tracea_onnx.errors import UsageError
+from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.graph import Graph
 from tracea_onnx.ops import DType
-from tracea_onnx.tuning import Choices, Measured
+from tracea_onnx.records import Measured
+from tracea_onnx.tuning import Choices
 
-ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, {"batch": 8})
+ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
+H200 = usual(90, 132)
 
 
 @pytest.fixture(autouse=True)
-def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def fresh_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert tuning.load(90, 132) == {} and tuning.choices(90, 132) == tuning.BY_PRICE
+    assert records.load(H200) == {} and records.choices(H200) == tuning.BY_PRICE
+    assert records.listed() == [] and records.clear() == 0
 
 
 def test_records_are_kept_by_kind_of_gpu() -> None:
-    assert tuning.save(90, 132, {"a": ONE})
-    assert tuning.load(90, 132) == {"a": ONE} and tuning.load(90, 114) == tuning.load(80, 132) == {}
-    assert tuning.choices(90, 132) == Choices({"a": "HopperTile(bm=128)"}, None, ({"batch": 8},))
+    records.add(H200, {"a": ONE})
+    assert records.load(H200) == {"a": ONE}
+    assert records.choices(H200) == Choices({"a": "HopperTile(bm=128)"}, None, ({"batch": 8},))
+    named = replace(H200, identity="NVIDIA H200, 150754820096 bytes, driver 13000")
+    for other in (usual(90, 114), usual(80, 132), named, replace(named, identity="NVIDIA H200, 150754820096 bytes, driver 12080")):
+        assert records.load(other) == {}
 
 
-def test_what_is_found_later_is_added_replaced_or_removed() -> None:
-    two = Measured("SplitTile(rows=64)", 1.0, 2.0, {"batch": 3, "sequence": 128})
-    tuning.save(90, 132, {"a": ONE, "b": ONE, "c": ONE})
-    tuning.save(90, 132, {"b": two, "c": None})
-    assert tuning.load(90, 132) == {"a": ONE, "b": two}
-    assert tuning.choices(90, 132).sizes == ({"batch": 3, "sequence": 128}, {"batch": 8})
+def test_another_version_of_the_kernels_or_of_nvrtc_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    records.add(H200, {"a": ONE})
+    for module, name, value in ((records, "__version__", "999"), (nvrtc, "present", lambda: "99.9")):
+        with monkeypatch.context() as m:
+            m.setattr(module, name, value)
+            assert records.load(H200) == {}
+    assert records.load(H200) == {"a": ONE}
 
 
-def test_another_version_of_the_kernels_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning.save(90, 132, {"a": ONE})
-    monkeypatch.setattr(tuning, "__version__", "999")
-    assert tuning.load(90, 132) == {}
+def test_one_model_never_takes_from_another() -> None:
+    """The launches that two models share are theirs at the sizes of both, with the kernel that gains more."""
+    better = Measured("SplitTile(rows=64)", 1.0, 2.0, [{"rows": 3, "sequence": 128}])
+    worse = Measured("HopperTile(bm=64)", 1.9, 2.0, [{"n": 1}, {"batch": 8}])
+    records.add(H200, {"a": ONE, "b": ONE, "c": ONE})
+    records.add(H200, {"b": better, "c": worse})
+    found = records.load(H200)
+    assert found["a"] == ONE
+    assert found["b"] == replace(better, sizes=[{"batch": 8}, {"rows": 3, "sequence": 128}])
+    assert found["c"] == replace(ONE, sizes=[{"batch": 8}, {"n": 1}])
+    assert records.choices(H200).sizes == ({"batch": 8}, {"n": 1}, {"rows": 3, "sequence": 128})
+
+
+def test_neither_a_full_nor_a_cleared_cache_takes_a_record() -> None:
+    records.add(H200, {"a": ONE})
+    cache = Cache(limit=1000)
+    assert cache.put("k", bytes(900)) and cache.put("l", bytes(900))
+    assert cli.main(["cache", "clear"]) == 0 and cache.entries() == []
+    assert records.load(H200) == {"a": ONE}
+    assert cli.main(["cache", "clear", "--tuning"]) == 0
+    assert records.load(H200) == {} and records.listed() == []
+
+
+def test_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    records.add(replace(H200, identity="NVIDIA H200, driver 13000"), {"a": ONE, "b": ONE})
+    for action, says in (("list", "NVIDIA H200, driver 13000"), ("size", "1 devices, 2 launches")):
+        assert cli.main(["cache", action, "--tuning"]) == 0
+        assert says in capsys.readouterr().err
+    assert cli.main(["cache", "size", "--tuning", "--folder", "x"]) == UsageError.exit_code
+
+
+_ADDER = """
+import sys
+from tests.host.test_tuning import H200, ONE
+from tracea_onnx import records
+for k in range(25):
+    records.add(H200, {f"{sys.argv[1]} {k}": ONE})
+"""
+
+
+def test_two_processes_that_tune_at_once_lose_nothing() -> None:
+    root = Path(__file__).resolve().parents[2]
+    adders = [subprocess.Popen([sys.executable, "-c", _ADDER, str(k)], cwd=root) for k in range(2)]
+    assert [p.wait() for p in adders] == [0, 0]
+    assert len(records.load(H200)) == 50
 
 
 _ODD = (
-    b"", b"nothing", b"[1]", b'{"a": 3}', b'{"a": {"kernel": "Tile()"}}', b'{"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}',
-    b'{"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": {}}}', b"[" * 100000,
+    b"", b"nothing", b"[1]", b'{"launches": 3}', b'{"launches": {"a": 3}}', b'{"launches": {"a": {"kernel": "Tile()"}}}',
+    b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": 3}}}', b'{"launches": {"a": {"kernel": "k", "us": 1, "usual_us": 2, "sizes": [3]}}}',
+    b'{"launches": {"a": {"kernel": [], "us": 1, "usual_us": 2, "sizes": []}}}', b"[" * 100000,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("data", _ODD, ids=range(len(_ODD)))
 def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
-    Cache().put(tuning._name(90, 132), data)
-    assert tuning.load(90, 132) == {} and tuning.choices(90, 132) == tuning.BY_PRICE
-    assert tuning.save(90, 132, {"a": ONE}) and tuning.load(90, 132) == {"a": ONE}
+    path = records.add(H200, {"b": ONE})
+    path.write_bytes(data)
+    assert records.load(H200) == {} and records.choices(H200) == tuning.BY_PRICE and len(records.listed()) == 1
+    records.add(H200, {"a": ONE})
+    assert records.load(H200) == {"a": ONE}
+
+
+def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
+    path = records.add(H200, {"a": ONE})
+    path.parent.chmod(0o777)
+    assert records.load(H200) == {}
+    with pytest.raises(TraceaError, match="open to other users"):
+        records.add(H200, {"b": ONE})
 
 
 def test_a_cached_plan_is_not_used_with_another_record() -> None:
@@ -68,9 +131,10 @@ def test_a_cached_plan_is_not_used_with_another_record() -> None:
     props = {"backend": "cuda", "arch": "90", "sms": "132"}
     plan_cache.Slot(request, props).put(Graph(request), b"pack")
     assert plan_cache.Slot(request, props).get() == b"pack"
-    tuning.save(90, 132, {"a": ONE})
+    device = caps.of_request(props)
+    records.add(device, {"a": ONE})
     assert plan_cache.Slot(request, props).get() is None
-    tuning.save(90, 132, {"a": None})
+    records.clear()
     assert plan_cache.Slot(request, props).get() == b"pack"
 
 
@@ -117,11 +181,23 @@ def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
     result = tune.Tuned(usual(90, 132))
     tune._keep(tune._Subject(ModelProto(), {"rows": 5}, [part], 0), {"a": "Tile(2)", "b": "Tile(2)"}, "ab", result)
-    assert tuning.load(90, 132) == {key: Measured("Tile(2)", 4.5, 9.0, {"rows": 5}) for key in kept}
+    assert records.load(H200) == {key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept}
     assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
     assert [(x.what, x.count, x.kernel) for x in result.launches] == [
         ("gemm F16 M=5 N=8 K=16", count, "Tile(2)" if key in kept else "") for key, count in (("a", 1), ("b", 2))
     ]
+
+
+def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time was left, or the whole was not faster this time."""
+    records.add(H200, {"a": ONE})
+    product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
+    part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(tune._Subject, "compared", lambda *_: tune._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]))
+    monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
+    for chosen in ({}, {"a": "Tile(2)"}):
+        tune._keep(tune._Subject(ModelProto(), {}, [part], 0), chosen, "a", tune.Tuned(H200))
+        assert records.load(H200) == {"a": ONE}
 
 
 def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +207,7 @@ def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tune._Subject, "alike", lambda *_: False)
     result = tune.Tuned(usual(90, 132))
     tune._keep(tune._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
-    assert tuning.load(90, 132) == {} and result.kept == 0 and result.before == result.after == 9.0
+    assert records.load(H200) == {} and result.kept == 0 and result.before == result.after == 9.0
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,22 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.fake.driver import Log
-from tracea_onnx import cli, provider, registry, tune, tuning
+from tracea_onnx import cli, native_cuda, provider, records, registry, tune
 
 log = Log()
 vars(registry.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
-ARCH, SMS = 90, 132
 
 
 def _model(batch: int | str) -> Path:
     """Two linear layers in fp16 with a GELU between them; what was compiled or measured before is forgotten."""
-    os.environ["XDG_CACHE_HOME"] = mkdtemp()
+    os.environ["XDG_CACHE_HOME"], os.environ["XDG_DATA_HOME"] = mkdtemp(), mkdtemp()
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal(s).astype(np.float16) for n, s in (("w", (192, 328)), ("b", (328,)), ("v", (328, 192)))}
     nodes = [
@@ -57,7 +57,7 @@ def case_a_session_launches_what_was_measured_to_be_the_fastest() -> None:
     path = _model(640)
     before = _launches(path, 640)
     found = _tune(path)
-    record = tuning.load(ARCH, SMS)
+    record = records.load(native_cuda.device())
     assert found["kept"] == len(record) > 0
     assert float(str(found["after"])) < 0.997 * float(str(found["before"]))
     after = _launches(path, 640)
@@ -65,7 +65,7 @@ def case_a_session_launches_what_was_measured_to_be_the_fastest() -> None:
     assert sum(a != b for a, b in zip(before, after, strict=True)) == len(record)
     kept = {x["kernel"] for x in found["launches"] if x["kernel"]}  # type: ignore[attr-defined]
     assert kept == {m.kernel for m in record.values()}
-    assert all(m.us < 0.98 * m.usual_us and m.sizes == {} for m in record.values())
+    assert all(m.us < 0.98 * m.usual_us and m.sizes == [{}] for m in record.values())
 
 
 def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
@@ -74,7 +74,7 @@ def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
     assert _tune(path, "--input-shape", "x:640,192")["kept"]
     after = {rows: _launches(path, rows) for rows in (7, 640, 1500)}
     assert after[640] != before[640] and after[7] == before[7] and after[1500] == before[1500]
-    assert {tuple(m.sizes.items()) for m in tuning.load(ARCH, SMS).values()} >= {(("batch", 640),)}
+    assert {tuple(one.items()) for m in records.load(native_cuda.device()).values() for one in m.sizes} >= {(("batch", 640),)}
 
 
 def case_requests_have_their_constants_when_the_session_is_gone() -> None:
@@ -90,3 +90,32 @@ def case_requests_have_their_constants_when_the_session_is_gone() -> None:
 
 def case_a_size_that_is_not_known_is_one_line() -> None:
     assert cli.main(["tune", str(_model("batch"))]) == 2
+
+
+def case_ctrl_c_keeps_what_was_found() -> None:
+    path = _model(640)
+    real, calls = tune._next, iter(range(2))
+
+    def interrupted(*args: Any) -> str | None:
+        if next(calls, None) is None:  # the second round
+            raise KeyboardInterrupt
+        return real(*args)
+
+    vars(tune)["_next"] = interrupted
+    try:
+        assert cli.main(["tune", str(path)]) == 130
+    finally:
+        vars(tune)["_next"] = real
+    assert records.load(native_cuda.device())
+
+
+def case_a_second_model_leaves_the_first_tuned() -> None:
+    first, home = _model("batch"), os.environ["XDG_DATA_HOME"]
+    assert _tune(first, "--input-shape", "x:640,192")["kept"]
+    tuned = _launches(first, 640)
+    second = _model("rows")  # the same launches, under another symbol
+    os.environ["XDG_DATA_HOME"] = home
+    _tune(second, "--input-shape", "x:640,192")
+    os.environ["XDG_CACHE_HOME"] = mkdtemp()
+    assert _launches(first, 640) == tuned
+    assert _launches(second, 640) == tuned

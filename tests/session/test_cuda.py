@@ -273,7 +273,7 @@ def test_without_a_driver_the_cpu_works_and_the_gpu_is_one_line(folder: Path, tm
     where, settings, reason = tmp_path, {}, r"no NVIDIA driver is installed \(libcuda.so.1 was not found\)"
     if Path("/dev/nvidiactl").exists():
         where, settings, reason = folder, {"init": "100", "devices": "0"}, "the NVIDIA driver finds no GPU"
-    done = driver.run(where, ["-c", WITHOUT], **settings)
+    done = driver.run(where, ["-c", WITHOUT], seconds=600, **settings)
     first, second, last = (line.removeprefix("said: ") for line in done.stdout.splitlines() if line.startswith("said: "))
     assert first.startswith("TraceaExecutionProvider has no CUDA device 0 on this machine")
     assert re.search(reason, second) and "NEWLINE" not in second

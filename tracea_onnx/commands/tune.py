@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tracea_onnx import io, tune
-from tracea_onnx.cache import default_folder
 from tracea_onnx.commands import options
 from tracea_onnx.errors import UsageError
 from tracea_onnx.report import table
+
+#: The exit status of a program that Ctrl-C ended.
+_INTERRUPTED = 130
 
 
 def add(subparsers: options.Subparsers) -> None:
@@ -34,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
         *(table(rows) if changed else []),
         f"{found.device.name}: measured {found.measured} kernels for {len(found.launches)} kinds of launch ({found.alone} launches have one alone)",
         f"whole run: {found.before:.1f} -> {found.after:.1f} us",
-        f"kept {found.kept} in {default_folder()}; sessions on this kind of GPU use them" if found.kept else "the kernels by price stay: none was worth a change",
+        f"kept {found.kept} in {found.record}; sessions on this kind of GPU use them" if found.kept else "the kernels by price stay: none was worth a change",
     ]
     options.say(lines)
     if args.json:
         options.emit(asdict(found))
-    return 0
+    return _INTERRUPTED if found.interrupted else 0

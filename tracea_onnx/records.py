@@ -1,0 +1,202 @@
+"""Tuning records: which kernels were measured to be the fastest, kept on disk for each kind of GPU.
+
+A record takes minutes of GPU time, so it lies among the user's data, not in the cache: neither a full cache nor `cache clear`
+removes it. There is one file for each device (its full name, memory, clocks and driver), version of NVRTC and version of this
+package. It holds JSON:
+
+    {"device": "NVIDIA H200, ...", "nvrtc": "12.9", "version": "0.1.0",
+     "launches": {<tuning.identity>: {"kernel": "HopperTile(...)", "us": 3.5, "usual_us": 4.0, "sizes": [{"batch": 8}, ...]}}}
+
+A file that cannot be read as that is no record. Writers of several processes take turns; what one adds, no other removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tracea_onnx import __version__, files, nvrtc
+from tracea_onnx.caps import DeviceCaps
+from tracea_onnx.errors import TraceaError
+from tracea_onnx.tuning import BY_PRICE, Choices
+
+_SUFFIX = ".json"
+#: Seconds to wait for another process that writes a record, which takes it milliseconds.
+_PATIENCE = 60.0
+_FIX = "make that folder your own (mode 0700), or set XDG_DATA_HOME"
+#: Sets of sizes that are kept for one launch: the latest.
+_SIZES = 64
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A kernel that was faster than the one by price.
+
+    us, usual_us: microseconds of a launch with it, and with the kernel by price. sizes: values that the symbols of models
+    had when the launch was one of theirs; an empty set for a model without symbols.
+    """
+
+    kernel: str
+    us: float
+    usual_us: float
+    sizes: Sequence[Sizes]
+
+    @property
+    def ratio(self) -> float:
+        return self.us / self.usual_us if self.usual_us > 0 else 1.0
+
+
+def default_folder() -> Path | None:
+    """Where the operating system keeps data of this user; None for a user without a home."""
+    if sys.platform == "win32":
+        base = files.home("LOCALAPPDATA", "AppData/Local")
+    elif sys.platform == "darwin":
+        base = files.home("XDG_DATA_HOME", "Library/Application Support")
+    else:
+        base = files.home("XDG_DATA_HOME", ".local/share")
+    return base and base / "tracea-onnx" / "tuning"
+
+
+def load(device: DeviceCaps) -> dict[str, Measured]:
+    """What was measured on this kind of device, by launch (`tuning.identity`); empty where nothing was."""
+    try:
+        with files.private(default_folder()) as folder:
+            return _read(folder, device)
+    except (OSError, files.Unusable):
+        return {}
+
+
+def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
+    """Add to the device's record. Of two kernels for one launch the one that gained more stays, for the sizes of both.
+
+    Returns the file. Raises TraceaError where there is no place for it.
+    """
+    try:
+        with files.private(default_folder(), create=True) as folder, folder.locked(_PATIENCE) as locked:
+            if not locked:
+                raise TraceaError(f"another process keeps {folder.path} locked", "end it, and tune again")
+            merged = _read(folder, device)
+            for key, entry in found.items():
+                merged[key] = _merged(merged.get(key), entry)
+            folder.clean(r"[0-9a-f]{64}\.json")
+            with folder.new(_name(device)) as f:
+                f.write(_text(device, merged))
+                os.fsync(f.fd)
+                f.place()
+            folder.sync()
+            return folder.path / _name(device)
+    except (OSError, files.Unusable) as e:
+        raise TraceaError(f"the tuning record cannot be kept: {e}", _FIX) from None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one file holds."""
+
+    device: str
+    nvrtc: str
+    version: str
+    launches: int
+
+
+def listed() -> list[Record]:
+    """The records of all devices, by device. Raises TraceaError where their folder cannot be used."""
+    out = []
+    try:
+        with files.private(default_folder()) as folder:
+            for name in _names(folder):
+                found = _parsed(folder, name)
+                head = [str(found.get(key, "?")) for key in ("device", "nvrtc", "version")]
+                out.append(Record(head[0], head[1], head[2], len(_entries(found))))
+    except FileNotFoundError:
+        return []
+    except (OSError, files.Unusable) as e:
+        raise TraceaError(f"the tuning records cannot be read: {e}", _FIX) from None
+    return sorted(out, key=lambda r: (r.device, r.version, r.nvrtc))
+
+
+def clear() -> int:
+    """Remove all records. Returns of how many devices. Raises TraceaError where their folder cannot be used."""
+    try:
+        with files.private(default_folder()) as folder, folder.locked(_PATIENCE):
+            found = _names(folder)
+            for name in found:
+                folder.remove(name)
+            return len(found)
+    except FileNotFoundError:
+        return 0
+    except (OSError, files.Unusable) as e:
+        raise TraceaError(f"the tuning records cannot be removed: {e}", _FIX) from None
+
+
+def choices(device: DeviceCaps) -> Choices:
+    """How kernels are chosen for this device: as its record says, else by price."""
+    found = load(device)
+    sizes = {tuple(sorted(one.items())) for entry in found.values() for one in entry.sizes if one}
+    chosen = Choices({key: entry.kernel for key, entry in found.items()}, sizes=tuple(dict(one) for one in sorted(sizes)))
+    return chosen if found else BY_PRICE
+
+
+def _merged(old: Measured | None, new: Measured) -> Measured:
+    if old is None:
+        return new
+    sizes = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in (*old.sizes, *new.sizes))]
+    best = min(new, old, key=lambda entry: entry.ratio)
+    return Measured(best.kernel, best.us, best.usual_us, sizes[-_SIZES:])
+
+
+def _device(device: DeviceCaps) -> str:
+    return device.identity or f"{device.name}, sm_{device.arch}, {device.sms} multiprocessors"
+
+
+def _head(device: DeviceCaps) -> dict[str, str]:
+    return {"device": _device(device), "nvrtc": nvrtc.present(), "version": __version__}
+
+
+def _name(device: DeviceCaps) -> str:
+    return hashlib.sha256(json.dumps(_head(device), sort_keys=True).encode()).hexdigest() + _SUFFIX
+
+
+def _text(device: DeviceCaps, found: Mapping[str, Measured]) -> bytes:
+    launches = {key: asdict(entry) for key, entry in found.items()}
+    return json.dumps({**_head(device), "launches": launches}, sort_keys=True, indent=1).encode()
+
+
+def _names(folder: files.Folder) -> list[str]:
+    return [name for name in folder.names() if name.endswith(_SUFFIX) and not name.startswith(".")]
+
+
+def _read(folder: files.Folder, device: DeviceCaps) -> dict[str, Measured]:
+    return _entries(_parsed(folder, _name(device)))
+
+
+def _parsed(folder: files.Folder, name: str) -> dict[str, Any]:
+    """The contents of a file; nothing where it is damaged."""
+    try:
+        found = json.loads(folder.read(name) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _entries(found: Mapping[str, Any]) -> dict[str, Measured]:
+    try:
+        entries = {key: Measured(**entry) for key, entry in found.get("launches", {}).items()}
+    except (AttributeError, TypeError):
+        return {}
+    return entries if all(map(_sound, entries.values())) else {}
+
+
+def _sound(entry: Measured) -> bool:
+    """Whether the fields of an entry that was read have their types."""
+    times = all(isinstance(t, (int, float)) for t in (entry.us, entry.usual_us))
+    sets = isinstance(entry.sizes, list) and all(isinstance(one, dict) for one in entry.sizes)
+    return isinstance(entry.kernel, str) and times and sets and all(isinstance(n, int) for one in entry.sizes for n in one.values())
