@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,19 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
+from tracea_onnx import input_sizes
 from tracea_onnx.errors import ModelError, UsageError
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.graph import Graph, Node, subgraphs
+from tracea_onnx.input_sizes import open_axes, tensor_type
 
 #: A value ONNX Runtime takes: an array, a list of arrays (sequence), or None (absent optional).
 Value = Any
-#: Sizes tried for unknown dims, in order: (first axis, image side, anything else). The first the model accepts is used.
-GUESSES = (
-    (2, 64, 7), (1, 64, 7), (2, 224, 16), (1, 224, 16), (1, 224, 1), (1, 640, 128), (1, 1, 1), (1, 512, 512), (2, 32, 8), (1, 28, 32),
-    (1, 96, 64), (1, 128, 80), (1, 256, 100), (1, 299, 160), (1, 320, 256), (1, 384, 400), (1, 336, 1024), (1, 518, 16000),
-)  # fmt: skip
+#: Bytes that the inputs made for a model may take together.
+MOST_BYTES = 1 << 30
+#: Elements of the largest value of a model that guessed sizes may lead to.
+MOST_ELEMENTS = 1 << 28
+#: Numbers that are drawn for one input; a larger one repeats them. A prime: no size of a model divides it.
+_DRAWN = 4_194_301
 _PASS = frozenset({"Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Transpose", "Concat", "Tile", "Clip", "Abs"})
 
 
@@ -34,37 +39,81 @@ class Range:
 def generate(
     model: ModelProto, *, folder: Path | None = None, seed: int = 0, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Iterator[dict[str, Value]]:
-    """Candidate feeds for the model's inputs, one for each guess at the unknown dims; the caller takes the first that runs.
+    """Candidate feeds for the model's inputs, the likeliest shapes first (`input_sizes`); the caller takes the first that runs.
 
-    `shapes` fixes the shape of named inputs, and with it the symbols they share. Raises UsageError when a shape contradicts the model.
+    `shapes` fixes the shape of named inputs, and with it the symbols they share. Raises UsageError when a shape contradicts the model,
+    ModelError where every shape takes more than MOST_BYTES.
     """
     graph = Graph(model, folder=folder)
     stored = {t.name for t in model.graph.initializer}
     wanted = [i for i in model.graph.input if i.name not in stored]
     fixed = dict(shapes or {})
     symbols = bind(wanted, fixed)
+    _check_fixed(wanted, fixed)
     tables = {i.name: _index_range(graph, i.name) for i in wanted}
-    required = {i.name: _required(graph, i.name) for i in wanted}
-    made: set[tuple[object, ...]] = set()
-    for guess in GUESSES:
-        known = dict(symbols)
-        concrete = {i.name: fixed.get(i.name) or _shape(i, known, guess, required[i.name]) for i in wanted}
-        key = tuple(concrete.items())
-        if key in made:
+    refused: tuple[input_sizes.Shapes, int] | None = None
+    any_made = False
+    for found, largest in input_sizes.shapes(model, wanted, fixed, symbols):
+        if largest > MOST_ELEMENTS or sum(_bytes(i, found[i.name]) for i in wanted) > MOST_BYTES:
+            refused = refused or (found, largest)
             continue
-        made.add(key)
+        any_made = True
         rng = np.random.default_rng(seed)
-        yield {i.name: _value(i.name, i.type, concrete[i.name], rng, tables[i.name]) for i in wanted}
+        yield {i.name: _value(i.name, i.type, found[i.name], rng, tables[i.name]) for i in wanted}
+    if not any_made and refused is not None:
+        raise ModelError(*_too_large(wanted, fixed, *refused))
 
 
-def _tensor_type(t: TypeProto) -> TypeProto.Tensor | None:
-    if t.HasField("tensor_type"):
-        return t.tensor_type
-    if t.HasField("sequence_type"):
-        return _tensor_type(t.sequence_type.elem_type)
-    if t.HasField("optional_type"):
-        return _tensor_type(t.optional_type.elem_type)
-    return None
+def _bytes(i: ValueInfoProto, shape: Sequence[int]) -> int:
+    """What an input of this shape takes; a string is counted as 64 bytes."""
+    tensor = tensor_type(i.type)
+    count = math.prod(shape) * (2 if i.type.HasField("sequence_type") else 1)
+    try:
+        return count * (64 if tensor is None or tensor.elem_type == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize)
+    except (KeyError, TypeError):
+        return count
+
+
+def _check_fixed(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -> None:
+    """Raise for an input that is too large however small its open dims are."""
+    for i in wanted:
+        tensor = tensor_type(i.type)
+        least = fixed.get(i.name) or [max(d.dim_value, 1) for d in tensor.shape.dim] if tensor is not None else []
+        size = _bytes(i, least)
+        if size > MOST_BYTES and i.name in fixed:
+            raise UsageError(f"input '{i.name}' of shape {list(least)} would take {_gib(size)} (at most {_gib(MOST_BYTES)} are made)", "give a smaller --input-shape")
+        if size > MOST_BYTES:
+            what = f"input '{i.name}' has dims {list(least)} and would take {_gib(size)} (at most {_gib(MOST_BYTES)} are made for verification)"
+            raise ModelError(what, "give --load-inputs, or --no-verify")
+
+
+def _gib(n: int) -> str:
+    return f"{n / (1 << 30):.3g} GiB"
+
+
+def _too_large(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]], largest: int) -> tuple[str, str]:
+    """What is wrong with shapes that are too large to be made or run, and which options give others."""
+    worst = max(wanted, key=lambda i: _bytes(i, found[i.name]))
+    total = sum(_bytes(i, found[i.name]) for i in wanted)
+    options = asked(wanted, fixed, found)
+    fix = f"give smaller sizes in the form of {options}, or --load-inputs, or --no-verify" if options else "give --load-inputs, or --no-verify"
+    if total > MOST_BYTES:
+        each = f"input '{worst.name}' of shape {list(found[worst.name])}" + (" and the others" if len(wanted) > 1 else "")
+        return f"{each} would take {_gib(total)} (at most {_gib(MOST_BYTES)} are made for verification)", fix
+    return f"a value of the model would have {largest:.3g} elements with the sizes found for its inputs (at most {MOST_ELEMENTS:.3g} are tried)", fix
+
+
+def asked(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]], like: Mapping[str, Sequence[int]] | None = None) -> str:
+    """The --input-shape options that fix every open dim, with sizes as in `like` where it has the input, else the smallest; "" when no dim is open."""
+    parts = []
+    for i in wanted:
+        tensor = tensor_type(i.type)
+        if i.name in fixed or tensor is None or not open_axes(i):
+            continue
+        made = (like or {}).get(i.name)
+        dims = made if made is not None else [max(d.dim_value, 1) for d in tensor.shape.dim]
+        parts.append(f"--input-shape {shlex.quote(i.name + ':' + ','.join(map(str, dims)))}")
+    return " ".join(parts)
 
 
 def bind(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -74,7 +123,7 @@ def bind(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -
     if unknown:
         raise UsageError(f"the model has no input called '{sorted(unknown)[0]}'", f"its inputs are {', '.join(i.name for i in wanted)}")
     for i in wanted:
-        shape, tensor = fixed.get(i.name), _tensor_type(i.type)
+        shape, tensor = fixed.get(i.name), tensor_type(i.type)
         if shape is None or tensor is None or not tensor.HasField("shape"):
             continue
         if len(tensor.shape.dim) != len(shape):
@@ -87,32 +136,6 @@ def bind(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -
     return out
 
 
-def _shape(i: ValueInfoProto, known: dict[str, int], guess: tuple[int, int, int], required: Mapping[int, int]) -> tuple[int, ...]:
-    tensor = _tensor_type(i.type)
-    if tensor is None or not tensor.HasField("shape"):
-        return (guess[2],)
-    dims = tensor.shape.dim
-    image = len(dims) == 4 and (1 in required or dims[1].dim_value in (1, 3, 4) or dims[3].dim_value in (1, 3, 4))
-    out: list[int] = []
-    for k, d in enumerate(dims):
-        if d.HasField("dim_value") and d.dim_value > 0:
-            out.append(d.dim_value)
-            continue
-        past = "past" in d.dim_param and "sequence" in d.dim_param
-        size = guess[0] if k == 0 else (guess[1] if image else guess[2])
-        size = required.get(k - len(dims), required.get(k, size))
-        if d.dim_param:
-            if "batch" in d.dim_param.lower():
-                size = guess[0]
-            elif "+" in d.dim_param:  # "past_sequence_length + sequence_length", as optimum writes it
-                size = sum(known.setdefault(p.strip(), guess[2]) for p in d.dim_param.split("+"))
-            elif past:
-                size = guess[2]
-            size = known.setdefault(d.dim_param, size)
-        out.append(size)
-    return tuple(out)
-
-
 def _value(name: str, kind: TypeProto, shape: tuple[int, ...], rng: np.random.Generator, table: Range | None) -> Value:
     if kind.HasField("sequence_type"):
         return [_value(name, kind.sequence_type.elem_type, shape, rng, table) for _ in range(2)]
@@ -120,7 +143,7 @@ def _value(name: str, kind: TypeProto, shape: tuple[int, ...], rng: np.random.Ge
         return _value(name, kind.optional_type.elem_type, shape, rng, table)
     elem = kind.tensor_type.elem_type
     if elem == TensorProto.STRING:
-        return np.array([f"text {k}" for k in range(int(np.prod(shape)))], dtype=object).reshape(shape)
+        return np.array([f"text {k}" for k in range(math.prod(shape))], dtype=object).reshape(shape)
     try:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(elem))
     except (KeyError, TypeError):
@@ -132,7 +155,13 @@ def _value(name: str, kind: TypeProto, shape: tuple[int, ...], rng: np.random.Ge
         return _integers(lower, dtype, shape, rng, table)
     if lower.endswith("_penalty"):
         return np.ones(shape, dtype)
-    return rng.standard_normal(shape).astype(dtype)
+    return _repeated(shape, lambda n: rng.standard_normal(n).astype(dtype))
+
+
+def _repeated(shape: tuple[int, ...], draw: Callable[[int], Value]) -> Value:
+    """An array of what `draw` gives for a number of elements, over and over where there are many."""
+    count = math.prod(shape)
+    return draw(count).reshape(shape) if count <= _DRAWN else np.resize(draw(_DRAWN), shape)
 
 
 #: What the inputs of ONNX Runtime's search operators (BeamSearch, GreedySearch, Sampling) mean by their names.
@@ -144,19 +173,25 @@ def _integers(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.r
         return np.full(shape, _NAMED[name], dtype)
     if "position" in name and shape:
         positions = np.broadcast_to(np.arange(shape[-1]), shape)
-        return (positions if table is None else np.minimum(positions, table.high - 1)).astype(dtype)
-    if dtype.itemsize == 1 and table is None:
-        info = np.iinfo(dtype)
-        return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+        return (positions if table is None else np.minimum(positions, max(table.high - 1, 0))).astype(dtype)
+    info = np.iinfo(dtype)
     if table is not None:
-        return rng.integers(max(table.low, 0), max(table.high, 1), shape).astype(dtype)
-    # Small positive numbers are valid ids, lengths, axes of most models; a scalar or a vector of one is a count more often than an id.
-    return rng.integers(1, 3, shape).astype(dtype)
+        low, high = max(table.low, 0), min(table.high, int(info.max) + 1)
+    elif dtype.itemsize == 1:
+        low, high = int(info.min), int(info.max) + 1
+    else:  # small positive numbers are valid ids, lengths, axes of most models; a scalar or a vector of one is a count more often than an id
+        low, high = 1, 3
+    return _repeated(shape, lambda n: rng.integers(low, max(high, low + 1), n).astype(dtype))
 
 
 def _index_range(graph: Graph, name: str) -> Range | None:
     """Values an integer input may take when it reaches the indices of a Gather: those inside the smallest table it reads."""
-    high: int | None = None
+    sizes = list(_tables(graph, name))
+    return Range(0, min(sizes)) if sizes else None
+
+
+def _tables(graph: Graph, name: str) -> Iterator[int]:
+    """Sizes of the tables that a value is an index into, also in bodies of control flow that read it."""
     seen: set[str] = set()
     stack = [name]
     while stack:
@@ -167,24 +202,11 @@ def _index_range(graph: Graph, name: str) -> Range | None:
         for n in graph.consumers(value):
             size = _table_size(graph, n, value)
             if size is not None:
-                high = size if high is None else min(high, size)
+                yield size
             elif (n.op in _PASS and n.input(0) == value) or n.op == "Concat":
                 stack += n.outputs
-    return None if high is None else Range(0, high)
-
-
-def _required(graph: Graph, name: str) -> dict[int, int]:
-    """Axes whose size the weights decide: the channels of a convolution (axis 1), the columns of a product (axis -1)."""
-    for n in graph.consumers(name):
-        shape = graph.shape(n.input(1)) if len(n.inputs) > 1 and n.input(0) == name and graph.is_const(n.input(1)) else None
-        if shape is None or len(shape) < 2:
-            continue
-        if n.op == "Conv" and isinstance(shape[1], int):
-            return {1: shape[1] * int(n.attr("group", 1))}
-        rows = shape[-1 if n.attr("transB", 0) else -2]
-        if n.op in ("MatMul", "Gemm") and isinstance(rows, int) and not n.attr("transA", 0):
-            return {-1: rows}
-    return {}
+            for body in subgraphs(n.proto):
+                yield from _tables(Graph(graph.model, body, folder=graph.folder, outer=graph), value)
 
 
 def _table_size(graph: Graph, n: Node, value: str) -> int | None:

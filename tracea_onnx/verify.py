@@ -221,13 +221,18 @@ def _reference_run(
         candidates = iter([{k: v for k, v in values.items() if k in known}])
     else:
         candidates = feeds.generate(source.model, folder=source.folder, seed=seed, shapes=shapes)
-    failure = "it has no inputs"
+    failure, first = "it has no inputs", None
     for fed in candidates:
         try:
             return fed, oracle.run(names, fed)
         except Exception as e:
-            failure = first_line(e)
-    raise VerificationError(f"the original does not run on the inputs made for it: {failure}", "give --input-shape or --load-inputs, or --no-verify")
+            if first is None:  # the likeliest
+                failure, first = first_line(e), {k: getattr(v, "shape", ()) for k, v in fed.items()}
+    stored = {t.name for t in source.model.graph.initializer}
+    options = feeds.asked([i for i in source.model.graph.input if i.name not in stored], shapes or {}, first) if values is None else ""
+    fix = f"give sizes it runs with, in the form of {options}, or --load-inputs" if options else "give other values with --load-inputs"
+    fix += ", or --no-verify" if not shapes else ", or another --input-shape, or --no-verify"
+    raise VerificationError(f"the original does not run on the inputs made for it: {failure}", fix)
 
 
 def _is_random(model: ModelProto) -> bool:
