@@ -23,7 +23,8 @@ EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min"
 
 @dataclass(frozen=True, eq=False)
 class Dim:
-    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order; natural: it is never negative."""
+    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order; natural: it is never negative;
+    length: operators and operands as if nothing was shared (at most _LONGEST_SPELLED)."""
 
     op: str
     args: tuple[DimLike, ...]
@@ -31,6 +32,7 @@ class Dim:
     text: str
     symbols: tuple[str, ...]
     natural: bool
+    length: int
 
     def __add__(self, o: DimLike) -> DimLike:
         return add(self, o)
@@ -72,6 +74,8 @@ _recent: deque[Dim] = deque(maxlen=1 << 14)
 _adding = threading.Lock()
 #: Characters of a node that is spelled out.
 _LONGEST = 400
+#: Length of a node whose factors are not looked for: nodes share parts, so that there may be as many as 2 to the power of its depth.
+_LONGEST_SPELLED = 1 << 14
 
 
 def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
@@ -80,7 +84,8 @@ def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
     known = _pool.get(key)
     if known is None:
         symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
-        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols), _natural(op, args))
+        length = min(1 + sum(a.length if isinstance(a, Dim) else 1 for a in args), _LONGEST_SPELLED)
+        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols), _natural(op, args), length)
         with _adding:
             known = _pool.get(key)
             if known is None:
@@ -237,6 +242,8 @@ def factors(d: DimLike) -> tuple[int, Counter[Dim]]:
     """`d` as an integer times a multiset of what has no factors that show."""
     if isinstance(d, int):
         return d, Counter()
+    if d.length == _LONGEST_SPELLED:
+        return 1, Counter({d: 1})
     if d.op == "mul":
         (a, fa), (b, fb) = factors(d.args[0]), factors(d.args[1])
         return a * b, fa + fb

@@ -20,6 +20,9 @@ from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.graph import Array, Graph, Node, subgraphs
 from tracea_onnx.patterns_shape import _BROADCAST, Dims, Shapes
 
+#: Length of an expression that is not looked into.
+_LONG = 1000
+
 
 class Facts:
     """Sizes by symbol (`bound`), and what else was asked. `own` are the symbols of the inputs; others stand for what is not followed."""
@@ -100,6 +103,8 @@ def _without_common(a: DimLike, b: DimLike) -> tuple[DimLike, DimLike]:
 
 def _divides_by_none(d: DimLike) -> bool:
     """Whether no symbol is a divisor, so that any may be 0."""
+    if isinstance(d, Dim) and d.length > _LONG:
+        return False
     return isinstance(d, int) or ((d.op not in ("floordiv", "mod") or isinstance(d.args[1], int)) and all(map(_divides_by_none, d.args)))
 
 

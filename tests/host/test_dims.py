@@ -148,3 +148,11 @@ _NESTED, _LONG = "(" * 90 + "a" + ")" * 90, "9" * 300 + "**" + "9" * 9
 def test_a_hostile_name_is_a_symbol(text: str) -> None:
     d = D.named(text, {"a"})
     assert isinstance(d, D.Dim) and (d.op == "sym" or d is D.symbol("a"))
+
+
+def test_factors_of_what_shares_its_parts_are_not_spelled_out() -> None:
+    """A tower of squares has 2 to the power of its height factors."""
+    d: D.DimLike = D.symbol("n")
+    for _ in range(20):
+        d = D.mul(d, d)
+    assert isinstance(d, D.Dim) and D.factors(d) == (1, {d: 1})

@@ -227,6 +227,12 @@ def test_sizes_that_lead_to_too_much_are_not_tried() -> None:
     assert next(iter(inputs.generate(m)))["x"].shape == (2, 7)
 
 
+def test_sizes_that_are_towers_of_squares_are_followed() -> None:
+    squares = " ".join(f"s{k + 1} = Mul (s{k}, s{k})" for k in range(40))
+    m = parse(f"g (float[n] x) => (float[p] y) {{ s0 = Size (x) {squares} u = Unsqueeze (s40, z) y = Expand (x, u) }}", z=np.array([0]))
+    assert shapes(m)["x"] == (1,)
+
+
 def test_what_cannot_be_told_is_asked_for_with_the_option_to_give() -> None:
     m = parse(
         "g (float[n] x, float[2] z) => (float[p] y) { c = Compress <axis = 0> (x, k) y = Reshape (c, s) }", k=np.ones(1000, np.bool_), s=np.array([1000])
