@@ -104,6 +104,17 @@ def test_failing_compiler_leaves_the_model_to_ort(answer: Install, capfd: pytest
     assert "cannot compile this; try another model" in capfd.readouterr().err
 
 
+def test_names_of_a_model_reach_no_terminal_as_they_are(answer: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(graph: Graph) -> Entries:
+        raise TraceaError("node 'a\x1b]0;title\x07b\nerror: forged \u009b31m caf\u00e9'")
+
+    answer(fail)
+    provider.create_session(chain_model(), {"log_level": "error"})
+    said = capfd.readouterr().err
+    assert r"node 'a\x1b]0;title\x07b" in said and r"\x9b31m café'" in said
+    assert not any(c in said for c in "\x1b\x07\u009b") and not any(line.startswith("error: forged") for line in said.splitlines())
+
+
 def test_entries_that_do_not_fit_are_not_claimed(answer: Install, capfd: pytest.CaptureFixture[str]) -> None:
     def entries(graph: Graph) -> Entries:
         missing_output = chain_plan()

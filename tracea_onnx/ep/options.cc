@@ -86,7 +86,25 @@ Options read_options(const OrtSessionOptions* session) {
   return o;
 }
 
-void Log::operator()(LogLevel level, const std::string& line) const {
+std::string printable(const std::string& text) {
+  static const char kHex[] = "0123456789abcdef";
+  std::string out;
+  const auto escape = [&](unsigned char c) { out += {'\\', 'x', kHex[c >> 4], kHex[c & 15]}; };
+  for (size_t k = 0; k < text.size(); k++) {
+    const auto c = static_cast<unsigned char>(text[k]);
+    const auto next = k + 1 < text.size() ? static_cast<unsigned char>(text[k + 1]) : 0;
+    if (c < 0x20 || c == 0x7f)
+      escape(c);
+    else if (c == 0xc2 && next >= 0x80 && next < 0xa0)  // U+0080 to U+009f, which terminals obey as well
+      escape(next), k++;
+    else
+      out += text[k];
+  }
+  return out;
+}
+
+void Log::operator()(LogLevel level, const std::string& text) const {
+  const std::string line = printable(text);
   if (level >= stderr_level && stderr_level != LogLevel::kOff) fprintf(stderr, "tracea-onnx: %s: %s\n", kLevels[int(level)], line.c_str());
   if (!logger) return;
   if (OrtStatus* s = ort.Logger_LogMessage(logger, int(level), line.c_str(), "tracea_onnx", 0, kProviderName)) ort.ReleaseStatus(s);

@@ -35,11 +35,14 @@ struct Options {
 // Throws Failure with one line for a value that is not allowed.
 Options read_options(const OrtSessionOptions* session);
 
+// One line without control characters: names of a model could write to the terminal, or begin lines of their own.
+std::string printable(const std::string& text);
+
 struct Log {
   const OrtLogger* logger;
   LogLevel stderr_level;
   // Through ORT's logger, which applies the session's own severity; and to stderr when `log_level` asks for it.
-  void operator()(LogLevel level, const std::string& line) const;
+  void operator()(LogLevel level, const std::string& text) const;
 };
 
 }  // namespace tracea
