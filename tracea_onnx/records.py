@@ -27,8 +27,11 @@ from tracea_onnx.errors import TraceaError
 from tracea_onnx.tuning import BY_PRICE, Choices
 
 _SUFFIX = ".json"
-#: Seconds to wait for another process that writes a record, which takes it milliseconds.
-_PATIENCE = 60.0
+#: Seconds to wait for another process that writes a record, which takes it milliseconds. One that stopped meanwhile is not waited
+#: for: what was measured here is worth more than what it might lose.
+_PATIENCE = 10.0
+#: No launch takes longer.
+_LONGEST_US = 1e9
 _FIX = "make that folder your own (mode 0700), or set XDG_DATA_HOME"
 #: Sets of sizes that are kept for one launch: the latest.
 _SIZES = 64
@@ -51,7 +54,7 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        return self.us / self.usual_us if self.usual_us > 0 else 1.0
+        return self.us / self.usual_us
 
 
 def default_folder() -> Path | None:
@@ -74,15 +77,22 @@ def load(device: DeviceCaps) -> dict[str, Measured]:
         return {}
 
 
+def require() -> None:
+    """Raises TraceaError where there is no place for records."""
+    try:
+        with files.private(default_folder(), create=True):
+            pass
+    except (OSError, files.Unusable) as e:
+        raise TraceaError(f"the tuning record cannot be kept: {e}", _FIX) from None
+
+
 def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
     """Add to the device's record. Of two kernels for one launch the one that gained more stays, for the sizes of both.
 
     Returns the file. Raises TraceaError where there is no place for it.
     """
     try:
-        with files.private(default_folder(), create=True) as folder, folder.locked(_PATIENCE) as locked:
-            if not locked:
-                raise TraceaError(f"another process keeps {folder.path} locked", "end it, and tune again")
+        with files.private(default_folder(), create=True) as folder, folder.locked(_PATIENCE):
             merged = _read(folder, device)
             for key, entry in found.items():
                 merged[key] = _merged(merged.get(key), entry)
@@ -188,15 +198,18 @@ def _parsed(folder: files.Folder, name: str) -> dict[str, Any]:
 
 
 def _entries(found: Mapping[str, Any]) -> dict[str, Measured]:
+    """The launches of a record, without those that are damaged."""
+    launches = found.get("launches")
+    read = {key: _entry(value) for key, value in launches.items()} if isinstance(launches, dict) else {}
+    return {key: entry for key, entry in read.items() if entry is not None}
+
+
+def _entry(value: object) -> Measured | None:
     try:
-        entries = {key: Measured(**entry) for key, entry in found.get("launches", {}).items()}
-    except (AttributeError, TypeError):
-        return {}
-    return entries if all(map(_sound, entries.values())) else {}
-
-
-def _sound(entry: Measured) -> bool:
-    """Whether the fields of an entry that was read have their types."""
-    times = all(isinstance(t, (int, float)) for t in (entry.us, entry.usual_us))
+        entry = Measured(**value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    times = all(type(t) in (int, float) and 0 < t < _LONGEST_US for t in (entry.us, entry.usual_us))
     sets = isinstance(entry.sizes, list) and all(isinstance(one, dict) for one in entry.sizes)
-    return isinstance(entry.kernel, str) and times and sets and all(isinstance(n, int) for one in entry.sizes for n in one.values())
+    sizes = sets and all(type(n) is int and 0 <= n < 1 << 31 for one in entry.sizes for n in one.values())
+    return entry if isinstance(entry.kernel, str) and times and sizes else None

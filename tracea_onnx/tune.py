@@ -98,6 +98,7 @@ def tune(
         result = Tuned(native_cuda.device(device))
     except TraceaError as e:
         raise TraceaError(e.what, "see `tracea-onnx doctor`") from None
+    records.require()
     requests = requests_of(model, {"backend": "cuda", "device_id": str(device)})
     end = time.monotonic() + seconds
     for k, request in enumerate(requests):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from onnx import ModelProto, StringStringEntryProto
 
 from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
-from tracea_onnx import caps, cli, nvrtc, plan_cache, records, tune, tuning
+from tracea_onnx import caps, cli, files, nvrtc, plan_cache, records, tune, tuning
 from tracea_onnx.cache import Cache
 from tracea_onnx.caps import usual
 from tracea_onnx.errors import TraceaError, UsageError
@@ -118,12 +119,41 @@ def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
     assert records.load(H200) == {"a": ONE}
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"kernel": 3}, {"us": 10**400}, {"us": float("nan")}, {"us": True}, {"usual_us": 0}, {"usual_us": "4"}, {"sizes": [{"n": 10**30}]},
+        {"sizes": [{"n": -1}]}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_entry_takes_no_other_with_it(odd: dict[str, object]) -> None:
+    path = records.add(H200, {"a": ONE, "b": ONE})
+    found = json.loads(path.read_bytes())
+    found["launches"]["b"].update(odd)
+    path.write_text(json.dumps(found))
+    assert records.load(H200) == {"a": ONE}
+    records.add(H200, {"b": ONE})
+    assert records.load(H200) == {"a": ONE, "b": ONE}
+
+
+def test_a_stopped_process_does_not_keep_a_record_from_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_PATIENCE", 0.1)
+    records.add(H200, {"a": ONE})
+    with files.private(records.default_folder()) as folder, folder.locked(0) as locked:
+        assert locked
+        records.add(H200, {"b": ONE})
+    assert records.load(H200) == {"a": ONE, "b": ONE}
+
+
 def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
     path = records.add(H200, {"a": ONE})
     path.parent.chmod(0o777)
     assert records.load(H200) == {}
     with pytest.raises(TraceaError, match="open to other users"):
         records.add(H200, {"b": ONE})
+    with pytest.raises(TraceaError, match="open to other users"):
+        records.require()
 
 
 def test_a_cached_plan_is_not_used_with_another_record() -> None:

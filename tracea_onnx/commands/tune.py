@@ -26,7 +26,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.seconds <= 0:
+    if not args.seconds > 0:
         raise UsageError(f"--seconds {args.seconds:g} leaves no time to measure", "give more")
     io.load(args.model)  # what is wrong with the model, in this tool's words
     found = tune.tune(args.model, options.shapes(args), device=args.device_id, seconds=args.seconds, tell=lambda line: options.say([line]))
