@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from tracea_onnx import canonical, match, pipeline, registry
+from tracea_onnx import canonical, fused_names, match, pipeline, registry
 from tracea_onnx import coverage as reach
-from tracea_onnx.core import DOMAIN, Refusal, Rule
+from tracea_onnx.core import Refusal, Rule
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.patterns_ops import POINTWISE
 from tracea_onnx.remedy import remedy
@@ -115,16 +114,11 @@ def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
     order = {r.name: r.priority for r in registry.rules()}
     # Nearest: a special chain that almost was one; then a chain the scheduler turned down; then the most general rule.
     nearest_first = sorted(said, key=lambda r: (not r.near, r.rule == "pointwise", bool(r.node), order.get(r.rule, 0) * (-1 if r.near else 1), r.rule))
-    refusals = tuple(replace(r, reason=_readable(r.reason)) for r in nearest_first)
+    refusals = tuple(replace(r, reason=fused_names.readable(r.reason)) for r in nearest_first)
     fix = next((r.fix for r in nearest_first if r.fix), "") or (remedy(graph, nearest_first[0]) if nearest_first else "")
     if not refusals:
         refusals = (Refusal("", n.name, f"no rule starts at {n.op}", False, n.name),)
     return Explanation(n.name, n.op, "", refusals, (n.name,), fix, n.op not in _HEAVY or n.op in POINTWISE)
-
-
-def _readable(reason: str) -> str:
-    """Names of fused ops without the hash of their body."""
-    return re.sub(rf"{re.escape(DOMAIN)}\.(\w+?)_[0-9a-f]{{12}}\b", r"the fused \1", reason)
 
 
 def text(account: Account, *, everything: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from tracea_onnx import io, rewrite, surgery
+from tracea_onnx import fused_names, io, rewrite, surgery
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.report import table
 
@@ -38,7 +38,7 @@ def inspect(source: io.Source) -> dict[str, Any]:
 
 def _operator(n: NodeProto) -> str:
     if n.domain == DOMAIN:
-        return f"{DOMAIN}.{n.op_type.rsplit('_', 1)[0]}"
+        return f"{DOMAIN}.{fused_names.op_of(n.op_type)}"
     return n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}.{n.op_type}"
 
 

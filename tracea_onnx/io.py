@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import files, lazy
+from tracea_onnx import files, fused_names, lazy
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
 from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
@@ -42,8 +42,9 @@ _PLACEHOLDER = "\0"
 _PATIENCE = 60.0
 
 
-def load(model: ModelProto | str | os.PathLike[str]) -> Source:
-    """Load and check a model file, or take a copy of a model in memory.
+def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = False) -> Source:
+    """Load and check a model file, or take a copy of a model in memory. `changed_specs` lets fused ops pass that do not say what they said when
+    optimize wrote them, for a caller that goes by their bodies alone.
 
     Raises ModelError (exit code 3) with one line for anything that is not a readable, well-formed ONNX model.
     """
@@ -61,6 +62,8 @@ def load(model: ModelProto | str | os.PathLike[str]) -> Source:
     for t in attribute_tensors(source.model):  # they are small, and onnx would look for their files in the current folder
         if t.data_location == TensorProto.EXTERNAL:
             take_in(t, source.folder)
+    if not changed_specs:
+        fused_names.check(source.model, where)
     return source
 
 

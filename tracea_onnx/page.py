@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from tracea_onnx import canonical
+from tracea_onnx import canonical, fused_names
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import UsageError
 from tracea_onnx.explain import Account, Explanation
@@ -154,7 +154,7 @@ def _box(
         rule = known.get("tracea.rule", fused.fused_by if fused else "")
         names = list(fused.nodes) if fused else []
         out[0] = f"fused by {rule}" + (f", saves about {price[n.outputs]:.1f} us" if n.outputs in price else "")
-        title = n.proto.op_type.rsplit("_", 1)[0]
+        title = fused_names.op_of(n.proto.op_type)
         label = f"{n.name.rsplit('/', 1)[0]} +{len(names) - 1}" if names else n.name
         return Box("fused", (title, label), "\n".join([*out, *gone, "", *names]), rule if fused else "", n.name, bool(gone))
     e = left.get(n.name)

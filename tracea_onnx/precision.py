@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tracea_onnx import canonical, lone, rewrite, surgery
+from tracea_onnx import canonical, fused_names, lone, rewrite, surgery
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.infer import Types
@@ -356,7 +356,7 @@ class _Bodies:
             m.ClearField("name")
         _square(twin)
         _drop_unread(twin)
-        twin = rewrite.named(twin, f.name.rsplit("_", 1)[0])
+        twin.name = fused_names.name(fused_names.op_of(f.name), twin, fused_names.spec_text(n.proto) or "")
         self.made[twin.name] = twin
         at = [k for k, formal in enumerate(f.input) if given.get(formal)]
         masks = [k for k in at if spec is not None and k < len(spec.roles) and spec.roles[k] in _MASKS]

@@ -1,22 +1,20 @@
 """Turns each scheduled match into one call of a model-local function whose body is exactly the nodes it replaces.
 
-    y = Relu(BatchNormalization(Conv(x, w), ...))   ->   y = ai.tracea::Conv_1f2e3d4c5b6a(x, w, ...) <spec="{...}">
+    y = Relu(BatchNormalization(Conv(x, w), ...))   ->   y = ai.tracea::Conv_1f2e3d4c5b6a7988(x, w, ...) <spec="{...}">
 
-Bodies that are equal after renaming share one function; its name ends in a hash of the body. Small constants only the body needs are literals
+Calls with equal specs and bodies that are equal after renaming share one function; its name ends in a hash of both. Small constants only the body needs are literals
 in it; anything else it needs becomes an extra input after those the spec names.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
-from tracea_onnx import surgery
+from tracea_onnx import fused_names, surgery
 from tracea_onnx.core import DOMAIN, DOMAIN_VERSION, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import Graph, Node, subgraphs
@@ -177,19 +175,8 @@ def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Nod
     function = helper.make_function(
         DOMAIN, op, formals, results, body, [helper.make_opsetid(d, opsets.get(d, 1)) for d in domains], attributes=[SPEC_ATTRIBUTE]
     )
-    return named(function, op)
-
-
-def named(function: FunctionProto, op: str) -> FunctionProto:
-    """The function under the name of its op and the hash of its body."""
-    function.name = op
-    digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[:12]
-    function.name = f"{_identifier(op)}_{digest}"
+    function.name = fused_names.name(op, function, spec_json(match.spec))
     return function
-
-
-def _identifier(op: str) -> str:
-    return re.sub(r"\W", "_", op)
 
 
 def _bare(node: NodeProto, new: dict[str, str]) -> NodeProto:

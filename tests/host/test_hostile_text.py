@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 import tracea_onnx
-from tracea_onnx import cli
+from tracea_onnx import cli, fused_names
 from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import tensor_array
 
@@ -58,16 +58,20 @@ def test_external_data_that_is_no_text_is_one_line(value: str | bytes, tmp_path:
     assert "whose description is not text" in text
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("damaged", [b"", b"\xff", b"[" * 100000, b"[1]", b'{"op": "gemm"}'])
-def test_a_damaged_spec_is_one_line(damaged: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_spec_is_one_line(damaged: bytes, named: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`named`: with the name that its hash makes."""
     model = tracea_onnx.optimize(_model(), verify=False).model
     call = next(n for n in model.graph.node if n.domain == "ai.tracea")
     next(a for a in call.attribute if a.name == "spec").s = damaged
+    if named and damaged != b"\xff":
+        call.op_type = model.functions[0].name = fused_names.name("Gemm", model.functions[0], damaged.decode())
     source = tmp_path / "m.onnx"
     onnx.save(model, source)
     code, text = _said(capfd, "inspect", str(source))
     assert (code, text.count("\n")) == (3, 1)
-    assert "is damaged" in text
+    assert ("is damaged" if named and damaged != b"\xff" else "fused op 'Gemm_t/Gemm' has ") in text
 
 
 @pytest.mark.parametrize("damaged", ["x", "[1]", "{}", "[" * 100000])

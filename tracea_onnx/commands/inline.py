@@ -21,7 +21,7 @@ def add(subparsers: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     io.check_output(args.output)
-    source = io.load(args.model)
+    source = io.load(args.model, changed_specs=True)
     io.check_apart(source, args.output)
     before = count_nodes(source.model)
     inline.inline(source.model)
