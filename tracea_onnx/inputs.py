@@ -88,7 +88,7 @@ def _check_fixed(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[
 
 
 def _gib(n: int) -> str:
-    return f"{n / (1 << 30):.3g} GiB"
+    return f"{n / (1 << 30):.3g} GiB" if n < 1 << 80 else "more than 1e+15 GiB"
 
 
 def _too_large(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]], largest: int) -> tuple[str, str]:

@@ -210,7 +210,13 @@ def test_dims_that_are_too_large_are_said_in_one_line() -> None:
         d.dim_value = 1 << 40
     e = refused(m)
     assert isinstance(e, ModelError) and "input 'x' has dims [1099511627776, 1099511627776]" in str(e) and "--load-inputs" in e.fix
-    x.dim[0].dim_param, x.dim[1].dim_value = "N", 1 << 20
+    del x.dim[:]
+    for _ in range(30):  # more bytes than a float can tell
+        x.dim.add(dim_value=(1 << 62) - 1)
+    assert "GiB" in refused(m).what
+    del x.dim[:]
+    x.dim.add(dim_param="N")
+    x.dim.add(dim_value=1 << 20)
     assert shapes(m)["x"] == (2, 1 << 20)
     e = refused(m, shapes={"x": (4096, 1 << 20)})
     assert isinstance(e, UsageError) and "16 GiB" in e.what and "--input-shape" in e.fix
