@@ -717,7 +717,7 @@ def _request(c: Case) -> Verdict:
             pack = compiler.compile_request(data)
         header, _ = plan.read_pack(pack)
         for entry in header["entries"]:
-            json.dumps(entry, allow_nan=False)
+            json.dumps(entry)
     except TraceaError as e:
         return Verdict(REFUSED, str(e)[:300])
     except Exception as e:

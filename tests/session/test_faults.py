@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx.compiler
 from tests.host.pipeline_models import normal, parse, run
 from tracea_onnx import compiler, explain, pipeline, provider, registry
+from tracea_onnx.graph import Graph
 
 FAULTS = [KeyError("axis"), IndexError("list index out of range"), ZeroDivisionError("division by zero"), RecursionError("too deep")]
 _TEXT = "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid (z) r = Tanh (q) s = Softmax <axis = -1> (r) y = Relu (s) }"
@@ -157,3 +160,16 @@ def test_a_forked_child_runs_and_loads_models(threads: str, tmp_path: Path) -> N
     model.write_bytes(small())
     done = subprocess.run([sys.executable, "-c", _FORK, str(model), str(tmp_path / "c"), threads], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_slice_of_bounds_that_are_not_equally_many_is_refused() -> None:
+    """A damaged model: it costs the node, with a reason, and is no fault of the lowering."""
+    constants = {"starts": [0, 1], "ends": [2], "axes": [0, 1]}
+    slices = helper.make_node("Slice", ["x", *constants], ["y"], name="cut")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [4, 4]), ("y", None)))
+    stored = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()]
+    model = helper.make_model(helper.make_graph([slices], "g", [x], [y], stored), opset_imports=[helper.make_opsetid("", 17)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", compiler.Fault)
+        found = compiler.compile_graph(Graph(model), compiler.CPU_BACKEND, everything=True)
+    assert not found.entries

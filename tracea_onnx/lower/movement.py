@@ -222,6 +222,8 @@ def slice_(ctx: Lowering, op: Op) -> None:
         starts, ends = ctx.int_list(op.input(1), "the starts"), ctx.int_list(op.input(2), "the ends")
         axes = [int(a) for a in ctx.contents(op.input(3), "the axes")] if op.input(3) else list(range(len(starts)))
         steps = [int(s) for s in ctx.contents(op.input(4), "the steps")] if op.input(4) else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Unsupported("a Slice whose starts, ends, axes and steps are not equally many")
     shape_, offset = list(x.shape), [0] * x.rank
     step_of = [1] * x.rank
     begin: list[DimLike] = list(offset)
