@@ -19,7 +19,7 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.extents import extents, limits
 from tracea_onnx.families import FAMILIES, Family
-from tracea_onnx.ops import ACTIVATIONS, OPCODES
+from tracea_onnx.ops import ACTIVATIONS, OPCODE_ARITY, OPCODES
 
 TEMPLATES = Path(__file__).resolve().parent / "cpu"
 
@@ -158,17 +158,6 @@ def extents_header() -> str:
             "",
         ]
     )
-
-
-#: Registers an opcode reads where it is not two.
-OPCODE_ARITY = {
-    **dict.fromkeys(("const",), 0),
-    **dict.fromkeys(
-        ("copy", "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "log", "erf", "tanh", "sigmoid", "floor", "ceil", "round", "sign", "sin", "cos", "not",
-         "isnan", "isinf", "relu", "silu", "hard_swish", "gelu_erf", "gelu_tanh", "mish", "softplus", "square", "atan", "tan", "asin", "acos", "sinh", "cosh",
-         "softsign", "trunc"), 1),
-    **dict.fromkeys(("fma", "where", "clip", "hard_sigmoid", "selu"), 3),
-}  # fmt: skip
 
 
 def _generated_tiles(name: str, isa: Isa) -> str:

@@ -248,12 +248,27 @@ def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int,
                 if name and name not in ctx.values and not graph.is_const(name) and not _foreign(ctx, name):
                     raise Unsupported(f"the type or rank of '{name}' is not known")
             _lower(ctx, op)
+            if op.fused and op.nodes[0].proto.domain == DOMAIN:
+                _agrees(graph, op, ctx)
         except Unsupported as e:
             reasons[k] = str(e)
             for o in [o for n in op.nodes for o in n.outputs if o]:
                 ctx.values.pop(o, None)
                 _foreign(ctx, o)
     return reasons, ctx.values
+
+
+def _agrees(graph: Graph, op: Op, ctx: Lowering) -> None:
+    """Raise Unsupported where a fused op's description gives another type or shape than its body does, as far as that is known."""
+    for name in op.outputs:
+        made, shape, dtype = ctx.values.get(name), graph.shape(name), graph.dtype(name)
+        if not name or made is None:
+            continue
+        sizes = zip(shape or (), made.shape, strict=False)
+        differ = shape is not None and (len(shape) != made.rank or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes))
+        if differ or (dtype and dtype != int(made.dtype)):
+            what = f"{made.dtype.name} [{', '.join(map(str, made.shape))}]"
+            raise Unsupported(f"the description of the fused op is wrong: with it '{name}' is {what}, with its body another type or shape")
 
 
 def _lower(ctx: Lowering, op: Op) -> None:

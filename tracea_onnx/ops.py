@@ -26,6 +26,17 @@ OPCODES = (
 # Semantics that are not obvious: fma = a*b+c; where = a ? b : c; clip = min(max(a, b), c); leaky_relu/elu/celu read alpha from r[b];
 # hard_sigmoid = clip(r[b]*a + r[c], 0, 1); quick_gelu = a*sigmoid(r[b]*a); prelu = a>=0 ? a : r[b]*a; selu: alpha r[b], gamma r[c];
 # div of i64 truncates toward zero (ONNX integer Div); mod takes the divisor's sign (Python %), fmod the dividend's; round is half to even.
+
+#: Registers an opcode reads where it is not two.
+OPCODE_ARITY = {
+    **dict.fromkeys(("const",), 0),
+    **dict.fromkeys(
+        ("copy", "neg", "abs", "sqrt", "rsqrt", "reciprocal", "exp", "log", "erf", "tanh", "sigmoid", "floor", "ceil", "round", "sign", "sin", "cos", "not",
+         "isnan", "isinf", "relu", "silu", "hard_swish", "gelu_erf", "gelu_tanh", "mish", "softplus", "square", "atan", "tan", "asin", "acos", "sinh", "cosh",
+         "softsign", "trunc"), 1),
+    **dict.fromkeys(("fma", "where", "clip", "hard_sigmoid", "selu"), 3),
+}  # fmt: skip
+#: Opcodes of i64 programs.
 I64_OPCODES = frozenset(
     {
         "const",

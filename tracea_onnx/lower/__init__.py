@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx.lower import attention, contrib, conv, copies, einsum, image, indexed, linear, movement, norm, padding, pointwise, topk
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.op import UNTRUSTED, Op
+from tracea_onnx.lower.op import UNTRUSTED, WRONG, Op
 from tracea_onnx.lower.value import Unsupported
 from tracea_onnx.patterns_ops import POINTWISE
 
@@ -21,7 +21,8 @@ def lower(ctx: Lowering, op: Op) -> None:
     """Emit the launches of `op` and define its outputs; raises Unsupported with a sentence."""
     fn = LOWER.get(op.kind)
     if op.kind == UNTRUSTED:
-        raise Unsupported("ONNX Runtime inlines the fused op, and the rules match its body")
+        wrong = op.attr(WRONG)
+        raise Unsupported(f"the description of the fused op is wrong: {wrong}" if wrong else "ONNX Runtime inlines the fused op, and the rules match its body")
     if fn is None:
         raise Unsupported((op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}")
     fn(ctx, op)

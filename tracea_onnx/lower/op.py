@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracea_onnx import specs
 from tracea_onnx.core import DOMAIN, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.graph import Graph, Node
 
@@ -72,8 +72,8 @@ def of_match(match: Match, graph: Graph) -> Op:
     return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
 
 
-#: Kind of a fused op whose spec is not believed.
-UNTRUSTED = "a fused op"
+#: Kind of a fused op whose spec is not believed, and its attribute that says what is wrong with one that should be.
+UNTRUSTED, WRONG = "a fused op", "wrong"
 
 
 def of_node(node: Node, graph: Graph, trust: bool) -> Op:
@@ -81,9 +81,12 @@ def of_node(node: Node, graph: Graph, trust: bool) -> Op:
     if node.proto.domain == DOMAIN and not trust:
         return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {}, (node,), (), graph.opset())
     if node.proto.domain == DOMAIN:
-        d = json.loads(node.attrs[SPEC_ATTRIBUTE])
-        roles = tuple(d["roles"])  # what follows them are constants only the body reads
-        return of_spec(Spec(d["op"], roles, d["attrs"]), node.inputs[: len(roles)], node.outputs, (node,), graph.opset())
+        spec, why = specs.read(node.attr(SPEC_ATTRIBUTE))
+        why = why or (specs.fault(spec, node.inputs, node.outputs) if spec is not None else "")
+        if spec is None or why:
+            return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {WRONG: why}, (node,), (), graph.opset())
+        inputs = node.inputs[: len(spec.roles)]  # what follows them are constants only the body reads
+        return of_spec(spec, inputs, node.outputs, (node,), graph.opset())
     return _norm_of(node, graph) or Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
 
 
