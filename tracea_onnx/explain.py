@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from tracea_onnx import canonical, fused_names, match, pipeline, registry
+from tracea_onnx import canonical, fused_names, io, match, pipeline, registry
 from tracea_onnx import coverage as reach
 from tracea_onnx.core import Refusal, Rule
 from tracea_onnx.graph import Graph, Node
@@ -83,10 +83,12 @@ def explain(
     rules: Sequence[Rule] | None = None,
     provider: bool = False,
     progress: Progress | None = None,
+    beside: Sequence[Path] = (),
 ) -> Account:
     """Every node of the model at which a rule may start or that computes much, in order: first those that were fused.
 
-    With `provider`, the account also names every node that would leave the provider on this backend, and why.
+    With `provider`, the account also names every node that would leave the provider on this backend, and why. Raises ModelError
+    (unreadable model) and UsageError (options; a file of `beside`, which the caller is to write, is one of the model's).
     """
     backend = pipeline.choose_backend(backend) if backend != "cuda" else backend  # asking what CUDA would do needs no CUDA
     known = registry.rules() if rules is None else tuple(rules)
@@ -94,6 +96,7 @@ def explain(
     # `only` as rules to skip: asking why a rule fused nothing must not fail because it fused nothing.
     skipped = tuple({*skip, *(r.name for r in known if only and r.name not in only)})
     source, where, note = pipeline.open_model(model)
+    io.check_apart(source, None, beside)
     report = Report(where, pipeline.opset(source.model), backend, 0, notes=[note] if note else [])
     how = How(backend, (), skipped, rules, keep_initializer_inputs=keep_initializer_inputs, expanded=True, tell=progress or silent)
     transform(source, how, report)

@@ -179,14 +179,15 @@ def check_apart(source: Source, model: Path | None, others: Sequence[Path] = ())
         taken.append((source.path, "is the model that is read"))
     for target in filter(None, [model, *others]):
         for file, what in taken:
-            if _same(target, file) and not (target is model and file == source.path):
+            if same_file(target, file) and not (target is model and file == source.path):
                 raise UsageError(f"{target} {what}", "choose another name for what is written")
         taken.append((target, "would be written twice"))
         if target is model:
             taken.append((_data_file(target), "is to hold the weights of the model that is written"))
 
 
-def _same(a: Path, b: Path) -> bool:
+def same_file(a: Path, b: Path) -> bool:
+    """Whether these are one file, or will be once they are written."""
     try:
         return a.samefile(b)
     except OSError:  # one of them does not exist yet
@@ -344,9 +345,9 @@ def _guard_data(source: Source, target: Path, data: Path) -> None:
     """Refuse to overwrite weights of any model but the one that `target` holds."""
     if not os.path.lexists(data):
         return
-    if source.path is not None and source.folder is not None and not _same(target, source.path):
+    if source.path is not None and source.folder is not None and not same_file(target, source.path):
         for location in _locations(source.model) - {source.path.name}:
-            if _same(source.folder / location, data):
+            if same_file(source.folder / location, data):
                 raise UsageError(f"{data} holds the weights of {source.path}", "choose another output name")
     with files.folder(target.parent) as folder:
         models = [target, *(target.with_name(name) for name in folder.left_over(re.escape(target.name)))]

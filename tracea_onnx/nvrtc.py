@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _WHEELS = ("nvidia/*/lib/libnvrtc.so.*", "nvidia/*/bin/nvrtc64_*.dll", "nvidia/*/bin/*/nvrtc64_*.dll")
@@ -54,14 +55,19 @@ def load(driver: int | None = None) -> tuple[Compiler, ctypes.CDLL] | None:
     return None
 
 
+@cache
+def chosen() -> Compiler | None:
+    """The one that would be loaded, as far as files tell, without loading it; None without one."""
+    return next((c for c in preferred(installed(), driver_version()) if Path(c.path).is_file()), None)
+
+
 def present() -> str:
-    """Version of the compiler that would be loaded, as far as its files tell: "12.8" of a wheel, "12" of a toolkit; "" without one."""
-    for compiler in preferred(installed(), driver_version()):
-        path = Path(compiler.path)
-        if path.is_file():
-            versions = sorted(p.name.split(".so.")[1] for p in path.parent.glob("libnvrtc-builtins.so.*"))
-            return versions[-1] if versions else str(compiler.major)
-    return ""
+    """Version of the chosen compiler: "12.8" of a wheel, "12" of a toolkit; "" without one."""
+    compiler = chosen()
+    if compiler is None:
+        return ""
+    versions = sorted(p.name.split(".so.")[1] for p in Path(compiler.path).parent.glob("libnvrtc-builtins.so.*"))
+    return versions[-1] if versions else str(compiler.major)
 
 
 def version(library: ctypes.CDLL) -> tuple[int, int]:

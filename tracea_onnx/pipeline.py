@@ -97,12 +97,13 @@ def optimize(
             reference = verification.measure(original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=narrow_cast.KINDS.get(precision))
             source = _verified(reference, source, how, report, providers)
             _check_present(source.model, report, only, where)
-        if output is None or (source.path is not None and Path(output).exists() and Path(output).samefile(source.path)):
+        in_place = output is not None and source.path is not None and io.same_file(Path(output), source.path)
+        if output is None or in_place:
             _bring_in(source)
         if output is not None:
             tell("save", 0, 0)
             report.files += [str(f) for f in io.save(source, Path(output), external_data=external_data)]
-            if source.path is not None and Path(output).exists() and Path(output).samefile(source.path):
+            if in_place:
                 source = io.load(output)  # what the model referred to is gone
         if pack is not None:
             tell("compile", 0, 0)

@@ -91,10 +91,10 @@ def _code() -> str:
     return h.hexdigest()
 
 
-@cache
 def _cuda_compiler() -> str:
     """Which NVRTC there is. It is not loaded for this: a model whose pack is cached needs none."""
-    for found in nvrtc.preferred(nvrtc.installed(), nvrtc.driver_version()):
+    found = nvrtc.chosen()
+    if found is not None:
         with contextlib.suppress(OSError):
             info = Path(found.path).stat()
             return repr((found.path, info.st_size, info.st_mtime_ns))

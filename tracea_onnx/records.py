@@ -16,7 +16,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,8 @@ def load(device: DeviceCaps) -> dict[str, Measured]:
 
 def require() -> None:
     """Raises TraceaError where there is no place for records."""
-    try:
-        with files.private(default_folder(), create=True):
-            pass
-    except (OSError, files.Unusable) as e:
-        raise TraceaError(f"the tuning record cannot be kept: {e}", _FIX) from None
+    with _folder("the tuning record cannot be kept", create=True):
+        pass
 
 
 def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
@@ -91,20 +89,17 @@ def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
 
     Returns the file. Raises TraceaError where there is no place for it.
     """
-    try:
-        with files.private(default_folder(), create=True) as folder, folder.locked(_PATIENCE):
-            merged = _read(folder, device)
-            for key, entry in found.items():
-                merged[key] = _merged(merged.get(key), entry)
-            folder.clean(r"[0-9a-f]{64}\.json")
-            with folder.new(_name(device)) as f:
-                f.write(_text(device, merged))
-                os.fsync(f.fd)
-                f.place()
-            folder.sync()
-            return folder.path / _name(device)
-    except (OSError, files.Unusable) as e:
-        raise TraceaError(f"the tuning record cannot be kept: {e}", _FIX) from None
+    with _folder("the tuning record cannot be kept", create=True) as folder, folder.locked(_PATIENCE):
+        merged = _read(folder, device)
+        for key, entry in found.items():
+            merged[key] = _merged(merged.get(key), entry)
+        folder.clean(r"[0-9a-f]{64}\.json")
+        with folder.new(_name(device)) as f:
+            f.write(_text(device, merged))
+            os.fsync(f.fd)
+            f.place()
+        folder.sync()
+        return folder.path / _name(device)
 
 
 @dataclass(frozen=True)
@@ -121,30 +116,26 @@ def listed() -> list[Record]:
     """The records of all devices, by device. Raises TraceaError where their folder cannot be used."""
     out = []
     try:
-        with files.private(default_folder()) as folder:
+        with _folder("the tuning records cannot be read") as folder:
             for name in _names(folder):
                 found = _parsed(folder, name)
                 head = [str(found.get(key, "?")) for key in ("device", "nvrtc", "version")]
                 out.append(Record(head[0], head[1], head[2], len(_entries(found))))
     except FileNotFoundError:
         return []
-    except (OSError, files.Unusable) as e:
-        raise TraceaError(f"the tuning records cannot be read: {e}", _FIX) from None
     return sorted(out, key=lambda r: (r.device, r.version, r.nvrtc))
 
 
 def clear() -> int:
     """Remove all records. Returns of how many devices. Raises TraceaError where their folder cannot be used."""
     try:
-        with files.private(default_folder()) as folder, folder.locked(_PATIENCE):
+        with _folder("the tuning records cannot be removed") as folder, folder.locked(_PATIENCE):
             found = _names(folder)
             for name in found:
                 folder.remove(name)
             return len(found)
     except FileNotFoundError:
         return 0
-    except (OSError, files.Unusable) as e:
-        raise TraceaError(f"the tuning records cannot be removed: {e}", _FIX) from None
 
 
 def choices(device: DeviceCaps) -> Choices:
@@ -153,6 +144,23 @@ def choices(device: DeviceCaps) -> Choices:
     sizes = {tuple(sorted(one.items())) for entry in found.values() for one in entry.sizes if one}
     chosen = Choices({key: entry.kernel for key, entry in found.items()}, sizes=tuple(dict(one) for one in sorted(sizes)))
     return chosen if found else BY_PRICE
+
+
+@contextmanager
+def _folder(failure: str, create: bool = False) -> Iterator[files.Folder]:
+    """The folder of records. Raises FileNotFoundError where there is none and none is to be made.
+
+    Every other failure inside is a TraceaError that begins with `failure`.
+    """
+    try:
+        with files.private(default_folder(), create=create) as folder:
+            yield folder
+    except FileNotFoundError as e:
+        if not create:
+            raise
+        raise TraceaError(f"{failure}: {e}", _FIX) from None
+    except (OSError, files.Unusable) as e:
+        raise TraceaError(f"{failure}: {e}", _FIX) from None
 
 
 def _merged(old: Measured | None, new: Measured) -> Measured:

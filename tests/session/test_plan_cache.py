@@ -142,9 +142,9 @@ def test_another_cuda_compiler_is_another_key(tmp_path: Path, monkeypatch: pytes
     found = []
     for content in (b"12.8", b"12.9 is longer"):
         library.write_bytes(content)
-        plan_cache._cuda_compiler.cache_clear()
+        nvrtc.chosen.cache_clear()
         found.append(plan_cache._cuda_compiler())
-    plan_cache._cuda_compiler.cache_clear()
+    nvrtc.chosen.cache_clear()
     assert found[0] != found[1] and str(library) in found[0]
 
 

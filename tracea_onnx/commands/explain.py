@@ -30,7 +30,6 @@ def add(subparsers: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         io.check_output(args.html)
-        io.check_apart(io.load(args.model), None, [args.html])
     bar = Bar()
     try:
         found = explain.explain(
@@ -41,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             keep_initializer_inputs=args.keep_initializer_inputs,
             provider=args.backend is not None,
             progress=bar,
+            beside=[args.html] if args.html is not None else [],
         )
     finally:
         bar.done()
