@@ -45,7 +45,7 @@ def canonicalise(
     """
     notes = notes if notes is not None else []
     typed = user_types(model) if typed is None else typed
-    for g, _ in scopes(model.graph):
+    for g in surgery.graphs(model):
         surgery.sort_nodes(g, "the graph")
         surgery.name_nodes(g)
     if model.training_info:
@@ -56,29 +56,43 @@ def canonicalise(
         _settle_inputs(model, notes)
     for _ in range(_ROUNDS):
         infer(model, typed)
-        changed = 0
-        for g, outer in scopes(model.graph):
-            changed += _pass(model, g, outer, folder, budget or fold.Budget())
-        if not changed:
+        if not _pass(model, model.graph, None, folder, budget or fold.Budget()):
             return model
     infer(model, typed)
     return model
 
 
-def scopes(graph: GraphProto, outer: tuple[GraphProto, ...] = ()) -> Iterator[tuple[GraphProto, tuple[GraphProto, ...]]]:
-    """Each graph with the graphs around it, outermost first."""
-    yield graph, outer
-    for n in list(graph.node):
-        for g in subgraphs(n):
-            yield from scopes(g, (*outer, graph))
+def views(model: ModelProto, folder: Path | None) -> Iterator[Graph]:
+    """A view of each graph, outer before inner, which sees the constants of the graphs around it.
+
+    The graph may be rewritten before the next one is asked for.
+    """
+
+    def visit(graph: GraphProto, around: Graph | None) -> Iterator[Graph]:
+        yield Graph(model, graph, folder=folder, outer=around)
+        bodies = _bodies(graph)
+        here = Graph(model, graph, folder=folder, outer=around) if bodies else None
+        for body in bodies:
+            yield from visit(body, here)
+
+    return visit(model.graph, None)
 
 
-def view(model: ModelProto, graph: GraphProto, outer: tuple[GraphProto, ...], folder: Path | None) -> Graph:
-    """The view of a graph that sees the constants of the graphs around it."""
-    around: Graph | None = None
-    for g in outer:
-        around = Graph(model, g, folder=folder, outer=around)
-    return Graph(model, graph, folder=folder, outer=around)
+def views_inner_first(model: ModelProto, folder: Path | None) -> Iterator[Graph]:
+    """`views` from the last to the first."""
+
+    def visit(graph: GraphProto, around: Graph | None) -> Iterator[Graph]:
+        bodies = _bodies(graph)
+        here = Graph(model, graph, folder=folder, outer=around) if bodies else None
+        for body in reversed(bodies):
+            yield from visit(body, here)
+        yield Graph(model, graph, folder=folder, outer=around)
+
+    return visit(model.graph, None)
+
+
+def _bodies(graph: GraphProto) -> list[GraphProto]:
+    return [body for n in graph.node for body in subgraphs(n)]
 
 
 def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
@@ -94,18 +108,25 @@ def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
         notes.append(f"{len(both)} initializers were also inputs and are now constants (--keep-initializer-inputs leaves them)")
 
 
-def _pass(model: ModelProto, graph: GraphProto, outer: tuple[GraphProto, ...], folder: Path | None, budget: fold.Budget) -> int:
+def _pass(model: ModelProto, graph: GraphProto, around: Graph | None, folder: Path | None, budget: fold.Budget) -> int:
+    """One round over a graph that lies in `around`, and then over the bodies in it; returns how much changed."""
+
+    def now() -> Graph:
+        return Graph(model, graph, folder=folder, outer=around)
+
     protected = surgery.protected_names(model, graph)
     changed = _constants(graph, protected)
-    changed += branches.settle(model, view(model, graph, outer, folder))
-    changed += simplify.remove_no_ops(view(model, graph, outer, folder), protected)
-    changed += fold.fold(model, view(model, graph, outer, folder), protected, budget)
-    changed += reshapes.settle(view(model, graph, outer, folder), protected, model.graph)
-    changed += transposes.settle(view(model, graph, outer, folder), protected)
+    changed += branches.settle(model, now())
+    changed += simplify.remove_no_ops(now(), protected)
+    changed += fold.fold(model, now(), protected, budget)
+    changed += reshapes.settle(now(), protected, model.graph)
+    changed += transposes.settle(now(), protected)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)
     changed += surgery.drop_dead(graph, protected)
     surgery.drop_value_info(graph)
-    return changed
+    bodies = _bodies(graph)
+    here = now() if bodies else None
+    return changed + sum(_pass(model, body, here, folder, budget) for body in bodies)
 
 
 # --- constants -----------------------------------------------------------------------------------------------------------

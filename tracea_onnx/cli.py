@@ -6,9 +6,11 @@ Exit codes: 0 ok, 1 internal, 2 usage, 3 bad model, 4 verification failed, 5 a r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tracea_onnx import __version__
 from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, tune, verify
@@ -35,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; no error of any kind gets out."""
     args = parser().parse_args(argv)
+    _bound_memory()
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -49,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {printable(_line(e))}", file=sys.stderr)
         return e.exit_code
+    except MemoryError:
+        if args.debug:
+            raise
+        print("error: there is not enough memory for this model; free some, or use a machine with more", file=sys.stderr)
+        return TraceaError.exit_code
     except Exception as e:
         if args.debug:
             raise
@@ -56,6 +64,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: internal: {what}; report this, with the output of the same command and --debug", file=sys.stderr)
         return TraceaError.exit_code
     return code
+
+
+def _bound_memory() -> None:
+    """Let allocations fail beyond the machine's memory: the system would kill this process or others later, without a word."""
+    if not sys.platform.startswith("linux"):
+        return
+    import resource
+
+    def kibibytes(file: str, *keys: str) -> int:
+        found = dict(line.split(":", 1) for line in Path(file).read_text().splitlines())
+        return sum(int(found[key].split()[0]) for key in keys)
+
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        # What is mapped already may be far more than there is: sanitizers reserve terabytes.
+        most = 1024 * (kibibytes("/proc/meminfo", "MemTotal", "SwapTotal") + kibibytes("/proc/self/status", "VmData"))
+        limits = resource.getrlimit(resource.RLIMIT_DATA)
+        lowest = min([most, *(value for value in limits if value != resource.RLIM_INFINITY)])
+        resource.setrlimit(resource.RLIMIT_DATA, (lowest, limits[1]))
 
 
 def _line(e: TraceaError) -> str:

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from tracea_onnx import canonical, compiler, tuning
 from tracea_onnx.caps import usual
-from tracea_onnx.graph import subgraphs
+from tracea_onnx.graph import Graph, subgraphs
+from tracea_onnx.patterns_shape import shapes
 
 #: What a CUDA Plan is made for where no device is asked: an H200.
 _GPU = usual(90)
@@ -40,15 +41,20 @@ class Coverage:
 
 
 def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Coverage:
-    """Ask the partition compiler about every node of a model that holds inferred types. No kernel is compiled, and no device is needed."""
+    """Ask the partition compiler about every node of a model that holds inferred types, which are completed in place.
+
+    No kernel is compiled, and no device is needed.
+    """
     target = compiler.CPU_BACKEND
     if backend == "cuda":
         target = compiler.cuda_backend(_GPU, tf32=False, choices=tuning.BY_PRICE, compile_kernels=False)
     total, partitions, leaving = 0, 0, []
-    for proto, outer in canonical.scopes(model.graph):
-        graph = canonical.view(model, proto, outer, folder)
+    for incomplete in canonical.views(model, folder):
+        _complete_types(incomplete)
+        graph = Graph(model, incomplete.proto, folder=folder, outer=incomplete.outer)
         total = total + len(graph.nodes)
-        search = next((n.op_type for g in outer[-1:] for n in g.node if n.domain == "com.microsoft" and any(b is proto for b in subgraphs(n))), None)
+        around = graph.outer.proto.node if graph.outer is not None else ()
+        search = next((n.op_type for n in around if n.domain == "com.microsoft" and any(b is graph.proto for b in subgraphs(n))), None)
         if backend == "cuda" and search is not None:
             leaving += [Leaving(n.name, n.op, f"{search} reads on the host what its body makes") for n in graph.nodes]
             continue
@@ -62,6 +68,18 @@ def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Cov
             reason = "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
             leaving.append(Leaving(n.name, n.op, reason or "alone or among light nodes only, ONNX Runtime runs it as fast"))
     return Coverage(backend, total, partitions, tuple(leaving))
+
+
+def _complete_types(graph: Graph) -> None:
+    """Write down the shapes that follow from sizes computed in the graph: a session knows them, ONNX's inference as it is used here does not."""
+    proto = graph.proto
+    known = {v.name: v for v in proto.value_info}
+    ends = {*graph.inputs, *graph.outputs}
+    for name in (o for n in graph.nodes for o in n.outputs if o and o not in ends):
+        found, kind = shapes(graph).dims(name), graph.dtype(name)
+        if found is not None and kind is not None:
+            named = [d if isinstance(d, int) else d.name or None for d in found]
+            (known.get(name) or proto.value_info.add()).CopyFrom(helper.make_tensor_value_info(name, kind, named))
 
 
 def text(found: Coverage) -> list[str]:

@@ -106,8 +106,7 @@ def explain(
     for r in report.refused:
         said.setdefault(r.anchor, []).append(r)
     starts = {op for r in chosen for op in r.anchors}
-    for proto, outer in canonical.scopes(source.model.graph):
-        graph = canonical.view(source.model, proto, outer, source.folder)
+    for graph in canonical.views(source.model, source.folder):
         out += [_unfused(graph, n, said.get(n.name, [])) for n in graph.nodes if n.op in starts or n.op in _HEAVY]
     found = reach.coverage(source.model, backend, source.folder) if provider else None
     return Account(tuple(out), source.model, source.folder, report, found)

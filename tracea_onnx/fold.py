@@ -8,13 +8,13 @@ pairs and anything over the budget (bytes, time) stay as they are.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from tracea_onnx import timed
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.graph import Array, Graph, Node
 from tracea_onnx.patterns_content import OPERATORS
@@ -135,7 +135,7 @@ def _evaluate(model: ModelProto, graph: Graph, nodes: list[Node], known: dict[st
     """Values of the nodes' outputs. A node ONNX Runtime cannot run is left out, with everything that needs it."""
     try:
         return _run(model, graph, nodes, known, seconds)
-    except _TooSlow:
+    except timed.TooLong:
         return {}
     except Exception:  # one node of many is not implemented: find out which
         if len(nodes) == 1:
@@ -152,10 +152,6 @@ def _evaluate(model: ModelProto, graph: Graph, nodes: list[Node], known: dict[st
         else:
             rest.append(n)
     return first | (_evaluate(model, graph, rest, have, seconds) if rest else {})
-
-
-class _TooSlow(Exception):
-    pass
 
 
 def _run(model: ModelProto, graph: Graph, nodes: list[Node], known: dict[str, Array], seconds: float) -> dict[str, Array]:
@@ -178,20 +174,8 @@ def _run(model: ModelProto, graph: Graph, nodes: list[Node], known: dict[str, Ar
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     session = ort.InferenceSession(small.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    run = ort.RunOptions()
-    run.log_severity_level = 4
-    timer = threading.Timer(seconds, lambda: setattr(run, "terminate", True))
-    timer.daemon = True
-    timer.start()
-    try:
-        names = sorted(made)
-        results = session.run(names, feeds, run)
-    except Exception:
-        if run.terminate:
-            raise _TooSlow from None
-        raise
-    finally:
-        timer.cancel()
+    names = sorted(made)
+    results = timed.run(session, names, feeds, seconds)
     out: dict[str, Array] = {}
     for name, kind, value in zip(names, session.get_outputs(), results, strict=True):
         if isinstance(value, np.ndarray) and kind.type in _NUMPY_TYPES:

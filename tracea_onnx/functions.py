@@ -7,6 +7,7 @@ ONNX Runtime does the same when it loads a model. A call none of whose nodes cha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,6 @@ from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import subgraphs
 
-#: Calls a model may grow to: functions that call functions can multiply without bound.
-_LIMIT = 100_000
 Key = tuple[str, str, str]
 
 
@@ -110,7 +109,10 @@ def _rename(nodes: Iterable[NodeProto], new: dict[str, str], prefix: str, taken:
 
 # --- the user's functions ------------------------------------------------------------------------------------------------
 def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
-    """Replace every call of the user's functions, in place, and return what was replaced; `notes` receives why a function was not expanded."""
+    """Replace every call of the user's functions, in place, and return what was replaced; `notes` receives why a function was not expanded.
+
+    `limits.check` has bounded how many nodes that makes.
+    """
     safe: dict[Key, FunctionProto] = {}
     called = {key(n) for g in surgery.graphs(model) for n in g.node}
     for f in model.functions:
@@ -148,7 +150,7 @@ def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto]) -> 
 
     nodes: list[NodeProto] = []
     for n in graph.node:
-        if key(n) not in functions or len(nodes) > _LIMIT:
+        if key(n) not in functions:
             nodes.append(n)
             continue
         kept = NodeProto()
@@ -166,10 +168,12 @@ def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto]) -> 
 
 def restore(model: ModelProto, expansions: Sequence[Expansion]) -> list[Expansion]:
     """Put back each call whose nodes are all still there and unchanged; returns the expansions that stay. Functions nothing calls any more go."""
-    left: list[Expansion] = []
-    for e in expansions:
-        if not any(_put_back(g, e, surgery.protected_names(model, g)) for g in surgery.graphs(model)):
-            left.append(e)
+    left = list(expansions)
+    for g in list(surgery.graphs(model)):
+        before = -1
+        while left and len(left) != before:  # a call that is put back may have been what kept another from it
+            before = len(left)
+            left = _put_back(g, left, surgery.protected_names(model, g))
     gone = _called(model, [e.call for e in left]) - _called(model, [n for g in surgery.graphs(model) for n in g.node])
     for k in reversed(range(len(model.functions))):
         if key(model.functions[k]) in gone:
@@ -177,21 +181,33 @@ def restore(model: ModelProto, expansions: Sequence[Expansion]) -> list[Expansio
     return left
 
 
-def _put_back(graph: GraphProto, e: Expansion, protected: set[str]) -> bool:
-    work = [n for n in e.nodes if n.op_type != "Constant"]  # constants have become initializers
+def _put_back(graph: GraphProto, expansions: Sequence[Expansion], protected: set[str]) -> list[Expansion]:
+    """Put back calls in one graph; returns the others."""
+    nodes: list[NodeProto | None] = list(graph.node)
     place = {n.name: k for k, n in enumerate(graph.node)}
-    if not work or any(n.name not in place or graph.node[place[n.name]] != n for n in work):
-        return False
-    at = {place[n.name] for n in work}
-    inner = {o for n in work for o in n.output} - set(e.call.output)
-    outside = surgery.used_names(n for k, n in enumerate(graph.node) if k not in at)
-    # An equal node elsewhere may have been merged into one of these, and an operand the body ignores may be gone.
-    if inner & outside or {i for i in e.call.input if i} - surgery.used_names(work):
-        return False
-    surgery.replace_nodes(graph, [e.call if k == max(at) else n for k, n in enumerate(graph.node) if k == max(at) or k not in at])
-    surgery.sort_nodes(graph, "the graph")
-    surgery.drop_dead(graph, protected)
-    return True
+    readers = Counter(name for n in graph.node for name in surgery.used_names([n]))
+    left: list[Expansion] = []
+    for e in expansions:
+        work = [n for n in e.nodes if n.op_type != "Constant"]  # constants have become initializers
+        if not work or any(n.name not in place or nodes[place[n.name]] != n for n in work):
+            left.append(e)
+            continue
+        inner = {o for n in work for o in n.output} - set(e.call.output)
+        within = Counter(name for n in work for name in surgery.used_names([n]))
+        # An equal node elsewhere may have been merged into one of these, and an operand the body ignores may be gone.
+        if any(readers[name] > within[name] for name in inner) or {i for i in e.call.input if i} - set(within):
+            left.append(e)
+            continue
+        readers.subtract(within)
+        readers.update(surgery.used_names([e.call]))
+        at = {place.pop(n.name) for n in work}
+        for k in at:
+            nodes[k] = e.call if k == max(at) else None
+    if len(left) < len(expansions):
+        surgery.replace_nodes(graph, [n for n in nodes if n is not None])
+        surgery.sort_nodes(graph, "the graph")
+        surgery.drop_dead(graph, protected)
+    return left
 
 
 def _called(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
@@ -210,10 +226,6 @@ def _called(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
 
 def _unsafe(model: ModelProto, f: FunctionProto) -> str:
     """Why a function's calls must not be replaced by its nodes, or ""."""
-    if key(f) in _called(model, f.node):
-        return "it calls itself"
-    if _size(model, key(f), {}) > _LIMIT:
-        return f"it stands for more than {_LIMIT} nodes"
     ours = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     theirs = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in f.opset_import}
     stack = list(f.node)
@@ -224,15 +236,6 @@ def _unsafe(model: ModelProto, f: FunctionProto) -> str:
         if d in ours and d in theirs and ours[d] != theirs[d] and not _same_operator(n.op_type, d, ours[d], theirs[d]):
             return f"{n.op_type} means something else in its operator set ({theirs[d]}) than in the model's ({ours[d]})"
     return ""
-
-
-def _size(model: ModelProto, k: Key, known: dict[Key, int]) -> int:
-    """Nodes a call stands for once the calls inside it are expanded, too."""
-    if k not in known:
-        known[k] = 1
-        f = next((f for f in model.functions if key(f) == k), None)
-        known[k] = 1 if f is None else sum(_size(model, key(n), known) for n in f.node)
-    return known[k]
 
 
 def _same_operator(op: str, domain: str, a: int, b: int) -> bool:

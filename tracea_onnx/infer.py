@@ -75,7 +75,7 @@ def restore_types(model: ModelProto, typed: Types) -> None:
 
 
 def infer(model: ModelProto, typed: Types) -> None:
-    """Replace `value_info` of the main graph and of every body by what ONNX's shape inference finds (symbolic dims, data propagation).
+    """Replace `value_info` of the main graph and of every body by what ONNX's shape inference finds, symbolic dims included.
 
     The exporter's entries are taken as given; what an earlier inference found is forgotten first, so that the result depends on the graph alone.
     Where inference fails on a part of the model, that part stays as it was.
@@ -84,7 +84,9 @@ def infer(model: ModelProto, typed: Types) -> None:
     bare = skeleton(model)
     bare.functions.extend(contrib.functions(model))
     try:
-        found = onnx.shape_inference.infer_shapes(bare, check_type=False, strict_mode=False, data_prop=True)
+        # Without data_prop: `patterns_shape` follows sizes farther than it does. onnx follows every vector of known length, element by
+        # element and without a limit: one input of 2^40 elements would keep it busy for ever.
+        found = onnx.shape_inference.infer_shapes(bare, check_type=False, strict_mode=False)
     except Exception:
         # A malformed corner (an operator the schema rejects) must not stop the rest: without inferred shapes rules refuse more, that is all.
         return

@@ -157,8 +157,8 @@ def _prepared(model: ModelProto, seeds: Mapping[str, Dims]) -> ModelProto:
             inline(work)
             functions.expand(work, [])
         infer.infer(work, {})
-        for g, outer in list(canonical.scopes(work.graph)):
-            fold.fold(work, canonical.view(work, g, outer, None), surgery.protected_names(work, g), _FOLDED)
+        for graph in canonical.views(work, None):
+            fold.fold(work, graph, surgery.protected_names(work, graph.proto), _FOLDED)
     except TraceaError:  # what is wrong with it is said where the model is transformed
         pass
     return work

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import files, fused_names, lazy
+from tracea_onnx import files, fused_names, lazy, limits
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
 from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
@@ -58,6 +58,7 @@ def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = Fa
     where = str(source.path) if source.path else "the model"
     _check_header(source.model, where)
     _check_contents(source.model, where)
+    limits.check(source.model, where)
     check_external_data(source)
     for t in attribute_tensors(source.model):  # they are small, and onnx would look for their files in the current folder
         if t.data_location == TensorProto.EXTERNAL:

@@ -20,9 +20,7 @@ Read = Callable[[Graph, Node], Match]
 
 def wrap(model: ModelProto, folder: Path | None) -> None:
     """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in place."""
-    for k in range(len(list(canonical.scopes(model.graph)))):
-        proto, outer = list(canonical.scopes(model.graph))[k]
-        graph = canonical.view(model, proto, outer, folder)
+    for graph in canonical.views(model, folder):
         rewrite.apply(model, graph, [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)])
 
 

@@ -52,10 +52,9 @@ def page(account: Account) -> str:
     colours = {r: _colour(k, len(rules)) for k, r in enumerate(sorted(rules))}
     drawings: list[str] = []
     titles: list[str] = []
-    for proto, outer in canonical.scopes(account.model.graph):
-        graph = canonical.view(account.model, proto, outer, account.folder)
+    for graph in canonical.views(account.model, account.folder):
         if graph.nodes:
-            titles.append(f"body {proto.name or 'without a name'}" if outer else "main graph")
+            titles.append(f"body {graph.proto.name or 'without a name'}" if graph.outer is not None else "main graph")
             drawings.append(_drawing(graph, account, colours, len(drawings)))
     template = resources.files("tracea_onnx").joinpath("page.html").read_text(encoding="utf-8")
     left = [e for e in account.anchors if not e.fused_by and not e.light]

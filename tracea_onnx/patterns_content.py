@@ -12,10 +12,14 @@ from onnx import TensorProto, numpy_helper
 from tracea_onnx import dims
 from tracea_onnx.dims import Dim
 from tracea_onnx.graph import Array, Node
-from tracea_onnx.patterns_dims import is_natural, same
+from tracea_onnx.patterns_dims import same
 
 if TYPE_CHECKING:
     from tracea_onnx.patterns_shape import Shapes
+
+#: Elements of a shape tensor: they are short, and anything longer is data.
+LONGEST = 32
+_INT64 = 1 << 63
 
 
 def content(s: Shapes, n: Node) -> Array | None:
@@ -30,9 +34,12 @@ def content(s: Shapes, n: Node) -> Array | None:
     if any(a is None for a in args):
         return None
     try:
-        return OPERATORS[n.op](s, n, [a for a in args if a is not None])
+        found = OPERATORS[n.op](s, n, [a for a in args if a is not None])
     except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
+    # ONNX computes these in int64, where they would overflow. Squared over and over, they would fill the memory here.
+    numbers = () if found is None else (i for v in found.flat for i in (v.args if isinstance(v, Dim) else (v,)) if isinstance(i, int))
+    return found if all(-_INT64 <= i < _INT64 for i in numbers) else None
 
 
 def _objects(values: Sequence[Any]) -> Array:
@@ -67,12 +74,18 @@ def _divide(a: Any, b: Any) -> Any:
     return dims.floordiv(a, b)
 
 
+def _power(a: Any, b: Any) -> Any:
+    if isinstance(b, int) and b > 64 and a not in (-1, 0, 1):
+        raise OverflowError
+    return a**b
+
+
 def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, Dim) and not isinstance(b, Dim):
         return bool(a == b)
     if same(a, b):
         return True
-    if (isinstance(a, int) and a < 0 and is_natural(b)) or (isinstance(b, int) and b < 0 and is_natural(a)):
+    if (isinstance(a, int) and a < 0 and dims.never_negative(b)) or (isinstance(b, int) and b < 0 and dims.never_negative(a)):
         return False
     raise ValueError("not known")
 
@@ -87,8 +100,8 @@ def _cast(_: Shapes, n: Node, args: list[Array]) -> Array:
 
 
 def _fill(_: Shapes, n: Node, args: list[Array]) -> Array | None:
-    """A scalar or a vector: only those are shapes."""
-    if args[0].ndim != 1 or args[0].size > 1:
+    """A scalar or a short vector: only those are shapes."""
+    if args[0].ndim != 1 or args[0].size > 1 or any(int(length) > LONGEST for length in args[0]):
         return None
     value = n.attr("value")
     number: Any = 0.0
@@ -147,7 +160,7 @@ OPERATORS: dict[str, Callable[[Shapes, Node, list[Array]], Array | None]] = {
     "Neg": _pointwise(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
     "Sqrt": _pointwise(lambda a: math.sqrt(a)),
     "Reciprocal": _pointwise(lambda a: 1.0 / a),
-    "Pow": _pointwise(lambda a, b: a**b),
+    "Pow": _pointwise(_power),
     "Floor": _pointwise(lambda a: a if isinstance(a, Dim) else float(math.floor(a))),
     "Equal": _pointwise(_equal),
     "Where": _pointwise(lambda c, a, b: a if c else b),

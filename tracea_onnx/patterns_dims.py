@@ -13,13 +13,6 @@ def same(a: DimLike, b: DimLike) -> bool:
     return a is b or a == b or dims.factors(a) == dims.factors(b) or dims.sub(a, b) == 0
 
 
-def is_natural(d: DimLike) -> bool:
-    """Whether `d` can be shown to be at least 0: symbols are dims, so sums and products of them are."""
-    if isinstance(d, int):
-        return d >= 0
-    return d.op == "sym" or (d.op in ("add", "mul", "floordiv", "max") and all(is_natural(a) for a in d.args))
-
-
 def _clips(a: DimLike, b: DimLike) -> bool:
     """Whether a = min(b, n) with n > 1, as a table sliced to the length of a sequence: a tensor of `a` broadcasts with one of `b` only when a = b."""
     return isinstance(a, Dim) and a.op == "min" and any(x is b for x in a.args) and all(x is b or (isinstance(x, int) and x > 1) for x in a.args)

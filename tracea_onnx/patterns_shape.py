@@ -14,12 +14,11 @@ import numpy as np
 from tracea_onnx import dims, patterns_content
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.graph import Array, Graph, Node
-from tracea_onnx.patterns_dims import Dims, broadcast, is_natural, same
+from tracea_onnx.patterns_dims import Dims, broadcast, same
 from tracea_onnx.patterns_spatial import SPATIAL
 
 __all__ = ["Dims", "Shapes", "axes_of", "broadcast", "same", "shapes", "slice_ranges"]
 
-_MAX_CONTENT = 32  # shape tensors are short; anything longer is data
 _SAME = frozenset((
     "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
     "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization", "LeakyRelu", "Log",
@@ -58,7 +57,7 @@ class Shapes:
         """The elements of a scalar or short vector as an object array of int, Dim and float; None when not known."""
         if name not in self._contents:
             value = self.graph.const(name) if name else None
-            ok = value is not None and value.ndim <= 1 and value.size <= _MAX_CONTENT and value.dtype.kind in "iufb"
+            ok = value is not None and value.ndim <= 1 and value.size <= patterns_content.LONGEST and value.dtype.kind in "iufb"
             self._contents[name] = np.array(value.tolist(), dtype=object) if ok and value is not None else None
         return self._contents[name]
 
@@ -96,7 +95,7 @@ class Shapes:
             if not out:
                 continue
             content = patterns_content.content(self, node) if k == 0 and node.op in patterns_content.OPERATORS else None
-            if content is not None and content.size <= _MAX_CONTENT and content.ndim <= 1:
+            if content is not None and content.size <= patterns_content.LONGEST and content.ndim <= 1:
                 self._contents[out] = content
             declared, derived = self._declared(out), self._derive(node, k)
             if declared is None or derived is None or len(declared) != len(derived):
@@ -241,7 +240,7 @@ def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] 
             return 0
         if isinstance(v, int) and v < 0:
             return dims.add(size, v)
-        back = v if isinstance(v, int) or is_natural(v) else dims.add(size, v)  # counted from the end by a size: only all of it is known
+        back = v if isinstance(v, int) or dims.never_negative(v) else dims.add(size, v)  # counted from the end by a size: only all of it is known
         return 0 if isinstance(back, int) and back == 0 else v
 
     return [(a, place(b, d[a]), place(e, d[a]), t) for a, b, e, t in zip(axes, starts, ends, steps, strict=True)]
@@ -255,9 +254,9 @@ def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
         size, rest = d[axis], dims.sub(d[axis], start)
         if isinstance(start, int) and isinstance(stop, int) and isinstance(size, int) and step > 0:
             d[axis] = len(range(start, stop, step))
-        elif step == 1 and start == 0 and is_natural(stop):
+        elif step == 1 and start == 0 and dims.never_negative(stop):
             d[axis] = size if same(stop, size) else dims.minimum(stop, size)
-        elif step == 1 and same(stop, size) and is_natural(start) and is_natural(rest):
+        elif step == 1 and same(stop, size) and dims.never_negative(start) and dims.never_negative(rest):
             d[axis] = rest
         else:
             d[axis] = s.unknown(n.outputs[k], axis, len(d))

@@ -51,6 +51,7 @@ def optimize(
     seed: int = 0,
     inputs: Mapping[str, Any] | None = None,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    time_limit: float = verification.TIME_LIMIT,
     external_data: str = "auto",
     keep_initializer_inputs: bool = False,
     pack: str | os.PathLike[str] | None = None,
@@ -61,7 +62,8 @@ def optimize(
 ) -> OptimizeResult:
     """Fuse what the rules find in `model`, verify the result against the original, and write it to `output` if given.
 
-    `providers` run the result while it is verified. When it leaves its bounds, the smallest set of fusions at fault is turned back and refused.
+    `providers` run the result while it is verified; no run takes longer than `time_limit` seconds. When the result leaves its bounds, the
+    smallest set of fusions at fault is turned back and refused.
     Raises ModelError (unreadable model), UsageError (options), VerificationError (results differ; nothing is written; its `report` attribute
     says by how much), MissingFusionError (a rule named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
     fusions of the first round with their prices.
@@ -94,7 +96,10 @@ def optimize(
             _check_result(source.model)
         if verify:
             tell("verify", 0, 0)
-            reference = verification.measure(original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=narrow_cast.KINDS.get(precision))
+            kind = narrow_cast.KINDS.get(precision)
+            reference = verification.measure(
+                original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=kind, time_limit=time_limit
+            )
             source = _verified(reference, source, how, report, providers)
             _check_present(source.model, report, only, where)
         in_place = output is not None and source.path is not None and io.same_file(Path(output), source.path)

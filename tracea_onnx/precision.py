@@ -87,9 +87,8 @@ def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None =
     if kind is BF16:
         lone.wrap(model, folder)
     bodies = _Bodies(model, kind, done)
-    for k in range(len(list(canonical.scopes(model.graph)))):
-        proto, outer = list(canonical.scopes(model.graph))[k]
-        view = canonical.view(model, proto, outer, folder)
+    for view in canonical.views(model, folder):
+        proto = view.proto
         forms = _forms(view, kind, wide, done, {})
         if Form.NARROW not in forms.values():
             continue
@@ -368,7 +367,7 @@ class _Bodies:
         outputs = [helper.make_tensor_value_info(formal, g.dtype(o) or TensorProto.FLOAT, None) for formal, o in zip(f.output, n.outputs, strict=False)]
         graph = helper.make_graph(list(f.node), "body", inputs, outputs)
         model = helper.make_model(graph, opset_imports=[*f.opset_import], ir_version=10)
-        return Graph(onnx.shape_inference.infer_shapes(model, data_prop=True))
+        return Graph(onnx.shape_inference.infer_shapes(model))
 
 
 def _square(f: FunctionProto) -> None:

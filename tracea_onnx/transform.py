@@ -95,17 +95,15 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
     known = {r.name: r for r in (registry.rules() if how.rules is None else how.rules)}
     policy = registry.module("scheduler", how.scheduler).schedule
     parts: list[tuple[list[Fused], list[Refusal]]] = []
-    count, total, done = len(list(canonical.scopes(model.graph))), sum(len(g.node) for g in surgery.graphs(model)), 0
+    total, done = count_nodes(model), 0
 
     def step() -> None:
         nonlocal done
         done += 1
         how.tell("match", done, total)
 
-    # Innermost bodies first, found anew each time: rewriting a graph makes new messages of its nodes.
-    for k in reversed(range(count)):
-        proto, outer = list(canonical.scopes(model.graph))[k]
-        graph = canonical.view(model, proto, outer, folder)
+    for graph in canonical.views_inner_first(model, folder):  # rewriting a graph makes new messages of its nodes, with the bodies in them
+        proto = graph.proto
         found, refusals = match.find(graph, how.only, how.skip, rules=how.rules, progress=step, failed=lambda _: None)
         odd = [m for m in found if not rewrite.writable(m.spec)]
         found = [m for m in found if all(m is not o for o in odd)]

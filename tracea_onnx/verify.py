@@ -20,7 +20,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx import inputs as feeds
-from tracea_onnx import io, rounding, surgery
+from tracea_onnx import io, rounding, surgery, timed
 from tracea_onnx.errors import UsageError, VerificationError
 from tracea_onnx.fold import RANDOM
 from tracea_onnx.graph import Graph, subgraphs
@@ -82,6 +82,8 @@ _FLIPS = 0.05
 
 #: An optimizer of ONNX Runtime (1.31) that takes the process down at some fp16 graphs of transpositions. It changes layouts, not whether a model loads.
 _CRASHING = ["NchwcTransformer"]
+#: Seconds that one run of a model may take.
+TIME_LIMIT = 600.0
 
 
 def session(source: io.Source, *, optimise: bool = False, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
@@ -120,11 +122,12 @@ class Reference:
     bounds: Bounds
     note: str = ""
     kind: Kind | None = None
+    time_limit: float = TIME_LIMIT
 
     @cached_property
     def spread(self) -> list[float]:
         """How far the original's own results move under rounding; measured when first asked for."""
-        return _spread(self.source, self.fed, self.names, self.expected, self.kind)
+        return _spread(self)
 
 
 def measure(
@@ -136,12 +139,14 @@ def measure(
     values: Mapping[str, Any] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     kind: Kind | None = None,
+    time_limit: float = TIME_LIMIT,
 ) -> Reference:
     """Run the original on `values`, or on generated inputs; a result may compute in the narrower type `kind`.
 
-    Raises VerificationError when the original runs on no input that could be made, UsageError for bounds that are none.
+    No run of either takes longer than `time_limit` seconds. Raises VerificationError when the original runs on no input that could be
+    made, or runs too long; UsageError for bounds that are none.
     """
-    for name, value in (("rtol", rtol), ("atol", atol), ("seed", seed)):
+    for name, value in (("rtol", rtol), ("atol", atol), ("seed", seed), ("time_limit", time_limit)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}", "give a number that is not negative")
     try:
@@ -149,14 +154,14 @@ def measure(
     except Exception as e:
         raise VerificationError(f"ONNX Runtime cannot load the original: {first_line(e)}", "give --no-verify to go on without verification") from None
     names = [o.name for o in oracle.get_outputs()]
-    fed, expected = _reference_run(source, oracle, seed, values, shapes)
+    fed, expected = _reference_run(source, oracle, seed, values, shapes, time_limit)
     note = "the model draws random numbers: only types and shapes were compared" if _is_random(source.model) else ""
     longest, count = reductions(source)
     if kind is None:
         bounds = Bounds(rtol, atol or 0.0, longest * count, _coarsest(source.model), bool(note))
     else:
         bounds = Bounds(rtol, atol or 0.0, count, kind.eps, bool(note), _FLIPS)
-    return Reference(source, names, fed, expected, bounds, note, kind)
+    return Reference(source, names, fed, expected, bounds, note, kind, time_limit)
 
 
 def judge(reference: Reference, candidate: io.Source, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Verification:
@@ -175,7 +180,9 @@ def judge(reference: Reference, candidate: io.Source, providers: Sequence[str] =
         raise VerificationError("the two models have different outputs", "compare models of the same interface")
     accepted = {i.name for i in [*other.get_inputs(), *other.get_overridable_initializers()]}
     try:
-        got = other.run(names, {k: v for k, v in reference.fed.items() if k in accepted})
+        got = timed.run(other, names, {k: v for k, v in reference.fed.items() if k in accepted}, reference.time_limit)
+    except timed.TooLong:
+        raise VerificationError(f"the result runs longer than {reference.time_limit:g} s", "give a longer --time-limit, or --no-verify") from None
     except Exception as e:
         raise VerificationError(f"the result fails on inputs the original accepts: {first_line(e)}", "report this with the model") from None
     outputs = compared(reference, got)
@@ -210,7 +217,7 @@ def verify(
 
 
 def _reference_run(
-    source: io.Source, oracle: Any, seed: int, values: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]] | None
+    source: io.Source, oracle: Any, seed: int, values: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]] | None, time_limit: float
 ) -> tuple[dict[str, Any], Any]:
     names = [o.name for o in oracle.get_outputs()]
     if values is not None:
@@ -224,7 +231,10 @@ def _reference_run(
     failure, first = "it has no inputs", None
     for fed in candidates:
         try:
-            return fed, oracle.run(names, fed)
+            return fed, timed.run(oracle, names, fed, time_limit)
+        except timed.TooLong:
+            fix = "give smaller inputs with --input-shape or --load-inputs, a longer --time-limit, or --no-verify"
+            raise VerificationError(f"the original runs longer than {time_limit:g} s", fix) from None
         except Exception as e:
             if first is None:  # the likeliest
                 failure, first = first_line(e), {k: getattr(v, "shape", ()) for k, v in fed.items()}
@@ -281,17 +291,17 @@ _SUMS = frozenset(
 )
 
 
-def _spread(source: io.Source, fed: Mapping[str, Any], names: Sequence[str], expected: Sequence[Any], kind: Kind | None) -> list[float]:
+def _spread(r: Reference) -> list[float]:
     """By output, how far the original's own results move: under ONNX Runtime's optimisations, and when float inputs change by one rounding."""
     rng = np.random.default_rng(0)
-    nudged = {k: _nudge(v, rng, 0.0 if kind is None else kind.eps) for k, v in fed.items()}
+    nudged = {k: _nudge(v, rng, 0.0 if r.kind is None else r.kind.eps) for k, v in r.fed.items()}
     runs = []
-    for optimise, values in ((True, fed), (False, nudged), (True, nudged)):
+    for optimise, values in ((True, r.fed), (False, nudged), (True, nudged)):
         try:
-            runs.append(session(source, optimise=optimise).run(list(names), dict(values)))
+            runs.append(timed.run(session(r.source, optimise=optimise), r.names, values, r.time_limit))
         except Exception:  # an optimisation of ONNX Runtime that fails on this model says nothing about the result
             continue
-    return [max((_gap(a, run[k]) for run in runs), default=0.0) for k, a in enumerate(expected)]
+    return [max((_gap(a, run[k]) for run in runs), default=0.0) for k, a in enumerate(r.expected)]
 
 
 #: How much further a result may be than the original moves by itself.

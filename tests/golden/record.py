@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exports import matrix
 from tests.session.test_models import SMALL
-from tracea_onnx import compiler, infer, registry
+from tracea_onnx import compiler, contrib, infer, registry
 from tracea_onnx.cuda import Kernel, Request
 from tracea_onnx.cuda_plan import CudaPlanBuilder
 from tracea_onnx.graph import Graph
@@ -110,7 +110,10 @@ def sources_for_cubins() -> Iterator[None]:
 def plans_of(model: ModelProto, backend: compiler.Backend) -> dict[str, str]:
     """The Plans of every partition that a session over `model` would have, refused nodes included."""
     shown = copy.deepcopy(model)
-    infer.infer(shown, {})
+    infer.restore_types(shown, {})
+    shown.functions.extend(contrib.functions(model))
+    shown = onnx.shape_inference.infer_shapes(shown, data_prop=True)  # as a session does
+    del shown.functions[len(model.functions) :]
     with sources_for_cubins():
         compiled = compiler.compile_graph(Graph(shown), backend)
     parts: list[tuple[str, object]] = []

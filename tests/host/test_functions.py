@@ -144,19 +144,6 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
     assert ops(m) == ["Old", "Neg"] and notes == [
         "the function mine.Old was not searched: Softmax means something else in its operator set (11) than in the model's (17)"
     ]
-    for f in m.functions:
-        if f.name == "Old":
-            f.node[0].op_type, f.node[0].domain = "Old", "mine"
-    notes.clear()
-    functions.expand(m, notes)
-    assert ops(m) == ["Old", "Neg"] and notes == ["the function mine.Old was not searched: it calls itself"]
-
-
-def test_functions_that_multiply_are_not_expanded_without_bound() -> None:
-    bodies = "".join(body(f"F{k} (x) => (y) {{ a = mine.F{k + 1} (x)  y = mine.F{k + 1} (a) }}") for k in range(24))
-    m = with_functions("g (float[5] x) => (float[5] y) { y = mine.F0 (x) }", bodies + body("F24 (x) => (y) { y = Neg (x) }"))
-    notes: list[str] = []
-    assert functions.expand(m, notes) == [] and ops(m) == ["F0"] and "more than" in notes[0]
 
 
 @pytest.mark.parametrize(("call", "line"), [("y = mine.Act (x, x)", "with 2 inputs; it has 1"), ("y, z = mine.Act (x)", "with 2 outputs; it has 1")])

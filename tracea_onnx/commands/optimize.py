@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             inputs=options.values(args),
             input_shapes=options.shapes(args),
+            time_limit=args.time_limit,
             external_data=args.external_data,
             keep_initializer_inputs=args.keep_initializer_inputs,
             pack=None if args.dry_run else args.pack,

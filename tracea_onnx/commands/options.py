@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracea_onnx import inputs
+from tracea_onnx.verify import TIME_LIMIT
 
 Subparsers = Any  # argparse._SubParsersAction is private
 
@@ -33,6 +34,9 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
     parser.add_argument("--load-inputs", type=Path, metavar="FILE.npz", help="use these inputs instead of generated ones")
     add_input_shapes(parser)
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=f"how long one run of a model may take (default: {TIME_LIMIT:g})"
+    )
     parser.add_argument("--provider", choices=("cpu", "tracea"), default="cpu", help="what runs the result (default: ONNX Runtime's CPU provider)")
 
 

@@ -33,7 +33,13 @@ def run(args: argparse.Namespace) -> int:
         io.check_apart(original, None, [args.output])
         io.check_apart(candidate, args.output)
     reference = verification.measure(
-        original, rtol=args.rtol, atol=args.atol, seed=args.seed, values=options.values(args), shapes=options.shapes(args)
+        original,
+        rtol=args.rtol,
+        atol=args.atol,
+        seed=args.seed,
+        values=options.values(args),
+        shapes=options.shapes(args),
+        time_limit=args.time_limit,
     )
     if not args.bisect:
         found: verification.Verification | None = verification.judge(reference, candidate, providers)
