@@ -36,11 +36,13 @@ def build(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, code: list[str], *, seconds: float | None = 600, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python with the stand-in as its driver; settings: its environment, without the prefix FAKE_CUDA_."""
+def run(folder: Path, code: list[str], *, seconds: float | None = 600, preload: str | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the stand-in as its driver; preload: a library before all others; settings: its environment, without the prefix FAKE_CUDA_."""
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": python_path, **{f"FAKE_CUDA_{k.upper()}": v for k, v in settings.items()}}
+    if preload is not None:
+        environment["LD_PRELOAD"] = preload
     return subprocess.run([sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
 
 

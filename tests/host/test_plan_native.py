@@ -223,4 +223,37 @@ def test_abi_header_agrees_with_the_recorded_facts() -> None:
     for struct, members in MEMBERS.items():
         body = re.sub(r"//.*", "", text.split(f"struct {struct} {{")[1].split("\n};")[0])
         assert "uint32_t ort_version_supported" in body
-        assert re.findall(r"\(\*(\w+)\)\(", body) == members
+        assert re.findall(r"^ *tracea::Callback<.*> (\w+);", body, re.MULTILINE) == members
+
+
+#: Functions of others that keep or call a function of ours.
+TAKERS = ("KernelContext_ParallelFor", "KernelRegistry_AddKernel", "pthread_atfork", "cuLaunchHostFunc", "cuStreamAddCallback")
+
+#: Exported functions that neither allocate nor call what throws; destructors throw nothing.
+NEVER_THROW = {
+    "tracea_version", "tracea_best_isa", "tracea_has_isa", "tracea_has_kernel", "tracea_set_compiler", "tracea_stats", "tracea_kernel_tasks", "tracea_run_kernel",
+    "tracea_cuda_close",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not HEADER.is_file(), reason="an installed package has no C++ sources")
+def test_no_exception_crosses_the_c_abi() -> None:
+    """Callbacks are `Callback`s, which contain exceptions; exported functions are noexcept and contain theirs; threads and other C libraries get Callbacks, too."""
+    abi = re.sub(r"//.*", "", HEADER.read_text())
+    structs = abi[abi.index("struct OrtNodeComputeInfo") : abi.index("#define TRACEA_ORT_FUNCTIONS")]
+    assert not re.findall(r"\(\*\w+\)\(", structs), "ORT would call a plain function pointer"
+    exported = 0
+    for source in sorted(HEADER.parent.glob("*.cc")):
+        text = re.sub(r"//.*", "", source.read_text())
+        assert 'extern "C"' not in text, f"{source.name}: export with TRACEA_EXPORT"
+        for head, body in re.findall(r"^TRACEA_EXPORT ([^{;]*)\{((?:[^\n]*\}$)|(?:.*?^\}))", text, re.MULTILINE | re.DOTALL):
+            exported += 1
+            assert re.search(r"\bnoexcept\s*$", head), f"{source.name}: {head}"
+            name = re.findall(r"(\w+)\(", head)[0]
+            assert re.search(r"\b(guarded|answered|reported)[(<]", body) or name in NEVER_THROW, f"{source.name}: an exception in {name} would end the process"
+        for taker in TAKERS:
+            for call in re.findall(rf"(?:ort\.|driver\(\)\.|\b){taker}\((.*)\);", text):
+                assert "[" not in call or "Callback" in call, f"{source.name}: {taker} gets a lambda that is no Callback"
+        for threads in re.findall(r"std::thread\b(?!::|>)[^;]*;", text):
+            assert source.name == "harness.cc", f"{source.name}: a thread of its own: {threads}"
+    assert exported >= 15

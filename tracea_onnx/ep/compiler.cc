@@ -4,16 +4,17 @@
 
 #include <atomic>
 
+#include "boundary.h"
 #include "failure.h"
 #include "stats.h"
 
 namespace tracea {
 namespace {
 
-using Reply = void (*)(void* context, const uint8_t* bytes, size_t n);
-using Callback = int (*)(const uint8_t* request, size_t n, Reply reply, void* context);
+using Reply = Callback<void(void* context, const uint8_t* bytes, size_t n)>;
+using Compiler = int (*)(const uint8_t* request, size_t n, Reply::Pointer reply, void* context);
 
-std::atomic<Callback> callback{nullptr};
+std::atomic<Compiler> callback{nullptr};
 
 // Ctrl-C came while the callback ran on this thread: every later question of the same session fails at once.
 thread_local bool interrupted = false;
@@ -26,22 +27,27 @@ void new_session() { interrupted = false; }
 bool has_compiler() { return callback.load() != nullptr; }
 
 std::shared_ptr<const Pack> compile(const std::string& request) {
-  const Callback ask = callback.load();
+  const Compiler ask = callback.load();
   if (!ask) throw Failure("no compiler is registered");
   if (interrupted) throw Failure("interrupted");
-  std::string reply;
+  struct { std::string bytes; bool whole = false; } reply;
   stats.compile_requests++;
-  const int failed = ask(reinterpret_cast<const uint8_t*>(request.data()), request.size(),
-                         [](void* context, const uint8_t* bytes, size_t n) { static_cast<std::string*>(context)->assign(reinterpret_cast<const char*>(bytes), n); }, &reply);
+  const Reply take = [](void* context, const uint8_t* bytes, size_t n) {
+    auto& r = *static_cast<decltype(reply)*>(context);
+    r.bytes.assign(reinterpret_cast<const char*>(bytes), n);
+    r.whole = true;
+  };
+  const int failed = ask(reinterpret_cast<const uint8_t*>(request.data()), request.size(), take, &reply);
   if (failed == kInterrupted) {
     interrupted = true;
     raise(SIGINT);  // the callback could not raise into native code: Python's handler raises once this thread is back in Python
   }
-  if (failed) throw Failure(reply.empty() ? "the compiler failed without a message" : reply);
-  return Pack::parse(reply.data(), reply.size());
+  if (failed) throw Failure(reply.bytes.empty() ? "the compiler failed without a message" : reply.bytes);
+  if (!reply.whole) throw Failure("the compiler's reply was not taken; memory is short");
+  return Pack::parse(reply.bytes.data(), reply.bytes.size());
 }
 
 }  // namespace tracea
 
 // Null takes the compiler away again.
-extern "C" __attribute__((visibility("default"))) void tracea_set_compiler(tracea::Callback cb) { tracea::callback.store(cb); }
+TRACEA_EXPORT void tracea_set_compiler(tracea::Compiler compiler) noexcept { tracea::callback.store(compiler); }

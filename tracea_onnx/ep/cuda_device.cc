@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "boundary.h"
 #include "failure.h"
 #include "sha256.h"
 
@@ -134,10 +135,21 @@ Address Pool::allocate(size_t wanted, const void* lane) {
     throw Failure("out of GPU memory: " + std::to_string(wanted) + " bytes were asked for, " + std::to_string(left) + " of " + std::to_string(total) + " are free");
   }
   check(r, "allocating " + std::to_string(wanted) + " bytes" + (pinned_ ? " of pinned memory" : ""));
-  live_[address] = {bytes, false, false};
+  try {
+    live_[address] = {bytes, false, false};
+  } catch (...) {
+    give_back({bytes, address});
+    throw;
+  }
   used_ += bytes;
   peak_ = std::max(peak_, used_);
   return address;
+}
+
+// Of a block that is not used any more. Where the host has no memory to remember it, it goes back to the driver.
+void Pool::keep(const Block& block, const void* lane) noexcept {
+  if (!contained([&] { free_[block] = {lane, runs_}; }, [](const char*) {})) give_back(block);
+  used_ -= block.first;
 }
 
 void Pool::release(Address address, const void* lane) {
@@ -150,8 +162,7 @@ void Pool::release(Address address, const void* lane) {
     it->second.released = true;
     return;
   }
-  free_[{it->second.bytes, address}] = {lane, runs_};
-  used_ -= it->second.bytes;
+  keep({it->second.bytes, address}, lane);
   live_.erase(it);
 }
 
@@ -166,8 +177,7 @@ void Pool::let_go(Address address, const void* lane) {
   if (it == live_.end() || !it->second.held) return;
   it->second.held = false;
   if (!it->second.released) return;
-  free_[{it->second.bytes, address}] = {lane, runs_};
-  used_ -= it->second.bytes;
+  keep({it->second.bytes, address}, lane);
   live_.erase(it);
 }
 
@@ -187,8 +197,11 @@ void Pool::trim() {
   const size_t peak = std::max(peak_, last_peak_), most = peak + peak / 2 + kUnnoticed;
   if (total_ <= most && runs_ % kWindow) return;
   std::vector<std::map<Block, Free>::iterator> idle;
-  for (auto it = free_.begin(); it != free_.end(); ++it)
-    if (!it->second.lane) idle.push_back(it);
+  const auto list = [&] {
+    for (auto it = free_.begin(); it != free_.end(); ++it)
+      if (!it->second.lane) idle.push_back(it);
+  };
+  if (!contained(list, [](const char*) {})) return;  // another time
   std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->second.released < b->second.released; });
   for (const auto& it : idle) {
     if (total_ <= most && it->second.released > runs_ - 2 * kWindow) break;

@@ -74,6 +74,7 @@ class Pool {
   struct Free { const void* lane; long released; };
   struct Live { size_t bytes; bool held, released; };
   Address take(size_t bytes, const void* lane);
+  void keep(const Block& block, const void* lane) noexcept;
   Result obtain(Address* address, size_t bytes);
   void give_back(const Block& block);
   bool give_all_back();

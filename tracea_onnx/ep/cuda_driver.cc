@@ -8,6 +8,8 @@
 #include <pthread.h>
 #endif
 
+#include "boundary.h"
+
 namespace tracea::cuda {
 namespace {
 
@@ -30,7 +32,7 @@ std::atomic<bool> started{false}, inherited{false};
 
 void watch_forks() {
 #if !defined(_WIN32)
-  pthread_atfork(nullptr, nullptr, [] { inherited = started.load(); });
+  pthread_atfork(nullptr, nullptr, Callback<void()>([] { inherited = started.load(); }));
 #endif
 }
 

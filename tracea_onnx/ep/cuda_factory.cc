@@ -46,9 +46,9 @@ void reported(bool in_run, Body body) noexcept {
     body();
   } catch (const std::exception& e) {
     if (in_run)
-      refused = e.what();
+      contained([&] { refused = e.what(); }, [](const char*) {});  // or no reason, for want of memory
     else
-      fprintf(stderr, "tracea-onnx: error: %s\n", e.what());
+      complain(e.what());
   }
 }
 
@@ -198,9 +198,9 @@ OrtAllocator* make_allocator(const OrtMemoryInfo* info) {
   a->info = info;
   tracea::check(ort.MemoryInfoGetId(info, &a->ordinal));
   a->pinned = ort.MemoryInfoGetDeviceMemType(info) == kMemoryHostAccessible;
-  a->Alloc = allocate;
-  a->Reserve = allocate;
-  a->Free = release;
+  a->Alloc = [](OrtAllocator* self, size_t bytes) { return allocate(self, bytes); };
+  a->Reserve = [](OrtAllocator* self, size_t bytes) { return allocate(self, bytes); };
+  a->Free = [](OrtAllocator* self, void* p) { release(self, p); };
   a->Info = [](const OrtAllocator* self) { return static_cast<const Allocator*>(self)->info; };
   return a;
 }
@@ -215,10 +215,8 @@ OrtDataTransferImpl* make_data_transfer() {
     return (ours(from) && (ours(to) || host(to))) || (host(from) && ours(to));
   };
   d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n) {
-    return guarded([&] {
-      for (size_t k = 0; k < n; k++) copy_tensor(from[k], to[k]);
-      for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
-    });
+    for (size_t k = 0; k < n; k++) copy_tensor(from[k], to[k]);
+    for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
   };
   return d;
 }

@@ -4,11 +4,10 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "boundary.h"
 #include "cuda_listing.h"
 #include "cuda_partition.h"
 #include "failure.h"
-
-#define TRACEA_EXPORT extern "C" __attribute__((visibility("default")))
 
 using namespace tracea;
 
@@ -34,7 +33,9 @@ struct Run {
 
 struct Mark {
   Mark() { cuda::check(cuda::driver().event_create(&event, 0), "making an event"); }
-  ~Mark() { cuda::driver().event_destroy(event); }
+  ~Mark() {
+    if (const cuda::Driver* d = cuda::usable()) d->event_destroy(event);
+  }
   Mark(const Mark&) = delete;
   void record(cuda::Stream stream) const { cuda::check(cuda::driver().event_record(event, stream), "timing"); }
   // Into the graph that is being recorded, whose replays set it.
@@ -59,15 +60,10 @@ double timed(cuda::Stream stream, Body body) {
   return end.since(begin);
 }
 
+// 0, or 1 and the line of what went wrong.
 template <class Body>
-int reported(char* message, size_t size, Body body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::exception& e) {
-    snprintf(message, size, "%s", e.what());
-    return 1;
-  }
+int reported(char* message, size_t size, Body body) noexcept {
+  return answered(1, message, size, [&] { return body(), 0; });
 }
 
 constexpr int kRepeats = 64;
@@ -108,7 +104,7 @@ struct HostTensor { const void* data; int32_t type; uint32_t rank; const int64_t
 }  // namespace
 
 // What a compile request says of a CUDA device, lines `key=value`; 0 on success, else 1 and a line in `message`.
-TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char* message, size_t message_size) {
+TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char* message, size_t message_size) noexcept {
   return reported(message, message_size, [&] {
     std::string all;
     for (const auto& [key, value] : cuda::Device::get(ordinal).properties()) all += key + "=" + value + "\n";
@@ -117,7 +113,7 @@ TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char*
 }
 
 // Those that CUDA will offer, without initialising it.
-TRACEA_EXPORT int tracea_cuda_listed() {
+TRACEA_EXPORT int tracea_cuda_listed() noexcept {
   int n = 0;
   char message[256];
   reported(message, sizeof message, [&] { n = int(cuda::list_gpus().size()); });
@@ -126,9 +122,9 @@ TRACEA_EXPORT int tracea_cuda_listed() {
 
 // Loads the first plan of a pack and prepares its constants. Null and a line in `message` on failure.
 TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_bytes, size_t n, const char* const* names, const void* const* data, const size_t* bytes,
-                                     size_t n_initializers, char* message, size_t message_size) {
-  auto opened = std::make_unique<Opened>();
-  const int failed = reported(message, message_size, [&] {
+                                     size_t n_initializers, char* message, size_t message_size) noexcept {
+  return answered<void*>(nullptr, message, message_size, [&] {
+    auto opened = std::make_unique<Opened>();
     const auto pack = Pack::parse(pack_bytes, n);
     if (pack->entries().empty()) throw Failure("the pack has no plan");
     auto plan = Plan::parse(pack->entries().front(), pack, best_isa());
@@ -143,15 +139,15 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
       if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
       return it->second;
     });
+    return opened.release();
   });
-  return failed ? nullptr : opened.release();
 }
 
-TRACEA_EXPORT void tracea_cuda_close(void* handle) { delete static_cast<Opened*>(handle); }
+TRACEA_EXPORT void tracea_cuda_close(void* handle) noexcept { delete static_cast<Opened*>(handle); }
 
 // Runs once. `output(context, k, dims, rank)` gives host memory for output k, once per output and before anything runs.
 TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t n_inputs, void* (*output)(void* context, size_t k, const int64_t* dims, size_t rank), void* context,
-                                  char* message, size_t message_size) {
+                                  char* message, size_t message_size) noexcept {
   const Opened& o = *static_cast<Opened*>(handle);
   return reported(message, message_size, [&] {
     if (n_inputs != o.partition->plan().inputs.size()) throw Failure("the plan has " + std::to_string(o.partition->plan().inputs.size()) + " inputs");
@@ -173,10 +169,9 @@ TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t
 // as one graph, the mean of `replays` replays; `us[1 + k]`, for k < capacity - 1, those of launch k: in a graph of nothing but it or, if `within`, among the
 // others. Symbols come as lines in `names`. Returns the number of launches, -1 with a line in `message` on failure.
 TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs, int replays, int within, double* us, size_t capacity, char* names,
-                                       size_t names_size, char* message, size_t message_size) {
+                                       size_t names_size, char* message, size_t message_size) noexcept {
   const Opened& o = *static_cast<Opened*>(handle);
-  int64_t count = -1;
-  reported(message, message_size, [&] {
+  return answered(int64_t(-1), message, message_size, [&] {
     std::vector<InputTensor> tensors;
     for (size_t k = 0; k < n_inputs; k++) tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
     const cuda::Current current(o.lanes->device);
@@ -207,7 +202,6 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
     }
     snprintf(names, names_size, "%s", text.c_str());
     lane.synchronize();
-    count = int64_t(launches.size());
+    return int64_t(launches.size());
   });
-  return count;
 }

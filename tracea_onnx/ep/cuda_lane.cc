@@ -71,8 +71,8 @@ void Lane::report_fault() {
 }
 
 void Lane::hold(Address block) {
-  device.pool.hold(block);
   held.push_back(block);
+  device.pool.hold(block);
 }
 
 void Lane::release_held() {
@@ -103,6 +103,7 @@ Lane& Lanes::acquire() {
   }
   auto made = std::make_unique<Lane>(device, settings.user_stream);
   const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.reserve(all_.size() + 1);  // so that giving one back needs no memory
   all_.push_back(std::move(made));
   return *all_.back();
 }
@@ -114,6 +115,7 @@ void Lanes::release(Lane& lane) {
 
 Lane& Lanes::enter() {
   const Current current(device);
+  runs.reserve(runs.size() + 1);
   Lane& lane = acquire();
   lane.host_copies = lane.failed = false;
   lane.partitions = 0;

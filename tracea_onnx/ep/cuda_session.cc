@@ -16,29 +16,26 @@ namespace {
 constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
 enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
 
-OrtStatus* copy_compute(OrtKernelImpl*, OrtKernelContext* context) {
-  return guarded([&] {
-    const OrtValue* from = nullptr;
-    OrtValue* to = nullptr;
-    tracea::check(ort.KernelContext_GetInput(context, 0, &from));
-    int type = 0;
-    const int64_t* dims = nullptr;
-    size_t rank = 0;
-    tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
-    tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
-    copy_tensor(from, to);
-    finish_copies(from, to);
-  });
+void copy_compute(OrtKernelContext* context) {
+  const OrtValue* from = nullptr;
+  OrtValue* to = nullptr;
+  tracea::check(ort.KernelContext_GetInput(context, 0, &from));
+  int type = 0;
+  const int64_t* dims = nullptr;
+  size_t rank = 0;
+  tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
+  tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
+  copy_tensor(from, to);
+  finish_copies(from, to);
 }
 
-OrtStatus* create_copy_kernel(void*, const OrtKernelInfo*, OrtKernelImpl** out) {
+const OrtKernelCreateFunc kCreateCopyKernel = [](void*, const OrtKernelInfo*, OrtKernelImpl** out) {
   auto k = new OrtKernelImpl();
   k->ort_version_supported = ort.abi;
-  k->Compute = copy_compute;
+  k->Compute = [](OrtKernelImpl*, OrtKernelContext* context) { copy_compute(context); };
   k->Release = [](OrtKernelImpl* self) { delete self; };
   *out = k;
-  return nullptr;
-}
+};
 
 // For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host memory; with kernels of ours it does not.
 OrtKernelRegistry* make_copy_kernels() {
@@ -64,7 +61,7 @@ OrtKernelRegistry* make_copy_kernels() {
     tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput) : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
     tracea::check(ort.KernelDefBuilder_AddTypeConstraint(b, "T", types.data(), types.size()));
     tracea::check(ort.KernelDefBuilder_Build(b, &d));
-    tracea::check(ort.KernelRegistry_AddKernel(registry, d, create_copy_kernel, nullptr));
+    tracea::check(ort.KernelRegistry_AddKernel(registry, d, kCreateCopyKernel, nullptr));
     ort.ReleaseKernelDef(d);
     ort.ReleaseKernelDefBuilder(b);
   }
@@ -131,21 +128,18 @@ void Session::synchronize() {
 
 void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
   session_of = find;
-  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { return guarded([&] { session_of(self)->run_start(options); }); };
-  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { return guarded([&] { session_of(self)->run_end(synchronize); }); };
-  ep.Sync = [](OrtEp* self) { return guarded([&] { session_of(self)->synchronize(); }); };
+  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { session_of(self)->run_start(options); };
+  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { session_of(self)->run_end(synchronize); };
+  ep.Sync = [](OrtEp* self) { session_of(self)->synchronize(); };
   if (copy_kernels_)
-    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) -> OrtStatus* {
-      *out = session_of(self)->copy_kernels();
-      return nullptr;
-    };
+    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) { *out = session_of(self)->copy_kernels(); };
   if (graphs_ != GraphMode::kSession) return;
   ep.IsGraphCaptureEnabled = [](const OrtEp*) { return true; };
   ep.IsGraphCaptured = [](const OrtEp* self, int id) { return session_of(const_cast<OrtEp*>(self))->captured(id); };
-  ep.ReplayGraph = [](OrtEp* self, int id) { return guarded([&] { session_of(self)->replay(id); }); };
+  ep.ReplayGraph = [](OrtEp* self, int id) { session_of(self)->replay(id); };
   constexpr int kCpuForShapes = 1;  // their results are fixed as long as the bound tensors are
   ep.GetGraphCaptureNodeAssignmentPolicy = [](const OrtEp*) { return kCpuForShapes; };
-  ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { return guarded([&] { session_of(self)->forget(id); }); };
+  ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { session_of(self)->forget(id); };
 }
 
 std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {

@@ -6,6 +6,7 @@
 #include "cuda_factory.h"
 #include "cuda_device.h"
 #include "failure.h"
+#include "graph.h"
 #include "provider.h"
 
 namespace tracea {
@@ -19,7 +20,7 @@ struct Factory : OrtEpFactory {
   Log log;
 };
 
-OrtStatus* supported_devices(OrtEpFactory* self, const OrtHardwareDevice* const* devices, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
+void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
   *count = 0;
   for (size_t k = 0; k < n && *count < max; k++) {
     if (ort.HardwareDevice_Type(devices[k]) != 0 /* CPU */) continue;
@@ -27,33 +28,24 @@ OrtStatus* supported_devices(OrtEpFactory* self, const OrtHardwareDevice* const*
     ort.CreateKeyValuePairs(&metadata);
     ort.AddKeyValuePair(metadata, "tracea_backend", "cpu");
     ort.AddKeyValuePair(metadata, cuda::kDeviceKey, "-1");  // so that the provider option device_id never means this one
-    OrtStatus* status = ort.CreateEpDevice(self, devices[k], metadata, nullptr, &out[*count]);
+    OrtStatus* status = ort.CreateEpDevice(&factory, devices[k], metadata, nullptr, &out[*count]);
     ort.ReleaseKeyValuePairs(metadata);
-    if (status) return status;
+    check(status);
     ++*count;
     break;  // one device for all sockets: the provider uses ORT's threads
   }
   // The CPU comes first: it is what a session gets that asks for no device.
-  auto& factory = *static_cast<Factory*>(self);
   try {
-    factory.cuda.add_devices(self, devices, n, out, max, count);
+    factory.cuda.add_devices(&factory, devices, n, out, max, count);
   } catch (const std::exception& e) {  // a broken driver must not take the CPU away
     factory.log(LogLevel::kWarning, std::string("GPUs are not offered: ") + e.what());
   }
-  return nullptr;
-}
-
-OrtStatus* create_ep(OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const* metadata, size_t n, const OrtSessionOptions* session, const OrtLogger* logger, OrtEp** out) {
-  *out = nullptr;
-  return guarded([&] { *out = new Provider(session, logger, cuda::chosen_device(metadata, n)); });
 }
 
 }  // namespace
 }  // namespace tracea
 
-#define TRACEA_EXPORT extern "C" __attribute__((visibility("default")))
-
-TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, const OrtLogger* logger, OrtEpFactory** factories, size_t max, size_t* n) {
+TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, const OrtLogger* logger, OrtEpFactory** factories, size_t max, size_t* n) noexcept {
   using namespace tracea;
   *n = 0;
   unsigned major = 0, minor = 0;
@@ -75,21 +67,26 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
     f->GetVendor = [](const OrtEpFactory*) { return "tracea-onnx"; };
     f->GetVendorId = [](const OrtEpFactory*) { return uint32_t(0); };
     f->GetVersion = [](const OrtEpFactory*) { return TRACEA_VERSION; };
-    f->GetSupportedDevices = supported_devices;
-    f->CreateEp = create_ep;
+    f->GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices, size_t n_devices, OrtEpDevice** out, size_t most, size_t* count) {
+      supported_devices(*static_cast<Factory*>(self), devices, n_devices, out, most, count);
+    };
+    f->CreateEp = [](OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const* metadata, size_t n_devices, const OrtSessionOptions* session,
+                     const OrtLogger* session_logger, OrtEp** out) {
+      *out = nullptr;
+      *out = new Provider(session, session_logger, cuda::chosen_device(metadata, n_devices));
+    };
     f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
-    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { return guarded([&] { *out = cuda::make_allocator(info); }); };
+    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { *out = cuda::make_allocator(info); };
     f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) { cuda::release_allocator(allocator); };
-    f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) { return guarded([&] { *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr; }); };
+    f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) { *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr; };
     f->IsStreamAware = [](const OrtEpFactory*) { return false; };
     factories[0] = f;
     *n = 1;
   });
 }
 
-TRACEA_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) {
-  delete static_cast<tracea::Factory*>(factory);
-  return nullptr;
+TRACEA_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) noexcept {
+  return tracea::guarded([&] { delete static_cast<tracea::Factory*>(factory); });
 }
 
-TRACEA_EXPORT const char* tracea_version() { return TRACEA_VERSION; }
+TRACEA_EXPORT const char* tracea_version() noexcept { return TRACEA_VERSION; }

@@ -1,9 +1,11 @@
 // The part of ONNX Runtime's C ABI this provider uses, declared by hand: no ORT header is needed to build.
 // OrtApi and OrtEpApi are append-only tables of function pointers, so a function is (slot, signature); callback structs are
-// declared with their members in ABI order up to API version kMaxAbi. tests/host/test_plan_native.py checks every slot and offset.
+// declared with their members in ABI order up to API version kMaxAbi; these are Callbacks, so that none lets an exception out. tests/host/test_plan_native.py checks every slot and offset.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "boundary.h"
 
 extern "C" {
 struct OrtStatus; struct OrtEpApi; struct OrtLogger; struct OrtSessionOptions; struct OrtRunOptions; struct OrtKeyValuePairs;
@@ -19,89 +21,89 @@ struct OrtNodeFusionOptions { uint32_t ort_version_supported; bool drop_constant
 
 struct OrtNodeComputeInfo {
   uint32_t ort_version_supported;
-  OrtStatus* (*CreateState)(OrtNodeComputeInfo*, OrtNodeComputeContext*, void** state);
-  OrtStatus* (*Compute)(OrtNodeComputeInfo*, void* state, OrtKernelContext*);
-  void (*ReleaseState)(OrtNodeComputeInfo*, void* state);
+  tracea::Callback<OrtStatus*(OrtNodeComputeInfo*, OrtNodeComputeContext*, void** state)> CreateState;
+  tracea::Callback<OrtStatus*(OrtNodeComputeInfo*, void* state, OrtKernelContext*)> Compute;
+  tracea::Callback<void(OrtNodeComputeInfo*, void* state)> ReleaseState;
 };
 
 struct OrtAllocator {
   uint32_t version;
-  void* (*Alloc)(OrtAllocator*, size_t);
-  void (*Free)(OrtAllocator*, void*);
-  const OrtMemoryInfo* (*Info)(const OrtAllocator*);
-  void* (*Reserve)(OrtAllocator*, size_t);                                      // 1.18
-  OrtStatus* (*GetStats)(const OrtAllocator*, OrtKeyValuePairs**);              // 1.23
-  void* (*AllocOnStream)(OrtAllocator*, size_t, OrtSyncStream*);                // 1.23
-  OrtStatus* (*Shrink)(OrtAllocator*);                                          // 1.25
+  tracea::Callback<void*(OrtAllocator*, size_t)> Alloc;
+  tracea::Callback<void(OrtAllocator*, void*)> Free;
+  tracea::Callback<const OrtMemoryInfo*(const OrtAllocator*)> Info;
+  tracea::Callback<void*(OrtAllocator*, size_t)> Reserve;                                      // 1.18
+  tracea::Callback<OrtStatus*(const OrtAllocator*, OrtKeyValuePairs**)> GetStats;              // 1.23
+  tracea::Callback<void*(OrtAllocator*, size_t, OrtSyncStream*)> AllocOnStream;                // 1.23
+  tracea::Callback<OrtStatus*(OrtAllocator*)> Shrink;                                          // 1.25
 };
 
 struct OrtDataTransferImpl {
   uint32_t ort_version_supported;
-  void (*Release)(OrtDataTransferImpl*);
-  bool (*CanCopy)(const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to);
-  OrtStatus* (*CopyTensors)(OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n);
+  tracea::Callback<void(OrtDataTransferImpl*)> Release;
+  tracea::Callback<bool(const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to)> CanCopy;
+  tracea::Callback<OrtStatus*(OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n)> CopyTensors;
 };
 
 struct OrtKernelImpl {
   uint32_t ort_version_supported, flags;
-  OrtStatus* (*Compute)(OrtKernelImpl*, OrtKernelContext*);
-  void (*Release)(OrtKernelImpl*);
-  OrtStatus* (*PrePackWeight)(OrtKernelImpl*, const OrtValue*, int, OrtAllocator*, OrtSharedPrePackedWeightCache*, bool*);
-  OrtStatus* (*SetSharedPrePackedWeight)(OrtKernelImpl*, const void* const*, const size_t*, size_t, int);
+  tracea::Callback<OrtStatus*(OrtKernelImpl*, OrtKernelContext*)> Compute;
+  tracea::Callback<void(OrtKernelImpl*)> Release;
+  tracea::Callback<OrtStatus*(OrtKernelImpl*, const OrtValue*, int, OrtAllocator*, OrtSharedPrePackedWeightCache*, bool*)> PrePackWeight;
+  tracea::Callback<OrtStatus*(OrtKernelImpl*, const void* const*, const size_t*, size_t, int)> SetSharedPrePackedWeight;
 };
-typedef OrtStatus* (*OrtKernelCreateFunc)(void* state, const OrtKernelInfo*, OrtKernelImpl**);
+typedef tracea::Callback<OrtStatus*(void* state, const OrtKernelInfo*, OrtKernelImpl**)> OrtKernelCreateFunc;
 
 struct OrtEp {
   uint32_t ort_version_supported;
-  const char* (*GetName)(const OrtEp*);
-  OrtStatus* (*GetCapability)(OrtEp*, const OrtGraph*, OrtEpGraphSupportInfo*);
-  OrtStatus* (*Compile)(OrtEp*, const OrtGraph** graphs, const OrtNode** fused, size_t n, OrtNodeComputeInfo** out, OrtNode** ep_context_nodes);
-  void (*ReleaseNodeComputeInfos)(OrtEp*, OrtNodeComputeInfo**, size_t);
-  OrtStatus* (*GetPreferredDataLayout)(OrtEp*, int*);
-  OrtStatus* (*ShouldConvertDataLayoutForOp)(OrtEp*, const char*, const char*, int, int*);
-  OrtStatus* (*SetDynamicOptions)(OrtEp*, const char* const*, const char* const*, size_t);
-  OrtStatus* (*OnRunStart)(OrtEp*, const OrtRunOptions*);
-  OrtStatus* (*OnRunEnd)(OrtEp*, const OrtRunOptions*, bool sync);
-  OrtStatus* (*CreateAllocator)(OrtEp*, const OrtMemoryInfo*, OrtAllocator**);
-  OrtStatus* (*CreateSyncStreamForDevice)(OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl**);
-  const char* (*GetCompiledModelCompatibilityInfo)(OrtEp*, const OrtGraph*);
-  OrtStatus* (*GetKernelRegistry)(OrtEp*, const OrtKernelRegistry**);           // 1.24
-  OrtStatus* (*IsConcurrentRunSupported)(OrtEp*, bool*);                        // 1.24
-  OrtStatus* (*Sync)(OrtEp*);                                                   // 1.25
-  OrtStatus* (*CreateProfiler)(OrtEp*, OrtEpProfilerImpl**);                    // 1.25
-  bool (*IsGraphCaptureEnabled)(const OrtEp*);                                  // 1.26
-  bool (*IsGraphCaptured)(const OrtEp*, int);                                   // 1.26
-  OrtStatus* (*ReplayGraph)(OrtEp*, int);                                       // 1.26
-  int (*GetGraphCaptureNodeAssignmentPolicy)(const OrtEp*);                     // 1.26
-  OrtStatus* (*GetAvailableResource)(const OrtEp*, void*);                      // 1.26
-  OrtStatus* (*OnSessionInitializationEnd)(OrtEp*);                             // 1.27
-  OrtStatus* (*GetDefaultMemoryDevice)(const OrtEp*, const OrtMemoryDevice**);  // 1.27
-  OrtStatus* (*ReleaseCapturedGraph)(OrtEp*, int);                              // 1.27
-  OrtStatus* (*GetWeightlessSupport)(const OrtEp*, int*);                       // 1.29
+  tracea::Callback<const char*(const OrtEp*)> GetName;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtGraph*, OrtEpGraphSupportInfo*)> GetCapability;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtGraph** graphs, const OrtNode** fused, size_t n, OrtNodeComputeInfo** out, OrtNode** ep_context_nodes)> Compile;
+  tracea::Callback<void(OrtEp*, OrtNodeComputeInfo**, size_t)> ReleaseNodeComputeInfos;
+  tracea::Callback<OrtStatus*(OrtEp*, int*)> GetPreferredDataLayout;
+  tracea::Callback<OrtStatus*(OrtEp*, const char*, const char*, int, int*)> ShouldConvertDataLayoutForOp;
+  tracea::Callback<OrtStatus*(OrtEp*, const char* const*, const char* const*, size_t)> SetDynamicOptions;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtRunOptions*)> OnRunStart;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtRunOptions*, bool sync)> OnRunEnd;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtMemoryInfo*, OrtAllocator**)> CreateAllocator;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl**)> CreateSyncStreamForDevice;
+  tracea::Callback<const char*(OrtEp*, const OrtGraph*)> GetCompiledModelCompatibilityInfo;
+  tracea::Callback<OrtStatus*(OrtEp*, const OrtKernelRegistry**)> GetKernelRegistry;           // 1.24
+  tracea::Callback<OrtStatus*(OrtEp*, bool*)> IsConcurrentRunSupported;                        // 1.24
+  tracea::Callback<OrtStatus*(OrtEp*)> Sync;                                                   // 1.25
+  tracea::Callback<OrtStatus*(OrtEp*, OrtEpProfilerImpl**)> CreateProfiler;                    // 1.25
+  tracea::Callback<bool(const OrtEp*)> IsGraphCaptureEnabled;                                  // 1.26
+  tracea::Callback<bool(const OrtEp*, int)> IsGraphCaptured;                                   // 1.26
+  tracea::Callback<OrtStatus*(OrtEp*, int)> ReplayGraph;                                       // 1.26
+  tracea::Callback<int(const OrtEp*)> GetGraphCaptureNodeAssignmentPolicy;                     // 1.26
+  tracea::Callback<OrtStatus*(const OrtEp*, void*)> GetAvailableResource;                      // 1.26
+  tracea::Callback<OrtStatus*(OrtEp*)> OnSessionInitializationEnd;                             // 1.27
+  tracea::Callback<OrtStatus*(const OrtEp*, const OrtMemoryDevice**)> GetDefaultMemoryDevice;  // 1.27
+  tracea::Callback<OrtStatus*(OrtEp*, int)> ReleaseCapturedGraph;                              // 1.27
+  tracea::Callback<OrtStatus*(const OrtEp*, int*)> GetWeightlessSupport;                       // 1.29
 };
 
 struct OrtEpFactory {
   uint32_t ort_version_supported;
-  const char* (*GetName)(const OrtEpFactory*);
-  const char* (*GetVendor)(const OrtEpFactory*);
-  OrtStatus* (*GetSupportedDevices)(OrtEpFactory*, const OrtHardwareDevice* const*, size_t, OrtEpDevice**, size_t max, size_t* n);
-  OrtStatus* (*CreateEp)(OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const*, size_t, const OrtSessionOptions*, const OrtLogger*, OrtEp**);
-  void (*ReleaseEp)(OrtEpFactory*, OrtEp*);
-  uint32_t (*GetVendorId)(const OrtEpFactory*);
-  const char* (*GetVersion)(const OrtEpFactory*);
-  OrtStatus* (*ValidateCompiledModelCompatibilityInfo)(OrtEpFactory*, const OrtHardwareDevice* const*, size_t, const char*, int*);
-  OrtStatus* (*CreateAllocator)(OrtEpFactory*, const OrtMemoryInfo*, const OrtKeyValuePairs*, OrtAllocator**);
-  void (*ReleaseAllocator)(OrtEpFactory*, OrtAllocator*);
-  OrtStatus* (*CreateDataTransfer)(OrtEpFactory*, OrtDataTransferImpl**);
-  bool (*IsStreamAware)(const OrtEpFactory*);
-  OrtStatus* (*CreateSyncStreamForDevice)(OrtEpFactory*, const OrtMemoryDevice*, const OrtKeyValuePairs*, OrtSyncStreamImpl**);
-  OrtStatus* (*GetHardwareDeviceIncompatibilityDetails)(OrtEpFactory*, const OrtHardwareDevice*, OrtDeviceEpIncompatibilityDetails*);
-  OrtStatus* (*CreateExternalResourceImporterForDevice)(OrtEpFactory*, const OrtEpDevice*, OrtExternalResourceImporterImpl**);
-  OrtStatus* (*GetNumCustomOpDomains)(OrtEpFactory*, size_t*);
-  OrtStatus* (*GetCustomOpDomains)(OrtEpFactory*, OrtCustomOpDomain**, size_t);
-  OrtStatus* (*InitGraphicsInterop)(OrtEpFactory*, const OrtEpDevice*, const void*);
-  OrtStatus* (*DeinitGraphicsInterop)(OrtEpFactory*, const OrtEpDevice*);
-  OrtStatus* (*SelectBestModelCandidate)(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs* const*, size_t, const OrtSessionOptions*, size_t*);
+  tracea::Callback<const char*(const OrtEpFactory*)> GetName;
+  tracea::Callback<const char*(const OrtEpFactory*)> GetVendor;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice* const*, size_t, OrtEpDevice**, size_t max, size_t* n)> GetSupportedDevices;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const*, size_t, const OrtSessionOptions*, const OrtLogger*, OrtEp**)> CreateEp;
+  tracea::Callback<void(OrtEpFactory*, OrtEp*)> ReleaseEp;
+  tracea::Callback<uint32_t(const OrtEpFactory*)> GetVendorId;
+  tracea::Callback<const char*(const OrtEpFactory*)> GetVersion;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice* const*, size_t, const char*, int*)> ValidateCompiledModelCompatibilityInfo;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtMemoryInfo*, const OrtKeyValuePairs*, OrtAllocator**)> CreateAllocator;
+  tracea::Callback<void(OrtEpFactory*, OrtAllocator*)> ReleaseAllocator;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, OrtDataTransferImpl**)> CreateDataTransfer;
+  tracea::Callback<bool(const OrtEpFactory*)> IsStreamAware;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtMemoryDevice*, const OrtKeyValuePairs*, OrtSyncStreamImpl**)> CreateSyncStreamForDevice;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, OrtDeviceEpIncompatibilityDetails*)> GetHardwareDeviceIncompatibilityDetails;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtEpDevice*, OrtExternalResourceImporterImpl**)> CreateExternalResourceImporterForDevice;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, size_t*)> GetNumCustomOpDomains;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, OrtCustomOpDomain**, size_t)> GetCustomOpDomains;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtEpDevice*, const void*)> InitGraphicsInterop;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtEpDevice*)> DeinitGraphicsInterop;
+  tracea::Callback<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs* const*, size_t, const OrtSessionOptions*, size_t*)> SelectBestModelCandidate;
 };
 }  // extern "C"
 
@@ -183,7 +185,7 @@ struct OrtEpFactory {
   X(17, ReleaseHardwareDevice, void(OrtHardwareDevice*)) \
   X(18, CreateKernelRegistry, OrtStatus*(OrtKernelRegistry**)) \
   X(19, ReleaseKernelRegistry, void(OrtKernelRegistry*)) \
-  X(20, KernelRegistry_AddKernel, OrtStatus*(OrtKernelRegistry*, const OrtKernelDef*, OrtKernelCreateFunc, void*)) \
+  X(20, KernelRegistry_AddKernel, OrtStatus*(OrtKernelRegistry*, const OrtKernelDef*, OrtKernelCreateFunc::Pointer, void*)) \
   X(21, CreateKernelDefBuilder, OrtStatus*(OrtKernelDefBuilder**)) \
   X(22, ReleaseKernelDefBuilder, void(OrtKernelDefBuilder*)) \
   X(23, KernelDefBuilder_SetOperatorType, OrtStatus*(OrtKernelDefBuilder*, const char*)) \

@@ -85,8 +85,12 @@ Partition::Run::Run(Partition& partition) : partition_(partition) {
 }
 
 Partition::Run::~Run() {
-  const std::lock_guard<std::mutex> lock(partition_.mutex_);
-  partition_.idle_.push_back(std::move(state_));
+  contained(
+      [&] {
+        const std::lock_guard<std::mutex> lock(partition_.mutex_);
+        partition_.idle_.push_back(std::move(state_));
+      },
+      [](const char*) {});  // without memory to keep it, the next run makes a new one
 }
 
 std::vector<InputTensor>& Partition::Run::inputs() { return state_->inputs; }

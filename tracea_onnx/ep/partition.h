@@ -7,13 +7,17 @@
 #include <vector>
 
 #include "bound.h"
+#include "boundary.h"
 
 namespace tracea {
 
 // Runs body(context, k) for k in [0, n), on as many threads as there are; bodies may run one after the other on one thread.
+// What threads of a pool run.
+using Work = Callback<void(void* context, size_t k)>;
+
 struct Parallel {
   int threads;  // 1: never call `run`
-  void (*run)(void* self, void (*body)(void* context, size_t k), size_t n, void* context);
+  void (*run)(void* self, Work body, size_t n, void* context);
   void* self;
 };
 

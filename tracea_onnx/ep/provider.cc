@@ -11,7 +11,7 @@
 
 namespace tracea {
 
-OrtStatus* failed(Code code, const char* line) {
+OrtStatus* failed(Code code, const char* line) noexcept {
   try {
     return ort.CreateStatus(int(code), (std::string(kProviderName) + ": " + line).c_str());
   } catch (...) {
@@ -98,11 +98,9 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, in
   if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack);
   ort_version_supported = ort.abi;
   GetName = [](const OrtEp*) { return kProviderName; };
-  OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) { return guarded([&] { static_cast<Provider*>(self)->get_capability(graph, info); }); };
+  OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) { static_cast<Provider*>(self)->get_capability(graph, info); };
   OrtEp::Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused, size_t n, OrtNodeComputeInfo** out, OrtNode**) {
-    return guarded([&] {
-      for (size_t k = 0; k < n; k++) static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
-    });
+    for (size_t k = 0; k < n; k++) static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
   };
   OrtEp::ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t n) {
     for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
@@ -264,12 +262,9 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
 
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;
-  compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) -> OrtStatus* {
-    *state = self;
-    return nullptr;
-  };
+  compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) { *state = self; };
   compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};
-  compiled->Compute = [](OrtNodeComputeInfo* self, void*, OrtKernelContext* context) { 
+  compiled->Compute = [](OrtNodeComputeInfo* self, void*, OrtKernelContext* context) {
     return guarded([&] { static_cast<Compiled*>(self)->compute(context); }, Code::kInvalidArgument);
   };
   compiled->threads = threads_;

@@ -13,25 +13,6 @@
 
 namespace tracea {
 
-// OrtErrorCode. Not ORT_EP_FAIL: on that code ORT's Python API silently repeats a run on its CPU provider.
-enum class Code { kFail = 1, kInvalidArgument = 2 };
-
-// An OrtStatus with `line`, made even when memory is short.
-OrtStatus* failed(Code code, const char* line);
-
-// Runs `body`; an exception becomes an OrtStatus, so that none crosses the ABI.
-template <class Body>
-OrtStatus* guarded(Body body, Code code = Code::kFail) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const std::exception& e) {
-    return failed(code, e.what());
-  } catch (...) {
-    return failed(code, "unknown error");
-  }
-}
-
 // `plan` and `kernels`: of a GPU's entry, whose kernels are loaded before it is claimed.
 struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; std::shared_ptr<const Plan> plan; cuda::Kernels kernels; };
 

@@ -1,6 +1,7 @@
 #include "run_state.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 
 #include "failure.h"
@@ -22,6 +23,11 @@ inline void pause() {
 
 void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads) {
   const bool fresh = bound != next || threads_ != threads;
+  const struct Undo {  // what was set up in part must not pass for whole in a later run
+    RunState& state;
+    const int before;
+    ~Undo() { if (std::uncaught_exceptions() > before) state.bound = nullptr; }
+  } undo{*this, std::uncaught_exceptions()};
   if (fresh) {
     bound = next;
     threads_ = threads;
@@ -111,7 +117,7 @@ void RunState::run(const Parallel& parallel) {
   }
   ticket_.store(0, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  parallel.run(parallel.self, [](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }, size_t(threads_), this);
+  parallel.run(parallel.self, Work([](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }), size_t(threads_), this);
 }
 
 int RunState::take_failure() {

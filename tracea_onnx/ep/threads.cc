@@ -59,7 +59,7 @@ int Threads::count(const OrtKernelContext* context) {
   meeting.wanted = limit_;
   meeting.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
   const Parallel pool = ort_parallel(context, limit_);
-  pool.run(pool.self, [](void* m, size_t) { static_cast<Meeting*>(m)->attend(); }, size_t(limit_), &meeting);
+  pool.run(pool.self, Work([](void* m, size_t) { static_cast<Meeting*>(m)->attend(); }), size_t(limit_), &meeting);
   const int met = meeting.most.load();
   int seen = known;
   while (met > seen && !seen_.compare_exchange_weak(seen, met)) {}
@@ -69,7 +69,7 @@ int Threads::count(const OrtKernelContext* context) {
 
 Parallel ort_parallel(const OrtKernelContext* context, int threads) {
   return {threads,
-          [](void* self, void (*body)(void*, size_t), size_t n, void* argument) {
+          [](void* self, Work body, size_t n, void* argument) {
             // As many batches as bodies: each may run on its own thread.
             check(ort.KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(self), body, n, n, argument));
           },
