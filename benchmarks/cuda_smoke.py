@@ -66,10 +66,10 @@ def cube_model() -> bytes:
     return model([h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Mul", ["u", "x"], ["y"])], {"x": ["n"]}, {"u": ["n"], "y": ["n"]})
 
 
-def cube_session(**options: str) -> Any:
+def cube_session(session_options: Any = None, **options: str) -> Any:
     b = cube()
     answer(lambda g: [(keys(g), b.to_json(), b.blobs)])
-    return provider.create_session(cube_model(), {"backend": "cuda", **options})
+    return provider.create_session(cube_model(), {"backend": "cuda", **options}, session_options)
 
 
 def check_cube(session: Any, n: int, seed: int = 0) -> None:

@@ -78,6 +78,12 @@ void finish(Stream* s) {
   }
 }
 
+void need_owner(const char* call) {
+  if (!initialised || owner == int(getpid())) return;
+  fprintf(stderr, "%s in a child of the process that initialised the driver\n", call);
+  abort();
+}
+
 bool alive(const Stream* s) { return std::find(streams.begin(), streams.end(), s) != streams.end(); }
 
 // A driver may crash with a stream that was destroyed, or take another one for it.
@@ -129,7 +135,8 @@ const Kernel kNothing = {"", [](const Arguments&) {}};
 
 }  // namespace
 
-#define LOCKED const std::lock_guard<std::recursive_mutex> guard(lock)
+// A driver that was initialised before a fork may crash in the child, so any call but the first is a fault of the caller there.
+#define LOCKED const std::lock_guard<std::recursive_mutex> guard(lock); need_owner(__func__)
 #define NEED_CONTEXT LOCKED; if (contexts.empty()) return kInvalidContext; if (lost) return lost; if (const int planned = failure(__func__)) return planned
 
 extern "C" __attribute__((visibility("default"))) const char* fake_cuda_log() { return text.c_str(); }
@@ -141,7 +148,7 @@ extern "C" __attribute__((visibility("default"))) void fake_cuda_fail(const char
 extern "C" __attribute__((visibility("default"))) void fake_cuda_lose(int result) { lost = result; }
 
 API cuInit(unsigned) {
-  LOCKED;
+  const std::lock_guard<std::recursive_mutex> guard(lock);
   if (initialised && owner != int(getpid())) return kNotInitialized;
   say("initialise");
   initialised = true;
@@ -155,8 +162,8 @@ API cuGetErrorString(int r, const char** out) {
   const auto it = names.find(r);
   return *out = it == names.end() ? "unknown error" : it->second, 0;
 }
-API cuDeviceGetCount(int* n) { return *n = int(setting("FAKE_CUDA_DEVICES", 1)), 0; }
-API cuDeviceGet(int* d, int ordinal) { return *d = ordinal, 0; }
+API cuDeviceGetCount(int* n) { LOCKED; return *n = int(setting("FAKE_CUDA_DEVICES", 1)), 0; }
+API cuDeviceGet(int* d, int ordinal) { LOCKED; return *d = ordinal, 0; }
 API cuDeviceGetName(char* out, int n, int d) { return snprintf(out, size_t(n), "Fake GPU %d", d), 0; }
 API cuDeviceGetPCIBusId(char* out, int n, int d) { return snprintf(out, size_t(n), "0000:0%d:00.0", d + 1), 0; }
 // Those of an H200.
@@ -171,8 +178,8 @@ API cuOccupancyMaxActiveClusters(int* n, Function* f, const Config* c) {
   return *n = size > setting("FAKE_CUDA_CLUSTER", 16) || size > f->cluster ? 0 : int(132 / size), 0;
 }
 API cuDevicePrimaryCtxRetain(void** c, int d) { LOCKED; say("context " + std::to_string(d)); return *c = reinterpret_cast<void*>(intptr_t(d + 1)), 0; }
-API cuCtxPushCurrent_v2(void* c) { return contexts.push_back(c), 0; }
-API cuCtxPopCurrent_v2(void** c) { return *c = contexts.back(), contexts.pop_back(), 0; }
+API cuCtxPushCurrent_v2(void* c) { LOCKED; return contexts.push_back(c), 0; }
+API cuCtxPopCurrent_v2(void** c) { LOCKED; return *c = contexts.back(), contexts.pop_back(), 0; }
 API cuCtxSynchronize() { NEED_CONTEXT; say("synchronize device"); return finish_all(false), 0; }
 
 API cuMemGetInfo_v2(size_t* free, size_t* total) { LOCKED; *total = setting("FAKE_CUDA_MEMORY", size_t(1) << 30); return *free = *total - used, 0; }
