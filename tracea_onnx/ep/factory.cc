@@ -1,7 +1,7 @@
 // The library's entry points for ONNX Runtime: one factory, with a device for the CPU and one for each NVIDIA GPU.
 #include <cstdio>
 #include <cstring>
-#include <new>
+#include <mutex>
 
 #include "cuda_factory.h"
 #include "cuda_device.h"
@@ -42,6 +42,19 @@ void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices
   }
 }
 
+// `ort` is one for the whole library, and sessions outlive the factories they came from: the first ONNX Runtime that asks is the only one.
+// Whether `api` is its table.
+bool serves(const OrtApi* api, uint32_t version) {
+  static std::mutex mutex;
+  static const OrtApi* first = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!first) {
+    ort.attach(api, version);
+    first = api;
+  }
+  return first == api;
+}
+
 }  // namespace
 }  // namespace tracea
 
@@ -53,11 +66,12 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
   const uint32_t version = minor < kMaxAbi ? minor : kMaxAbi;
   const OrtApi* api = base->GetApi(version);
   if (!api) return nullptr;  // cannot even make a status
-  if (fields != 2 || major != 1 || minor < kMinAbi) {
-    auto create_status = reinterpret_cast<Ort::CreateStatus_t*>(reinterpret_cast<void* const*>(api)[0]);
+  const auto create_status = reinterpret_cast<Ort::CreateStatus_t*>(reinterpret_cast<void* const*>(api)[0]);  // the caller's own
+  if (fields != 2 || major != 1 || minor < kMinAbi)
     return create_status(int(Code::kFail), "TraceaExecutionProvider needs ONNX Runtime 1.24 or newer; upgrade with: python -m pip install -U onnxruntime");
-  }
-  ort.attach(api, version);
+  if (!serves(api, version))
+    return create_status(int(Code::kFail),
+                         "TraceaExecutionProvider: this library serves another ONNX Runtime of this process already; register a copy of the file, under another path, with this one");
   return guarded([&] {
     if (max < 1) throw Failure("no room for the factory");
     auto f = new Factory();
