@@ -110,7 +110,7 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
 def select(options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
     """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on every supported ONNX Runtime, 1.24 included.
 
-    `options` are provider options: kernel_pack, cache_dir, num_threads, log_level, isa, claim, specs; backend=cuda, device_id,
+    `options` are provider options: kernel_pack, kernel_pack_sha256, cache_dir, num_threads, log_level, isa, claim, specs; backend=cuda, device_id,
     enable_cuda_graph, gpu_mem_limit, user_compute_stream, sync_launches, tf32. Registers the provider if need be.
     """
     ort = _ort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def test_entries_that_do_not_fit_are_not_claimed(answer: Install, capfd: pytest.
     def entries(graph: Graph) -> Entries:
         missing_output = chain_plan()
         missing_output["outputs"][0]["name"] = "nobody"
-        cycle = {**chain_plan(), "inputs": [{"name": "x", "dtype": 1, "rank": 2}], "outputs": [{"name": "t"}, {"name": "u"}]}
+        cycle = {**chain_plan(), "inputs": [{"name": "x", "dtype": 1, "rank": 2}], "outputs": [{"name": n, "dtype": 1, "dims": [0, 0]} for n in ("t", "u")]}
         by_output = {n.outputs[0]: key(n) for n in graph.nodes}
         return [([key(n) for n in graph.nodes], missing_output, []), ([by_output["t"], by_output["u"]], cycle, [])]
 
@@ -185,3 +186,46 @@ def test_assert_provider_selected_wants_a_node(answer: Install) -> None:
     answer(lambda g: [])
     with pytest.raises(UsageError, match="runs no node"):
         provider.assert_provider_selected(provider.create_session(chain_model()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["outputs"][1].update(dtype=int(T.FLOAT16)), r"its output 'y' has the element type 10, the graph's 1"),
+        (lambda p: p["outputs"][0]["dims"].pop(), r"its output 'u' has 1 dims, the graph's 2"),
+        (lambda p: p["inputs"][0].update(dtype=int(T.INT32)), r"its input 'x' has the element type 6, the graph's 1"),
+        (lambda p: p["inputs"][0].update(rank=3), r"its input 'x' has 3 dims, the graph's 2"),
+    ],
+)
+def test_a_plan_of_other_types_or_ranks_is_left_to_onnx_runtime(
+    answer: Install, change: Callable[[dict[str, Any]], Any], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = chain_plan("other")
+    change(plan)
+    answer(whole_graph(plan))
+    session = provider.create_session(chain_model(), {"log_level": "warning"})
+    check_chain(session, 3)
+    assert not provider.assigned_nodes(session)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "does not fit" in line]
+    assert message in line
+
+
+def test_a_pack_is_the_one_whose_sum_was_given(answer: Install, tmp_path: Path) -> None:
+    answer(whole_graph(chain_plan()))
+    provider.create_session(chain_model())
+    path = tmp_path / "chain.pack"
+    path.write_bytes(answer.packs[-1])  # type: ignore[attr-defined]
+    answer(lambda g: [])
+    right, wrong = hashlib.sha256(path.read_bytes()).hexdigest(), hashlib.sha256(b"another").hexdigest()
+    for given in (right, right.upper()):
+        session = provider.create_session(chain_model(), {"kernel_pack": str(path), "kernel_pack_sha256": given})
+        provider.assert_provider_selected(session)
+        check_chain(session, 3)
+    for options, message in (
+        ({"kernel_pack": str(path), "kernel_pack_sha256": wrong}, f"has the SHA-256 {right}, the provider option kernel_pack_sha256 asks for {wrong}"),
+        ({"kernel_pack": str(path), "kernel_pack_sha256": right[1:]}, "is not 64 hexadecimal digits"),
+        ({"kernel_pack_sha256": right}, "kernel_pack_sha256 is of a kernel_pack, which is not given"),
+    ):
+        with pytest.raises(Exception, match=message) as e:
+            provider.create_session(chain_model(), options)
+        assert len(str(e.value).splitlines()) == 1

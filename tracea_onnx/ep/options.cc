@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -55,6 +56,13 @@ std::string available_isas() {
 Options read_options(const OrtSessionOptions* session) {
   Options o;
   o.kernel_pack = entry(session, "kernel_pack");
+  o.kernel_pack_sha256 = entry(session, "kernel_pack_sha256");
+  for (char& c : o.kernel_pack_sha256) c = char(tolower(static_cast<unsigned char>(c)));
+  if (const std::string& v = o.kernel_pack_sha256; !v.empty()) {
+    if (v.size() != 64 || v.find_first_not_of("0123456789abcdef") != std::string::npos)
+      throw Failure("provider option kernel_pack_sha256='" + v + "' is not 64 hexadecimal digits; sha256sum prints those of a file");
+    if (o.kernel_pack.empty()) throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
+  }
   o.cache_dir = entry(session, "cache_dir");
   o.isa = entry(session, "isa");
   if (o.isa.empty()) o.isa = best_isa();

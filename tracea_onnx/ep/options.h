@@ -23,6 +23,7 @@ struct Options {
   std::optional<uint64_t> user_stream;  // user_compute_stream: a CUstream as a number; 0 = the legacy default stream
   bool sync_launches = false;       // wait for every launch on a GPU, so that an error names its kernel
   std::string kernel_pack;          // path of a pack file
+  std::string kernel_pack_sha256;   // what that file must have, in lower case; empty = anything
   std::string cache_dir;            // for the compiler
   std::string claim = "auto";       // auto: partitions that pay; all: every node a kernel can run
   std::string specs = "rematch";    // whether a fused op's spec is believed: rematch (never: its body is matched again), trust; for the compiler

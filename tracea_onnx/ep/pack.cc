@@ -26,9 +26,10 @@ struct File {
   FILE* f;
 };
 
-std::vector<std::string> names(const Json& list) {
-  std::vector<std::string> out;
-  for (const Json& v : list.array("list of values")) out.push_back(v.at("name").text("name"));
+std::vector<Border> border(const Json& list, bool outputs) {
+  std::vector<Border> out;
+  for (const Json& v : list.array("list of values"))
+    out.push_back({v.at("name").text("name"), v.at("dtype").integer("dtype"), outputs ? int64_t(v.at("dims").array("dims").size()) : v.at("rank").integer("rank")});
   return out;
 }
 
@@ -61,8 +62,8 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
     Entry e;
     for (const Json& key : row.at("nodes").array("nodes")) e.nodes.push_back(key.text("node key"));
     e.plan = &row.at("plan");
-    e.inputs = names(e.plan->at("inputs"));
-    e.outputs = names(e.plan->at("outputs"));
+    e.inputs = border(e.plan->at("inputs"), false);
+    e.outputs = border(e.plan->at("outputs"), true);
     e.backend = e.plan->at("backend").text("backend");
     if (const Json* arch = e.plan->find("arch")) e.arch = arch->integer("arch");
     if (const Json* sms = e.plan->find("sms")) e.sms = sms->integer("sms");
@@ -72,13 +73,17 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
   return pack;
 }
 
-std::shared_ptr<const Pack> Pack::read(const std::string& path) {
+std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::string& sha256) {
   const File file(path);
   if (!file.f) throw Failure("cannot open the pack file '" + path + "'");
   std::vector<char> bytes;
   char buffer[1 << 16];
   for (size_t n; (n = fread(buffer, 1, sizeof buffer, file.f));) bytes.insert(bytes.end(), buffer, buffer + n);
   if (ferror(file.f)) throw Failure("cannot read the pack file '" + path + "'");
+  if (!sha256.empty()) {
+    const std::string found = Sha256().add(bytes.data(), bytes.size()).hex();
+    if (found != sha256) throw Failure("the pack file '" + path + "' has the SHA-256 " + found + ", the provider option kernel_pack_sha256 asks for " + sha256 + "; it is not the file that was checked");
+  }
   try {
     return parse(bytes.data(), bytes.size());
   } catch (const Failure& e) {

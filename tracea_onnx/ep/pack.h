@@ -11,9 +11,12 @@ namespace tracea {
 
 struct Blob { const char* data; size_t bytes; };
 
+// A value that a plan reads or makes. dtype: element type; rank: how many dims it has.
+struct Border { std::string name; int64_t dtype, rank; };
+
 struct Entry {
   std::vector<std::string> nodes;             // keys of the nodes the plan computes
-  std::vector<std::string> inputs, outputs;   // names of the values it reads and makes
+  std::vector<Border> inputs, outputs;
   std::string backend;                        // whose kernels it names; a pack may hold plans of several
   int64_t arch = 0;                           // of a CUDA plan: the compute capability x 10 its cubins are for
   int64_t sms = 0;                            // of a CUDA plan: the multiprocessors its grids were chosen for
@@ -24,7 +27,8 @@ class Pack {
  public:
   // Checks magic, version, lengths and SHA-256 before anything else; throws Failure with one line.
   static std::shared_ptr<const Pack> parse(const void* data, size_t n);
-  static std::shared_ptr<const Pack> read(const std::string& path);
+  // Of a file, which must have that SHA-256 (in lower case) unless it is empty.
+  static std::shared_ptr<const Pack> read(const std::string& path, const std::string& sha256);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Blob>& blobs() const { return blobs_; }

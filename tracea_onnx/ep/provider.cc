@@ -95,7 +95,7 @@ bool acyclic(const Graph& graph, const std::vector<int>& group) {
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
     : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level}, threads_(std::make_shared<Threads>(options_.num_threads)) {
   new_session();
-  if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack);
+  if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256);
   ort_version_supported = ort.abi;
   GetName = [](const OrtEp*) { return kProviderName; };
   OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) { static_cast<Provider*>(self)->get_capability(graph, info); };
@@ -128,18 +128,28 @@ std::string Provider::objection(const Graph& graph, const Entry& entry, const st
   }
   for (int v : graph.outputs)
     if (v >= 0) needed[size_t(v)] = 1;
-  for (const std::string& name : entry.inputs) {
+  // "" where the graph knows nothing else of the tensor's element type and rank than the plan does.
+  const auto differs = [](const Border& t, const Value& v, const char* what) -> std::string {
+    if (v.type && v.type != t.dtype) return std::string("its ") + what + " '" + t.name + "' has the element type " + std::to_string(t.dtype) + ", the graph's " + std::to_string(v.type);
+    if (v.has_shape && int64_t(v.dims.size()) != t.rank) return std::string("its ") + what + " '" + t.name + "' has " + std::to_string(t.rank) + " dims, the graph's " + std::to_string(v.dims.size());
+    return "";
+  };
+  for (const Border& t : entry.inputs) {
+    const std::string& name = t.name;
     const auto it = graph.index.find(name);
     if (it == graph.index.end() || !read[size_t(it->second)] || made[size_t(it->second)]) return "its input '" + name + "' is not an input of its nodes";
     if (graph.values[size_t(it->second)].constant) return "its input '" + name + "' is a constant";
+    if (const std::string other = differs(t, graph.values[size_t(it->second)], "input"); !other.empty()) return other;
   }
   for (size_t v = 0; v < graph.values.size(); v++)
-    if (made[v] && needed[v] && std::find(entry.outputs.begin(), entry.outputs.end(), graph.values[v].name) == entry.outputs.end())
+    if (made[v] && needed[v] && std::none_of(entry.outputs.begin(), entry.outputs.end(), [&](const Border& t) { return t.name == graph.values[v].name; }))
       return "it does not make '" + graph.values[v].name + "', which is needed outside";
-  for (const std::string& name : entry.outputs) {
+  for (const Border& t : entry.outputs) {
+    const std::string& name = t.name;
     const auto it = graph.index.find(name);
     if (it == graph.index.end() || !made[size_t(it->second)]) return "its nodes do not make its output '" + name + "'";
     if (!needed[size_t(it->second)]) return "its output '" + name + "' is not needed outside";
+    if (const std::string other = differs(t, graph.values[size_t(it->second)], "output"); !other.empty()) return other;
   }
   return acyclic(graph, group) ? "" : "fusing its nodes would make a cycle";
 }
