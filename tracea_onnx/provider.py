@@ -180,8 +180,9 @@ def assigned_nodes(session: Any) -> list[str]:
 
 
 def stats() -> dict[str, int]:
-    """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans, compile_requests, threads."""
+    """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans, compile_requests, threads; and `live_...`, what the
+    library holds now (`ep/stats.h`), which goes back when sessions go and does not grow with runs."""
     lib = ctypes.CDLL(library_path())
-    text = ctypes.create_string_buffer(512)
+    text = ctypes.create_string_buffer(2048)
     lib.tracea_stats(text, ctypes.c_size_t(len(text)))
     return {str(k): int(v) for k, v in json.loads(text.value).items()}

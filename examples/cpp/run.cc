@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
              n_inputs, static_cast<const char* const*>(output_names.data()), n_outputs, results.data()), "run");
   for (size_t k = 0; k < n_outputs; k++) print_output(output_names[k], results[k]);
 
-  char statistics[512];
+  char statistics[2048];
   reinterpret_cast<int (*)(char*, size_t)>(dlsym(load(argv[2]), "tracea_stats"))(statistics, sizeof statistics);
   printf("%s\n", statistics);
 

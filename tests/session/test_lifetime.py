@@ -55,6 +55,29 @@ def test_a_session_that_is_gone_keeps_no_graph_no_model_and_no_thread(born: list
     assert not [r for r in [*born, *sessions] if r() is not None]
 
 
+def _live() -> dict[str, int]:
+    gc.collect()
+    return {k: v for k, v in provider.stats().items() if k.startswith("live_")}
+
+
+def test_a_session_keeps_sixteen_sets_of_shapes_and_nothing_when_it_is_gone(tmp_path: Path) -> None:
+    before = _live()
+    m = parse("g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }", w=normal(64, 32), b=normal(32))
+    session = provider.create_session(m.SerializeToString(), {"cache_dir": str(tmp_path), "num_threads": "1", "claim": "all"})
+    provider.assert_provider_selected(session)
+    held = []
+    for n in (70, *range(1, 70)):
+        session.run(None, {"x": normal(n, 64)})
+        held.append(_live())
+    grown = {k: held[-1][k] - v for k, v in before.items()}
+    assert {k: grown[k] for k in ("live_sessions", "live_partitions", "live_bounds", "live_states")} == {
+        "live_sessions": 1, "live_partitions": 1, "live_bounds": 16, "live_states": 1,
+    }  # fmt: skip
+    assert held[0]["live_memory"] == held[-1]["live_memory"] > before["live_memory"]
+    del session
+    assert _live() == before
+
+
 _THREADS = """
 import sys, threading
 import onnxruntime

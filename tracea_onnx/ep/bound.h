@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "stats.h"
 
 namespace tracea {
 
@@ -18,7 +19,7 @@ struct Place { Base base; int index; int64_t offset; };  // index: of the input 
 // The fixed part of a session's constants: where each const, copied initializer and blob buffer lies.
 struct ConstantLayout { std::vector<int64_t> offset, bytes; size_t total; };  // by buffer; offset -1 = has none
 
-struct Bound {
+struct Bound : Counted<&Stats::live_bounds> {
   std::vector<int64_t> key;                         // dims of all inputs
   std::vector<std::vector<int64_t>> output_dims;
   std::vector<size_t> input_bytes, output_bytes;

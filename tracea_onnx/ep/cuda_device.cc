@@ -8,6 +8,7 @@
 #include "boundary.h"
 #include "failure.h"
 #include "sha256.h"
+#include "stats.h"
 
 namespace tracea::cuda {
 namespace {
@@ -102,6 +103,7 @@ Result Pool::obtain(Address* address, size_t bytes) {
 void Pool::give_back(const Block& block) {
   if (const Driver* d = usable()) pinned_ ? d->host_free(reinterpret_cast<void*>(block.second)) : d->memory_free(block.second);
   total_ -= block.first;
+  stats.live_pool_blocks--;
 }
 
 bool Pool::give_all_back() {
@@ -135,6 +137,7 @@ Address Pool::allocate(size_t wanted, const void* lane) {
     throw Failure("out of GPU memory: " + std::to_string(wanted) + " bytes were asked for, " + std::to_string(left) + " of " + std::to_string(total) + " are free");
   }
   check(r, "allocating " + std::to_string(wanted) + " bytes" + (pinned_ ? " of pinned memory" : ""));
+  stats.live_pool_blocks++;
   try {
     live_[address] = {bytes, false, false};
   } catch (...) {
@@ -316,9 +319,13 @@ std::vector<std::pair<std::string, std::string>> Device::properties() const {
 std::shared_ptr<Module> Device::module(Blob cubin) {
   const std::string key = Sha256().add(cubin.data, cubin.bytes).hex();
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::weak_ptr<Module>& known = modules_[key];
-  std::shared_ptr<Module> m = known.lock();
-  if (!m) known = m = std::make_shared<Module>(*this, cubin);
+  if (const auto it = modules_.find(key); it != modules_.end())
+    if (auto m = it->second.lock()) return m;
+  auto m = std::make_shared<Module>(*this, cubin);
+  const long before = long(modules_.size());
+  for (auto it = modules_.begin(); it != modules_.end();) it = it->second.expired() ? modules_.erase(it) : std::next(it);  // of sessions that are gone
+  modules_[key] = m;
+  stats.live_modules += long(modules_.size()) - before;
   return m;
 }
 

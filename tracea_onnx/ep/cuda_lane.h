@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda_device.h"
+#include "stats.h"
 
 namespace tracea::cuda {
 
@@ -20,7 +21,7 @@ struct Settings {
   std::function<void(const std::string&)> warn = [](const std::string&) {};
 };
 
-struct Lane {
+struct Lane : Counted<&Stats::live_lanes> {
   Lane(Device& device, const std::optional<Stream>& user);  // the context must be current; throws Failure
   ~Lane();
   Lane(const Lane&) = delete;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "failure.h"
+#include "stats.h"
 
 namespace tracea::cuda {
 namespace {
@@ -210,9 +211,11 @@ void Graph::finish(Device& device, Stream side) {
   driver().graph_destroy(recorded);
   if (r != kSuccess) exec_ = nullptr;
   check(r, "making a graph");
+  stats.live_graphs++;
 }
 
 Graph::~Graph() {
+  if (exec_) stats.live_graphs--;
   if (const Driver* d = usable(); d && exec_) d->graph_exec_destroy(exec_);
 }
 

@@ -204,30 +204,43 @@ size_t Partition::graphs_of_a_lane() {
 // The least recently used graph goes when there is no room for another.
 void Partition::make_room(LaneState& state, size_t most) {
   size_t graphs = 0;
-  Recorded* oldest = nullptr;
+  Prepared* owner = nullptr;
+  std::list<Recorded>::iterator oldest;
   for (const auto& p : state.prepared)
-    for (Recorded& r : p->recorded)
-      if (r.graph) {
+    for (auto it = p->recorded.begin(); it != p->recorded.end(); ++it)
+      if (it->graph) {
         graphs++;
-        if (!oldest || r.used < oldest->used) oldest = &r;
+        if (!owner || it->used < oldest->used) owner = p.get(), oldest = it;
       }
-  if (graphs >= most) oldest->graph = Graph();
+  if (graphs >= most) owner->recorded.erase(oldest);
+}
+
+bool Partition::comes_again(Prepared& p, const Addresses& addresses) {
+  uint64_t digest = 1;  // two sets of one digest only cost a graph that is made early
+  const auto mix = [&](uint64_t v) { digest = (digest ^ v) * 0x9E3779B97F4A7C15u, digest ^= digest >> 29; };
+  for (const Address a : {addresses.constants, addresses.arena, addresses.fault}) mix(a);
+  for (const auto* of : {&addresses.inputs, &addresses.outputs})
+    for (const Address a : *of) mix(a);
+  if (std::find(p.seen.begin(), p.seen.end(), digest) != p.seen.end()) return true;
+  p.seen[p.next_seen++ % kSeen] = digest;
+  return false;
 }
 
 bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
   if (p.generation != lane.generation) p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
   const auto older = [](const Recorded& a, const Recorded& b) { return a.used < b.used; };
+  const auto too_fast = [&] { return p.made >= kTrials && p.replayed < p.made * kReplays; };  // addresses come and go
   auto it = std::find_if(p.recorded.begin(), p.recorded.end(), [&](const Recorded& r) { return r.key == addresses; });
-  if (it == p.recorded.end()) {  // addresses that come only once are not worth a graph
+  if (it == p.recorded.end()) {
+    if (!comes_again(p, addresses) || too_fast()) return false;  // those that come only once are not worth a graph
     if (p.recorded.size() == kSeen) p.recorded.erase(std::min_element(p.recorded.begin(), p.recorded.end(), older));
-    p.recorded.push_back({addresses, Graph(), ++state.clock, false});
-    return false;
+    it = p.recorded.emplace(p.recorded.end(), addresses, 0);
   }
   it->used = ++state.clock;
   for (bool again = true; !it->plain; again = false) {
     try {
       if (!it->graph) {
-        if (p.made >= kTrials && p.replayed < p.made * kReplays) return false;  // addresses come and go too fast
+        if (too_fast()) return false;
         make_room(state, graphs_of_a_lane());
         it->graph = Graph(device_, p.launches, lane.side);
         p.made++;

@@ -1,7 +1,9 @@
 // One compiled partition on a GPU: its plan, its constants in device memory, and what repeated and concurrent runs share.
 #pragma once
+#include <array>
 #include <atomic>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -22,7 +24,7 @@ struct NoKernel : Failure { using Failure::Failure; };
 // Throws NoKernel, or Failure where the device has no memory or does not work. The context must be current.
 Kernels load_kernels(Device& device, const Plan& plan);
 
-class Partition : public Cache {
+class Partition : public Cache, Counted<&Stats::live_partitions> {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
   // constants and runs the init launches. Where the session's settings say so, recorded graphs are replayed from the second run with the
@@ -41,15 +43,27 @@ class Partition : public Cache {
   bool drop() override;
 
  private:
-  // Addresses that were seen, with a graph when they came again. `plain`: no graph can be made of them.
-  struct Recorded { Addresses key; Graph graph; long used; bool plain; };
+  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one at least.
+  static constexpr size_t kPrepared = 16, kSeen = 64, kGraphs = 64, kLaneGraphs = 4;
+  static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and replays that make one worth its cost
+
+  // Addresses that came again, with their graph. `plain`: no graph can be made of them.
+  struct Recorded : Counted<&Stats::live_addresses> {
+    Recorded(const Addresses& a, long now) : key(a), used(now) {}
+    Addresses key;
+    Graph graph;
+    long used;
+    bool plain = false;
+  };
   // The launches for one set of shapes on one lane.
-  struct Prepared {
+  struct Prepared : Counted<&Stats::live_prepared> {
     Prepared(const Partition& p, std::shared_ptr<const Bound> b)
         : bound(std::move(b)), launches(p.device_, p.plan_->run, p.kernels_.run, bound->operands, bound->ints) {}
     std::shared_ptr<const Bound> bound;
     LaunchList launches;
-    std::vector<Recorded> recorded;
+    std::list<Recorded> recorded;
+    std::array<uint64_t, kSeen> seen{};  // digests of the addresses that came last: most come once, and leave nothing else
+    size_t next_seen = 0;
     long generation = -1;            // of the lane's arena when `recorded` began
     long made = 0, replayed = 0;     // graphs
   };
@@ -69,12 +83,10 @@ class Partition : public Cache {
   bool replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
   static void make_room(LaneState& state, size_t most);
   static bool drop_graphs(LaneState& state);  // whether there were any
+  static bool comes_again(Prepared& p, const Addresses& addresses);  // remembers them
   size_t graphs_of_a_lane();
   void give_up_graph(Recorded& recorded, const Failure& why);
 
-  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one at least.
-  static constexpr size_t kPrepared = 16, kSeen = 64, kGraphs = 64, kLaneGraphs = 4;
-  static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and replays that make one worth its cost
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Lanes> lanes_;
   Device& device_;

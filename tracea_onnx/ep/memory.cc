@@ -7,6 +7,7 @@
 #include <string>
 
 #include "failure.h"
+#include "stats.h"
 
 namespace tracea {
 
@@ -21,6 +22,7 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
       throw Failure("out of memory: " + std::to_string(bytes) + " bytes were asked for");
     }
     data_ = reinterpret_cast<char*>(align_up(reinterpret_cast<size_t>(mapped_), kHugePage));
+    stats.live_memory += long(bytes_);
 #ifdef MADV_HUGEPAGE
     madvise(data_, align_up(bytes, kHugePage), MADV_HUGEPAGE);
 #endif
@@ -30,9 +32,11 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
   if (posix_memalign(&p, kAlign, bytes ? bytes : kAlign)) throw Failure("out of memory");
   data_ = static_cast<char*>(p);
   memset(data_, 0, bytes);
+  stats.live_memory += long(bytes_);
 }
 
 Memory::~Memory() {
+  stats.live_memory -= long(bytes_);
   if (mapped_)
     munmap(mapped_, length_);
   else

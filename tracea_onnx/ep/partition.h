@@ -23,7 +23,7 @@ struct Parallel {
 
 struct RunState;
 
-class Partition {
+class Partition : Counted<&Stats::live_partitions> {
  public:
   // `initializer` gives the contents of a constant by name; they are read only during construction. Runs the init launches. Throws Failure.
   Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);

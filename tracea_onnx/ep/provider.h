@@ -9,6 +9,7 @@
 #include "graph.h"
 #include "options.h"
 #include "pack.h"
+#include "stats.h"
 #include "threads.h"
 
 namespace tracea {
@@ -16,7 +17,7 @@ namespace tracea {
 // `plan` and `kernels`: of a GPU's entry, whose kernels are loaded before it is claimed.
 struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; std::shared_ptr<const Plan> plan; cuda::Kernels kernels; };
 
-class Provider : public OrtEp {
+class Provider : public OrtEp, Counted<&Stats::live_sessions> {
  public:
   // `gpu`: CUDA device ORT chose for the session, or -1. Throws Failure.
   Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu);

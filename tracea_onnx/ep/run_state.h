@@ -8,7 +8,7 @@
 
 namespace tracea {
 
-struct RunState {
+struct RunState : Counted<&Stats::live_states> {
   // Prepares for `bound` (a no-op when it is already prepared for it and for that many threads) and sets the run's tensors.
   void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads);
   void run(const Parallel& parallel);
