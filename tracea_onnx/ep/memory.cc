@@ -22,7 +22,7 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
       throw Failure("out of memory: " + std::to_string(bytes) + " bytes were asked for");
     }
     data_ = reinterpret_cast<char*>(align_up(reinterpret_cast<size_t>(mapped_), kHugePage));
-    stats.live_memory += long(bytes_);
+    stats.live_memory += long(bytes_), stats.live_mapped += long(length_);
 #ifdef MADV_HUGEPAGE
     madvise(data_, align_up(bytes, kHugePage), MADV_HUGEPAGE);
 #endif
@@ -36,7 +36,7 @@ Memory::Memory(size_t bytes) : bytes_(bytes) {
 }
 
 Memory::~Memory() {
-  stats.live_memory -= long(bytes_);
+  stats.live_memory -= long(bytes_), stats.live_mapped -= long(length_);
   if (mapped_)
     munmap(mapped_, length_);
   else
