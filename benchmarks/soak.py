@@ -250,7 +250,7 @@ def _warm(crew: Crew, sessions: Sequence[Any], models: Sequence[ModelProto], thr
         before = counters()[kept]
         fed, gate = _large(s, m), threading.Barrier(threads)
 
-        def run(number: int, s: Any = s, fed: Any = fed, gate: Any = gate) -> None:
+        def run(_: int, s: Any = s, fed: Any = fed, gate: Any = gate) -> None:
             os.sched_setaffinity(0, {min(allowed)})
             gate.wait()
             s.run(None, fed)
@@ -303,7 +303,8 @@ def soak(args: argparse.Namespace) -> bool:
     more = {k: (half[k], v) for k, v in after.items() if v > half[k] and k in _HELD}
     fine = not wrong and not more and ours.middle <= _PER_THOUSAND
     said = wrong[0] if wrong else "all bits as one thread"
-    print(f"soak: {done} runs by {args.threads} threads of {len(models)} sessions with {len(rows)} shapes in {took:.0f} s, as many of stock ONNX Runtime among them: {said}")
+    who = f"{args.threads} threads of {len(models)} sessions with {len(rows)} shapes"
+    print(f"soak: {done} runs by {who} in {took:.0f} s, as many of stock ONNX Runtime among them: {said}")
     print(f"soak: bytes for 1,000 runs {ours} (bar {_PER_THOUSAND}), stock ONNX Runtime {stock}; of {len(growth[args.backend].late())} readings each")
     print("soak: held after half of them -> in the end: " + ", ".join(f"{k} {half[k]} -> {v}" for k, v in after.items() if v or half[k]))
     print(f"soak: runs {'ok' if fine else 'FAILED'}" + (f": more {', '.join(more)}" if more else ""), flush=True)

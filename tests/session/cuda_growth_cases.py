@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 
@@ -52,14 +53,15 @@ def case_addresses_that_lost_their_graph_leave_nothing() -> None:
 
 def case_sessions_that_are_gone_leave_nothing() -> None:
     """Also not of their kernels, which are other ones each time."""
-    number = 0
+    numbers = itertools.count()
 
     def plan(graph: Graph) -> Entries:
-        return [(keys, made, [blob + str(number).encode() for blob in blobs]) for keys, made, blobs in cube_plan(graph)]
+        number = str(next(numbers)).encode()
+        return [(keys, made, [blob + number for blob in blobs]) for keys, made, blobs in cube_plan(graph)]
 
     answer(plan)
     found = []
-    for number in range(30):
+    for _ in range(30):
         session = provider.create_session(cube_model(), {"backend": "cuda"})
         for n in (7, 60, 60, 60):
             check_cube(session, n)
