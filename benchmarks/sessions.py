@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx
 import onnxruntime as ort
 
 _compile_failures: list[str] = []
+_watching = threading.local()
 TRACEA = "TraceaExecutionProvider"
 CPU = "CPUExecutionProvider"
 
@@ -38,7 +40,11 @@ def session(
 
     _watch_compiler()
     _compile_failures.clear()
-    made = tracea_onnx.provider.create_session(source, {"backend": backend} | ({"claim": "all"} if everything else {}), options)
+    _watching.on = True
+    try:
+        made = tracea_onnx.provider.create_session(source, {"backend": backend} | ({"claim": "all"} if everything else {}), options)
+    finally:
+        _watching.on = False
     if TRACEA not in made.get_providers():
         raise RuntimeError(f"the session does not use {TRACEA}")
     if _compile_failures:
@@ -56,6 +62,8 @@ def _watch_compiler() -> None:
     original = compiler.compile_request
 
     def watched(request: bytes) -> bytes:
+        if not getattr(_watching, "on", False):  # another session of this process
+            return original(request)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", compiler.Fault)

@@ -213,6 +213,7 @@ def test_a_lowering_that_fails_costs_its_node(monkeypatch: pytest.MonkeyPatch, t
     """So does a rule: each is said once, and the rest of the graph runs on the provider."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Sin", ["a"], ["b"]), helper.make_node("MatMul", ["b", "w"], ["y"])]
     source = model(nodes, {"x": ["n", 8]}, ["y"], [weight("w", 8, 8)])
+
     def fails(ctx: Any, op: Any) -> None:
         if any(n.op == "Sin" for n in op.nodes):
             raise IndexError("tuple index out of range")
