@@ -142,6 +142,10 @@ def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
     return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
 
 
+#: Attention, and operators whose bodies may hold one.
+_UNSURE = frozenset(("Attention", "If", "Loop", "Scan"))
+
+
 class Graph:
     """View of one graph of a model. `outer` is the enclosing graph when this is a body of If, Loop or Scan.
 
@@ -169,7 +173,8 @@ class Graph:
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
         self._types = {v.name: v.type.tensor_type for v in [*self.proto.input, *self.proto.output, *self.proto.value_info] if v.type.HasField("tensor_type")}
-        self._mistaken = self._after_unknown_heads() if any(n.op == "Attention" for n in self.nodes) else frozenset()
+        self._body = in_process and any(p.key == "body" and p.value == "1" for p in model.metadata_props)
+        self._mistaken = self._after_unknown_heads() if self._body or any(n.op in _UNSURE for n in self.nodes) else frozenset()
 
         self._derived: dict[object, Any] = {}
 
@@ -275,7 +280,8 @@ class Graph:
                 return None
             dims = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in t.shape.dim)
             if name in self._mistaken:
-                return tuple(d or None for d in dims) if self._producer[name].op == "Attention" else (None,) * len(dims)
+                maker = self._producer.get(name)
+                return tuple(d or None for d in dims) if maker is None or maker.op in _UNSURE else (None,) * len(dims)
             return dims
         value = self.const(name) if name in self._producer else None
         if value is not None:
@@ -283,9 +289,13 @@ class Graph:
         return self.outer.shape(name) if self.outer is not None else None
 
     def _after_unknown_heads(self) -> frozenset[str]:
-        """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an Attention whose head size it does not know, and goes on from it."""
-        types = ((o, self._types.get(o)) for n in self.nodes if n.op == "Attention" for o in n.outputs)
-        stack = [o for o, t in types if t is not None and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)]
+        """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an Attention whose head size it does not know, and goes on from it,
+        also into bodies, which the provider sees alone, and out of them."""
+        unsure = [o for n in self.nodes if n.op in _UNSURE for o in n.outputs]
+        if self._body:
+            unsure += [v for v in self._types if v not in self._producer and v not in self._initializers]
+        types = ((v, self._types.get(v)) for v in unsure)
+        stack = [v for v, t in types if t is not None and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)]
         found: set[str] = set()
         while stack:
             name = stack.pop()

@@ -92,6 +92,32 @@ def test_heads_of_unknown_size() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_heads_of_unknown_size_that_a_body_reads() -> None:
+    """The provider sees the body alone: the 0 comes with a value that the body captures."""
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, None)
+    ends = [helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("going", "on")]
+    nodes = [
+        helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Sin", ["a"], ["s"]), helper.make_node("Reshape", ["s", "flat"], ["rows"]),
+    ]  # fmt: skip
+    body = helper.make_graph(nodes, "body", [helper.make_tensor_value_info("turn", TensorProto.INT64, []), ends[0]], [ends[1], rows])
+    nodes = [
+        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Loop", ["turns", ""], ["all"], body=body),
+        helper.make_node("Tanh", ["all"], ["y"]),
+    ]  # fmt: skip
+    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in {"flat": [-1], "turns": 3}.items()]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11).SerializeToString()
+    want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)[0]
+    session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
+    assert "Sin" in provider.assigned_nodes(session)
+    got = session.run(None, data)[0]
+    assert got.shape == (3, 120)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_what_reads_heads_of_unknown_size_keeps_its_nodes() -> None:
     """Nothing is simplified by sizes that follow from that 0: a Slice of a value of no elements, it seemed, is not a Slice of all of them."""
     rng = np.random.default_rng(0)
