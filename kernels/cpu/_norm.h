@@ -29,14 +29,34 @@ template <class F> TRACEA_INLINE double sum_of(const float* p, int64_t n, float 
   return total;
 }
 
+// Sums of v - m and of its square over n floats.
+static inline void sums_about(const float* p, int64_t n, float mean, double* first, double* squares) {
+  const vf m = splat(mean);
+  *first = *squares = 0;
+  for (int64_t c = 0; c < n; c += kSumChunk) {
+    const float *q = p + c, *const end = p + std::min(n, c + kSumChunk);
+    vf s[4] = {}, r[4] = {};
+    const auto add = [&](int k, vf v) { v -= m, s[k] += v, r[k] = fma(v, v, r[k]); };
+    for (; q + 4 * W <= end; q += 4 * W) add(0, load(q)), add(1, load(q + W)), add(2, load(q + 2 * W)), add(3, load(q + 3 * W));
+    for (; q + W <= end; q += W) add(0, load(q));
+    if (q < end) add(1, load_n(q, int(end - q), mean));
+    *first += sum_lanes((s[0] + s[1]) + (s[2] + s[3])), *squares += sum_lanes((r[0] + r[1]) + (r[2] + r[3]));
+  }
+}
+
 struct Moments { float mean, scale; };   // scale = 1 / sqrt(variance + eps)
 
 // mean is 0 for rms = true: then scale is that of the root mean square.
+// The first mean is some units in its last place off: what the second pass finds beside it corrects it, so that rows of (nearly) equal values, whose
+// results are hundreds of such units, give zero.
 static inline Moments moments(const float* p, int64_t n, bool rms, float eps) {
-  const float mean = rms ? 0.f : float(sum_of(p, n, 0.f, [](vf v) { return v; }) / double(n));
-  const vf m = splat(mean);
-  const double squares = sum_of(p, n, mean, [m](vf v) { return (v - m) * (v - m); });
-  return {mean, float(1 / std::sqrt(squares / double(n) + double(eps)))};
+  const double part = 1 / double(n);
+  if (rms) return {0.f, float(1 / std::sqrt(sum_of(p, n, 0.f, [](vf v) { return v * v; }) * part + double(eps)))};
+  const float mean = float(sum_of(p, n, 0.f, [](vf v) { return v; }) * part);
+  double first, squares;
+  sums_about(p, n, mean, &first, &squares);
+  const double off = first * part, variance = std::max(squares * part - off * off, 0.0);
+  return {float(double(mean) + off), float(1 / std::sqrt(variance + double(eps)))};
 }
 
 // y = (s - mean) * scale * (gamma + plus) + beta

@@ -88,6 +88,17 @@ def test_layernorm_keeps_digits_under_a_large_mean(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", isas())
+def test_layernorm_of_equal_values_is_beta(isa: str) -> None:
+    """One unit in the mean's last place would be hundreds of them in the result."""
+    values, n = np.float32(1) + _random(1, 40, 1) * np.float32(3), 69
+    x, y = aligned((40, n)), _poisoned(40, n)
+    x[:] = values
+    beta = _random(2, n)
+    run_kernel("layernorm", {"x": x, "beta": beta, "y": y}, {"rows": 40, "N": n}, {"eps": 1e-5}, isa=isa)
+    np.testing.assert_array_equal(y, np.broadcast_to(beta, (40, n)))
+
+
+@pytest.mark.parametrize("isa", isas())
 def test_nan_stays_in_its_row(isa: str) -> None:
     x, y = _random(1, 3, 50), _poisoned(3, 50)
     x[1, 49] = np.nan
