@@ -42,6 +42,8 @@ def _scale(given: float | None, head_size: DimLike | None, node: Node) -> float:
         return float(given)
     if not isinstance(head_size, int):
         raise Refuse("the head size, and so the default scale, is not constant", node)
+    if head_size < 1:
+        raise Refuse(f"the head size is {head_size}", node)
     return float(head_size**-0.5)
 
 
@@ -65,7 +67,7 @@ def _standard(g: Graph, node: Node) -> Match:
         head_size: DimLike | None = shape[3]
     elif len(shape) == 3:
         counts = (node.attr("q_num_heads", 0), node.attr("kv_num_heads", 0))
-        if not all(counts):
+        if min(counts) < 1:
             raise Refuse("Attention on rank 3 has no q_num_heads or kv_num_heads", node)
         t, head_size = _flat(node), _per_head(shape[2], counts[0])
     else:

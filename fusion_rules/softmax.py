@@ -25,7 +25,10 @@ def match(g: Graph, anchor: Node) -> Match:
     float_type(g, x, anchor)
     if shape is None:
         raise Refuse(f"the rank of '{x}' is not known", anchor)
-    axis = anchor.attr("axis", 1 if g.opset() < 13 else -1) % len(shape)
+    axis = anchor.attr("axis", 1 if g.opset() < 13 else -1)
+    if not -len(shape) <= axis < len(shape):
+        raise Refuse(f"{label(anchor)} has axis {axis} at rank {len(shape)}", anchor)
+    axis %= len(shape)
     if g.opset() < 13 and any(d != 1 for d in shape[axis + 1 :]):
         raise Refuse(f"{label(anchor)} of opset {g.opset()} flattens the axes after {axis} into one", anchor)
     nodes, out, log = [anchor], anchor.outputs[0], anchor.op == "LogSoftmax"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import numpy_helper
 
-from tracea_onnx import __version__, caps, match, partition, plan_cache, records, registry, tuning, worth
+from tracea_onnx import __version__, caps, match, partition, plan_cache, records, registry, surgery, tuning, worth
 from tracea_onnx import dims as D
 from tracea_onnx.core import DOMAIN, Match
 from tracea_onnx.cuda_plan import CudaPlanBuilder, Emitter
@@ -72,6 +72,16 @@ def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
 def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
+    reply = write_pack([], PRODUCER) if surgery.unreadable(model) else _compiled(model)
+    for packs in _recordings.get():
+        packs.append(reply)
+    for requests in _listeners.get():
+        requests.append(_whole(model))
+    return reply
+
+
+def _compiled(model: onnx.ModelProto) -> bytes:
+    """The pack for a request, from the cache where it is there."""
     props = properties(model)
     slot = plan_cache.Slot(model, props)
     reply = slot.get()
@@ -80,10 +90,6 @@ def compile_request(request: bytes) -> bytes:
         result = compile_for(graph, props, backend_of(props))
         reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
         slot.put(graph, reply)
-    for packs in _recordings.get():
-        packs.append(reply)
-    for requests in _listeners.get():
-        requests.append(_whole(model))
     return reply
 
 
@@ -308,7 +314,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
         dtype = element_type(name, ctx.graph.dtype(name))
     except Unsupported:
         return False
-    if shape is None:
+    if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
         return False
     given = ctx.graph.symbols()
     dims = tuple(d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}") for axis, d in enumerate(shape))

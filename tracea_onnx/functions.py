@@ -116,7 +116,7 @@ def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
     safe: dict[Key, FunctionProto] = {}
     called = {key(n) for g in surgery.graphs(model) for n in g.node}
     for f in model.functions:
-        if f.domain == DOMAIN:
+        if f.domain == DOMAIN or _is_operator(model, f):
             continue
         reason = _unsafe(model, f)
         if not reason:
@@ -236,6 +236,15 @@ def _unsafe(model: ModelProto, f: FunctionProto) -> str:
         if d in ours and d in theirs and ours[d] != theirs[d] and not _same_operator(n.op_type, d, ours[d], theirs[d]):
             return f"{n.op_type} means something else in its operator set ({theirs[d]}) than in the model's ({ours[d]})"
     return ""
+
+
+def _is_operator(model: ModelProto, f: FunctionProto) -> bool:
+    """Whether ONNX has an operator of this name in the model's operator set: that is what ONNX Runtime runs, not the function."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    try:
+        return f.domain in ("", "ai.onnx") and bool(onnx.defs.get_schema(f.name, opset, ""))
+    except onnx.defs.SchemaError:
+        return False
 
 
 def _same_operator(op: str, domain: str, a: int, b: int) -> bool:

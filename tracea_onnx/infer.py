@@ -30,14 +30,14 @@ def skeleton(model: ModelProto) -> ModelProto:
                 getattr(out, field.name).extend(value)
             elif field.message_type is not None:
                 getattr(out, field.name).CopyFrom(value)
-            else:
+            elif isinstance(value, (str, int)):  # protobuf hands over as bytes what is no text, and takes it from nobody
                 setattr(out, field.name, value)
     for field, value in model.graph.ListFields():
         if field.name == "initializer":
             continue
         if field.is_repeated:
             getattr(out.graph, field.name).extend(value)
-        else:
+        elif isinstance(value, str):
             setattr(out.graph, field.name, value)
     known = {i.name for i in out.graph.input}
     for t in model.graph.initializer:

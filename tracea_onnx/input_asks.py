@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracea_onnx import dims
 from tracea_onnx.dims import Dim, DimLike
 from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_shape import _BROADCAST, _DIMS, Dims, axes_of, slice_ranges
+from tracea_onnx.patterns_shape import _BROADCAST, _DIMS, Dims, axes_of, axis_of, slice_ranges
 
 if TYPE_CHECKING:
     from tracea_onnx.input_facts import Follower
@@ -122,7 +122,7 @@ def _recurrent(s: Follower, n: Node) -> None:
 
 def _concat(s: Follower, n: Node) -> None:
     parts = [d for d in map(s.dims, n.inputs) if d is not None]
-    axis = n.attr("axis") % len(parts[0])
+    axis = axis_of(n, len(parts[0]))
     for p in parts[1:]:
         for k in range(len(p)):
             if k != axis:
@@ -147,7 +147,7 @@ def _squeeze(s: Follower, n: Node) -> None:
 
 def _split(s: Follower, n: Node) -> None:
     d = _need(s, n.input(0))
-    size = d[n.attr("axis", 0) % len(d)]
+    size = d[axis_of(n, len(d))]
     given = n.attr("split") or (s.graph.ints(n.input(1)) if n.input(1) else None)
     s.facts.same(size, sum(given) if given else dims.mul(dims.symbol(f"{n.outputs[0]}:part"), len(n.outputs)))
 
@@ -163,7 +163,7 @@ def _einsum(s: Follower, n: Node) -> None:
 
 def _gather(s: Follower, n: Node) -> None:
     d = _need(s, n.input(0))
-    size, taken = d[n.attr("axis", 0) % len(d)], s.content(n.input(1))
+    size, taken = d[axis_of(n, len(d))], s.content(n.input(1))
     if isinstance(size, Dim) and taken is not None:
         s.facts.least += [(size, int(v) + 1 if v >= 0 else -int(v)) for v in taken.reshape(-1) if isinstance(v, int)]
     if taken is None and size != 1 and _counts_positions(s, n.input(1)):

@@ -69,6 +69,8 @@ class Solver:
     def _decide(self, d: DimLike, target: int) -> None:
         """Give the open symbols of `d` sizes with which it is `target`; none where that cannot be found."""
         names = [s for s in dims.symbols(d) if s not in self.sizes]
+        if not names:
+            return
         guessed = {s: self._bounded(s) for s in names}
         first = [s for s in names if s in self.facts.leading]
         rest = [s for s in names if s not in first] or names

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from tracea_onnx import files, fused_names, lazy, limits
+from tracea_onnx import files, fused_names, lazy, limits, surgery
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
 from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
@@ -141,15 +141,9 @@ _KNOWN_TYPES = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED
 
 
 def _check_contents(model: ModelProto, where: str) -> None:
-    """Names must be text (protobuf hands over bytes where they are not valid UTF-8), element types known: only a damaged file has others."""
-    nodes = [n for g in graphs(model) for n in g.node] + [n for f in model.functions for n in f.node]
-    texts: list[object] = [t for n in nodes for t in (n.name, n.op_type, n.domain, n.doc_string, *n.input, *n.output, *(a.name for a in n.attribute))]
-    texts += [e for n in nodes for p in n.metadata_props for e in (p.key, p.value)]
-    texts += [v.name for g in graphs(model) for v in [*g.input, *g.output, *g.value_info, *g.initializer]]
-    texts += [d.dim_param for g in graphs(model) for v in [*g.input, *g.output, *g.value_info] for d in v.type.tensor_type.shape.dim]
-    texts += [o.domain for o in model.opset_import] + [t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)]
-    if any(not isinstance(t, str) for t in texts):
-        raise ModelError(f"{where} is damaged: a name in it is not valid text", "download or export it again")
+    """Names must be text, element types known: only a damaged file has others."""
+    if reason := surgery.unreadable(model):
+        raise ModelError(f"{where} is damaged: {reason}", "download or export it again")
     for t in tensors(model):
         if t.data_type not in _KNOWN_TYPES or any(d < 0 for d in t.dims):
             raise ModelError(f"{where} is damaged: tensor '{t.name}' has no valid type or shape", "download or export it again")

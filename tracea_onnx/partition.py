@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.op import Op
 
@@ -11,7 +12,7 @@ from tracea_onnx.lower.op import Op
 def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
     """Order ops (fused ones contracted) so that producers come first; stable in the nodes' own order.
 
-    Raises ValueError when the fused groups are not jointly convex."""
+    Raises ModelError when the nodes need each other in a circle."""
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
     needs = [{producer[n] for n in _read(op, graph) if n in producer and producer[n] != k} for k, op in enumerate(ops)]
     users: list[list[int]] = [[] for _ in ops]
@@ -32,7 +33,7 @@ def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
             if left[u] == 0:
                 heapq.heappush(ready, (ops[u].nodes[0].index, u))
     if len(out) != len(ops):
-        raise ValueError("the chosen fusions depend on each other in a cycle")
+        raise ModelError("the nodes of the graph need each other in a circle", "export the model again")
     return out
 
 

@@ -331,6 +331,8 @@ def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     shape = shapes(g).dims(node.input(0))
     if shape is None:
         raise Refuse(f"the rank of '{node.input(0)}' is not known", node)
+    if not -len(shape) <= node.attr("axis", -1) < len(shape):
+        raise Refuse(f"{label(node)} has axis {node.attr('axis', -1)} at rank {len(shape)}", node)
     if node.attr("stash_type", 1) != 1:
         raise Refuse(f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float", node)
     if any(node.outputs[1:]):

@@ -128,7 +128,7 @@ class Shapes:
                 return broadcast(*known) if known and len(known) == len(parts) else None
             rule = _DIMS.get(node.op)
             return rule(self, node, k) if rule is not None else None
-        except (IndexError, TypeError, ValueError):  # a malformed node: leave its shape to the declaration
+        except (IndexError, TypeError, ValueError, ArithmeticError):  # a malformed node: leave its shape to the declaration
             return None
 
 
@@ -144,7 +144,15 @@ def axes_of(s: Shapes, node: Node, rank: int) -> list[int] | None:
         axes = s.graph.ints(node.input(1))
         if axes is None:
             return None
-    return None if axes is None else [a % rank for a in axes]
+    return None if axes is None or any(not -rank <= a < rank for a in axes) else [a % rank for a in axes]
+
+
+def axis_of(node: Node, rank: int, default: int = 0) -> int:
+    """The node's axis, counted from the front. Raises ValueError when there is none."""
+    axis = int(node.attr("axis", default))
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of rank {rank}")
+    return axis % rank
 
 
 # --- dims, by operator ------------------------------------------------------------------------------------------------
@@ -187,7 +195,10 @@ def _unsqueeze(s: Shapes, n: Node, _: int) -> Dims | None:
     if axes is None:
         return None
     rank = len(d) + len(axes)
-    rest, places = iter(d), {a % rank for a in axes}
+    places = {a % rank for a in axes if -rank <= a < rank}
+    if len(places) < len(axes):
+        return None
+    rest = iter(d)
     return tuple(1 if k in places else next(rest) for k in range(rank))
 
 
@@ -201,13 +212,13 @@ def _squeeze(s: Shapes, n: Node, _: int) -> Dims | None:
 
 def _gather(s: Shapes, n: Node, _: int) -> Dims:
     d, index = _need(s, n.input(0)), _need(s, n.input(1))
-    axis = n.attr("axis", 0) % len(d)
+    axis = axis_of(n, len(d))
     return (*d[:axis], *index, *d[axis + 1 :])
 
 
 def _concat(s: Shapes, n: Node, _: int) -> Dims:
     parts = [_need(s, i) for i in n.inputs]
-    axis = n.attr("axis") % len(parts[0])
+    axis = axis_of(n, len(parts[0]))
     total: DimLike = 0
     for p in parts:
         total = dims.add(total, p[axis])
@@ -228,8 +239,11 @@ def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] 
         steps = s.graph.ints(n.input(4)) if n.input(4) else None
         if (n.input(3) and axes is None) or (n.input(4) and steps is None):
             return None
-    axes = list(range(len(starts))) if axes is None else [a % len(d) for a in axes]
+    axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(axes) if steps is None else steps
+    if not len(axes) == len(starts) == len(ends) == len(steps) or 0 in steps or any(not -len(d) <= a < len(d) for a in axes):
+        return None
+    axes = [a % len(d) for a in axes]
 
     def place(v: DimLike, size: DimLike) -> DimLike:
         if isinstance(v, int) and isinstance(size, int):
@@ -265,7 +279,7 @@ def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
 
 def _split(s: Shapes, n: Node, k: int) -> Dims | None:
     d = list(_need(s, n.input(0)))
-    axis = n.attr("axis", 0) % len(d)
+    axis = axis_of(n, len(d))
     sizes = n.attr("split") if n.attr("split") is not None else _vector(s, n.input(1)) if n.input(1) else None
     part = sizes[k] if sizes is not None else dims.quotient(d[axis], len(n.outputs))
     if part is None:

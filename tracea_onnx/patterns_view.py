@@ -26,6 +26,12 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 OUT_LAYOUTS = ("bsx", "bshd", "sbx", "sbhd", "bhsd", "hsd", "bxs", "bhds", "hds")
 
 
+def source_rank(layout: str) -> int:
+    """The rank of what lies in this layout."""
+    digits = "".join(c for c in layout if c.isdigit())
+    return len(LAYOUTS[layout.replace(digits, "p") if digits else layout])
+
+
 def strides(layout: str, shape: Sequence[DimLike], heads: int, index: int = 0) -> tuple[dict[str, DimLike], dict[str, DimLike], DimLike]:
     """(size per letter b, h, s, d; stride per letter; element offset) of an operand over its contiguous source of dims `shape`.
 
@@ -219,6 +225,8 @@ def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
     """Gather of one index, Slice or Split: an axis loses its outer atom, of which one element is kept."""
     n, shape = step.node, s.dims(step.source)
     assert shape is not None
+    if n.op != "Slice" and not -len(shape) <= n.attr("axis", 0) < len(shape):
+        return None
     if n.op == "Gather":
         axis, index = n.attr("axis", 0) % len(shape), s.graph.const(n.input(1))
         if index is None or index.size != 1:

@@ -24,6 +24,31 @@ def graphs(model: ModelProto) -> Iterator[GraphProto]:
         stack += [s for n in g.node for s in subgraphs(n)]
 
 
+def unreadable(model: ModelProto) -> str:
+    """What no reader of the graph could make sense of, or "": a name that is no text, a graph's node that takes its attribute from a function."""
+    texts: list[object] = [o.domain for o in model.opset_import] + [t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)]
+    stack = [(n, True) for f in model.functions for n in f.node]
+    open_graphs = [(model.graph, False)]
+    while stack or open_graphs:
+        for n, inside in stack:
+            texts += [n.name, n.op_type, n.domain, *n.input, *n.output, *(e for p in n.metadata_props for e in (p.key, p.value))]
+            texts += [t for a in n.attribute for t in (a.name, a.ref_attr_name)]
+            if not isinstance(n.doc_string, str):
+                return "a name in it is not valid text"
+            if not inside and any(a.ref_attr_name for a in n.attribute):
+                return f"node '{n.name}' takes an attribute from a function, and is in none"
+            open_graphs += [(g, inside) for g in subgraphs(n)]
+        stack = []
+        if open_graphs:
+            g, inside = open_graphs.pop()
+            values = [*g.input, *g.output, *g.value_info]
+            texts += [g.name, *(v.name for v in [*values, *g.initializer])]
+            texts += [d.dim_param for v in values for d in v.type.tensor_type.shape.dim]
+            stack = [(n, inside) for n in g.node]
+    # Protobuf hands over bytes where a name is not valid UTF-8, and who reads names in C reads them up to a NUL.
+    return "" if all(isinstance(t, str) and "\0" not in t for t in texts) else "a name in it is not valid text"
+
+
 def body_names(graph: GraphProto) -> set[str]:
     """Every name that is defined inside a control-flow body of `graph`, at any depth."""
     out: set[str] = set()

@@ -23,11 +23,13 @@ os.environ.setdefault(
     "OPENBLAS_NUM_THREADS", "1"
 )  # a thread of the parent would be missing in its children
 
+import onnxruntime
+
 from tests.fuzz import workers
 from tests.fuzz.workers import Limits, Verdict
 
 #: Statuses that are no findings.
-FINE = ("ok", "refused", "accepted", "denied")
+FINE = ("ok", "refused", "accepted", "denied", workers.DIED)
 _INPUTS = ("input.onnx", "other.onnx", "input.pack", "inputs.npz")
 
 
@@ -74,31 +76,53 @@ def _one(
     keep: Path,
     limits: Limits,
     skip: frozenset[int],
-    inputs: Path | None = None,
+    inputs: Path,
 ) -> Verdict:
     """One case in a process of its own; its files go to `inputs`."""
     work = _work(seed, [kind], keep, skip)
 
     def copying(n: int, folder: Path) -> Verdict:
-        if inputs is None:
-            return work(n, folder)
-        inner = inputs  # written in place: a crash leaves them
-        inner.mkdir(parents=True, exist_ok=True)
-        return work(n, inner)
+        inputs.mkdir(parents=True, exist_ok=True)  # written in place: a crash leaves them
+        return work(n, inputs)
 
-    return next(iter(workers.run(copying, 1, first=number, limits=limits)))[1]
+    verdict = next(iter(workers.run(copying, 1, first=number, limits=limits)))[1]
+    return _judged(kind, number, verdict, inputs, limits)
+
+
+def _judged(kind: str, number: int, verdict: Verdict, inputs: Path, limits: Limits) -> Verdict:
+    """A command's crash or hang is none of its own where ONNX Runtime alone does the same with the model it was given."""
+    from tests.fuzz.kinds import RUNS_STOCK, on_stock
+
+    if verdict.status not in ("crash", "hang") or kind not in RUNS_STOCK:
+        return verdict
+
+    def alone(n: int, folder: Path) -> Verdict:
+        for name in ("input.onnx", "other.onnx"):
+            if (inputs / name).is_file():
+                on_stock(inputs / name)
+        return verdict
+
+    return next(iter(workers.run(alone, 1, first=number, limits=limits)))[1]
 
 
 def _minimise(
-    kind: str, seed: str, number: int, keep: Path, limits: Limits, signature: str
+    kind: str, seed: str, number: int, keep: Path, limits: Limits, signature: str, inputs: Path
 ) -> frozenset[int]:
     """Mutations that can be left out."""
     skip: frozenset[int] = frozenset()
-    for k in range(5):
+    for k in range(4):  # as many as a case has at most
         tried = skip | {k}
-        if _one(kind, seed, number, keep, limits, tried).signature == signature:
+        if _one(kind, seed, number, keep, limits, tried, inputs).signature == signature:
             skip = tried
     return skip
+
+
+class _OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
+    """Sessions of many workers share the cores, and threads that wait would use up the time of a case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_num_threads = 1
 
 
 def main() -> int:
@@ -129,11 +153,10 @@ def main() -> int:
     limits = Limits(100.0, 0) if args.unlimited else Limits()
     keep = args.keep or Path(tempfile.mkdtemp(prefix="fuzz-findings"))
     keep.mkdir(parents=True, exist_ok=True)
-    import onnxruntime
-
     from tracea_onnx import provider
 
     onnxruntime.set_default_logger_severity(4)
+    onnxruntime.SessionOptions = _OneThread
     provider.register()
     if set(args.kinds) - {"pack", "plan", "cache", "tuning"}:
         node_tests()
@@ -144,8 +167,10 @@ def main() -> int:
         return 0 if v.status in FINE else 1
     began = time.monotonic()
     counts: dict[str, Counter[str]] = {k: Counter() for k in args.kinds}
+    since: Counter[str] = Counter()  # cases of a kind after its last finding
     seen: Counter[str] = Counter()
     more = Counter[str]()
+    example: dict[str, str] = {}
     cases = args.cases or (1 << 62 if args.seconds else 2000)
     for number, v in workers.run(
         _work(args.seed, args.kinds, keep),
@@ -156,27 +181,35 @@ def main() -> int:
         limits=limits,
     ):
         kind = kind_of(args.seed, number, args.kinds)
+        key = f"{kind}:{args.seed}:{number}"
+        where = keep / key.replace(":", "-")
+        alone = None
+        if v.status in ("crash", "hang") and not seen[v.signature]:
+            alone = _one(kind, args.seed, number, keep, limits, frozenset(), where)
+            if alone.status == workers.DIED:
+                v = alone
+                _tidy(where, remove=True)
         counts[kind][v.status] += 1
-        if v.status in ("accepted", "denied"):
+        if v.status in ("accepted", "denied", workers.DIED):
             more[v.signature] += 1
+            example.setdefault(v.signature, key)
         if v.status in FINE:
+            since[kind] += 1
             continue
+        since[kind] = 0
         seen[v.signature] += 1
         if seen[v.signature] > 1:
             continue
-        alone = _one(kind, args.seed, number, keep, limits, frozenset())
-        skip = (
-            _minimise(kind, args.seed, number, keep, limits, v.signature)
-            if alone.signature == v.signature
-            else frozenset()
-        )
-        where = keep / f"{kind}-{args.seed}-{number}"
-        _one(kind, args.seed, number, keep, limits, skip, where)
-        for junk in where.iterdir():
-            if junk.name not in _INPUTS:
-                shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
+        alone = alone or _one(kind, args.seed, number, keep, limits, frozenset(), where)
+        skip: frozenset[int] = frozenset()
+        # What takes long is left as it is, and so is what comes when time is up.
+        late = args.seconds and time.monotonic() - began > args.seconds - 30
+        if alone.signature == v.signature and v.status != "hang" and not late:
+            skip = _minimise(kind, args.seed, number, keep, limits, v.signature, where)
+            _one(kind, args.seed, number, keep, limits, skip, where)
+        _tidy(where)
         left = f" --skip {' '.join(map(str, sorted(skip)))}" if skip else ""
-        again = f"python -m tests.fuzz --replay {kind}:{args.seed}:{number}{left}" + (
+        again = f"python -m tests.fuzz --replay {key}{left}" + (
             "" if alone.signature == v.signature else "   # alone it ends otherwise"
         )
         (where / "finding.txt").write_text(
@@ -189,19 +222,33 @@ def main() -> int:
         print(
             f"{kind:9} {sum(count.values()):7}  "
             + ", ".join(f"{n} {status}" for status, n in count.most_common())
+            + ("" if since[kind] == sum(count.values()) else f"; {since[kind]} since a finding")
         )
-    for signature, n in more.most_common(16):
-        print(f"{n:6} x {signature} (no finding)")
+    died = [s for s in more if s.startswith(workers.DIED)]
+    for signature in [*died, *(s for s, _ in more.most_common(16) if s not in died)]:
+        print(f"{more[signature]:6} x {signature} (no finding; {example[signature]})")
     for signature, n in seen.most_common():
         print(f"{n:6} x {signature}")
     bad = sum(n for status, n in total.items() if status not in FINE)
     verdict = "no finding" if not bad else f"{bad} findings of {len(seen)} kinds, kept in {keep}"
+    took = time.monotonic() - began
     print(
-        f"fuzz: {sum(total.values())} inputs in {time.monotonic() - began:.0f} s, seed {args.seed}: {verdict}"
+        f"fuzz: {sum(total.values())} inputs in {took:.0f} s"
+        f" ({sum(total.values()) / max(took, 1e-9):.0f}/s), "
+        f"{total[workers.DIED]} on which ONNX Runtime itself dies, seed {args.seed}: {verdict}"
     )
     if not bad and args.keep is None:
         shutil.rmtree(keep, ignore_errors=True)
     return 1 if bad else 0
+
+
+def _tidy(where: Path, *, remove: bool = False) -> None:
+    """Only the inputs of a finding stay in its folder."""
+    for junk in where.iterdir():
+        if remove or junk.name not in _INPUTS:
+            shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
+    if remove:
+        where.rmdir()
 
 
 if __name__ == "__main__":

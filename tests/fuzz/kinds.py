@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,13 +26,17 @@ import onnx
 from onnx import ModelProto, helper
 
 from benchmarks import difference, operator_fuzz, sessions
-from tests.fuzz import mutations
+from tests.fuzz import mutations, workers
 from tests.fuzz.workers import Verdict
-from tracea_onnx import caps, cli, compiler, pipeline, plan, plan_cache, records, tuning
+from tracea_onnx import caps, cli, compiler, io, pipeline, plan, plan_cache, records, tuning
+from tracea_onnx import verify as verification
 from tracea_onnx.cache import Cache
 from tracea_onnx.errors import TraceaError
 from tracea_onnx.graph import Graph
 
+DecodeError: type[Exception] = import_module(
+    "google.protobuf.message"
+).DecodeError  # protobuf ships no types
 EXPORTS = Path(__file__).resolve().parents[1] / "exports"
 #: Seeds above this size cost more than they find.
 _LARGEST = 24_000
@@ -63,7 +68,7 @@ class Case:
             self.applied.append(chosen.__name__)
             if at not in self.skip:
                 with contextlib.suppress(
-                    ValueError, TypeError, OverflowError, UnicodeError
+                    ValueError, TypeError, OverflowError, UnicodeError, DecodeError
                 ):  # what protobuf cannot hold
                     chosen(model, own)
 
@@ -356,11 +361,37 @@ def _differ(model: ModelProto, want: Sequence[Any], got: Sequence[Any]) -> float
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
 
 
+def _is_wrong(model: ModelProto, values: Mapping[str, Any]) -> bool:
+    """Whether ONNX Runtime may give what ONNX does not say: ArgMax and ArgMin of no elements keep the shape of their operand."""
+    return any(not np.size(v) for v in values.values()) and any(
+        n.op_type in ("ArgMax", "ArgMin") for n in model.graph.node
+    )
+
+
+def _on_stock(
+    data: bytes, fed: Sequence[Mapping[str, Any]], *, optimize: bool
+) -> list[Any] | None:
+    """What ONNX Runtime alone gives for each input, or the error that it raises; None where it does not load the model."""
+    found: list[Any] = []
+    with workers.stock():
+        try:
+            peer = sessions.session(data, optimize=optimize)
+        except Exception:
+            return None
+        for values in fed:
+            try:
+                found.append(peer.run(None, dict(values)))
+            except Exception as e:
+                found.append(e)
+    return found
+
+
 def _against(
     model: ModelProto, data: bytes, fed: Sequence[Mapping[str, Any]], r: Random
 ) -> Verdict:
-    """The model on the provider and on ONNX Runtime, on the same inputs."""
+    """The model on ONNX Runtime, then on the provider, on the same inputs. What ends the process already without the provider is not judged."""
     everything = r.random() < 0.8
+    wanted = _on_stock(data, fed, optimize=False)
     try:
         ours = sessions.session(data, provider=True, everything=everything)
     except Exception as e:
@@ -371,55 +402,41 @@ def _against(
                 "internal in compile_request: "
                 + str(e).split("raised", 1)[1][-80:].replace("\n", " "),
             )
-        try:
-            sessions.session(data, optimize=False)
-        except Exception:
-            return Verdict(REFUSED, str(e)[:200])
-        if "the session does not use" in str(e):
-            return Verdict(REFUSED, str(e)[:200])
-        try:
-            sessions.session(data)
-        except Exception:
+        if (
+            wanted is None
+            or "the session does not use" in str(e)
+            or _on_stock(data, [], optimize=True) is None
+        ):
             return Verdict(REFUSED, str(e)[:200])
         return Verdict(
             "unloaded", " ".join(str(e).split())[:300], "unloaded " + " ".join(str(e).split())[:60]
         )
-    try:
-        peer = sessions.session(data, optimize=False)
-    except Exception:
-        peer = None
     done, why, odd = OK, "", Counter[str]()
     operators = " ".join(sorted({n.op_type for n in model.graph.node}))[:120]
-    for values in fed:
+    for k, values in enumerate(fed):
+        want = None if wanted is None else wanted[k]
         try:
             got = ours.run(None, dict(values))
         except Exception as e:
             done = REFUSED
-            if peer is not None and "TraceaExecutionProvider" in str(e):
-                with contextlib.suppress(Exception):
-                    peer.run(None, dict(values))
-                    odd[DENIED] += 1
-                    why = _line(e)
-            continue
-        if peer is None:
-            continue
-        try:
-            want = peer.run(None, dict(values))
-        except Exception as e:
-            if sessions.assigned(ours)[0]:
-                odd[ACCEPTED] += 1
+            if isinstance(want, list) and "TraceaExecutionProvider" in str(e):
+                odd[DENIED] += 1
                 why = _line(e)
             continue
+        if isinstance(want, Exception) and sessions.assigned(ours)[0]:
+            odd[ACCEPTED] += 1
+            why = _line(want)
         if (
-            any(n.op_type.startswith(_RANDOM) for n in model.graph.node)
+            not isinstance(want, list)
+            or any(n.op_type.startswith(_RANDOM) for n in model.graph.node)
+            or _is_wrong(model, values)
             or _differ(model, want, got) <= 2e-3
         ):
             continue
-        with contextlib.suppress(
-            Exception
-        ):  # ONNX Runtime's own optimisations may be wrong about odd models, too
-            if _differ(model, want, sessions.session(data).run(None, dict(values))) > 2e-3:
-                continue
+        # ONNX Runtime's own optimisations may be wrong about odd models, too
+        other = _on_stock(data, [values], optimize=True)
+        if other and isinstance(other[0], list) and _differ(model, want, other[0]) > 2e-3:
+            continue
         shapes = {k: np.shape(v) for k, v in values.items()}
         return Verdict(
             "wrong",
@@ -509,6 +526,20 @@ def _sizes(c: Case) -> Verdict:
     data = bytes(model.SerializeToString())
     c.write(data)
     return _against(model, data, [fed, *(resized(fed, r) for _ in range(6))], r)
+
+
+#: Kinds whose command runs the model on ONNX Runtime alone, too.
+RUNS_STOCK = frozenset({"optimize", "verify", "explain"})
+
+
+def on_stock(path: Path) -> None:
+    """Loads the file and runs it as `optimize` does before it compares anything, on ONNX Runtime alone: what ends the process here is its doing."""
+    with workers.stock(), contextlib.suppress(Exception):
+        source = io.load(path)
+        for optimise in (False, True):
+            with contextlib.suppress(Exception):
+                verification.session(source, optimise=optimise)
+        _ = verification.measure(source).spread
 
 
 # --- packs, Plans, caches, records, requests --------------------------------------------------------------------------------

@@ -18,10 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _LENGTH = struct.Struct("<q")
+#: What is no fault of this project: ONNX Runtime alone, without the provider, ends the process at the case, or does not end.
+DIED = "ort-died"
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,36 @@ class Limits:
 Work = Callable[[int, Path], Verdict]
 
 
+class _Stage:
+    """Where a worker is: the parent reads that after its death."""
+
+    file: Path | None = None
+    seconds = 0.0
+
+
+@contextmanager
+def stock() -> Iterator[None]:
+    """Inside, only ONNX Runtime itself runs: what becomes of the process there is its doing. What follows has its time anew."""
+    if _Stage.file is None:  # not in a worker
+        yield
+        return
+    _Stage.file.touch()
+    try:
+        yield
+    finally:
+        _Stage.file.unlink()
+        signal.setitimer(signal.ITIMER_PROF, _Stage.seconds)
+
+
 class _Worker:
     def __init__(self, work: Work, first: int, last: int, limits: Limits) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fuzz"))
-        self.said = self.folder / "said"
+        self.said, self.stage = self.folder / "said", self.folder / "stock"
         read, write = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.close(read)
-            _serve(work, first, last, limits, self.folder, self.said, write)
+            _serve(work, first, last, limits, self, write)
         os.close(write)
         self.pipe, self.buffer = read, b""
         self.last, self.next, self.since = last, first, time.monotonic()
@@ -88,12 +112,14 @@ class _Worker:
 
 
 def _serve(
-    work: Work, first: int, last: int, limits: Limits, folder: Path, said: Path, pipe: int
+    work: Work, first: int, last: int, limits: Limits, worker: _Worker, pipe: int
 ) -> None:
+    folder = worker.folder
+    _Stage.file, _Stage.seconds = worker.stage, limits.seconds
     try:
         os.setpgid(0, 0)
         os.chdir(folder)  # a relative path that a case makes up
-        out = os.open(said, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        out = os.open(worker.said, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         for fd in (1, 2):
             os.dup2(out, fd)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -114,6 +140,10 @@ def _serve(
     except BaseException as e:
         print(f"worker: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         os._exit(70)
+
+
+def _name(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit {status}"
 
 
 def _lost(worker: _Worker, status: int, waited: bool) -> Verdict:
@@ -137,6 +167,9 @@ def _lost(worker: _Worker, status: int, waited: bool) -> Verdict:
         stack[0] if stack else "",
     )
     where = ours.replace('File "', "").split("/")[-1].replace('"', "")
+    if worker.stage.exists():
+        how = "does not end" if waited or status == -signal.SIGPROF else f"dies of {_name(status)}"
+        return Verdict(DIED, f"ONNX Runtime itself {how}", f"{DIED}: {how}", text)
     summary = next(
         (
             line
@@ -152,7 +185,7 @@ def _lost(worker: _Worker, status: int, waited: bool) -> Verdict:
             f"hang {where}",
             text,
         )
-    name = signal.Signals(-status).name if status < 0 else f"exit {status}"
+    name = _name(status)
     return Verdict("crash", summary or name, f"crash {summary or name} {where}", text)
 
 
@@ -182,7 +215,8 @@ def run(
             break
         ready, _, _ = select.select([w.pipe for w in workers], [], [], 1.0)
         for worker in list(workers):
-            waited = time.monotonic() - worker.since > 12 * limits.seconds
+            # Results that lie in the pipe count: the caller may have been away for long.
+            waited = worker.pipe not in ready and time.monotonic() - worker.since > 12 * limits.seconds
             if waited:
                 os.kill(worker.pid, signal.SIGUSR1)  # prints where it is
                 time.sleep(0.5)

@@ -37,6 +37,11 @@ from tests.fuzz.workers import Limits, Verdict
 def work(number, folder):
     if number == 3:
         os.kill(os.getpid(), signal.SIGSEGV)
+    with workers.stock():
+        if number == 1:
+            os.abort()
+        while number == 6:
+            pass
     while number == 5:
         pass
     return Verdict("ok")
@@ -50,4 +55,4 @@ def test_a_case_that_dies_or_hangs_is_one_case() -> None:
     done = subprocess.run([sys.executable, "-c", _DYING], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = dict(line.split() for line in done.stdout.splitlines())
-    assert found == {str(k): {3: "crash", 5: "hang"}.get(k, "ok") for k in range(8)}
+    assert found == {str(k): {1: "ort-died", 3: "crash", 5: "hang", 6: "ort-died"}.get(k, "ok") for k in range(8)}

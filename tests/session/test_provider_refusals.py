@@ -116,6 +116,17 @@ def test_names_of_a_model_reach_no_terminal_as_they_are(answer: Install, capfd: 
     assert not any(c in said for c in "\x1b\x07\u009b") and not any(line.startswith("error: forged") for line in said.splitlines())
 
 
+@pytest.mark.parametrize("names", [("\0", "w"), ("w\0a", "w\0b")])
+def test_values_that_share_a_name_in_c_are_left_to_ort(names: tuple[str, str]) -> None:
+    """ONNX Runtime hands over names up to their first NUL."""
+    stored = [nh.from_array(np.full(4, k + 2, np.float32), n) for k, n in enumerate(names)]
+    nodes = [h.make_node("Mul", ["x", names[0]], ["t"]), h.make_node("Add", ["t", names[1]], ["y"])]
+    x, y = (h.make_tensor_value_info(n, T.FLOAT, [4]) for n in "xy")
+    model = h.make_model(h.make_graph(nodes, "g", [x], [y], stored), opset_imports=[h.make_opsetid("", 17)], ir_version=10)
+    session = provider.create_session(model.SerializeToString(), {"claim": "all"})
+    assert session.run(None, {"x": np.ones(4, np.float32)})[0].tolist() == [5.0] * 4
+
+
 def test_entries_that_do_not_fit_are_not_claimed(answer: Install, capfd: pytest.CaptureFixture[str]) -> None:
     def entries(graph: Graph) -> Entries:
         missing_output = chain_plan()

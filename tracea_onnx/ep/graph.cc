@@ -116,9 +116,16 @@ int Graph::value(const OrtValueInfo* info) {
   if (!info) return -1;
   const char* text = nullptr;
   check(ort.GetValueInfoName(info, &text));
-  if (!text || !*text) return -1;
+  if (!text || !*text) {
+    ambiguous = "a value has no name";
+    return -1;
+  }
   const auto [it, added] = index.emplace(text, int(values.size()));
-  if (!added) return it->second;
+  if (!added) {
+    if (handles_[size_t(it->second)] != info) ambiguous = std::string("two values are called '") + text + "'";
+    return it->second;
+  }
+  handles_.push_back(info);
   Value v;
   v.name = text;
   const OrtTypeInfo* type = nullptr;

@@ -47,6 +47,7 @@ struct Graph {
   std::unordered_map<std::string, int> index;  // value by name
   std::vector<Node> nodes;                     // topological order
   std::vector<int> inputs, outputs;
+  std::string ambiguous;  // what makes names mean more than one value, or nothing: a name with a NUL in it ends there for who calls ORT
 
   // The ModelProto of a compile request (docs/architecture.md, "Compiler callback").
   std::string serialize(const std::vector<std::pair<std::string, std::string>>& metadata) const;
@@ -54,6 +55,7 @@ struct Graph {
   std::string digest() const;
 
  private:
+  std::vector<const OrtValueInfo*> handles_;  // of `values`
   int value(const OrtValueInfo* info);
   void read_node(const OrtNode* handle);
   std::string key(const Node& node) const;

@@ -177,6 +177,10 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
 void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info) {
   const Graph graph(handle);
   if (graph.nodes.empty()) return;
+  if (!graph.ambiguous.empty()) {
+    log_(LogLevel::kWarning, "graph '" + graph.name + "' is left to ONNX Runtime: " + graph.ambiguous);
+    return;
+  }
   const OrtNode* parent = nullptr;  // of the body of If, Loop, Scan, BeamSearch ...
   check(ort.Graph_GetParentNode(handle, &parent));
   if (parent) {

@@ -16,7 +16,7 @@ from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.pointwise import lower_expression
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType
-from tracea_onnx.patterns_view import LAYOUTS, strides
+from tracea_onnx.patterns_view import LAYOUTS, source_rank, strides
 from tracea_onnx.plan import Ref
 
 #: Layouts with one axis per letter.
@@ -47,6 +47,9 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
     """`v` in the layout `spec` describes (docs/architecture.md), as strided heads."""
     ctx.require(v, "attention")
     layout, index = str(spec["layout"]), int(spec.get("index", 0))
+    wanted = len(layout) if layout in _AXES else source_rank(layout)
+    if v.rank != wanted:
+        raise Unsupported(f"attention over '{v.name}' of rank {v.rank} in the layout {layout}")
     if layout in _AXES:  # one axis per letter: any strided view will do
         view = ctx.strided(v)
         size: dict[str, DimLike] = {"b": 1, "h": heads, "s": 1, "d": 1}
@@ -319,7 +322,7 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
     q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
     flat = q.rank == 3
     counts = {"num_heads": int(op.attr("q_num_heads", 0)), "kv_heads": int(op.attr("kv_num_heads", 0))}
-    if q.rank not in (3, 4) or (flat and not all(counts.values())):
+    if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(counts.values()) < 1):
         raise Unsupported("an Attention of an unknown number of heads")
     roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
     attrs: dict[str, Any] = {role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")}
@@ -327,13 +330,15 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
     if not isinstance(width, int):
         raise Unsupported("attention with a symbolic head size")
     size = width // counts["num_heads"] if flat else width
+    if size < 1:
+        raise Unsupported(f"attention with a head size of {size}")
     attrs |= {
         **(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "softcap": float(op.attr("softcap", 0.0)),
         "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True,
     }  # fmt: skip
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
-        if op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys):
+        if not mask.rank or (op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys)):
             raise Unsupported("a mask that may be shorter than the keys")
         roles["mask"] = op.input(3)
         attrs |= {"mask_kind": "bool" if mask.dtype == DType.BOOL else "add", "fill": "-inf"}

@@ -13,6 +13,13 @@ from tracea_onnx.plan import PlanBuilder
 _MOST = 2**31 - 1
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """The axis, which counts from the end where it is negative. Raises Unsupported when there is none."""
+    if not -rank <= axis < rank:
+        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
 def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -> list[tuple[DimLike, list[DimLike]]]:
     """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one, of a size that kernels count to."""
     rows: list[tuple[DimLike, list[DimLike]]] = []

@@ -109,6 +109,20 @@ class Lowering:
             raise Unsupported(f"{what} '{name}' is computed at run time from tensor contents")
         return v.ints
 
+    def one(self, name: str, what: str) -> int:
+        """The integer in a small constant of one element."""
+        data = self.contents(name, what)
+        if data.size != 1:
+            raise Unsupported(f"{what} '{name}' has {data.size} elements where one is wanted")
+        return int(data.reshape(-1)[0])
+
+    def one_int(self, name: str, what: str) -> DimLike:
+        """The content of an integer tensor of one element, possibly symbolic."""
+        found = self.int_list(name, what)
+        if len(found) != 1:
+            raise Unsupported(f"{what} '{name}' has {len(found)} elements where one is wanted")
+        return found[0]
+
     def require(self, v: Value, what: str) -> None:
         """Refuse a tensor whose element type the backend's compute kernels do not take."""
         if v.dtype not in self.target.types:

@@ -11,9 +11,10 @@ from onnx import numpy_helper
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.lower import indexed, summed
+from tracea_onnx.lower.axes import axis_of
 from tracea_onnx.lower.blocks import find_blocks
 from tracea_onnx.lower.context import Lowering
-from tracea_onnx.lower.movement import axis_of, gather, inside, relabel
+from tracea_onnx.lower.movement import gather, inside, relabel
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.lower.views import image_in
@@ -25,6 +26,8 @@ def concat(ctx: Lowering, op: Op) -> None:
     parts = [ctx.value(n) for n in op.inputs]
     first = parts[0]
     k = axis_of(int(op.attr("axis")), first.rank)
+    if any(p.rank != first.rank for p in parts):
+        raise Unsupported(f"a Concat of ranks {', '.join(str(p.rank) for p in parts)}")
     if first.rank == 1 and all(p.ints is not None for p in parts):
         joined = tuple(d for p in parts for d in (p.ints or ()))
         ctx.define(op.outputs[0], first.dtype, (len(joined),)).ints = joined
@@ -131,10 +134,10 @@ def bits(value: np.ndarray[Any, Any]) -> int:
 
 
 def range_(ctx: Lowering, op: Op) -> None:
-    start, limit, delta = (ctx.value(n) for n in op.inputs)
-    if start.ints is None or limit.ints is None or delta.ints is None or start.dtype not in (DType.I64, DType.I32):
-        raise Unsupported("a Range whose bounds are computed from tensor contents")
-    first, last, step = start.ints[0], limit.ints[0], delta.ints[0]
+    start = ctx.value(op.input(0))
+    if start.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(f"a Range of type {start.dtype.name}")
+    first, last, step = (ctx.one_int(op.input(k), what) for k, what in enumerate(("the start", "the limit", "the step")))
     if not isinstance(step, int) or step == 0:
         raise Unsupported("a Range with a symbolic step")
     n = D.maximum(D.ceildiv(last - first, step) if step > 0 else D.ceildiv(first - last, -step), 0)

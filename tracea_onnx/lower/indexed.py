@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.axes import axis_of
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Unsupported, Value, View, contiguous
@@ -16,8 +17,7 @@ _RANK = 5
 
 
 def _axis(op: Op, x: Value) -> int:
-    axis = int(op.attr("axis", 0))
-    return axis + x.rank if axis < 0 else axis
+    return axis_of(int(op.attr("axis", 0)), x.rank)
 
 
 def _available(ctx: Lowering, op: Op) -> None:
@@ -124,7 +124,7 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
 def trilu(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     _available(ctx, op)
-    diagonal = int(ctx.contents(op.input(1), "the diagonal").reshape(-1)[0]) if op.input(1) else 0
+    diagonal = ctx.one(op.input(1), "the diagonal") if op.input(1) else 0
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     rows, columns = x.shape[-2:]
     ints: dict[str, DimLike] = {"outer": D.product(x.shape[:-2]), "rows": rows, "columns": columns, "diagonal": diagonal, "upper": int(op.attr("upper", 1))}
@@ -133,9 +133,8 @@ def trilu(ctx: Lowering, op: Op) -> None:
 
 def one_hot(ctx: Lowering, op: Op) -> None:
     idx, values = ctx.value(op.input(0)), ctx.value(op.input(2))
-    depth = ctx.int_list(op.input(1), "the depth")[0]
-    axis = int(op.attr("axis", -1))
-    axis = axis + idx.rank + 1 if axis < 0 else axis
+    depth = ctx.one_int(op.input(1), "the depth")
+    axis = axis_of(int(op.attr("axis", -1)), idx.rank + 1)
     shape = (*idx.shape[:axis], depth, *idx.shape[axis:])
     if values.ints is not None and idx.ints is not None and len(idx.ints) == 1 and all(isinstance(d, int) for d in (depth, *idx.ints)):
         # How TorchScript writes the repeats of `repeat_interleave`: one dim among ones.

@@ -14,7 +14,7 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.graph import Array
 from tracea_onnx.lower import staged, summed
-from tracea_onnx.lower.axes import broadcast, broadcast_strides
+from tracea_onnx.lower.axes import axis_of, broadcast, broadcast_strides
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
@@ -23,13 +23,6 @@ from tracea_onnx.ops import DType
 
 #: Channels that an image kernel takes at a time.
 _VECTOR = 16
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """The axis, which counts from the end where it is negative. Raises Unsupported when there is none."""
-    if not -rank <= axis < rank:
-        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
-    return axis + rank if axis < 0 else axis
 
 
 def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
@@ -193,6 +186,8 @@ def _placed(ctx: Lowering, op: Op, x: Value, axes: Sequence[int | None]) -> None
 def transpose(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
+    if sorted(perm) != list(range(x.rank)):
+        raise Unsupported(f"a Transpose of rank {x.rank} by {perm}")
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the copy kernel does not move")
     if x.ints is not None and x.data is None and x.rank > 1:
@@ -224,6 +219,8 @@ def slice_(ctx: Lowering, op: Op) -> None:
         steps = [int(s) for s in ctx.contents(op.input(4), "the steps")] if op.input(4) else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise Unsupported("a Slice whose starts, ends, axes and steps are not equally many")
+    if 0 in steps or len({axis_of(a, x.rank) for a in axes}) < len(axes):
+        raise Unsupported("a Slice with a step of 0, or of one axis twice")
     shape_, offset = list(x.shape), [0] * x.rank
     step_of = [1] * x.rank
     begin: list[DimLike] = list(offset)
@@ -369,6 +366,8 @@ def gather(ctx: Lowering, op: Op) -> None:
     if idx.ints is not None and all(isinstance(i, int) for i in idx.ints):
         picks = [int(i) for i in idx.ints if isinstance(i, int)]
         if x.ints is not None and x.rank == 1:
+            if any(not -len(x.ints) <= i < len(x.ints) for i in picks):
+                raise Unsupported(f"a Gather at {', '.join(map(str, picks))} of {len(x.ints)} elements")
             out = ctx.define(op.outputs[0], x.dtype, shape_)
             out.ints = tuple(x.ints[i] for i in picks)
             return

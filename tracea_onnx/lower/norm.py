@@ -8,7 +8,7 @@ from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.lower import rownorm, summed
-from tracea_onnx.lower.axes import broadcast_strides
+from tracea_onnx.lower.axes import axis_of, broadcast_strides
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.epilogue import activation_only, expression
 from tracea_onnx.lower.op import Op
@@ -39,7 +39,7 @@ def layernorm(ctx: Lowering, op: Op) -> None:
     channels = op.fused and axis == 1  # an image over its channels
     if channels:
         x = _channels_last(ctx, x)
-    axis = x.rank - 1 if channels else axis + x.rank if axis < 0 else axis
+    axis = x.rank - 1 if channels else axis_of(axis, x.rank)
     n = D.product(x.shape[axis:])
     if not op.fused and len([o for o in op.outputs if o]) > 1:
         raise Unsupported("LayerNormalization with its mean and deviation as outputs")
@@ -143,8 +143,7 @@ def softmax(ctx: Lowering, op: Op) -> None:
     ctx.require(x, "a softmax")
     log = int(bool(op.attr("log", 0))) if op.fused else int(op.kind == "LogSoftmax")
     old = not op.fused and op.opset < 13
-    axis = int(op.attr("axis", 1 if old else -1))
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis_of(int(op.attr("axis", 1 if old else -1)), x.rank)
     outer, n, inner = D.product(x.shape[:axis]), x.shape[axis], D.product(x.shape[axis + 1 :])
     if old:  # before opset 13 the tensor is coerced to 2-d at the axis
         n, inner = D.mul(n, inner), 1
@@ -189,7 +188,7 @@ def reduce(ctx: Lowering, op: Op) -> None:
         if op.attr("noop_with_empty_axes", 0):
             raise Unsupported(f"{op.kind} that does nothing")
         axes = list(range(x.rank))
-    gone = sorted({a + x.rank if a < 0 else a for a in axes})
+    gone = sorted({axis_of(a, x.rank) for a in axes})
     shape: Dims = tuple(1 if k in gone else d for k, d in enumerate(x.shape) if keep or k not in gone)
     if gone and gone == [2, 3] and x.rank == 4 and x.nhwc is not None and x.view is None and kind in (1, 2):
         n, c, h, w = x.image()
@@ -229,8 +228,8 @@ def argmax(ctx: Lowering, op: Op) -> None:
     whole = {DType.I64, DType.I32} if ctx.target.name == "cuda" else {DType.I64}
     if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"{op.kind} of type {x.dtype.name}")
-    axis = int(op.attr("axis", 0))
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis_of(int(op.attr("axis", 0)), x.rank)
+    ctx.at_least(x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,")
     keep = bool(op.attr("keepdims", 1))
     shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
     out = ctx.define(op.outputs[0], DType.I64, shape)
@@ -247,8 +246,7 @@ def cumsum(ctx: Lowering, op: Op) -> None:
         raise Unsupported("no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it")
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"CumSum of type {x.dtype.name}")
-    axis = int(ctx.contents(op.input(1), "the axis").reshape(-1)[0])
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     ints: dict[str, DimLike] = {
         "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),

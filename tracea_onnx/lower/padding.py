@@ -10,9 +10,10 @@ from onnx import helper
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
 from tracea_onnx.families import PADDED
+from tracea_onnx.lower.axes import axis_of
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.copies import bits
-from tracea_onnx.lower.movement import axis_of, identity
+from tracea_onnx.lower.movement import identity
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.ops import DType

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracea_onnx import dims as D
 from tracea_onnx.dims import DimLike
+from tracea_onnx.lower.axes import axis_of
 from tracea_onnx.lower.context import Lowering
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Unsupported
@@ -16,11 +17,10 @@ def topk(ctx: Lowering, op: Op) -> None:
         raise Unsupported("no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it")
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"TopK of type {x.dtype.name}")
-    k = ctx.int_list(op.input(1), "the number of results")[0] if op.input(1) else int(op.attr("k"))
+    k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
     if not isinstance(k, int):
         raise Unsupported(f"TopK of {k} results, a number that depends on sizes of a run")
-    axis = int(op.attr("axis", -1))
-    axis = axis + x.rank if axis < 0 else axis
+    axis = axis_of(int(op.attr("axis", -1)), x.rank)
     ctx.at_least(x.shape[axis], k, f"axis {axis} of '{x.name}', of which TopK takes {k},")
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     source = ctx.plain(x)

@@ -1,0 +1,151 @@
+"""Nodes that ONNX Runtime lets through and that make no sense: each is left alone, for a reason, and nothing fails inside."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tests.host.pipeline_models import parse
+from tracea_onnx import compiler, functions, inputs, io, pipeline, surgery
+from tracea_onnx.errors import ModelError
+from tracea_onnx.graph import Graph
+from tracea_onnx.patterns_shape import shapes
+from tracea_onnx.plan import read_pack
+
+_F, _I = TensorProto.FLOAT, TensorProto.INT64
+
+
+def model_of(node: NodeProto, given: dict[str, tuple[int, ...]], opset: int = 23, **constants: Any) -> ModelProto:
+    inputs = [helper.make_tensor_value_info(k, _F, d) for k, d in given.items()]
+    stored = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in constants.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+
+
+def reason(model: ModelProto) -> str:
+    """Why the provider does not run the model's one node; a defect would be an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", compiler.Fault)
+        [(_, why)] = compiler.compile_graph(Graph(model), compiler.CPU_BACKEND, everything=True).refused
+    return why
+
+
+_QKV = {"q": (3, 32, 160), "k": (3, 32, 80), "v": (3, 32, 80)}
+_HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "constants", "why"),
+    [
+        (helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS), _QKV | {"k": (3, 32, 40, 2)}, {}, "unknown number of heads"),
+        (helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS), _QKV | {"v": (3, 1, 32, 80)}, {}, "of rank 4 in the layout bsx"),
+        (helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1), _QKV, {}, "unknown number of heads"),
+        (helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=200, kv_num_heads=200), _QKV, {}, "head size of 0"),
+        (helper.make_node("Softmax", ["x"], ["y"], axis=4), {"x": (2, 3)}, {}, "axis 4"),
+        (helper.make_node("LayerNormalization", ["x", "w"], ["y"], axis=-3), {"x": (2, 3), "w": (3,)}, {}, "axis -3"),
+        (helper.make_node("ArgMax", ["x"], ["y"], axis=2), {"x": (2, 3)}, {}, "axis 2"),
+        (helper.make_node("ArgMax", ["x"], ["y"], axis=1), {"x": (2, 0)}, {}, "less than 1"),
+        (helper.make_node("ReduceMax", ["x", "a"], ["y"]), {"x": (2, 3)}, {"a": [5]}, "axis 5"),
+        (helper.make_node("Concat", ["x", "z"], ["y"], axis=1), {"x": (2, 3), "z": (2,)}, {}, "ranks 2, 1"),
+        (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]), {"x": (2, 3)}, {}, "by [0, 0]"),
+        (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [0]}, "step of 0"),
+    ],
+    ids=lambda v: f"{v.op_type}" if isinstance(v, NodeProto) else "",
+)
+def test_a_node_that_makes_no_sense_is_refused(node: NodeProto, given: dict[str, tuple[int, ...]], constants: dict[str, Any], why: str) -> None:
+    assert why in reason(model_of(node, given, **constants))
+
+
+def test_a_dim_that_is_gathered_where_there_is_none() -> None:
+    m = parse("g (float[N, 3] x) => (int64[1] y) { s = Shape (x) y = Gather <axis = 0> (s, k) }", k=np.array([5], np.int64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", compiler.Fault)
+        refused = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True).refused
+    assert any("Gather at 5 of 2 elements" in why for _, why in refused)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Squeeze", ["x", "a"], ["y"]),
+        helper.make_node("Unsqueeze", ["x", "b"], ["y"]),
+        helper.make_node("Gather", ["x", "a"], ["y"], axis=0),
+        helper.make_node("Split", ["x"], ["y", "z"], axis=3),
+        helper.make_node("Slice", ["x", "a", "a", "b"], ["y"]),
+    ],
+    ids=lambda n: str(n.op_type),
+)
+def test_shapes_of_axes_that_are_not_there_are_not_known(node: NodeProto) -> None:
+    graph = Graph(model_of(node, {"x": ()}, a=[0], b=[7]))
+    assert shapes(graph).dims("y") is None
+
+
+def test_nodes_in_a_circle_are_one_line() -> None:
+    m = parse("g (float[2] x) => (float[2] y) { a = Add (x, b) b = Relu (a) y = Sin (b) }")
+    with pytest.raises(ModelError, match="in a circle"):
+        compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True)
+
+
+def test_a_negative_dim_of_a_request_is_of_unknown_size() -> None:
+    m = model_of(helper.make_node("Relu", ["x"], ["y"]), {"x": (-2, 3)})
+    assert reason(m)
+
+
+# --- names and attributes ----------------------------------------------------------------------------------------------------
+def _renamed(new: bytes) -> ModelProto:
+    m = parse("g (float[2, 3] nnnnn) => (float[2, 3] y) { y = Relu (nnnnn) }")
+    m.metadata_props.add(key="claim", value="all")
+    out = ModelProto()
+    out.ParseFromString(m.SerializeToString().replace(b"nnnnn", new))
+    return out
+
+
+@pytest.mark.parametrize("name", [b"a\xffbcd", b"a\0bcd", b"\0\0\0\0\0"])
+def test_a_name_that_is_no_text_is_refused_and_not_compiled(name: bytes) -> None:
+    with pytest.raises(ModelError, match="not valid text"):
+        io.load(_renamed(name))
+    assert read_pack(compiler.compile_request(_renamed(name).SerializeToString()))[0]["entries"] == []
+
+
+def test_a_producer_that_is_no_text_matters_to_nothing() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { t = Relu (x) y = Sin (t) }")
+    m.producer_name = m.graph.doc_string = "nnnnn"
+    damaged = ModelProto.FromString(m.SerializeToString().replace(b"nnnnn", b"caf\xe9s"))
+    assert pipeline.optimize(damaged, backend="cpu").report.verify
+
+
+def _refers(nodes: GraphProto | FunctionProto) -> None:
+    nodes.node[0].attribute.append(AttributeProto(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope"))
+
+
+def test_an_attribute_of_a_function_is_taken_in_functions_alone() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = LeakyRelu (x) }")
+    f = helper.make_function("local", "F", ["a"], ["b"], [helper.make_node("LeakyRelu", ["a"], ["b"])], [helper.make_opsetid("", 17)], ["slope"])
+    _refers(f)
+    m.functions.append(f)
+    assert not surgery.unreadable(m)
+    _refers(m.graph)
+    with pytest.raises(ModelError, match="takes an attribute from a function"):
+        io.load(m)
+
+
+def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
+    """ONNX Runtime runs the operator."""
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
+    m.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [helper.make_node("Sqrt", ["a"], ["b"])], [helper.make_opsetid("", 17)]))
+    assert functions.expand(m, []) == [] and m.graph.node[0].op_type == "Relu"
+
+
+def test_sizes_are_found_where_one_name_is_every_size() -> None:
+    """What is left to decide may have no symbol that is still open."""
+    q = "r = Reshape <allowzero = 1> (m, s) t = Transpose <perm = [0, 2, 1, 3]> (r)"
+    k = "p = Reshape <allowzero = 1> (m, s) c = Transpose <perm = [0, 2, 3, 1]> (p)"
+    m = parse(
+        f"g (float[n, n, n] a) => (float[k, l, o, p] y) {{ m = MatMul (a, w) {q} {k} y = MatMul (t, c) }}",
+        s=np.array([-1, 6, 2, 8]), w=np.zeros((16, 16), np.float32),
+    )  # fmt: skip
+    assert next(iter(inputs.generate(m)))["a"].shape == (16, 16, 16)
