@@ -31,7 +31,7 @@ from tracea_onnx.lower.op import Op, of_match, of_node
 from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.meanwhile import meanwhile
-from tracea_onnx.plan import PlanBuilder, merge_packs, read_pack, write_pack
+from tracea_onnx.plan import MOST_RANK, PlanBuilder, merge_packs, read_pack, write_pack
 from tracea_onnx.price import price
 
 PRODUCER = f"tracea-onnx {__version__}"
@@ -314,7 +314,7 @@ def _foreign(ctx: Lowering, name: str) -> bool:
         dtype = element_type(name, ctx.graph.dtype(name))
     except Unsupported:
         return False
-    if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
+    if shape is None or len(shape) > MOST_RANK or any(isinstance(d, int) and d < 0 for d in shape):
         return False
     given = ctx.graph.symbols()
     dims = tuple(d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}") for axis, d in enumerate(shape))

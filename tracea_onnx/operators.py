@@ -86,6 +86,12 @@ _ATTRIBUTES: dict[str, str] = {
     "com.microsoft.SkipLayerNormalization": "epsilon",
     "com.microsoft.SkipSimplifiedLayerNormalization": "epsilon",
 }  # fmt: skip
+#: What is true or false. ONNX says nothing of other numbers, and ONNX Runtime's kernels take them for one or the other.
+_TRUTHS = frozenset(
+    "align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary exclude_outside exclusive fmod "
+    "interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted spatial storage_order "
+    "training_mode transA transB transBatchA transBatchB unidirectional upper".split()
+)
 READ: dict[str, frozenset[str]] = {op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()}
 
 
@@ -132,4 +138,6 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
     for a in node.attribute:
         if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
             return f"{op} has the attribute '{a.name}', which this version of tracea-onnx does not read"
+        if a.name in _TRUTHS and a.i not in (0, 1):
+            return f"{op} has {a.name} {a.i}, which is neither 0 nor 1"
     return ""

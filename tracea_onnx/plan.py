@@ -22,6 +22,8 @@ from tracea_onnx.ops import DType
 
 PACK_MAGIC = b"TRACEAPK"
 PACK_VERSION = 1
+#: Of an input of a Plan.
+MOST_RANK = 64
 _HEADER = struct.Struct("<8sIIQQ32s")
 #: Kinds of buffer whose contents are fixed for the life of a session.
 _CONSTANT_KINDS = frozenset({"const", "initializer", "blob"})

@@ -134,10 +134,10 @@ def bits(value: np.ndarray[Any, Any]) -> int:
 
 
 def range_(ctx: Lowering, op: Op) -> None:
-    start = ctx.value(op.input(0))
-    if start.dtype not in (DType.I64, DType.I32):
-        raise Unsupported(f"a Range of type {start.dtype.name}")
-    first, last, step = (ctx.one_int(op.input(k), what) for k, what in enumerate(("the start", "the limit", "the step")))
+    start, limit, delta = (ctx.value(n) for n in op.inputs)
+    if start.ints is None or limit.ints is None or delta.ints is None or start.dtype not in (DType.I64, DType.I32):
+        raise Unsupported("a Range whose bounds are computed from tensor contents")
+    first, last, step = (ctx.one_int(n, "a bound of a Range") for n in op.inputs)
     if not isinstance(step, int) or step == 0:
         raise Unsupported("a Range with a symbolic step")
     n = D.maximum(D.ceildiv(last - first, step) if step > 0 else D.ceildiv(first - last, -step), 0)
