@@ -87,11 +87,9 @@ _ATTRIBUTES: dict[str, str] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": "epsilon",
 }  # fmt: skip
 #: What is true or false. ONNX says nothing of other numbers, and ONNX Runtime's kernels take them for one or the other.
-_TRUTHS = frozenset(
-    "align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary exclude_outside exclusive fmod "
-    "interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted spatial storage_order "
-    "training_mode transA transB transBatchA transBatchB unidirectional upper".split()
-)
+_TRUTHS = frozenset(_each("align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary "
+    "exclude_outside exclusive fmod interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted "
+    "spatial storage_order training_mode transA transB transBatchA transBatchB unidirectional upper", ""))  # fmt: skip
 READ: dict[str, frozenset[str]] = {op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()}
 
 
