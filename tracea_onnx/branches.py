@@ -15,7 +15,9 @@ def settle(model: ModelProto, graph: Graph) -> int:
         # Exactly one element: anything else ONNX Runtime refuses when it runs the model.
         condition = graph.const(n.input(0)) if n.op == "If" else None
         if condition is not None and condition.size == 1:
-            settled[n.index] = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
+            taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
+            if taken_branch is not None and len(taken_branch.output) == len(n.outputs):  # ONNX Runtime says what is wrong with others
+                settled[n.index] = taken_branch
     if not settled:
         return 0
     taken = set().union(*(surgery.defined_names(g) for g in surgery.graphs(model)))

@@ -104,7 +104,7 @@ def _whole(request: onnx.ModelProto) -> onnx.ModelProto:
 
 def properties(request: onnx.ModelProto) -> dict[str, str]:
     """What a compile request says of itself: backend, device, options."""
-    return {p.key: p.value for p in request.metadata_props}
+    return {p.key: p.value for p in request.metadata_props if isinstance(p.key, str) and isinstance(p.value, str)}
 
 
 def compile_for(graph: Graph, props: Mapping[str, str], backend: Backend) -> Compiled:

@@ -10,7 +10,7 @@ import pytest
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import parse
-from tracea_onnx import compiler, functions, inputs, io, pipeline, surgery
+from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery
 from tracea_onnx.errors import ModelError
 from tracea_onnx.graph import Graph
 from tracea_onnx.patterns_shape import shapes
@@ -121,6 +121,14 @@ def test_a_producer_that_is_no_text_matters_to_nothing() -> None:
     assert pipeline.optimize(damaged, backend="cpu").report.verify
 
 
+def test_properties_of_a_request_that_are_no_text_are_none() -> None:
+    m = _renamed(b"xxxxx")
+    m.metadata_props.add(key="nnnnn", value="v")
+    damaged = ModelProto()
+    damaged.ParseFromString(m.SerializeToString().replace(b"nnnnn", b"\xff\xfe\xff\xfe\xff"))
+    assert compiler.properties(damaged) == {"claim": "all"}
+
+
 def _refers(nodes: GraphProto | FunctionProto) -> None:
     nodes.node[0].attribute.append(AttributeProto(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope"))
 
@@ -141,6 +149,12 @@ def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
     m.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [helper.make_node("Sqrt", ["a"], ["b"])], [helper.make_opsetid("", 17)]))
     assert functions.expand(m, []) == [] and m.graph.node[0].op_type == "Relu"
+
+
+def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
+    branch = "() => (float[2] a) { a = Relu (x) }"
+    m = parse(f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}", c=np.array(True))
+    assert branches.settle(m, Graph(m)) == 0
 
 
 def test_sizes_are_found_where_one_name_is_every_size() -> None:
