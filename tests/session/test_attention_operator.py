@@ -137,3 +137,25 @@ def test_what_reads_heads_of_unknown_size_keeps_its_nodes() -> None:
     session = provider.create_session(better.SerializeToString(), {"backend": "cpu", "claim": "all"})
     assert "Slice" in provider.assigned_nodes(session)
     np.testing.assert_allclose(session.run(None, data)[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_reads_heads_of_unknown_size_out_of_a_body_keeps_its_nodes() -> None:
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 5, 12] if n == "q" else [f"{n}{k}" for k in range(3)]) for n in data]
+    ends = [helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("going", "on")]
+    nodes = [helper.make_node("Identity", ["going"], ["on"]), helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2)]
+    made = helper.make_tensor_value_info("a", TensorProto.FLOAT, None)
+    body = helper.make_graph(nodes, "body", [helper.make_tensor_value_info("turn", TensorProto.INT64, []), ends[0]], [ends[1], made])
+    stored = {"turns": 2, "last": -1, "flat": [-1], "begin": [0], "end": [30], "axis": [0], "shape": [5, 6]}
+    nodes = [
+        helper.make_node("Loop", ["turns", ""], ["all"], body=body), helper.make_node("Gather", ["all", "last"], ["g"], axis=0),
+        helper.make_node("Reshape", ["g", "flat"], ["b"]), helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["y"]),
+    ]  # fmt: skip
+    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0]
+    better = tracea_onnx.optimize(model, verify=False).model
+    np.testing.assert_allclose(ort.InferenceSession(better.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0], want, rtol=1e-4, atol=1e-5)
