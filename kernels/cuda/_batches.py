@@ -63,8 +63,9 @@ def _parts(product: Callable[[Request], list[Kernel]], r: Request, counts: list[
             made[anywhere] = [product(replace(r, unaligned=anywhere, ints={**r.ints, **names, **shape})) for shape in shapes]
         whole, *left = made[anywhere]
         after = {o: D.add(first[o], D.product([full, steps[s], r.dtype.size])) for o, s in _OPERANDS.items()}
-        kernels += [_moved(kernel, first) for kernel in whole]
-        kernels += [_moved(kernel, after) for part in left for kernel in part]
+        # A run looks at the places of launches that have nothing to do as well, and these may lie behind their buffers.
+        kernels += [_moved(kernel, {o: D.select(D.less(0, full), at, 0) for o, at in first.items()}) for kernel in whole]
+        kernels += [_moved(kernel, {o: D.select(D.less(0, rest), at, 0) for o, at in after.items()}) for part in left for kernel in part]
     scratch = tuple(reduce(D.maximum, sizes) for sizes in zip_longest(*(k.scratch for k in kernels), fillvalue=0))  # all have the same buffers
     return [replace(k, scratch=scratch) if k.scratch else k for k in kernels]
 

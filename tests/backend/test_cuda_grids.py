@@ -183,6 +183,10 @@ def test_parts_take_every_matrix_once(b0: int | str, b1: int | str, n: int, monk
             continue
         for kernels in (divided(r), ranged(r, divided)):
             assert sorted(_products_of(kernels, sizes)) == wanted
+            # A run looks at the places of launches that have nothing to do as well.
+            for j, operand in enumerate("aby"):
+                starts = {dims.evaluate(a.offset, sizes) for k in kernels for a in k.args if isinstance(a, Pointer) and a.operand == operand}
+                assert starts <= {0} | {matrix[j] for matrix in wanted}
 
 
 def test_too_many_matrices_along_both_axes_are_refused() -> None:

@@ -71,6 +71,18 @@ def case_empty_grids_are_not_launched() -> None:
     (y,) = run_plan(b.to_json(), b.blobs, [vector(0)])
     assert y.shape == (0,)
     assert not [line for line in log.take() if line.startswith(("launch", "copy 0"))]
+    # One of two kernels of which a run needs one: its other axes may have any size.
+    whole = chain()
+    plan = whole.to_json()
+    plan["run"].append({**plan["run"][0], "grid": [whole.expr(0), whole.expr(70_000), whole.expr(1)]})
+    plan["exprs"] = whole.to_json()["exprs"]
+    log.take()
+    run_plan(plan, whole.blobs, [vector(100)])
+    assert len([line for line in log.take() if line.startswith("launch")]) == len(plan["run"]) - 1
+    plan["run"][-1]["grid"][0] = whole.expr(1)
+    plan["exprs"] = whole.to_json()["exprs"]
+    with pytest.raises(TraceaError, match="a grid of 70000 blocks along axis 1, of which a GPU has 65535"):
+        run_plan(plan, whole.blobs, [vector(100)])
 
 
 def case_constants_are_prepared_once() -> None:

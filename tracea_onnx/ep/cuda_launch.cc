@@ -66,11 +66,10 @@ LaunchList::LaunchList(Device& device, const std::vector<LaunchSpec>& specs, con
     const CudaLaunch& cuda = *s.cuda;
     const auto wrong = [&](const std::string& what) { return Failure("kernel '" + cuda.symbol + "': " + what); };
     Item item{&cuda, functions[l], {}, arguments_.size()};
-    bool empty = false;
-    for (int k = 0; k < 3; k++) {
+    const bool empty = next_int[0] <= 0 || next_int[1] <= 0 || next_int[2] <= 0;
+    for (int k = 0; k < 3 && !empty; k++) {
       if (next_int[k] > kMaxGrid[k]) throw wrong("these sizes need a grid of " + std::to_string(next_int[k]) + " blocks along axis " + std::to_string(k) + ", of which a GPU has " + std::to_string(kMaxGrid[k]) + "; run them in smaller batches");
-      empty |= next_int[k] <= 0;
-      item.grid[k] = unsigned(next_int[k] > 0 ? next_int[k] : 0);
+      item.grid[k] = unsigned(next_int[k]);
     }
     if (!empty && item.grid[0] % cuda.cluster) throw wrong("its grid of " + std::to_string(item.grid[0]) + " is not a multiple of its cluster of " + std::to_string(cuda.cluster));
     if (empty) {
