@@ -277,6 +277,25 @@ def quotient(a: DimLike, b: DimLike) -> DimLike | None:
 _OPERATORS |= {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
 
 
+def truncdiv(a: DimLike, b: DimLike) -> DimLike | None:
+    """a / b rounded toward zero, as ONNX divides integers; None where b is 0 or its sign is not known."""
+    if b == 0:
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if (a < 0) == (b < 0) else -(-a // b)
+    exact = quotient(a, b)
+    if exact is not None:
+        return exact
+    if isinstance(b, int) and b < 0:
+        return truncdiv(mul(a, -1), -b)
+    if not never_negative(b):
+        return None
+    if never_negative(a):
+        return floordiv(a, b)
+    # One of the two terms is 0: which one, only a run knows.
+    return sub(floordiv(maximum(a, 0), b), floordiv(maximum(mul(a, -1), 0), b))
+
+
 def ceildiv(a: DimLike, b: DimLike) -> DimLike:
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)

@@ -66,12 +66,29 @@ def _pointwise(f: Callable[..., Any]) -> Callable[[Shapes, Node, list[Array]], A
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, float) or isinstance(b, float):
         return a / b
-    exact = dims.quotient(a, b)
-    if exact is not None:
-        return exact
-    if isinstance(a, int) and isinstance(b, int):
-        return int(a / b)
-    return dims.floordiv(a, b)
+    found = dims.truncdiv(a, b)
+    if found is None:
+        raise ValueError("not known")
+    return found
+
+
+def _mod(s: Shapes, n: Node, args: list[Array]) -> Array:
+    """The remainder: with the sign of the divisor, or of the dividend where `fmod` says so."""
+    if n.attr("fmod", 0):
+        return _pointwise(_remainder)(s, n, args)
+    return _pointwise(_modulus)(s, n, args)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, float) or isinstance(b, float):
+        return math.fmod(a, b)
+    return dims.sub(a, dims.mul(_divide(a, b), b))
+
+
+def _modulus(a: Any, b: Any) -> Any:
+    if isinstance(a, Dim) and not (isinstance(b, int) and b > 0):
+        raise ValueError("not known")
+    return dims.mod(a, b) if isinstance(a, Dim) else a % b
 
 
 def _power(a: Any, b: Any) -> Any:
@@ -156,7 +173,7 @@ OPERATORS: dict[str, Callable[[Shapes, Node, list[Array]], Array | None]] = {
     "Sub": _pointwise(lambda a, b: a - b),
     "Mul": _pointwise(lambda a, b: a * b),
     "Div": _pointwise(_divide),
-    "Mod": _pointwise(lambda a, b: dims.mod(a, b) if isinstance(a, Dim) else a % b),
+    "Mod": _mod,
     "Neg": _pointwise(lambda a: -a if not isinstance(a, Dim) else dims.mul(a, -1)),
     "Sqrt": _pointwise(lambda a: math.sqrt(a)),
     "Reciprocal": _pointwise(lambda a: 1.0 / a),

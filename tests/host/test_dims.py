@@ -156,3 +156,17 @@ def test_factors_of_what_shares_its_parts_are_not_spelled_out() -> None:
     for _ in range(20):
         d = D.mul(d, d)
     assert isinstance(d, D.Dim) and D.factors(d) == (1, {d: 1})
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, -1, -3])
+def test_quotients_are_rounded_toward_zero(b: int) -> None:
+    """As ONNX divides integers, whatever the sign of what is divided."""
+    n = D.symbol("n")
+    for a in (n, D.sub(n, 8), D.sub(3, n), D.mul(n, 6), -7, 7, 2**62 + 1):
+        e = D.truncdiv(a, b)
+        assert e is not None
+        for k in range(20):
+            value = D.evaluate(a, {"n": k})
+            assert D.evaluate(e, {"n": k}) == (abs(value) // abs(b)) * (1 if (value < 0) == (b < 0) else -1)
+    assert D.truncdiv(n, 0) is None and D.truncdiv(7, 0) is None and D.truncdiv(n, D.sub(n, 8)) is None
+    assert D.truncdiv(n, 2) is D.floordiv(n, 2)

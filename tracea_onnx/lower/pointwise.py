@@ -214,13 +214,6 @@ _SYMBOLIC: dict[str, Callable[..., DimLike]] = {
 }  # fmt: skip
 
 
-def _divides_down(a: DimLike, b: DimLike) -> bool:
-    """Whether a / b, which truncates, is what D.floordiv gives."""
-    if isinstance(b, int):
-        return b > 0 and not (isinstance(a, int) and a < 0)
-    return D.never_negative(a) and D.never_negative(b)
-
-
 def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
     """The expression on symbolic integers, element by element; None when an operation has no symbolic form."""
     count = shape[0] if shape else 1
@@ -233,8 +226,8 @@ def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
             a = [v[k] for k in ins.args]
             if ins.op == "const" and ins.imm == int(ins.imm):
                 v.append(int(ins.imm))
-            elif ins.op == "div" and _divides_down(*a):
-                v.append(D.floordiv(a[0], a[1]))
+            elif ins.op == "div" and (quotient := D.truncdiv(a[0], a[1])) is not None:
+                v.append(quotient)
             elif ins.op == "mod" and isinstance(a[1], int) and a[1] > 0:
                 v.append(D.sub(a[0], D.mul(D.floordiv(*a), a[1])))
             elif ins.op == "le":
