@@ -98,13 +98,16 @@ def _check_external(t: TensorProto, source: Source) -> None:
     try:
         real = file.resolve(strict=True)
         size = real.stat().st_size
-        regular = stat.S_ISREG(real.stat().st_mode)
+        regular, names = stat.S_ISREG(real.stat().st_mode), real.stat().st_nlink
     except OSError:
         raise ModelError(f"the external data file {file} is missing or unreadable", "put it beside the model") from None
     if not any(real.is_relative_to(r) for r in roots):
         raise ModelError(f"the external data file {file} leads outside the model's folder", "put the file itself beside the model")
     if not regular:
         raise ModelError(f"the external data file {file} is not a regular file", "put the file itself beside the model")
+    if names > 1 and real != source.path.resolve():  # as onnx itself: a hard link leads out of the folder unseen
+        hint = "make it a file of its own: copy it, and rename the copy over it"
+        raise ModelError(f"the external data file {file} has {names} names (hard links), which may lie outside the model's folder", hint)
     try:
         offset, length = int(info.get("offset", "0")), int(info.get("length", "-1"))
     except ValueError:

@@ -171,6 +171,19 @@ def test_external_data_that_leads_astray_is_refused(tmp_path: Path, key: str, va
         io.load(path)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="hard links")
+def test_a_hard_link_in_the_place_of_the_data_is_refused(tmp_path: Path) -> None:
+    """It leads out of the folder where no path says so; onnx refuses it, too. The model itself may have any number of names."""
+    path = saved(tmp_path)
+    os.link(path, tmp_path / "another.onnx")
+    io.load(path)
+    os.link(tmp_path / "m.onnx.data", tmp_path / "another.data")
+    with pytest.raises(ModelError, match=r"has 2 names.*copy it"):
+        io.load(path)
+    (tmp_path / "another.data").unlink()
+    io.load(path)
+
+
 def test_a_truncated_data_file_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path)
     data = path.with_name("m.onnx.data")

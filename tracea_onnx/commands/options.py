@@ -37,7 +37,12 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=f"how long one run of a model may take (default: {TIME_LIMIT:g})"
     )
-    parser.add_argument("--provider", choices=("cpu", "tracea"), default="cpu", help="what runs the result (default: ONNX Runtime's CPU provider)")
+    parser.add_argument(
+        "--provider",
+        choices=("cpu", "tracea"),
+        default="cpu",
+        help="what runs the result (default: ONNX Runtime's CPU provider); tracea believes the specs of fused ops (specs=trust), to compare what they say",
+    )
 
 
 def add_input_shapes(parser: argparse.ArgumentParser) -> None:
