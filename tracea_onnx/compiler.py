@@ -32,7 +32,7 @@ from tracea_onnx.lower.target import CPU, CUDA, Target
 from tracea_onnx.lower.value import Dims, Unsupported, Value, View, contiguous
 from tracea_onnx.meanwhile import meanwhile
 from tracea_onnx.plan import MOST_RANK, PlanBuilder, merge_packs, read_pack, write_pack
-from tracea_onnx.price import price
+from tracea_onnx.price import Device, gpu, price
 
 PRODUCER = f"tracea-onnx {__version__}"
 T = TypeVar("T")
@@ -130,10 +130,16 @@ def build_pack(model: str | bytes, *, trust: bool = False) -> bytes:
 
 @dataclass(frozen=True)
 class Backend:
-    """Where Plans will run. `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away."""
+    """Where Plans will run. `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away. `device`: rates of one device, where it is known."""
 
     target: Target
     plan: Callable[[str, bool], PlanBuilder]
+    device: Device | None = None
+
+    @property
+    def rates(self) -> str | Device:
+        """What fusions are priced by."""
+        return self.device or self.target.name
 
 
 CPU_BACKEND = Backend(CPU, lambda name, probe: PlanBuilder(name))
@@ -154,7 +160,7 @@ def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
         return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit)
 
-    return Backend(target, plan)
+    return Backend(target, plan, gpu(device))
 
 
 def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False, trust: bool = False) -> Compiled:
@@ -163,7 +169,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
     `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it.
     `trust`: run fused ops as their specs say. ONNX Runtime shows no bodies of functions, so a spec cannot be compared with what it stands for:
     without `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those (docs/security.md)."""
-    chosen = choose(graph, backend.target.name)
+    chosen = choose(graph, backend.rates)
     result = Compiled()
     torn: set[int] = set()
     while True:
@@ -186,7 +192,7 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
                 continue
             try:
                 plan, blobs = _lower_group(graph, [ops[k] for k in members], values, f"partition{len(entries)}", backend)
-                why = worth.refusal(graph, [ops[k] for k in members], plan, backend.target.name, torn) if plan is not None and not everything else None
+                why = worth.refusal(graph, [ops[k] for k in members], plan, backend.rates, torn) if plan is not None and not everything else None
             except _Failed as e:
                 bad = e
                 break
@@ -215,7 +221,7 @@ def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[
     return out
 
 
-def choose(graph: Graph, backend: str = "cpu") -> list[Match]:
+def choose(graph: Graph, backend: str | Device = "cpu") -> list[Match]:
     """The fusions the scheduler would make in this graph."""
     rules = {r.name: r.priority for r in registry.rules()}
     matches, _ = match.find(graph, failed=lambda e: _fault(e.what))

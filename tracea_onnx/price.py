@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
+from tracea_onnx.caps import DeviceCaps, usual
 from tracea_onnx.core import Match, Saving
 from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph, Node
@@ -37,8 +38,23 @@ DEVICES = {
     # One AVX-512 core: 118 GFLOP/s fp32 peak and 22 GB/s of DRAM measured; between nodes values mostly live in L2, hence the higher rate.
     "cpu": Device(90.0, 30.0, 0.7, "measured on one Zen 4 core; 0.7 us a node in ONNX Runtime 1.31"),
     # H200: 989 TFLOP/s fp16 and 4.8 TB/s by its data sheet, of which kernels sustain about 2/3 and 3/4; 3 us a launch without a graph.
+    # For files, which any GPU may run; a session's compiler asks `gpu`.
     "cuda": Device(600_000.0, 3_600.0, 3.0, "NVIDIA H200 data sheet; launches measured"),
 }
+#: Flops of fp16 products with sums in fp32, per clock of a multiprocessor, by data sheets: of the tensor instructions that the kernels use.
+_PER_CLOCK = {75: 1024, 80: 2048, 86: 512, 87: 1024, 89: 512, 90: 4096, 100: 2048, 120: 512}
+
+
+def gpu(caps: DeviceCaps) -> Device:
+    """Rates of a GPU: the share of its own peaks that kernels sustain on an H200."""
+    known, usual_one = DEVICES["cuda"], usual(90)
+    return Device(known.gflops * _peak(caps) / _peak(usual_one), known.gbytes * caps.bandwidth / usual_one.bandwidth, known.launch, f"peaks of {caps.name}")
+
+
+def _peak(caps: DeviceCaps) -> float:
+    arch = max((a for a in _PER_CLOCK if a <= caps.arch), default=min(_PER_CLOCK))
+    return float(caps.sms * caps.clock * _PER_CLOCK[arch])
+
 
 #: Nodes that move no data: a new shape for the same bytes.
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Size", "Constant"})
@@ -49,14 +65,17 @@ _PER_ELEMENT = {
 }  # fmt: skip
 
 
-def device(backend: str) -> Device:
+def device(backend: str | Device) -> Device:
+    """The rates of a backend by its name. Raises UsageError where it has none."""
+    if isinstance(backend, Device):
+        return backend
     if backend not in DEVICES:
         raise UsageError(f"there is no cost model for backend '{backend}'", f"choose from {', '.join(DEVICES)}")
     return DEVICES[backend]
 
 
-def price(graph: Graph, match: Match, backend: str) -> Saving:
-    """Estimated microseconds `match` saves on `backend` (`cpu` or `cuda`); zero or less when fusing it gains nothing."""
+def price(graph: Graph, match: Match, backend: str | Device) -> Saving:
+    """Estimated microseconds `match` saves on `backend` (`cpu`, `cuda`, or rates); zero or less when fusing it gains nothing."""
     dev = device(backend)
     working = [n for n in match.nodes if n.op not in _VIEWS and not all(graph.is_const(o) for o in n.outputs if o)]
     if len(working) < 2:
@@ -72,7 +91,7 @@ def price(graph: Graph, match: Match, backend: str) -> Saving:
     return Saving(round(before - after, 3), max(0.0, sum(parts) - border), float(len(working) - 1), reason)
 
 
-def node_time(graph: Graph, nodes: Collection[Node], backend: str) -> float:
+def node_time(graph: Graph, nodes: Collection[Node], backend: str | Device) -> float:
     """Microseconds the nodes take as one kernel, by the roofline and without its launch."""
     inside = {o for n in nodes for o in n.outputs}
     border = _traffic(graph, {i for n in nodes for i in n.inputs} - inside, graph.escapes(list(nodes)))

@@ -158,7 +158,7 @@ def parts(request: ModelProto, sizes: Sizes, choices: tuning.Choices = tuning.BY
         builders[name] = made
         return made
 
-    for _, plan, blobs in compiler.compile_for(graph, props, compiler.Backend(backend.target, builder)).entries:
+    for _, plan, blobs in compiler.compile_for(graph, props, compiler.Backend(backend.target, builder, backend.device)).entries:
         dims = [[_dim(graph, i["name"], axis, d) for axis, d in enumerate(graph.shape(i["name"]) or ())] for i in plan["inputs"]]
         if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
             continue

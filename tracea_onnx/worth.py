@@ -13,7 +13,7 @@ from tracea_onnx.core import DOMAIN
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower import attention, conv, einsum, linear
 from tracea_onnx.lower.op import Op
-from tracea_onnx.price import device, node_time
+from tracea_onnx.price import Device, device, node_time
 
 #: Kinds that decide by themselves.
 _NORMS = {":layernorm", ":groupnorm", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
@@ -22,7 +22,7 @@ HEAVY = frozenset({*conv.OPS, *linear.OPS, *einsum.OPS, *attention.OPS, *_NORMS,
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
 
 
-def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: str = "cpu", torn: Collection[int] = ()) -> str | None:
+def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: str | Device = "cpu", torn: Collection[int] = ()) -> str | None:
     """Why ORT would run these ops faster, or None when the provider should take them. `torn`: identities of nodes of chains that no kernel computes whole."""
     if any(op.kind in HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from tests.host.pipeline_models import RULES, parse, small_cnn
-from tracea_onnx import match, price, registry
+from tracea_onnx import caps, compiler, match, price, registry, tuning
 from tracea_onnx.core import Match, Refusal, Saving, Spec
 from tracea_onnx.errors import UsageError
 from tracea_onnx.graph import Graph
@@ -151,6 +153,26 @@ def test_a_larger_tensor_saves_more_and_every_backend_has_rates() -> None:
     assert all(s.us > 0 for s in priced_by(_typed(small_cnn()), "cuda").values())
     with pytest.raises(UsageError, match="no cost model for backend 'abacus'"):
         price.device("abacus")
+
+
+def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's fusions are priced by its own GPU's memory and arithmetic, not by an H200's."""
+    h200, l4 = price.gpu(caps.usual(90)), price.gpu(caps.usual(89))
+    assert (h200.gflops, h200.gbytes) == (price.device("cuda").gflops, price.device("cuda").gbytes)
+    assert l4.gbytes == pytest.approx(h200.gbytes * 300 / 4800) and h200.gflops / 20 < l4.gflops < h200.gflops / 8
+    half = price.gpu(replace(caps.usual(90), sms=66))
+    assert half.gflops == h200.gflops / 2 and half.gbytes == h200.gbytes
+    seen, priced = set(), price.price
+
+    def recorded(graph: Graph, match: Match, by: str | price.Device) -> Saving:
+        seen.add(by)
+        return priced(graph, match, by)
+
+    monkeypatch.setattr(compiler, "price", recorded)
+    graph = Graph(_typed(small_cnn()))
+    backend = compiler.cuda_backend(caps.usual(89), tf32=False, choices=tuning.BY_PRICE, compile_kernels=False)
+    compiler.compile_graph(graph, backend)
+    assert seen == {l4}
 
 
 def test_a_node_alone_saves_nothing() -> None:
