@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -88,6 +89,20 @@ def test_resizing(mode: str, shape: tuple[int, ...]) -> None:
         family, ints = lowered("Resize", shape, inputs, mode=mode)[-1]
         assert family == ("resize_cubic" if mode == "cubic" else "resize2d")
         assert (ints["OH"], ints["OW"]) == (size if len(shape) == 4 else (1, size[1]))
+
+
+@pytest.mark.parametrize(("size", "scale"), [(20, 0.35), (40, 0.35), (10, 0.7), (100, 1.15)])
+def test_resizing_multiplies_in_float32(size: int, scale: float) -> None:
+    """The size of the result is ONNX Runtime's, which float64 often misses by one."""
+    scales = np.array([1, 1, 1, scale], np.float32)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", (1, 8, 4, size)), ("y", None))]
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:], [numpy_helper.from_array(scales, "scales")])
+    m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    session = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    width = session.run(None, {"x": np.zeros((1, 8, 4, size), np.float32)})[0].shape[3]
+    _, ints = lowered("Resize", (1, 8, 4, size), {"-roi": None, "scales": scales}, mode="linear")[-1]
+    assert ints["OW"] == width
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

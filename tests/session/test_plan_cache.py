@@ -148,6 +148,17 @@ def test_another_cuda_compiler_is_another_key(tmp_path: Path, monkeypatch: pytes
     assert found[0] != found[1] and str(library) in found[0]
 
 
+def test_a_plan_is_kept_under_all_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = onnx.load_from_string(attention(np.zeros((S, S)), 1.0))
+    cpu, cuda = {"backend": "cpu"}, {"backend": "cuda", "arch": "90", "sms": "132"}
+    before = [plan_cache._key(request, p) for p in (cpu, cuda)]
+    monkeypatch.setattr(plan_cache, "_cuda_compiler", lambda: "another NVRTC")
+    after = [plan_cache._key(request, p) for p in (cpu, cuda)]
+    assert after[0] == before[0] and after[1] != before[1]
+    monkeypatch.setattr(plan_cache, "_code", lambda: "another version")
+    assert not {plan_cache._key(request, p) for p in (cpu, cuda)} & {*before, *after}
+
+
 _HOMELESS = """
 import pwd, sys
 def none(uid): raise KeyError(uid)

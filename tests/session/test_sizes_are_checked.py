@@ -126,3 +126,5 @@ def test_groups_of_a_norm_share_its_channels() -> None:
     m = model([node("GroupNormalization", "x s b", num_groups=3)], {"x": (1, 4, 5)}, {"s": normal(4), "b": normal(4)})
     with pytest.raises(Exception, match=r"(?i)reshape|group"):
         provider.create_session(m, {"backend": "cpu", "claim": "all"}).run(None, {"x": normal(1, 4, 5)})
+    compiled = compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
+    assert not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]
