@@ -131,6 +131,11 @@ def _check_header(model: ModelProto, where: str) -> None:
         raise ModelError(f"{where} imports no operator set", "export it again")
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(f"{where} has IR version {model.ir_version}, the installed onnx knows up to {int(onnx.IR_VERSION)}", _UPGRADE)
+    versions: dict[str, int] = {}
+    for o in model.opset_import:
+        domain = "" if o.domain == "ai.onnx" else o.domain
+        if versions.setdefault(domain, o.version) != o.version:
+            raise ModelError(f"{where} imports operator set '{domain}' in versions {versions[domain]} and {o.version}", "export it again")
     newest = onnx.defs.onnx_opset_version()
     for o in model.opset_import:
         if o.domain in ("", "ai.onnx") and not 1 <= o.version <= newest:

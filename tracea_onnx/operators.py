@@ -105,6 +105,13 @@ def _version(op: str, opset: int) -> int | None:
 
 
 @cache
+def _most(op: str, opset: int) -> tuple[int, int, int]:
+    """The fewest and the most inputs of a default-domain operator, and the most outputs."""
+    schema = defs.get_schema(op, opset, "")
+    return schema.min_input, schema.max_input, schema.max_output
+
+
+@cache
 def _default(op: str, attribute: str) -> object:
     """What an attribute of the default domain is where it is not given; None without a default."""
     try:
@@ -133,6 +140,10 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
         version = _version(op, opset)
         if version is None or version > NEWEST:
             return f"{op} of opset {opset} is newer than what this version of tracea-onnx knows (opset {NEWEST})"
+    if not contrib and _version(op, opset):
+        least, most, results = _most(op, opset)
+        if not least <= len(node.input) <= most or len(node.output) > results:
+            return f"{op} has {len(node.input)} inputs and {len(node.output)} outputs, of which ONNX knows {least} to {most} and {results}"
     for a in node.attribute:
         if a.name not in names and (contrib or _value(a) != _default(op, a.name)):
             return f"{op} has the attribute '{a.name}', which this version of tracea-onnx does not read"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import special
 
 from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import ACTIVATIONS, DType
+from tracea_onnx.ops import ACTIVATIONS, OPCODE_ARITY, DType
 
 F64 = npt.NDArray[np.float64]
 
@@ -81,6 +81,8 @@ def evaluate(expr: Expr, inputs: Sequence[npt.ArrayLike], *, scale: tuple[int, f
     values: list[Any] = [np.asarray(x, np.float64) for x in inputs]
     if len(values) != expr.n_in:
         raise ValueError(f"an expression of {expr.n_in} inputs got {len(values)}")
+    if any(len(i.args) != OPCODE_ARITY.get(i.op, 2) for i in expr.code):  # numpy would write into one operand too many
+        raise ValueError("an instruction has another number of operands than its opcode")
     with np.errstate(all="ignore"):
         for k, ins in enumerate(expr.code):
             value = np.float64(ins.imm) if ins.op == "const" else _OPS[ins.op](*(values[a] for a in ins.args))
@@ -98,8 +100,10 @@ def _points() -> F64:
 
 
 _X = _points()
+_X.flags.writeable = False
 _SLOPE_STEP = 1e-3
 _PROBES = np.array([-1e30, -1e4, -1.0, -_SLOPE_STEP, 0.0, _SLOPE_STEP, 1.0, 1e30])
+_PROBES.flags.writeable = False
 #: Relative error of a constant written as float32, of a value computed in float64 (with room), and the most any of that may explain.
 _CONSTANT_ERROR, _VALUE_ERROR, _MOST = 2.0**-23, 1e-14, 1e-4
 

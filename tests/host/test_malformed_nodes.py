@@ -12,9 +12,11 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tests.host.pipeline_models import parse
 from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery
 from tracea_onnx.errors import ModelError
+from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph
 from tracea_onnx.patterns_shape import shapes
 from tracea_onnx.plan import read_pack
+from tracea_onnx.recognise import evaluate
 
 _F, _I = TensorProto.FLOAT, TensorProto.INT64
 
@@ -53,6 +55,8 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         (helper.make_node("ReduceMax", ["x", "a"], ["y"], keepdims=-8), {"x": (2, 3)}, {"a": [0]}, "keepdims -8, which is neither 0 nor 1"),
         (helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1 << 53, **_HEADS), _QKV, {}, "neither 0 nor 1"),
         (helper.make_node("Relu", ["x"], ["y"]), {"x": (1,) * 65}, {}, "not known"),
+        (helper.make_node("Erf", ["x", "z"], ["y"]), {"x": (2, 3), "z": (3,)}, {}, "Erf has 2 inputs"),
+        (helper.make_node("Where", ["x"], ["y"]), {"x": (2, 3)}, {}, "Where has 1 inputs"),
         (helper.make_node("Concat", ["x", "z"], ["y"], axis=1), {"x": (2, 3), "z": (2,)}, {}, "ranks 2, 1"),
         (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]), {"x": (2, 3)}, {}, "by [0, 0]"),
         (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [0]}, "step of 0"),
@@ -61,6 +65,14 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
 )
 def test_a_node_that_makes_no_sense_is_refused(node: NodeProto, given: dict[str, tuple[int, ...]], constants: dict[str, Any], why: str) -> None:
     assert why in reason(model_of(node, given, **constants))
+
+
+def test_an_operand_too_many_is_not_written_to() -> None:
+    """numpy takes it for where the result goes: what activations are recognised by would be other numbers from then on."""
+    at = np.array([0.5, -2.0])
+    with pytest.raises(ValueError, match="another number of operands"):
+        evaluate(Expr(2, (Instr("erf", (0, 1)),), 2), [np.zeros(2), at])
+    assert at.tolist() == [0.5, -2.0]
 
 
 def test_a_dim_that_is_gathered_where_there_is_none() -> None:
@@ -127,6 +139,15 @@ def test_properties_of_a_request_that_are_no_text_are_none() -> None:
     damaged = ModelProto()
     damaged.ParseFromString(m.SerializeToString().replace(b"nnnnn", b"\xff\xfe\xff\xfe\xff"))
     assert compiler.properties(damaged) == {"claim": "all"}
+
+
+def test_one_operator_set_has_one_version() -> None:
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
+    m.opset_import.append(helper.make_opsetid("ai.onnx", m.opset_import[0].version))
+    assert io.load(m)
+    m.opset_import.append(helper.make_opsetid("ai.onnx", 2))
+    with pytest.raises(ModelError, match=r"in versions \d+ and 2"):
+        io.load(m)
 
 
 def _refers(nodes: GraphProto | FunctionProto) -> None:
