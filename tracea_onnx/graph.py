@@ -296,6 +296,9 @@ class Graph:
             unsure += [v for v in self._types if v not in self._producer and v not in self._initializers]
         types = ((v, self._types.get(v)) for v in unsure)
         stack = [v for v, t in types if t is not None and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)]
+        # The type of an output is its declaration: the 0 shows only in what follows.
+        hidden = [n for n in self.nodes if n.op == "Attention" and not self._has_size(n.input(2))]
+        stack += [o for n in hidden for o in n.outputs if o in self._output_set]
         found: set[str] = set()
         while stack:
             name = stack.pop()
@@ -303,6 +306,11 @@ class Graph:
                 found.add(name)
                 stack += [o for n in self._consumers.get(name, ()) for o in n.outputs if o]
         return frozenset(found)
+
+    def _has_size(self, name: str) -> bool:
+        """Whether the last dim of a value is known."""
+        t = self._types.get(name)
+        return name in self._initializers or (t is not None and len(t.shape.dim) > 0 and t.shape.dim[-1].HasField("dim_value"))
 
     def rank(self, name: str) -> int | None:
         s = self.shape(name)

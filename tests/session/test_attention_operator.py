@@ -92,6 +92,25 @@ def test_heads_of_unknown_size() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_heads_of_unknown_size_whose_result_is_an_output() -> None:
+    """The inferred 0 shows only in what reads the result: a Slice of nothing would be no operation, and a cut was left out."""
+    rng = np.random.default_rng(0)
+    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 5 if n == "q" else 7, 12] if n != "v" else ["b", "s", "h"]) for n in data]
+    nodes = [
+        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Reshape", ["a", "flat"], ["r"]),
+        helper.make_node("Slice", ["r", "zero", "cut", "zero"], ["c"]), helper.make_node("Reshape", ["c", "square"], ["y"]),
+    ]  # fmt: skip
+    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in {"flat": [-1], "zero": [0], "cut": [100], "square": [10, 10]}.items()]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("a", "y")]
+    model = helper.make_model(helper.make_graph(nodes, "g", given, ends, constants), opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    made = tracea_onnx.optimize(model, verify=False).model
+    assert "Slice" in [n.op_type for n in made.graph.node]
+    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    got = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    np.testing.assert_array_equal(got[1], want[1])
+
+
 def test_heads_of_unknown_size_that_a_body_reads() -> None:
     """The provider sees the body alone: the 0 comes with a value that the body captures."""
     rng = np.random.default_rng(0)
