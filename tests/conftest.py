@@ -9,7 +9,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How fast a machine draws its examples is nothing that a test asserts: a pause of it would fail.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 #: Folders of the user's that the project reads or writes: caches, tuning records, settings.
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")

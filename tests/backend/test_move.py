@@ -73,7 +73,7 @@ def test_transposes(shape: tuple[int, ...], axes: tuple[int, ...], elem: int, is
     assert (y[expected.size :] == 0xA5).all()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), isa=st.sampled_from(ISAS), elem=st.sampled_from([1, 2, 4, 8]), threads=st.sampled_from([1, 2, 9]))
 def test_random_views(data: Any, isa: str, elem: int, threads: int) -> None:
     """Any permutation, slice (negative steps too) or broadcast into a slice of a larger tensor."""

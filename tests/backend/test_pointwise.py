@@ -122,7 +122,7 @@ def _broadcast_shapes(draw: Any) -> tuple[tuple[int, ...], list[tuple[int, ...]]
     return shape, [s[draw(st.integers(0, rank - 1)) :] if all(n == 1 for n in s) else s for s in inputs]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes=_broadcast_shapes(), seed=st.integers(0, 1000), threads=st.sampled_from([1, 2, 7]), isa=st.sampled_from(ISAS), transposed=st.booleans())
 def test_random_broadcasts(shapes: tuple[tuple[int, ...], list[tuple[int, ...]]], seed: int, threads: int, isa: str, transposed: bool) -> None:
     _, parts = shapes

@@ -348,7 +348,7 @@ def graphs(draw: st.DrawFn) -> ModelProto:
     return helper.make_model(helper.make_graph(nodes, "g", x, info, constants), ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs())
 def test_random_graphs_keep_every_bit(model: ModelProto) -> None:
     result = canonical(model)

@@ -71,7 +71,7 @@ def build(wanted: list[D.DimLike]) -> tuple[dict[str, Any], list[int]]:
     return b.to_json(), places
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(expressions(), min_size=1, max_size=4), st.tuples(*[st.integers(0, 100)] * 3))
 def test_expressions_evaluate_as_in_python(wanted: list[D.DimLike], values: tuple[int, int, int]) -> None:
     plan, places = build(wanted)
@@ -136,7 +136,7 @@ def test_malformed_header_is_one_line(text: bytes) -> None:
         evaluate(pack, [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)), max_size=40))
 def test_arena_never_overlaps_what_lives_together(rows: list[tuple[int, int, int]]) -> None:
     n = len(rows)

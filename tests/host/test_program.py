@@ -104,7 +104,7 @@ def test_near_misses_are_not_activations(expr: Expr) -> None:
     assert classify_activation(expr) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(alpha=st.floats(2.0**-7, 3.0, width=32), off=st.sampled_from([1e-5, -3e-5, 1e-3]))
 def test_parameters_are_the_expressions_own(alpha: float, off: float) -> None:
     slope = alpha * (1 + off)
@@ -191,7 +191,7 @@ _UNARY = ("tanh", "abs", "square", "sigmoid", "relu", "silu", "neg", "gelu_erf",
 _DRAWN = ("add", "mul", "max", "sub", "tanh", "abs", "sigmoid", "relu", "square", "const")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), n_in=st.integers(1, 4), length=st.integers(0, 25))
 def test_compiled_programs_compute_the_expression(data: Any, n_in: int, length: int) -> None:
     code: list[Instr] = []

@@ -105,7 +105,7 @@ def problems(draw: st.DrawFn) -> tuple[ModelProto, list[tuple[list[int], float]]
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), sets
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(problems())
 def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(problem: tuple[ModelProto, list[tuple[list[int], float]]]) -> None:
     model, sets = problem
