@@ -76,11 +76,16 @@ def test_a_single_query_with_heads_in_the_batch() -> None:
     np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)
 
 
-def test_heads_of_unknown_size() -> None:
-    """ONNX infers 0 for the last axis of a result whose head size it does not know: what reads the result has the sizes of the run."""
+def _of_unknown_heads() -> tuple[dict[str, Any], list[Any]]:
+    """Random operands q, k and v of an Attention, and inputs of a graph for them without a known size."""
     rng = np.random.default_rng(0)
     data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+    return data, [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+
+
+def test_heads_of_unknown_size() -> None:
+    """ONNX infers 0 for the last axis of a result whose head size it does not know: what reads the result has the sizes of the run."""
+    data, given = _of_unknown_heads()
     nodes = [helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Transpose", ["a"], ["y"], perm=[2, 0, 1])]
     graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11).SerializeToString()
@@ -92,30 +97,9 @@ def test_heads_of_unknown_size() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_heads_of_unknown_size_whose_result_is_an_output() -> None:
-    """The inferred 0 shows only in what reads the result: a Slice of nothing would be no operation, and a cut was left out."""
-    rng = np.random.default_rng(0)
-    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 5 if n == "q" else 7, 12] if n != "v" else ["b", "s", "h"]) for n in data]
-    nodes = [
-        helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Reshape", ["a", "flat"], ["r"]),
-        helper.make_node("Slice", ["r", "zero", "cut", "zero"], ["c"]), helper.make_node("Reshape", ["c", "square"], ["y"]),
-    ]  # fmt: skip
-    constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in {"flat": [-1], "zero": [0], "cut": [100], "square": [10, 10]}.items()]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("a", "y")]
-    model = helper.make_model(helper.make_graph(nodes, "g", given, ends, constants), opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    made = tracea_onnx.optimize(model, verify=False).model
-    assert "Slice" in [n.op_type for n in made.graph.node]
-    want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
-    got = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
-    np.testing.assert_array_equal(got[1], want[1])
-
-
 def test_heads_of_unknown_size_that_a_body_reads() -> None:
     """The provider sees the body alone: the 0 comes with a value that the body captures."""
-    rng = np.random.default_rng(0)
-    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+    data, given = _of_unknown_heads()
     rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, None)
     ends = [helper.make_tensor_value_info(n, TensorProto.BOOL, []) for n in ("going", "on")]
     nodes = [
@@ -137,21 +121,24 @@ def test_heads_of_unknown_size_that_a_body_reads() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_what_reads_heads_of_unknown_size_keeps_its_nodes() -> None:
-    """Nothing is simplified by sizes that follow from that 0: a Slice of a value of no elements, it seemed, is not a Slice of all of them."""
-    rng = np.random.default_rng(0)
-    data = {n: rng.standard_normal((2, s, 12)).astype(np.float32) for n, s in (("q", 5), ("k", 7), ("v", 7))}
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{k}" for k in range(3)]) for n in data]
+@pytest.mark.parametrize("outputs", [["y"], ["y", "a"]], ids=["inner", "output"])
+@pytest.mark.parametrize("known", [(), ("q", "k")], ids=["no sizes", "sizes of q and k"])
+def test_what_reads_heads_of_unknown_size_keeps_its_nodes(outputs: list[str], known: tuple[str, ...]) -> None:
+    """Nothing is simplified by sizes that follow from that 0: a Slice of a value of no elements, it seemed, is not a Slice of all of them.
+    Where the Attention's own result is an output, its type is what the output declares, and the 0 shows only in what follows."""
+    data, given = _of_unknown_heads()
+    given = [helper.make_tensor_value_info(v.name, TensorProto.FLOAT, data[v.name].shape) if v.name in known else v for v in given]
     stored = {"flat": [-1], "begin": [0], "end": [30], "axis": [0], "shape": [5, 6]}
     nodes = [
         helper.make_node("Attention", [*data], ["a"], q_num_heads=2, kv_num_heads=2), helper.make_node("Reshape", ["a", "flat"], ["b"]),
         helper.make_node("Slice", ["b", "begin", "end", "axis"], ["c"]), helper.make_node("Reshape", ["c", "shape"], ["y"]),
     ]  # fmt: skip
     constants = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]
-    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], constants)
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0]
     better = tracea_onnx.optimize(model, verify=False).model
+    assert "Slice" in [n.op_type for n in better.graph.node]
     np.testing.assert_allclose(ort.InferenceSession(better.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)[0], want, rtol=1e-4, atol=1e-5)
     session = provider.create_session(better.SerializeToString(), {"backend": "cpu", "claim": "all"})
     assert "Slice" in provider.assigned_nodes(session)
