@@ -17,7 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tracea_onnx import surgery
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import subgraphs
+from tracea_onnx.graph import domain_of, opset_versions, subgraphs
 
 Key = tuple[str, str, str]
 
@@ -33,7 +33,7 @@ class Expansion:
 def key(f: FunctionProto | NodeProto) -> Key:
     """Domain, name and overload: what a call names its function by."""
     name = f.name if isinstance(f, FunctionProto) else f.op_type
-    return ("" if f.domain == "ai.onnx" else f.domain, name, f.overload)
+    return (domain_of(f.domain), name, f.overload)
 
 
 def expanded(call: NodeProto, function: FunctionProto, taken: set[str], names: Sequence[str] = ()) -> list[NodeProto]:
@@ -127,8 +127,8 @@ def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
     for k in reversed(range(len(list(surgery.graphs(model))))):
         out += _expand_graph(list(surgery.graphs(model))[k], safe)
     if out:
-        known = {("" if o.domain == "ai.onnx" else o.domain) for o in model.opset_import}
-        needed = {("" if o.domain == "ai.onnx" else o.domain): o for f in safe.values() for o in f.opset_import}
+        known = opset_versions(model.opset_import)
+        needed = {domain_of(o.domain): o for f in safe.values() for o in f.opset_import}
         model.opset_import.extend(o for d, o in sorted(needed.items()) if d not in known)
     return out
 
@@ -226,13 +226,9 @@ def _called(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
 
 def _unsafe(model: ModelProto, f: FunctionProto) -> str:
     """Why a function's calls must not be replaced by its nodes, or ""."""
-    ours = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    theirs = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in f.opset_import}
-    stack = list(f.node)
-    while stack:
-        n = stack.pop()
-        stack += [m for g in subgraphs(n) for m in g.node]
-        d = "" if n.domain == "ai.onnx" else n.domain
+    ours, theirs = opset_versions(model.opset_import), opset_versions(f.opset_import)
+    for n in surgery.with_bodies(f.node):
+        d = domain_of(n.domain)
         if d in ours and d in theirs and ours[d] != theirs[d] and not _same_operator(n.op_type, d, ours[d], theirs[d]):
             return f"{n.op_type} means something else in its operator set ({theirs[d]}) than in the model's ({ours[d]})"
     return ""
@@ -240,9 +236,8 @@ def _unsafe(model: ModelProto, f: FunctionProto) -> str:
 
 def _is_operator(model: ModelProto, f: FunctionProto) -> bool:
     """Whether ONNX has an operator of this name in the model's operator set: that is what ONNX Runtime runs, not the function."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     try:
-        return f.domain in ("", "ai.onnx") and bool(onnx.defs.get_schema(f.name, opset, ""))
+        return not domain_of(f.domain) and bool(onnx.defs.get_schema(f.name, opset_versions(model.opset_import).get("", 0), ""))
     except onnx.defs.SchemaError:
         return False
 

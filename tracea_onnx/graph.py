@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper, numpy_helper
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.operators import unread
@@ -142,6 +142,16 @@ def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
     return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
 
 
+def domain_of(domain: str) -> str:
+    """ONNX's own domain has two names, of which this is the short one; others stay."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def opset_versions(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """Versions of the operator sets that a model or a function imports, by domain."""
+    return {domain_of(o.domain): o.version for o in imports}
+
+
 #: Attention, and operators whose bodies may hold one.
 _UNSURE = frozenset(("Attention", "If", "Loop", "Scan"))
 
@@ -157,7 +167,7 @@ class Graph:
     ) -> None:
         self._in_process = in_process
         self.model, self.proto, self.folder, self.outer = model, graph if graph is not None else model.graph, folder, outer
-        self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+        self._opsets = opset_versions(model.opset_import)
         self.nodes: list[Node] = [Node(n, k, self._opsets.get("", 0)) for k, n in enumerate(self.proto.node)]
         self._producer = {o: n for n in self.nodes for o in n.outputs if o}
         self._consumers: dict[str, list[Node]] = {}

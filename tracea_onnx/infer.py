@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 from tracea_onnx import contrib
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import subgraphs
+from tracea_onnx.graph import domain_of, opset_versions, subgraphs
 from tracea_onnx.io import tensor_bytes
 from tracea_onnx.surgery import defined_names, graphs
 
@@ -128,13 +128,13 @@ def first_line(e: BaseException) -> str:
 
 
 def _check_operators(model: ModelProto, where: str) -> None:
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    opsets = opset_versions(model.opset_import)
     local = {(f.domain, f.name) for f in model.functions}
     stack = [model.graph.node, *(f.node for f in model.functions)]
     while stack:
         for n in stack.pop():
             stack += [g.node for g in subgraphs(n)]
-            domain = "" if n.domain == "ai.onnx" else n.domain
+            domain = domain_of(n.domain)
             if (n.domain, n.op_type) in local or domain in RUNTIME_DOMAINS - {DOMAIN}:
                 continue
             name = f"{domain + '.' if domain else ''}{n.op_type}"

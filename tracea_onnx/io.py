@@ -25,7 +25,7 @@ from tracea_onnx.external import attribute_tensors, bring_in, check_external_dat
 from tracea_onnx.external import tensor_bytes as tensor_bytes
 from tracea_onnx.external import tensors as tensors
 from tracea_onnx.external import with_real_paths as with_real_paths
-from tracea_onnx.graph import external_info
+from tracea_onnx.graph import domain_of, external_info
 from tracea_onnx.surgery import graphs
 
 _DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError  # protobuf ships no types
@@ -133,7 +133,7 @@ def _check_header(model: ModelProto, where: str) -> None:
         raise ModelError(f"{where} has IR version {model.ir_version}, the installed onnx knows up to {int(onnx.IR_VERSION)}", _UPGRADE)
     versions: dict[str, int] = {}
     for o in model.opset_import:
-        domain = "" if o.domain == "ai.onnx" else o.domain
+        domain = domain_of(o.domain)
         if versions.setdefault(domain, o.version) != o.version:
             raise ModelError(f"{where} imports operator set '{domain}' in versions {versions[domain]} and {o.version}", "export it again")
     newest = onnx.defs.onnx_opset_version()

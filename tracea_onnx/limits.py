@@ -1,20 +1,20 @@
 """Limits for what a small file makes enormous: functions that call functions, lists of sizes that double, axes on axes.
 
 ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit, and beyond Ctrl-C. So upper bounds are
-worked out first, in time linear in the file, and a model that passes a limit is refused.
+worked out first, in time linear in what the file stands for up to those limits, and a model that passes one is refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.functions import Key, key
-from tracea_onnx.graph import subgraphs
+from tracea_onnx.graph import domain_of, subgraphs
+from tracea_onnx.surgery import with_bodies
 
 #: Nodes that the calls of functions may stand for, and how deep they may call each other. ONNX Runtime dies of a few thousand calls.
 _NODES, _DEPTH = 100_000, 64
@@ -29,20 +29,10 @@ def check(model: ModelProto, where: str) -> None:
     """Raise ModelError for a model that is enormous once its functions are expanded and its shapes are inferred."""
     bodies = {key(f): f for f in model.functions}
     sizes: dict[Key, tuple[int, int]] = {}
-    count = sum(_size(bodies, key(n), sizes, 0, where)[0] for n in _nodes(model.graph.node) if key(n) in bodies)
+    count = sum(_size(bodies, key(n), sizes, 0, where)[0] for n in with_bodies(model.graph.node) if key(n) in bodies)
     if count > _NODES:
         raise ModelError(f"the functions of {where} stand for {_round(count)} nodes once all calls are expanded", _FIX)
     _Bounds(bodies, where).graph(model.graph, ChainMap())
-
-
-def _nodes(nodes: Iterable[NodeProto]) -> list[NodeProto]:
-    """The nodes and those of their bodies."""
-    out, stack = [], list(nodes)
-    while stack:
-        n = stack.pop()
-        out.append(n)
-        stack += [m for g in subgraphs(n) for m in g.node]
-    return out
 
 
 def _round(count: int) -> str:
@@ -54,7 +44,7 @@ def _size(bodies: dict[Key, FunctionProto], call: Key, known: dict[Key, tuple[in
     if call not in known:
         if depth >= _DEPTH:
             raise ModelError(f"the functions of {where} call themselves, or each other more than {_DEPTH} deep", _FIX)
-        parts = [_size(bodies, key(n), known, depth + 1, where) if key(n) in bodies else (1, 0) for n in _nodes(bodies[call].node)]
+        parts = [_size(bodies, key(n), known, depth + 1, where) if key(n) in bodies else (1, 0) for n in with_bodies(bodies[call].node)]
         known[call] = sum(size for size, _ in parts), 1 + max((d for _, d in parts), default=0)
     if depth + known[call][1] > _DEPTH:
         raise ModelError(f"the functions of {where} call themselves, or each other more than {_DEPTH} deep", _FIX)
@@ -113,7 +103,7 @@ class _Bounds:
         counts = [c for _, c in given]
         known = [c for c in counts if c is not None]
         count = None
-        op = n.op_type if n.domain in ("", "ai.onnx") else ""
+        op = "" if domain_of(n.domain) else n.op_type
         if op == "Constant":
             tensor = next((a.t for a in n.attribute if a.type == AttributeProto.TENSOR), None)
             ints = next((len(a.ints) for a in n.attribute if a.name == "value_ints"), 1)

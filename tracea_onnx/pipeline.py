@@ -15,6 +15,7 @@ from tracea_onnx import bisect, external, fold, infer, io, narrow_cast, registry
 from tracea_onnx import verify as verification
 from tracea_onnx.core import DOMAIN, Rule
 from tracea_onnx.errors import MissingFusionError, ModelError, TraceaError, UsageError, VerificationError
+from tracea_onnx.graph import opset_versions
 from tracea_onnx.report import Report
 from tracea_onnx.transform import Fusion, How, Progress, count_nodes, silent, transform
 
@@ -261,7 +262,7 @@ def _pack(result: io.Source, written: Path | None, pack: Path, *, trust: bool) -
 
 def opset(model: ModelProto) -> int:
     """Version of ONNX's own operator set the model imports (0 for none)."""
-    return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    return opset_versions(model.opset_import).get("", 0)
 
 
 def _present(model: ModelProto) -> set[str]:

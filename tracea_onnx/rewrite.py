@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, StringStringE
 from tracea_onnx import fused_names, surgery
 from tracea_onnx.core import DOMAIN, DOMAIN_VERSION, SPEC_ATTRIBUTE, Match, Spec
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import Graph, Node, subgraphs
+from tracea_onnx.graph import Graph, Node, domain_of, opset_versions, subgraphs
 
 #: Model-local functions exist from this IR version on.
 _FUNCTION_IR = 8
@@ -170,8 +170,8 @@ def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Nod
         tensor = numpy_helper.from_array(array)
         body.append(helper.make_node("Constant", [], [new[value]], value=tensor))
     body += [_bare(n.proto, new) for n in nodes]
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    domains = sorted({"" if d == "ai.onnx" else d for d in _domains(body)} | {""})
+    opsets = opset_versions(model.opset_import)
+    domains = sorted({domain_of(d) for d in _domains(body)} | {""})
     function = helper.make_function(
         DOMAIN, op, formals, results, body, [helper.make_opsetid(d, opsets.get(d, 1)) for d in domains], attributes=[SPEC_ATTRIBUTE]
     )
@@ -184,7 +184,7 @@ def _bare(node: NodeProto, new: dict[str, str]) -> NodeProto:
     out = surgery.renamed(node, new)
     for field in ("name", "doc_string", "metadata_props"):
         out.ClearField(field)
-    out.domain = "" if node.domain == "ai.onnx" else node.domain
+    out.domain = domain_of(node.domain)
     if node.op_type == "SimplifiedLayerNormalization" and not out.domain and all(a.name != "stash_type" for a in out.attribute):
         out.attribute.append(helper.make_attribute("stash_type", 1))  # ONNX Runtime 1.31 crashes on a body that leaves the default out
     attributes = sorted(out.attribute, key=lambda a: a.name)

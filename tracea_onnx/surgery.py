@@ -24,29 +24,36 @@ def graphs(model: ModelProto) -> Iterator[GraphProto]:
         stack += [s for n in g.node for s in subgraphs(n)]
 
 
+def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, and those of the control-flow bodies in them at any depth."""
+    stack = list(nodes)
+    while stack:
+        n = stack.pop()
+        yield n
+        stack += [m for g in subgraphs(n) for m in g.node]
+
+
 def unreadable(model: ModelProto) -> str:
     """What no reader of the graph could make sense of, or "": a name that is no text, a graph's node that takes its attribute from a function."""
     texts: list[object] = [o.domain for o in model.opset_import] + [t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)]
-    stack = [(n, True) for f in model.functions for n in f.node]
-    open_graphs = [(model.graph, False)]
-    while stack or open_graphs:
-        for n, inside in stack:
+    texts += _names(model.graph)
+    for nodes, inside in [(model.graph.node, False), *((f.node, True) for f in model.functions)]:
+        for n in with_bodies(nodes):
             texts += [n.name, n.op_type, n.domain, *n.input, *n.output, *(e for p in n.metadata_props for e in (p.key, p.value))]
             texts += [t for a in n.attribute for t in (a.name, a.ref_attr_name)]
+            texts += [t for g in subgraphs(n) for t in _names(g)]
             if not isinstance(n.doc_string, str):
                 return "a name in it is not valid text"
             if not inside and any(a.ref_attr_name for a in n.attribute):
                 return f"node '{n.name}' takes an attribute from a function, and is in none"
-            open_graphs += [(g, inside) for g in subgraphs(n)]
-        stack = []
-        if open_graphs:
-            g, inside = open_graphs.pop()
-            values = [*g.input, *g.output, *g.value_info]
-            texts += [g.name, *(v.name for v in [*values, *g.initializer])]
-            texts += [d.dim_param for v in values for d in v.type.tensor_type.shape.dim]
-            stack = [(n, inside) for n in g.node]
     # Protobuf hands over bytes where a name is not valid UTF-8, and who reads names in C reads them up to a NUL.
     return "" if all(isinstance(t, str) and "\0" not in t for t in texts) else "a name in it is not valid text"
+
+
+def _names(graph: GraphProto) -> list[object]:
+    """The graph's name, and those of its values and their dims; not of what its nodes make."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    return [graph.name, *(v.name for v in [*values, *graph.initializer]), *(d.dim_param for v in values for d in v.type.tensor_type.shape.dim)]
 
 
 def body_names(graph: GraphProto) -> set[str]:
