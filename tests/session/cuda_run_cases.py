@@ -14,6 +14,7 @@ from onnx import helper as h
 
 from tests.fake.plans import HandPlan
 from tests.session.cuda_session import (
+    CAPTURES,
     F32,
     answer,
     bound,
@@ -24,6 +25,7 @@ from tests.session.cuda_session import (
     device_tensor,
     drain,
     empty_tensor,
+    has_ort,
     log,
     mixed_model,
     mixed_plan,
@@ -173,7 +175,7 @@ def case_bad_data_is_one_line() -> None:
         options = {"backend": "cuda", "enable_cuda_graph": graphs}
         session = provider.create_session(cube_model(), options)
         _bad_then_good(session, good)
-        if tuple(int(p) for p in ort.__version__.split(".")[:2]) >= (1, 25):  # a provider by its name: tensors on the host
+        if has_ort(1, 25):  # a provider by its name: tensors on the host
             named = [(provider.PROVIDER_NAME, options), "CPUExecutionProvider"]
             _bad_then_good(ort.InferenceSession(cube_model(), providers=named, enable_fallback=0), good)
         x, u, y = device_tensor(-good), empty_tensor([40]), empty_tensor([40])
@@ -240,7 +242,7 @@ def case_no_graphs_where_addresses_come_and_go() -> None:
 
 def case_graph_of_the_whole_session() -> None:
     """ORT's own capture: runs on fixed bindings become one replay, contents of the bound tensors are read anew."""
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
     x = vector(60)
@@ -270,7 +272,7 @@ def case_graph_of_the_whole_session() -> None:
 
 def case_graph_of_several_partitions_keeps_its_memory() -> None:
     """What ORT allocated between partitions belongs to the captured graph: no later tensor may get it."""
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(mixed_plan)
     nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
     session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})
@@ -292,7 +294,7 @@ def case_graph_of_several_partitions_keeps_its_memory() -> None:
 
 def case_graph_of_the_session_refuses_host_tensors() -> None:
     """A graph would not repeat copies from the host: an error, never stale results."""
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
     with pytest.raises(Exception, match=r"[Gg]raph capture"):
@@ -300,7 +302,7 @@ def case_graph_of_the_session_refuses_host_tensors() -> None:
 
 
 def case_graph_of_the_session_needs_every_node() -> None:
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(mixed_plan)
     with pytest.raises(Exception, match="graph capture"):
         provider.create_session(mixed_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
@@ -476,7 +478,7 @@ def case_growing_shapes_leave_no_block_of_each() -> None:
 
 
 def case_a_graph_id_is_a_number() -> None:
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     session, io, x, y = _plain_cube({"enable_cuda_graph": "session"})
     for value in ("one", "1x", "-2", "99999999999"):
         options = ort.RunOptions()
@@ -490,7 +492,7 @@ def case_a_graph_id_is_a_number() -> None:
 
 def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
     """An output that is a constant: ONNX Runtime copies it from the host within the run."""
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
 
     def entries(graph: Graph) -> Entries:
         b = HandPlan("square")
@@ -535,7 +537,7 @@ def case_a_recorded_run_keeps_what_it_allocated() -> None:
 
 
 def case_a_recorded_run_that_fails_is_not_replayed() -> None:
-    need_ort(1, 26, why="captures no graphs for plugins")
+    need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(mixed_plan)
     nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
     session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})

@@ -83,8 +83,16 @@ def check_cube(session: Any, n: int, seed: int = 0) -> None:
     np.testing.assert_allclose(y, x * x * x, rtol=1e-5)
 
 
+#: ONNX Runtime from which on sessions of plugins capture graphs.
+CAPTURES = (1, 26)
+
+
+def has_ort(*least: int) -> bool:
+    return tuple(int(p) for p in ort.__version__.split(".")[:2]) >= least
+
+
 def need_ort(*least: int, why: str) -> None:
-    if tuple(int(p) for p in ort.__version__.split(".")[:2]) < least:
+    if not has_ort(*least):
         pytest.skip(f"ONNX Runtime {ort.__version__} {why}")
 
 

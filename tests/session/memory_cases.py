@@ -41,7 +41,8 @@ def cuda(_: str) -> Callable[[], None]:
     on_gpu.answer(on_gpu.cube_plan)
 
     def use() -> None:
-        for options in ({"device_id": "0"}, {"device_id": "0", "enable_cuda_graph": "session"}, {"backend": "cuda"}):
+        captured = [{"device_id": "0", "enable_cuda_graph": "session"}] if on_gpu.has_ort(*on_gpu.CAPTURES) else []
+        for options in ({"device_id": "0"}, *captured, {"backend": "cuda"}):
             session = provider.create_session(on_gpu.cube_model(), options)
             if "enable_cuda_graph" not in options:
                 on_gpu.check_cube(session, 100)
