@@ -3,8 +3,9 @@
     python -m benchmarks.soak [--threads 16] [--sessions 8] [--shapes 6] [--runs 100000] [--seconds 0] [--made 2000] [--backend cuda]
 
 Each session has a model of its own, with unknown sizes. One thread computes what each session gives for each shape; then all threads run sessions and shapes in
-random order, and compare every bit. Before, all of them run one session at a time, with shapes so large that all run at once: a session keeps what as many
-runs at once need.
+random order, and compare every bit. Before, a session meets as many runs at once as it has threads: it keeps what these need. On the CPU the shapes of that
+warm-up are so large that the runs overlap. On a GPU each stream context prepares its launches for each shape, so all threads run every shape of every session
+at once: the models end in a Loop of ONNX Runtime's, whose trips (an input, 0 in the measured runs) hold a run until all others have begun.
 
 After every thousand runs all threads rest, and the live memory of the process is read: what malloc has given out, and what it and the provider have mapped.
 A thousand runs of the same models on stock ONNX Runtime's CPU provider follow, and the memory is read again, so that what ONNX Runtime, Python and this program
@@ -43,6 +44,8 @@ from benchmarks.operator_draws import Draw
 
 #: Rows of large runs, seconds that one takes at least, and how often all are begun at once at most.
 _LARGE, _LARGEST, _TURN, _TURNS = 512, 1 << 16, 0.01, 20
+#: Trips of a Loop that takes some tens of milliseconds.
+_TRIPS = 20_000
 #: Bytes of growth that count as none: of 1,000 runs, and of one session.
 _PER_THOUSAND, _PER_SESSION = 1024, 1024
 #: Runs, and sessions, between two readings.
@@ -92,10 +95,27 @@ def model(number: int) -> ModelProto:
     return made
 
 
+def waiting(of: ModelProto) -> ModelProto:
+    """The model with a Loop after its first output: the input `trips` says how long a run lasts."""
+    made = ModelProto.FromString(of.SerializeToString())
+    int64, boolean = TensorProto.INT64, TensorProto.BOOL
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["going"], ["goes"]), helper.make_node("Identity", ["rows"], ["kept"])],
+        "wait",
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in (("trip", int64, []), ("going", boolean, []), ("rows", int64, [1]))],
+        [helper.make_tensor_value_info("goes", boolean, []), helper.make_tensor_value_info("kept", int64, [1])],
+    )
+    made.graph.node.append(helper.make_node("Shape", [made.graph.output[0].name], ["waits_for"], end=1))
+    made.graph.node.append(helper.make_node("Loop", ["trips", "", "waits_for"], ["waited"], body=body))
+    made.graph.input.append(helper.make_tensor_value_info("trips", int64, []))
+    made.graph.output.append(helper.make_tensor_value_info("waited", int64, [1]))
+    return made
+
+
 def inputs(of: ModelProto, rows: int) -> dict[str, Any]:
     rng = np.random.default_rng(rows)
     shapes = {i.name: [d.dim_value or rows for d in i.type.tensor_type.shape.dim] for i in of.graph.input}
-    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    return {k: rng.standard_normal(s).astype(np.float32) if k != "trips" else np.array(0) for k, s in shapes.items()}
 
 
 def session(of: ModelProto, backend: str, threads: int) -> Any:
@@ -244,10 +264,9 @@ def _large(s: Any, m: ModelProto) -> dict[str, Any]:
 
 def _warm(crew: Crew, sessions: Sequence[Any], models: Sequence[ModelProto], threads: int, backend: str) -> None:
     """Lets all threads run each session at once, until it has what as many runs need. On one processor, which each run gives to the next before it has ended."""
-    kept = "lanes" if backend == "cuda" else "states"
     allowed = os.sched_getaffinity(0)
     for s, m in zip(sessions, models, strict=True):
-        before = counters()[kept]
+        before = counters()["states"]
         fed, gate = _large(s, m), threading.Barrier(threads)
 
         def run(_: int, s: Any = s, fed: Any = fed, gate: Any = gate) -> None:
@@ -258,12 +277,28 @@ def _warm(crew: Crew, sessions: Sequence[Any], models: Sequence[ModelProto], thr
 
         for turn in range(_TURNS):
             crew.do(run)
-            if counters()[kept] - before >= threads or (backend == "stock" and turn == 2):
+            if counters()["states"] - before >= threads or (backend == "stock" and turn == 2):
                 break
 
 
+def _warm_contexts(crew: Crew, sessions: Sequence[Any], fed: Sequence[Sequence[dict[str, Any]]], threads: int) -> None:
+    """Lets every stream context of each session meet every shape, twice: the second run records a graph."""
+    for s, of_session in zip(sessions, fed, strict=True):
+        before = counters()["prepared"]
+        for shape in of_session:
+            held, gate = {**shape, "trips": np.array(_TRIPS)}, threading.Barrier(threads)
+
+            def run(_: int, s: Any = s, held: Any = held, gate: Any = gate) -> None:
+                for _ in range(2):
+                    gate.wait()
+                    s.run(None, held)
+
+            crew.do(run)
+        print(f"soak: {counters()['prepared'] - before} launch lists prepared of {threads} contexts for {len(of_session)} shapes", flush=True)
+
+
 def soak(args: argparse.Namespace) -> bool:
-    models = [model(k) for k in range(args.sessions)]
+    models = [waiting(model(k)) if args.backend == "cuda" else model(k) for k in range(args.sessions)]
     rows = [1, 2, 3, 5, 8, 13, 21, 34][: args.shapes]
     fed = [[inputs(m, n) for n in rows] for m in models]
     legs = {leg: [session(m, leg, 1 + k % 2) for k, m in enumerate(models)] for leg in (args.backend, "stock")}
@@ -286,7 +321,10 @@ def soak(args: argparse.Namespace) -> bool:
 
     crew = Crew(args.threads)
     for leg, sessions in legs.items():
-        _warm(crew, sessions, models, args.threads, leg)
+        if args.backend == "cuda":
+            _warm_contexts(crew, sessions, fed, args.threads)
+        else:
+            _warm(crew, sessions, models, args.threads, leg)
     want = {leg: [[s.run(None, f) for f in fed[k]] for k, s in enumerate(sessions)] for leg, sessions in legs.items()}
     began, done, halves = time.monotonic(), 0, {0: counters()}
     while done < args.runs and not wrong and not (args.seconds and time.monotonic() - began > args.seconds):
