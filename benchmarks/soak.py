@@ -44,8 +44,8 @@ from benchmarks.operator_draws import Draw
 
 #: Rows of large runs, seconds that one takes at least, and how often all are begun at once at most.
 _LARGE, _LARGEST, _TURN, _TURNS = 512, 1 << 16, 0.01, 20
-#: Trips of a Loop that takes some tens of milliseconds.
-_TRIPS = 20_000
+#: Trips of a Loop, whose body the provider runs, that takes some tens of milliseconds on a GPU.
+_TRIPS = 300
 #: Bytes of growth that count as none: of 1,000 runs, and of one session.
 _PER_THOUSAND, _PER_SESSION = 1024, 1024
 #: Runs, and sessions, between two readings.
