@@ -1,12 +1,14 @@
 """For every test: no file of the user's is read or written, and tests belong to tiers.
 
-`pytest -m quick` runs what answers within a minute of a change on two cores; `pytest` runs everything."""
+`pytest -m quick` runs what answers within a minute of a change on two cores, `pytest` all that is not slow, `pytest -m ""` everything.
+`sampled(n)` leaves one in n of a test's cases to `pytest`, always the same ones, and makes the others slow."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+import zlib
 from pathlib import Path
 
 import hypothesis
@@ -41,7 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_quick(item.path.parent.name, item.path.stem, item.name):
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and zlib.crc32(item.name.encode()) % sampled.args[0]:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") is None and _is_quick(item.path.parent.name, item.path.stem, item.name):
             item.add_marker(pytest.mark.quick)
 
 

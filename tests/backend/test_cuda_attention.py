@@ -49,6 +49,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -130,6 +131,7 @@ def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, til
     assert str(chosen) == tile
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("warps", "keys", "parts", "groups"), [(4, 64, 1, 2), (2, 64, 4, 4), (6, 32, 2, 2), (2, 32, 1, 2)])
 def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, groups: int) -> None:
     tf32 = registry.module("kernels", "cuda").part("_attention_tf32")

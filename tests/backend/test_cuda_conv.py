@@ -62,6 +62,7 @@ def planar(dtype: DType, c: int, kernel: int, stride: int, arch: int = 90) -> Re
     return conv(dtype, n, c, h, w, 24, kernel, stride, kernel // 2, arch=arch, x_c=h * w, x_cs=1, x_rs=w, x_ns=c * h * w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 89, 90])
 def test_images_in_planes_have_a_kernel(arch: int) -> None:
     for dtype in (DType.F16, DType.BF16):
@@ -106,6 +107,7 @@ def test_bands_of_a_pooled_convolution_fill_the_device() -> None:
         assert sum(warps) > 8 * 132 or n < 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -201,6 +203,7 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
             assert t.rows == i["OH"], "an image is whole where a tile has several"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", SLABS)
 def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = cuda.part("_slab").candidates(r)

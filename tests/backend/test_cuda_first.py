@@ -131,6 +131,7 @@ def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
         assert np.isnan(y[..., i["OC"] :]).all() and kernel.symbol == "conv_first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 89, 90])
 def test_a_tile_for_all_that_lowering_leaves_in_planes(arch: int) -> None:
     for c, kh, kw in itertools.product((1, 2, 3, 4), (1, 2, 3, 5, 7, 11, 16), (1, 2, 3, 4, 7, 8, 9, 11, 16, 32)):

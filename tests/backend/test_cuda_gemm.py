@@ -61,6 +61,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"program {d.name}", request("gemm", d, ints, program=GATED, operands=("x", "w", "bias", "y", "o0", "o1"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -162,6 +163,7 @@ def test_small_products_are_read_into_registers() -> None:
     assert not direct.prices(batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)), 9, 9, 9, 6, access(2, gather=True), access(2, trans=True), True)
 
 
+@pytest.mark.slow
 def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) -> None:
     flat, product = cuda.part("_flat"), cuda.part("_product")
     for d in TYPES:
@@ -192,6 +194,7 @@ def test_f32_blocks_lie_evenly() -> None:
     assert even(r, 20480, 300, 5) == even(r, 20480, 700, 5) == even(r, 20480, D.symbol("blocks"), 5) == even(replace(r, caps=usual(80, 132)), 20480, 364, 5) == 20480
 
 
+@pytest.mark.slow
 def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, product = cuda.part("_lanes"), cuda.part("_product")
     for a, b in (((107, 1), (87, 1)), ((1, 185), (1, 107)), ((214, 2), (174, 2))):  # along k and along rows, and neither

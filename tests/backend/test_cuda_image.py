@@ -46,6 +46,7 @@ def _excite(dtype: DType, c: int, r: int, side: DimLike, arch: int = 90, **more:
     return request("squeeze_excite", dtype, ints, operands=("x", "w1", "b1", "w2", "y"), arch=arch)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 @pytest.mark.parametrize(("c", "r", "side"), [(32, 8, 112), (5, 3, 1), (144, 6, 56), (1152, 48, 7), (2048, 128, 3), (96, 4, symbol("side"))])
 def test_squeeze_excite_compiles(dtype: DType, c: int, r: int, side: DimLike) -> None:
@@ -92,6 +93,7 @@ def _pool(n: DimLike, dtype: DType, mode: int, window: int, side: int = 56, c: i
     return request("pool2d", dtype, {"mode": mode, "N": n, "C": c, **sizes, "PB": 0, "PR": 0, **pitches}, operands="xy", arch=90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("window", [3, 13])

@@ -65,6 +65,7 @@ SHAPES = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["random", "half", "ties", "alike", "whole"])

@@ -53,6 +53,7 @@ def model() -> bytes:
     return bytes(tracea_onnx.optimize(small("demo"), backend="cpu").model.SerializeToString())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["run", "init"])
 def test_changed_integers_are_refused_or_harmless(part: str, answer: Install, model: bytes) -> None:
     feed = feeds(onnx.load_from_string(model), 2, 1, 0)

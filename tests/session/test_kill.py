@@ -9,6 +9,7 @@ import pytest
 from tests import kill
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="fork, and files without a name")
 def test_killed_processes_leave_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert kill.main(["--count", "16", "--seed", "3"]) == 0, capfd.readouterr().out

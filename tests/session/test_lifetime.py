@@ -60,6 +60,7 @@ def _live() -> dict[str, int]:
     return {k: v for k, v in provider.stats().items() if k.startswith("live_")}
 
 
+@pytest.mark.slow
 def test_a_session_keeps_sixteen_sets_of_shapes_and_nothing_when_it_is_gone(tmp_path: Path) -> None:
     before = _live()
     m = parse("g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }", w=normal(64, 32), b=normal(32))

@@ -31,6 +31,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "step"), [("cpu", 23), ("cuda", 101)])
 def test_allocations_that_fail_are_one_line(kind: str, step: int, shim: Path, tmp_path: Path) -> None:
     folder = driver.build(tmp_path)

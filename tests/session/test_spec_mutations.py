@@ -15,6 +15,7 @@ from tests.session.test_models import small
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["demo", "bert_base", "gpt2", "unet", "mobilenet_v3"])
 def test_no_changed_spec_crashes_or_hangs(name: str, tmp_path: Path) -> None:
     onnx.save(tracea_onnx.optimize(small(name), backend="cpu", verify=False).model, str(tmp_path / f"{name}.onnx"))
