@@ -192,10 +192,9 @@ def _nearest_places(session: Any, coord: int, rounding: int, h: int, w: int, ask
 def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
     """Places just beside a half, whose nearest position float32 decides."""
     session = _places(coord, ROUNDINGS[rounding], 19, False)
-    for w in range(1, 27):
-        for ow in range(1, 50):
-            h, oh = (5, 5) if ow % 2 else (w, ow)
-            _nearest_places(session, coord, rounding, h, w, {"sizes": np.array([1, 1, oh, ow])}, (oh / h, ow / w))
+    for n in range(1, 27):
+        for m in range(1, 49, 2):
+            _nearest_places(session, coord, rounding, n, n, {"sizes": np.array([1, 1, m, m + 1])}, (m / n, (m + 1) / n))
 
 
 @pytest.mark.parametrize("coord", range(4))
