@@ -342,7 +342,7 @@ def extents(family: str, ints: Mapping[str, DimLike], present: Mapping[str, DimL
 #: Parameters that a kernel divides by, or that count: at least 1.
 _POSITIVE = frozenset({"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"})
 #: Parameters that are a number of a list, by how many there are.
-_CODES = {"act": 16, "res_mode": 3, "coord": 4, "rounding": 4, "mask_kind": 4, **{f"o{k}_kind": 4 for k in range(4)}, **{f"x{k}_kind": 5 for k in range(4)}}
+_CODES = {"act": 16, "res_mode": 3, "coord": 4, "rounding": 5, "mask_kind": 4, **{f"o{k}_kind": 4 for k in range(4)}, **{f"x{k}_kind": 5 for k in range(4)}}
 #: Groups of channels: the first is a multiple of the second.
 _MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("H", "KVH")}
 #: The largest size of anything: products of two of them fit 128 bits with room for sums.

@@ -80,8 +80,8 @@ FAMILIES: dict[str, Family] = {
     # mode 0 = max, 1 = mean over H x W; y is [N, C] with pitch y_ns.
     "global_pool": Family(("x", "y"), ("mode", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_ns")),
     # mode 0 nearest, 1 linear; coord 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel; rounding (nearest) 0 round_prefer_floor, 1
-    # floor, 2 ceil, 3 round_prefer_ceil.
-    # floats: scale_h, scale_w = output/input as ONNX uses them in the coordinate transform; 0 = the sizes' own ratio.
+    # floor, 2 ceil, 3 round_prefer_ceil, 4 ceil where the scale is below 1 and else floor.
+    # floats: scale_h, scale_w = output/input as ONNX uses them in the coordinate transform; 0 = the sizes' own ratio. An image whose size stays is copied.
     "resize2d": Family(
         ("x", "y"), ("mode", "coord", "rounding", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w")
     ),

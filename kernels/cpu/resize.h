@@ -10,12 +10,13 @@ namespace resize2d {
 namespace f = fam::resize2d;
 enum Mode : int64_t { kNearest, kLinear };
 enum Coordinate : int64_t { kHalfPixel, kAsymmetric, kAlignCorners, kPytorchHalfPixel };
-enum Rounding : int64_t { kRoundPreferFloor, kFloor, kCeil, kRoundPreferCeil };
+enum Rounding : int64_t { kRoundPreferFloor, kFloor, kCeil, kRoundPreferCeil, kSimple };
 
 // Source of one output position: floats lo and hi in units of positions, and the weight of hi (0 for nearest).
 struct Tap { int64_t lo, hi; float weight; };
 
 static inline float source(int64_t coord, int64_t at, int64_t in, int64_t out, float scale) {
+  if (scale == 1.f) return float(at);
   switch (coord) {
     case kAsymmetric: return float(at) / scale;
     case kAlignCorners: return out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
@@ -24,19 +25,27 @@ static inline float source(int64_t coord, int64_t at, int64_t in, int64_t out, f
   }
 }
 
-static inline int64_t nearest(int64_t rounding, float s) {
+// How far from a half ONNX Runtime takes a place for one.
+static constexpr float kHalf = 1e-6f;
+
+static inline int64_t nearest(int64_t rounding, float s, float scale) {
+  const float below = floorf(s);
   switch (rounding) {
-    case kFloor: return int64_t(floorf(s));
+    case kFloor: return int64_t(below);
     case kCeil: return int64_t(ceilf(s));
-    case kRoundPreferCeil: return int64_t(floorf(s + 0.5f));
-    default: return int64_t(ceilf(s - 0.5f));
+    case kSimple: return int64_t(scale < 1.f ? ceilf(s) : below);
+    case kRoundPreferCeil: return int64_t(below) + (s - below - 0.5f >= -kHalf);
+    default: return int64_t(below) + (s - below - 0.5f > kHalf);
   }
 }
 
 static inline Tap tap(const Launch& l, int64_t at, int64_t in, int64_t out, float scale) {
-  float s = source(l.i[f::coord], at, in, out, scale > 0.f ? scale : float(out) / float(in));
+  // ONNX Runtime copies an image whose size stays, whatever the scales.
+  const bool same = l.i[f::IH] == l.i[f::OH] && l.i[f::IW] == l.i[f::OW];
+  scale = same ? 1.f : scale > 0.f ? scale : float(out) / float(in);
+  float s = source(l.i[f::coord], at, in, out, scale);
   if (l.i[f::mode] == kNearest) {
-    int64_t k = nearest(l.i[f::rounding], s);
+    int64_t k = nearest(l.i[f::rounding], s, scale);
     k = k < 0 ? 0 : k > in - 1 ? in - 1 : k;
     return {k, k, 0.f};
   }

@@ -246,7 +246,8 @@ def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -
 extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y, {", ".join(f"int {n}" for n in _RESIZE)}, {", ".join(f"float {n}" for n in floats)},
     int x_cs, i64 x_rs, i64 x_ns, int y_cs, i64 y_rs, i64 y_ns) {{
   next_may_start();
-  const Resize g{{{", ".join(_RESIZE)}, scale_h > 0.f ? scale_h : float(OH) / float(IH), scale_w > 0.f ? scale_w : float(OW) / float(IW)}};
+  const bool same = IH == OH && IW == OW;  // a copy, whatever the scales
+  const Resize g{{{", ".join(_RESIZE)}, same ? 1.f : scale_h > 0.f ? scale_h : float(OH) / float(IH), same ? 1.f : scale_w > 0.f ? scale_w : float(OW) / float(IW)}};
   {call} Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """

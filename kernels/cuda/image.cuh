@@ -263,16 +263,21 @@ struct Tap { int low, high; float weight; };
 
 // Where an output position lies in the input. coord: 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel.
 template <int COORD> DEV float origin(int at, int in, int out, float scale) {
+  if (scale == 1.f) return float(at);
   if (COORD == 1) return float(at) / scale;
   if (COORD == 2) return out == 1 ? 0.f : float(at) * float(in - 1) / float(out - 1);
   if (COORD == 3 && out <= 1) return 0.f;
   return (float(at) + 0.5f) / scale - 0.5f;
 }
-// rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil.
+// rounding: 0 prefer floor, 1 floor, 2 ceil, 3 prefer ceil, 4 ceil where the scale is below 1, else floor.
 template <bool LINEAR, int COORD, int ROUNDING> DEV Tap tap(int at, int in, int out, float scale) {
   float s = origin<COORD>(at, in, out, scale);
   if (!LINEAR) {
-    int k = int(ROUNDING == 1 ? floorf(s) : ROUNDING == 2 ? ceilf(s) : ROUNDING == 3 ? floorf(s + 0.5f) : ceilf(s - 0.5f));
+    const float below = floorf(s);
+    int k = int(ROUNDING == 2 || (ROUNDING == 4 && scale < 1.f) ? ceilf(s) : below);
+    // ONNX Runtime takes a place so near to a half for one.
+    if (ROUNDING == 3) k += s - below - 0.5f >= -1e-6f;
+    if (ROUNDING == 0) k += s - below - 0.5f > 1e-6f;
     k = min(max(k, 0), in - 1);
     return {k, k, 0.f};
   }

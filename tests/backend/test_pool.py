@@ -162,6 +162,74 @@ def test_linear(coord: int, scales: tuple[float, float], isa: str) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+def _places(coord: int, rounding: str, opset: int, scaled: bool) -> Any:
+    """A session that resizes `x` to the sizes, or by the scales, of each run."""
+    ort = pytest.importorskip("onnxruntime")
+    if tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
+        pytest.skip("older ONNX Runtimes take no place beside a half for a half")
+    more = {} if opset < 11 else {"coordinate_transformation_mode": COORDINATES[coord], "nearest_mode": rounding}
+    names = ["x", "scales"] if opset < 11 else ["x", "", "scales"] if scaled else ["x", "", "", "sizes"]
+    asked = helper.make_tensor_value_info(names[-1], TensorProto.FLOAT if scaled else TensorProto.INT64, [4])
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 1, None, None]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Resize", names, ["y"], mode="nearest", **more)], "g", [values[0], asked], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def _nearest_places(session: Any, coord: int, rounding: int, h: int, w: int, asked: dict[str, Any], scales: tuple[float, float]) -> None:
+    x = np.arange(h * w, dtype=np.float32).reshape(1, 1, h, w)
+    (want,) = session.run(None, {"x": x, **asked})
+    oh, ow = want.shape[2:]
+    y = np.full((1, oh, ow, 1), -1.0, np.float32)
+    ints = {"mode": 0, "coord": coord, "rounding": rounding, "N": 1, "C": 1, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    source = x.reshape(1, h, w, 1)
+    run_kernel("resize2d", {"x": source, "y": y}, ints | _pitches("x", source) | _pitches("y", y), {"scale_h": scales[0], "scale_w": scales[1]})
+    np.testing.assert_array_equal(y[..., 0], want[0], f"{h} x {w} to {oh} x {ow}, {asked}")
+
+
+@pytest.mark.parametrize("coord", range(4))
+@pytest.mark.parametrize("rounding", range(4))
+def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
+    """Places just beside a half, whose nearest position float32 decides."""
+    session = _places(coord, ROUNDINGS[rounding], 19, False)
+    for n in range(1, 27):
+        for m in range(1, 49, 2):
+            _nearest_places(session, coord, rounding, n, n, {"sizes": np.array([1, 1, m, m + 1])}, (m / n, (m + 1) / n))
+
+
+@pytest.mark.parametrize("coord", range(4))
+@pytest.mark.parametrize("rounding", range(4))
+def test_nearest_places_of_scales(coord: int, rounding: int) -> None:
+    """Scales that are not the ratios of the sizes, and such as leave one size or both as they are."""
+    session = _places(coord, ROUNDINGS[rounding], 19, True)
+    for w in range(1, 34, 3):
+        for scale in np.array([0.3, 0.4999, 0.7, 1, 1.01, 1.04, 1.1, 1.3, 2.9], np.float32):
+            for h, other in ((7, 1.0), (40, 0.6), (5, 1.15)):
+                scales = (float(np.float32(other)), float(scale))
+                if int(np.float32(w) * scale):
+                    _nearest_places(session, coord, rounding, h, w, {"scales": np.array([1, 1, *scales], np.float32)}, scales)
+
+
+@pytest.mark.parametrize("rounding", [0, 3])
+def test_places_beside_a_half(rounding: int) -> None:
+    """The second place is 0.5 or 1.5, or up to some units in the last place beside it: ONNX Runtime takes those within 1e-6 for a half."""
+    session = _places(1, ROUNDINGS[rounding], 19, True)
+    for half in (0.5, 1.5):
+        for k in range(-40, 41):
+            scale = float(np.float32(1 / (half + k * 2.0**-24)))
+            _nearest_places(session, 1, rounding, 2, 6, {"scales": np.array([1, 1, 1, scale], np.float32)}, (1.0, scale))
+
+
+def test_nearest_places_of_operator_set_10() -> None:
+    """What shrinks is rounded up, what grows is rounded down."""
+    session = _places(1, "", 10, True)
+    for w in range(1, 34):
+        for scale in np.array([0.3, 0.5, 0.7, 1, 1.3, 2, 2.9], np.float32):
+            scales = (0.6, float(scale))
+            if int(np.float32(w) * scale):
+                _nearest_places(session, 1, 4, 12, w, {"scales": np.array([1, 1, *scales], np.float32)}, scales)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("mode", [0, 1])
 def test_scales_of_the_sizes(mode: int, isa: str) -> None:

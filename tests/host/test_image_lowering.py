@@ -27,10 +27,10 @@ def lowered(op: str, shape: tuple[Any, ...], inputs: dict[str, Any], *, dtype: A
     return launches([node], infos, [numpy_helper.from_array(v, k) for k, v in values.items()])
 
 
-def launches(nodes: list[NodeProto], infos: list[ValueInfoProto], constants: Sequence[TensorProto] = ()) -> list[Launch]:
+def launches(nodes: list[NodeProto], infos: list[ValueInfoProto], constants: Sequence[TensorProto] = (), opset: int = 21) -> list[Launch]:
     """Launches of a graph, whose result is the last of `infos`."""
     graph = helper.make_graph(nodes, "g", infos[:-1], infos[-1:], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     seen: list[Launch] = []
     compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
     return [launch for launch in seen if launch[0] != "nhwc_to_nchw"]
@@ -89,6 +89,16 @@ def test_resizing(mode: str, shape: tuple[int, ...]) -> None:
         family, ints = lowered("Resize", shape, inputs, mode=mode)[-1]
         assert family == ("resize_cubic" if mode == "cubic" else "resize2d")
         assert (ints["OH"], ints["OW"]) == (size if len(shape) == 4 else (1, size[1]))
+
+
+@pytest.mark.parametrize(("op", "opset", "rounding"), [("Resize", 10, 4), ("Upsample", 9, 1), ("Resize", 11, 0)])
+def test_rounding_of_older_operator_sets(op: str, opset: int, rounding: int) -> None:
+    """ONNX Runtime rounds the places of operator set 10 down, and up where the image shrinks; an Upsample never shrinks one."""
+    names = ["x", "", "scales"] if opset > 10 else ["x", "scales"]
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in (("x", (1, 8, 4, 20)), ("y", None))]
+    scales = numpy_helper.from_array(np.array([1, 1, 1, 2], np.float32), "scales")
+    (_, ints) = launches([helper.make_node(op, names, ["y"], mode="nearest")], infos, [scales], opset)[-1]
+    assert ints["rounding"] == rounding
 
 
 @pytest.mark.parametrize(("size", "scale"), [(20, 0.35), (40, 0.35), (10, 0.7), (100, 1.15)])

@@ -108,6 +108,16 @@ def test_symbolic_height_and_width() -> None:
     compare(source, *({"x": image(n, 3, h, w)} for n, h, w in ((1, 8, 8), (2, 11, 6), (1, 32, 30), (2, 11, 6))))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [(0.6, 0.3), (0.7, 1.3), (1.15, 1.04)])
+def test_resizing_of_operator_set_10(mode: str, scales: tuple[float, float]) -> None:
+    """What shrinks is rounded up, what grows is rounded down, and an image whose size stays is copied."""
+    node = helper.make_node("Resize", ["x", "scales"], ["y"], mode=mode)
+    made = onnx.load_from_string(model([node], {"x": [2, 8, 6, 9]}, ["y"], [numpy_helper.from_array(np.asarray([1, 1, *scales], np.float32), "scales")]))
+    made.opset_import[0].version = 10
+    compare(made.SerializeToString(), {"x": image(2, 8, 6, 9)})
+
+
 def test_outputs_that_are_reshapes_inputs_and_shared() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Reshape", ["m", "shape"], ["y"]), helper.make_node("Relu", ["m"], ["r"]),

@@ -75,7 +75,8 @@ def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
 
 
 _COORD = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3}
-_ROUNDING = {"round_prefer_floor": 0, "floor": 1, "ceil": 2, "round_prefer_ceil": 3}
+#: "": of operator sets before 11, where ONNX Runtime rounds up what shrinks and down what grows.
+_ROUNDING = {"round_prefer_floor": 0, "floor": 1, "ceil": 2, "round_prefer_ceil": 3, "": 4}
 
 
 def resize(ctx: Lowering, op: Op) -> None:
@@ -90,7 +91,7 @@ def resize(ctx: Lowering, op: Op) -> None:
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
     if coord not in _COORD or op.attr("antialias", 0) or op.attr("axes") is not None or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
-    rounding = "floor" if old else op.attr("nearest_mode", "round_prefer_floor")
+    rounding = "floor" if op.kind == "Upsample" else "" if old else op.attr("nearest_mode", "round_prefer_floor")
     n, c, h, w = x.image()
     scales_at, sizes_at = (1, 99) if old else (2, 3)
     if op.input(sizes_at):
