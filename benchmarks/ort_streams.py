@@ -30,7 +30,7 @@ _RUN_OPTIONS_SET_SYNC_STREAM, _SYNC_STREAM_GET_HANDLE = 413, 384  # slots of Ort
 
 
 @functools.cache
-def _api() -> Any:
+def _table() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "ort_api.cc", Path(folder) / "libort_api.so"
         source.write_text(_SOURCE)
@@ -41,8 +41,13 @@ def _api() -> Any:
     return loaded.ort_api(24)
 
 
-def _native(value: Any) -> int:
-    """The C++ object of one of pybind11's: the first word after Python's header."""
+def function(slot: int, *signature: Any) -> Any:
+    """Of OrtApi. signature: the result's type, then those of the arguments."""
+    return ctypes.CFUNCTYPE(*signature)(_table()[slot])
+
+
+def native(value: Any) -> int:
+    """Address of the C++ object of one of pybind11's: the first word after Python's header."""
     return int(ctypes.c_void_p.from_address(id(value) + 2 * ctypes.sizeof(ctypes.c_void_p)).value or 0)
 
 
@@ -67,9 +72,7 @@ def options(stream: Any = None, *, quiet: bool = True) -> Any:
     if quiet:
         made.add_run_config_entry("disable_synchronize_execution_providers", "1")
     if stream is not None:
-        address, api = _native(stream), _api()
-        handle = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(api[_SYNC_STREAM_GET_HANDLE])(address)
-        if handle != stream.get_handle():
+        if function(_SYNC_STREAM_GET_HANDLE, ctypes.c_void_p, ctypes.c_void_p)(native(stream)) != stream.get_handle():
             raise RuntimeError("ONNX Runtime's Python module keeps its streams in another way")
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(api[_RUN_OPTIONS_SET_SYNC_STREAM])(_native(made), address)
+        function(_RUN_OPTIONS_SET_SYNC_STREAM, None, ctypes.c_void_p, ctypes.c_void_p)(native(made), native(stream))
     return made

@@ -4,6 +4,7 @@ A copy that waits on a stream stands for whatever the user has queued there. The
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from typing import Any
@@ -188,13 +189,24 @@ def case_memory_that_a_copy_still_reads_is_not_handed_out() -> None:
 
 
 def case_pinned_memory_waits_for_the_stream() -> None:
+    """The host copies from it, and it is handed out again, only after copies on the stream have filled it."""
+    need_ort(1, 25, why="makes no tensors in pinned memory for Python")
     stream = ort_streams.make()
     x = vector(50)
+    source, host = device_tensor(x), ort.OrtValue.ortvalue_from_numpy(0 * x)
     pinned = ort_streams.pinned([50])
-    ort.copy_tensors([device_tensor(x)], [pinned], stream)
-    host = ort.OrtValue.ortvalue_from_numpy(np.zeros(50, np.float32))
+    ort.copy_tensors([source], [pinned], stream)
     ort.copy_tensors([pinned], [host], stream)
     np.testing.assert_array_equal(host.numpy(), x)
+    ort.copy_tensors([source], [pinned], stream)
+    address = pinned.data_ptr()
+    del pinned
+    gc.collect()
+    pinned = ort_streams.pinned([50])
+    assert pinned.data_ptr() == address
+    ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(2 * x)], [pinned])
+    log.synchronise(stream.get_handle())
+    np.testing.assert_array_equal(pinned.numpy(), 2 * x)
 
 
 def case_streams_and_sessions_go_in_any_order() -> None:
@@ -287,6 +299,43 @@ def case_inputs_that_onnx_runtime_copies_to_the_host_wait_for_streams() -> None:
         log.copy(given.data_ptr(), source.data_ptr(), 240, stream.get_handle())
         (y,) = session.run_with_ort_values(["y"], {"x": given}, ort_streams.options(stream, quiet=False))
         np.testing.assert_allclose(y.numpy(), 2 * np.exp(k * vector(60)), rtol=1e-5)
+
+
+def case_notifications() -> None:
+    """ONNX Runtime lets other streams and the host wait with them for what a stream was given so far."""
+    pointer = ctypes.c_void_p
+    table = ctypes.cast(ort_streams.function(317, pointer)(), ctypes.POINTER(pointer))  # GetEpApi
+    implementation = ctypes.CFUNCTYPE(pointer, pointer)(table[13])  # SyncStream_GetImpl
+
+    def call(self: int, member: int, *arguments: Any, result: Any = pointer) -> Any:
+        member_of = ctypes.cast(self + 8 * (member + 1), ctypes.POINTER(pointer))[0]
+        return ctypes.CFUNCTYPE(result, *(pointer for _ in range(1 + len(arguments))))(member_of)(self, *arguments)
+
+    release, activate, on_device, on_host, create_notification, flush = 0, 1, 2, 3, 2, 3
+    first, second = ort_streams.make(), ort_streams.make()
+    made = pointer()
+    assert call(implementation(ort_streams.native(first)), create_notification, ctypes.addressof(made)) is None
+    notification = made.value or 0
+    assert call(notification, on_host) is None and call(notification, on_device, ort_streams.native(second)) is None  # nothing was to be waited for
+    x = vector(60)
+    source, between, to = device_tensor(x), device_tensor(0 * x), device_tensor(0 * x)
+    host = ort.OrtValue.ortvalue_from_numpy(0 * x)
+    ort.copy_tensors([source], [between], first)
+    assert call(notification, activate) is None
+    assert call(notification, on_device, ort_streams.native(second)) is None
+    ort.copy_tensors([between], [to], second)
+    ort.copy_tensors([to], [host], second)
+    assert call(implementation(ort_streams.native(second)), flush) is None
+    np.testing.assert_array_equal(host.numpy(), x)
+    for consumer in (None, 0):  # the host, and a stream of nobody's
+        host = ort.OrtValue.ortvalue_from_numpy(0 * x)
+        ort.copy_tensors([source], [host], first)
+        assert call(notification, activate) is None
+        assert (call(notification, on_host) if consumer is None else call(notification, on_device, consumer)) is None
+        np.testing.assert_array_equal(host.numpy(), x)
+    del first
+    gc.collect()
+    assert call(notification, release, result=None) is None
 
 
 def case_other_providers_wait_for_the_run() -> None:

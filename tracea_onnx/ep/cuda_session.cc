@@ -17,13 +17,6 @@ namespace {
 constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
 enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
 
-// The stream that the run was given, or null.
-Stream given_stream(const OrtKernelContext* context) {
-  void* handle = nullptr;
-  tracea::check(ort.KernelContext_GetGPUComputeStream(context, &handle));
-  return static_cast<Stream>(handle);
-}
-
 void copy_compute(OrtKernelContext* context) {
   const OrtValue* from = nullptr;
   OrtValue* to = nullptr;
@@ -33,7 +26,7 @@ void copy_compute(OrtKernelContext* context) {
   size_t rank = 0;
   tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
   tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
-  copy_tensor(from, to, given_stream(context));
+  copy_tensor(from, to);  // of a partition of this run, or to new memory
   finish_copies(from, to);
 }
 
@@ -280,7 +273,9 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
   }
   const auto bound = partition.bound(tensors);
   Borrowed borrowed(partition.lanes());
-  if (const Stream given = given_stream(context)) borrowed.lane().join(given);
+  void* given = nullptr;  // the stream of the run, if it was given one
+  tracea::check(ort.KernelContext_GetGPUComputeStream(context, &given));
+  if (given) borrowed.lane().join(static_cast<Stream>(given));
   for (size_t k = 0; k < outputs.size(); k++) {
     const auto& dims = bound->output_dims[k];
     OrtValue* value = nullptr;

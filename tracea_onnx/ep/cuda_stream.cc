@@ -37,11 +37,10 @@ void wait_on_host(Notification& n) {
 
 void wait_on_device(Notification& n, OrtSyncStream* consumer) {
   if (!n.event) return;
-  const Current current(*n.device);
   const Stream given = stream_of(consumer);
-  Lane* const lane = lane_of_thread(*n.device);
-  if (given ? !n.device->sync_streams.has(given) : !lane) return wait_on_host(n);  // of another provider, or of no run
-  check(driver().stream_wait(given ? given : lane->stream, n.event, 0), "waiting for an event");
+  if (!n.device->sync_streams.has(given)) return wait_on_host(n);  // of a session, or of another provider
+  const Current current(*n.device);
+  check(driver().stream_wait(given, n.event, 0), "waiting for an event");
 }
 
 OrtSyncNotificationImpl* make_notification(const SyncStream& s) {
