@@ -374,6 +374,53 @@ def inputs_of_a_side_stream() -> None:
 
 
 @check
+def a_stream_of_onnx_runtime() -> None:
+    """A run that is given a stream (RunOptionsSetSyncStream): PyTorch's work before and behind it there, without any synchronisation; and copies on it."""
+    t = torch()
+    streams = importlib.import_module("benchmarks.ort_streams")
+    n = 1_000_000
+    modes: list[dict[str, str]] = [{"enable_cuda_graph": "0"}, {"enable_cuda_graph": "1"}, {"user_compute_stream": "own"}]
+    for options in modes:
+        own = t.cuda.Stream()
+        session = smoke.cube_session(**{k: v.replace("own", str(own.cuda_stream)) for k, v in options.items()})
+        stream = streams.make()
+        side = t.cuda.ExternalStream(stream.get_handle())
+        given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
+        t.cuda.synchronize()
+        io = session.io_binding()
+        io.bind_input("x", "cuda", 0, np.float32, [n], given.data_ptr())
+        io.bind_output("u", "cuda", 0, np.float32, [n], u.data_ptr())
+        io.bind_output("y", "cuda", 0, np.float32, [n], y.data_ptr())
+        quiet, results = streams.options(stream), []
+        with t.cuda.stream(side):
+            for k in range(1, 9):
+                t.cuda._sleep(20_000_000)  # what follows is not there when the run begins
+                given.fill_(k)
+                session.run_with_iobinding(io, quiet)
+                results.append(y.clone())
+                y.zero_()
+        side.synchronize()
+        for k, found in enumerate(results, 1):
+            assert (found == k**3).all(), (options, k)
+        x = vector(n)
+        with t.cuda.stream(side):
+            t.cuda._sleep(20_000_000)
+        a, b, back = smoke.empty_tensor(n), smoke.empty_tensor(n), streams.pinned([n])
+        smoke.ort.copy_tensors([smoke.ort.OrtValue.ortvalue_from_numpy(x)], [a], stream)
+        session.run_with_iobinding(smoke.bound(session, a, smoke.empty_tensor(n), b), quiet)
+        smoke.ort.copy_tensors([b], [back], stream)
+        side.synchronize()
+        close(back.numpy(), x**3)
+        del io
+        for rows in (1000, 1001):  # tensors that ONNX Runtime copies for the run
+            small = vector(rows)
+            close(session.run(None, {"x": small}, streams.options(stream, quiet=False))[1], small**3)
+        del session, stream
+        gc.collect()
+        use()
+
+
+@check
 def torch_on_its_default_stream() -> None:
     t = torch()
     n = 1_000_000

@@ -69,7 +69,7 @@ def _exported(library: str) -> list[str]:
     return sorted(n for n in found if n.isidentifier() and not n.startswith("_"))
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     return next(([c] for c in ("c++", "g++", "clang++") if shutil.which(c)), [sys.executable, "-m", "ziglang", "c++"])
 
 
@@ -79,7 +79,7 @@ def build(folder: Path) -> dict[str, str]:
     real = subprocess.run([sys.executable, "-c", _FIND], check=True, capture_output=True, text=True).stdout.strip()
     source, library = folder / "shim.cc", folder / "libcuda.so.1"
     source.write_text(_source(_exported(real)))
-    subprocess.run([*_compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run([*compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     return {_REAL: real, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))}
 
 

@@ -28,10 +28,10 @@ constexpr unsigned kFreeShared = 48 * 1024, kPortableCluster = 8;
 
 using Op = std::function<void()>;
 struct Graph { std::vector<Op> ops; };
-struct Stream { void* context; bool blocking; std::deque<Op> ops; std::unique_ptr<Graph> recording; };
+struct Stream { void* context; bool blocking; std::deque<Op> ops; std::unique_ptr<Graph> recording; long given = 0, done = 0; };
 struct Function { std::string symbol; unsigned shared = kFreeShared, cluster = kPortableCluster; };
 struct Module { std::map<std::string, std::unique_ptr<Function>> functions; };
-struct Event { double us = -1; Stream* stream = nullptr; bool timed = true; };
+struct Event { double us = -1; Stream* stream = nullptr; long position = 0; bool timed = true; };  // position: how much its stream had been given when it was recorded
 struct Attribute { int id; char pad[4]; union { char bytes[64]; unsigned xyz[3]; int flag; } value; };
 struct Config { unsigned grid[3], block[3], shared; Stream* stream; Attribute* attributes; unsigned n; };
 
@@ -70,13 +70,17 @@ bool inside(const std::map<uint64_t, size_t>& memory, uint64_t p) {
   return it != memory.begin() && (--it, p < it->first + it->second);
 }
 
-void finish(Stream* s) {
-  while (!s->ops.empty()) {
+// What the stream was given first, up to `position`.
+void finish(Stream* s, long position) {
+  while (s->done < position && !s->ops.empty()) {
     Op op = std::move(s->ops.front());
     s->ops.pop_front();
     op();
+    s->done++;
   }
 }
+
+void finish(Stream* s) { finish(s, s->given); }
 
 void need_owner(const char* call) {
   if (!initialised || owner == int(getpid())) return;
@@ -108,6 +112,7 @@ void enqueue(Stream* s, Op op) {
     s->recording->ops.push_back(std::move(op));
   } else {
     s->ops.push_back(std::move(op));
+    s->given++;
   }
 }
 
@@ -312,7 +317,7 @@ API cuTensorMapEncodeIm2col(uint64_t* map, int type, uint32_t rank, void* addres
   return 0;
 }
 
-API cuStreamCreate(Stream** s, unsigned flags) { NEED_CONTEXT; streams.push_back(*s = new Stream{contexts.back(), flags == 0, {}, nullptr}); say("stream"); return 0; }
+API cuStreamCreate(Stream** s, unsigned flags) { NEED_CONTEXT; streams.push_back(*s = new Stream{contexts.back(), flags == 0, {}, nullptr, 0, 0}); say("stream"); return 0; }
 API cuStreamDestroy_v2(Stream* s) {
   NEED_CONTEXT;
   need_stream(s, __func__);
@@ -327,7 +332,7 @@ API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
   NEED_CONTEXT;
   need_stream(s, __func__);
   if (s == e->stream) return 0;
-  enqueue(s, [from = e->stream] { if (alive(from)) finish(from); });  // a stream's work is done before it goes
+  enqueue(s, [from = e->stream, position = e->position] { if (alive(from)) finish(from, position); });  // a stream's work is done before it goes
   say("wait");
   return 0;
 }
@@ -340,9 +345,9 @@ API cuGraphLaunch(Graph* g, Stream* s) { NEED_CONTEXT; say("replay"); for (const
 
 API cuEventCreate(Event** e, unsigned flags) { NEED_CONTEXT; *e = new Event(); (*e)->timed = !(flags & 2); return 0; }
 API cuEventDestroy_v2(Event* e) { NEED_CONTEXT; delete e; return 0; }
-API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; e->stream = s; if (e->timed) enqueue(s, [e] { e->us = clock_us; }); return 0; }
+API cuEventRecord(Event* e, Stream* s) { NEED_CONTEXT; need_stream(s, __func__); if (!s) finish_all(true); if (e->timed) enqueue(s, [e] { e->us = clock_us; }); e->stream = s && !s->recording ? s : nullptr; e->position = s ? s->given : 0; return 0; }
 API cuEventRecordWithFlags(Event* e, Stream* s, unsigned) { return cuEventRecord(e, s); }
-API cuEventSynchronize(Event*) { NEED_CONTEXT; finish_all(false); return 0; }
+API cuEventSynchronize(Event* e) { NEED_CONTEXT; say("synchronize"); if (!e->stream) finish_all(false); else if (alive(e->stream)) finish(e->stream, e->position); return 0; }
 // A microsecond per kernel, of other names more.
 API cuEventElapsedTime(float* ms, Event* a, Event* b) { NEED_CONTEXT; *ms = float((b->us - a->us) * 1e-3); return 0; }
 

@@ -168,7 +168,8 @@ SLOTS = {
     "TRACEA_ORT_FUNCTIONS": {
         "CreateStatus": 0, "GetErrorMessage": 2, "GetTensorMutableData": 51, "CastTypeInfoToTensorInfo": 55, "GetTensorElementType": 60,
         "GetDimensionsCount": 61, "GetDimensions": 62, "GetSymbolicDimensions": 63, "MemoryInfoGetId": 72, "KernelContext_GetInput": 90,
-        "KernelContext_GetOutput": 91, "ReleaseStatus": 93, "ReleaseMemoryInfo": 94, "ReleaseValue": 96, "GetSessionConfigEntry": 238,
+        "KernelContext_GetOutput": 91, "ReleaseStatus": 93, "ReleaseMemoryInfo": 94, "ReleaseValue": 96,
+        "KernelContext_GetGPUComputeStream": 193, "GetSessionConfigEntry": 238,
         "Logger_LogMessage": 247, "ReadOpAttr": 272, "KernelContext_ParallelFor": 274, "GetValueInfoName": 289, "GetValueInfoTypeInfo": 290,
         "CreateKeyValuePairs": 295, "AddKeyValuePair": 296, "GetKeyValue": 297, "ReleaseKeyValuePairs": 300, "HardwareDevice_Type": 307,
         "HardwareDevice_VendorId": 308, "HardwareDevice_Metadata": 311, "GetEpApi": 317, "GetTensorSizeInBytes": 318, "CreateMemoryInfo_V2": 320,
@@ -178,8 +179,8 @@ SLOTS = {
         "Node_GetName": 349, "Node_GetOperatorType": 350, "Node_GetDomain": 351, "Node_GetNumInputs": 353, "Node_GetInputs": 354,
         "Node_GetNumOutputs": 355, "Node_GetOutputs": 356, "Node_GetNumImplicitInputs": 357, "Node_GetImplicitInputs": 358,
         "Node_GetNumAttributes": 359, "Node_GetAttributes": 360, "OpAttr_GetTensorAttributeAsOrtValue": 362, "OpAttr_GetType": 363,
-        "OpAttr_GetName": 364, "Node_GetEpName": 368, "GetRunConfigEntry": 373, "GetTensorData": 378, "TensorTypeAndShape_HasShape": 390,
-        "GetTensorElementTypeAndShapeDataReference": 414,
+        "OpAttr_GetName": 364, "Node_GetEpName": 368, "GetRunConfigEntry": 373, "GetTensorData": 378, "SyncStream_GetHandle": 384,
+        "TensorTypeAndShape_HasShape": 390, "GetTensorElementTypeAndShapeDataReference": 414,
     },
     "TRACEA_ORT_EP_FUNCTIONS": {
         "CreateEpDevice": 0, "EpGraphSupportInfo_AddNodesToFuse": 2, "EpDevice_AddAllocatorInfo": 5, "Value_GetMemoryDevice": 7,
@@ -197,6 +198,8 @@ MEMBERS = {
         "CreateState", "Compute", "ReleaseState",
     ],
     "OrtDataTransferImpl": ["Release", "CanCopy", "CopyTensors"],
+    "OrtSyncNotificationImpl": ["Release", "Activate", "WaitOnDevice", "WaitOnHost"],
+    "OrtSyncStreamImpl": ["Release", "GetHandle", "CreateNotification", "Flush", "OnSessionRunEnd"],
     "OrtKernelImpl": ["Compute", "Release", "PrePackWeight", "SetSharedPrePackedWeight"],
     "OrtEp": [
         "GetName", "GetCapability", "Compile", "ReleaseNodeComputeInfos", "GetPreferredDataLayout", "ShouldConvertDataLayoutForOp",

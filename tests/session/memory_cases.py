@@ -36,6 +36,7 @@ def cpu(folder: str) -> Callable[[], None]:
 
 
 def cuda(_: str) -> Callable[[], None]:
+    from benchmarks import ort_streams
     from tests.session import cuda_session as on_gpu
 
     on_gpu.answer(on_gpu.cube_plan)
@@ -46,6 +47,9 @@ def cuda(_: str) -> Callable[[], None]:
             session = provider.create_session(on_gpu.cube_model(), options)
             if "enable_cuda_graph" not in options:
                 on_gpu.check_cube(session, 100)
+                if "device_id" in options and provider.assigned_nodes(session):  # ONNX Runtime crashes on a stream where nothing is on the GPU
+                    stream, x = ort_streams.make(), on_gpu.vector(100)
+                    np.testing.assert_allclose(session.run(None, {"x": x}, ort_streams.options(stream))[1], x**3, rtol=1e-5)
                 continue
             x, u, y = on_gpu.device_tensor(on_gpu.vector(40)), on_gpu.empty_tensor([40]), on_gpu.empty_tensor([40])
             io = on_gpu.bound(session, x, {"u": u, "y": y})

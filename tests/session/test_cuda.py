@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake import driver
 
-MODULES = ("cuda_session_cases", "cuda_run_cases", "cuda_growth_cases")
+MODULES = ("cuda_session_cases", "cuda_run_cases", "cuda_growth_cases", "cuda_stream_cases")
 CASES = [(m, c) for m in MODULES for c in driver.cases(Path(__file__).with_name(f"{m}.py"))]
 
 

@@ -1,5 +1,6 @@
 // One GPU of the process: its primary context (shared with every other CUDA library), memory pool and loaded modules.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -100,6 +101,33 @@ class Cache {
   virtual bool drop() = 0;  // whether there was anything; called from any thread
 };
 
+// The streams of a device that ONNX Runtime's users made there and did not release yet.
+class SyncStreams {
+ public:
+  void add(Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    alive_.push_back(stream);
+  }
+  void remove(Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    alive_.erase(std::find(alive_.begin(), alive_.end(), stream));
+  }
+  bool has(Stream stream) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::find(alive_.begin(), alive_.end(), stream) != alive_.end();
+  }
+  // None is released meanwhile.
+  template <class Body>
+  void each(Body body) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Stream s : alive_) body(s);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Stream> alive_;
+};
+
 class Device {
  public:
   // How many the driver offers; 0 without a driver. Initialises CUDA. Never throws.
@@ -112,6 +140,7 @@ class Device {
   const DeviceFacts about;
   Health health;
   Pool pool, pinned;
+  SyncStreams sync_streams;
 
   Context context() const { return context_; }
   // The device in words that tell its kind from any other, and as metadata of a compile request (`tracea_onnx/caps.py`).

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cuda_lane.h"
+#include "cuda_stream.h"
 #include "failure.h"
 #include "graph.h"
 #include "provider.h"
@@ -95,20 +96,20 @@ Device* device_of(const OrtValue* value) {
   return &Device::get(ours(m) ? int(ort.MemoryDevice_GetDeviceId(m)) : 0);
 }
 
-// Lets `later` wait for what `earlier`, a lane of another device, was given so far.
-void order(const Lane& earlier, const Lane& later) {
-  Event event = nullptr;
-  {
-    const Current current(earlier.device);
-    cuda::check(driver().event_create(&event, kEventNoTiming), "making an event");
-    const Result r = driver().event_record(event, earlier.stream);
-    if (r != kSuccess) driver().event_destroy(event);
-    cuda::check(r, "ordering two devices");
+void join_all(const OrtValue* from, const OrtValue* to) {
+  for (Device* device : {device_of(from), device_of(to)})
+    if (Lane* lane = device ? lane_of_thread(*device) : nullptr) lane->join_all();
+}
+
+// Before the host reads or writes pinned memory that copies on this stream may still be about to write or read.
+void finish_pinned(const OrtValue* from, const OrtValue* to, Stream given) {
+  for (const OrtValue* value : {from, to}) {
+    const OrtMemoryDevice* m = ort.Value_GetMemoryDevice(value);
+    if (!given || !ours(m)) continue;
+    Device& device = Device::get(int(ort.MemoryDevice_GetDeviceId(m)));
+    const Current current(device);
+    if (device.sync_streams.has(given)) cuda::check(driver().stream_synchronize(given), "copying a tensor");
   }
-  const Current current(later.device);
-  const Result r = driver().stream_wait(later.stream, event, 0);
-  driver().event_destroy(event);  // once it was reached
-  cuda::check(r, "ordering two devices");
 }
 
 // From one device to another: after what either was given so far, before what they are given next. A graph would not repeat that.
@@ -122,10 +123,10 @@ void copy_across(Device& source, Device& target, Address from, Address to, size_
       cuda::check(driver().context_synchronize(), "copying a tensor between devices");
     }
   if (reader && writer) {
-    order(*writer, *reader);
+    order(target, writer->stream, source, reader->stream);
     const Current current(source);
     cuda::check(driver().copy_async(to, from, bytes, reader->stream), "copying a tensor between devices");
-    return order(*reader, *writer);
+    return order(source, reader->stream, target, writer->stream);
   }
   const Current current(source);
   cuda::check(driver().copy(to, from, bytes), "copying a tensor between devices");
@@ -214,8 +215,12 @@ OrtDataTransferImpl* make_data_transfer() {
   d->CanCopy = [](const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to) {
     return (ours(from) && (ours(to) || host(to))) || (host(from) && ours(to));
   };
-  d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n) {
-    for (size_t k = 0; k < n; k++) copy_tensor(from[k], to[k]);
+  d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream** streams, size_t n) {
+    for (size_t k = 0; k < n; k++) {
+      // Inside of a run there is none where the host is to have the tensor, or has made it, whichever stream the run was given.
+      if (!streams || !streams[k]) join_all(from[k], to[k]);
+      copy_tensor(from[k], to[k], streams ? stream_of(streams[k]) : nullptr);
+    }
     for (size_t k = 0; k < n; k++) finish_copies(from[k], to[k]);
   };
   return d;
@@ -231,7 +236,7 @@ void need_memory(const void* data) {
 
 bool on_host(const OrtValue* value) { return host(ort.Value_GetMemoryDevice(value)); }
 
-void copy_tensor(const OrtValue* from, OrtValue* to) {
+void copy_tensor(const OrtValue* from, OrtValue* to, Stream given) {
   size_t bytes = 0;
   const void* source = nullptr;
   void* target = nullptr;
@@ -243,10 +248,13 @@ void copy_tensor(const OrtValue* from, OrtValue* to) {
   need_memory(target);
   const bool from_host = on_host(from), to_host = on_host(to);
   if (from_host && to_host) {
+    finish_pinned(from, to, given);
     memcpy(target, source, bytes);
     return;
   }
   Device *const source_device = device_of(from), *const target_device = device_of(to);
+  for (Device* d : {source_device, target_device})
+    if (Lane* lane = given && d ? lane_of_thread(*d) : nullptr) lane->join(given);
   const auto at = reinterpret_cast<Address>(source), goal = reinterpret_cast<Address>(target);
   if (source_device && target_device && source_device != target_device) return copy_across(*source_device, *target_device, at, goal, bytes);
   Device& device = source_device ? *source_device : *target_device;
@@ -256,6 +264,11 @@ void copy_tensor(const OrtValue* from, OrtValue* to) {
     cuda::check(driver().copy_async(goal, at, bytes, lane->stream), "copying a tensor");
     if (lane->recording && !lane->host_copies) cuda::check(driver().copy_async(goal, at, bytes, lane->side), "copying a tensor");
     return;
+  }
+  if (given && device.sync_streams.has(given)) {
+    cuda::check(driver().copy_async(goal, at, bytes, given), "copying a tensor");
+    device.pool.expect_unfinished();  // what it reads or writes may be released meanwhile
+    return device.pinned.expect_unfinished();
   }
   // Outside of a run: on the legacy default stream, after whatever the lanes were given; and done when the call returns, since not every stream waits for that one.
   cuda::check(driver().copy(goal, at, bytes), "copying a tensor");

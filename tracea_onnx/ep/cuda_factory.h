@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda_driver.h"
 #include "cuda_listing.h"
 #include "ort_abi.h"
 
@@ -44,8 +45,8 @@ OrtDataTransferImpl* make_data_transfer();
 
 // Whether a tensor lies in memory that kernels of any of our devices should read through a copy: host memory, pinned or not.
 bool on_host(const OrtValue* value);
-// Copies a tensor on this thread's lane (or, outside of a run, at once). Throws Failure.
-void copy_tensor(const OrtValue* from, OrtValue* to);
+// Copies a tensor on this thread's lane; outside of a run on the stream that is given, else at once. Throws Failure.
+void copy_tensor(const OrtValue* from, OrtValue* to, Stream given = nullptr);
 // Waits for copies of this thread's lane that the host is about to look at.
 void finish_copies(const OrtValue* from, const OrtValue* to);
 

@@ -54,6 +54,46 @@ void Lane::synchronize() {
   report_fault();
 }
 
+void order(Device& earlier_device, Stream earlier, Device& later_device, Stream later) {
+  Event event = nullptr;
+  {
+    const Current current(earlier_device);
+    check(driver().event_create(&event, kEventNoTiming), "making an event");
+    const Result r = driver().event_record(event, earlier);
+    if (r != kSuccess) driver().event_destroy(event);
+    check(r, "ordering two streams");
+  }
+  const Current current(later_device);
+  const Result r = driver().stream_wait(later, event, 0);
+  driver().event_destroy(event);  // once it was reached
+  check(r, "ordering two streams");
+}
+
+bool Lane::joined(Stream guest) const { return std::find(guests.begin(), guests.end(), guest) != guests.end(); }
+
+void Lane::follow(Stream guest) {
+  if (guest == stream || joined(guest)) return;
+  order(device, guest, device, stream);
+  guests.push_back(guest);
+}
+
+void Lane::join(Stream guest) {
+  if (device.sync_streams.has(guest)) follow(guest);
+}
+
+void Lane::join_all() {
+  device.sync_streams.each([&](Stream guest) { follow(guest); });
+}
+
+void Lane::show(Stream guest) {
+  if (joined(guest)) order(device, stream, device, guest);
+}
+
+void Lane::leave_guests() {
+  if (!guests.empty()) device.sync_streams.each([&](Stream guest) { show(guest); });
+  guests.clear();
+}
+
 Address Lane::fault_word() {
   if (!fault) {
     fault = reinterpret_cast<uint32_t*>(device.pinned.allocate(sizeof *fault, nullptr));
@@ -119,6 +159,13 @@ Lane& Lanes::enter() {
   Lane& lane = acquire();
   lane.host_copies = lane.failed = false;
   lane.partitions = 0;
+  lane.guests.clear();
+  try {
+    if (bodies_) lane.join_all();
+  } catch (...) {
+    release(lane);
+    throw;
+  }
   runs.push_back({this, &lane});
   return lane;
 }
@@ -135,9 +182,13 @@ void Lanes::leave(bool synchronize, bool keep) {
     ~Release() { if (!keep) lanes.release(lane); }
   } release{*this, lane, keep};
   const Current current(device);
-  if (synchronize) return lane.synchronize();
+  if (synchronize) {
+    lane.guests.clear();  // what they are given next comes later anyway
+    return lane.synchronize();
+  }
   lane.unfinished = true;
   device.pool.expect_unfinished();
+  lane.leave_guests();
 }
 
 Lane* Lanes::here() const {

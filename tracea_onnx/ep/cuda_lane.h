@@ -29,6 +29,13 @@ struct Lane : Counted<&Stats::live_lanes> {
   // Makes the arena at least this large, and smaller again when runs have long asked for much less. Both move it: `generation` changes, and what was laid out on it must be laid out again.
   void reserve(size_t bytes);
   void synchronize();  // throws Failure, also where a kernel has met bad data
+  // Orders the run with a stream of ONNX Runtime's user: what it was given so far comes before what the lane is given next, and what it is given
+  // after the run after the lane's work. The lane keeps its own stream, where its arena, its blocks and its graphs are. Nothing for a stream
+  // that is not among the device's `sync_streams`.
+  void join(Stream guest);
+  void join_all();  // with all of them: ONNX Runtime does not tell which was meant
+  void show(Stream guest);  // lets it wait for the lane's work so far, if it was joined
+  void leave_guests();      // the end of the run, which was not waited for
   // The word that kernels write which meet bad data, in host memory that the device sees: reading it costs nothing.
   Address fault_word();
   void report_fault();  // throws Failure if it was written; the lane's work must be done
@@ -51,7 +58,12 @@ struct Lane : Counted<&Stats::live_lanes> {
   bool unfinished = false;  // a run on it was not waited for: its faults show later
   long partitions = 0;      // begun by the run
   bool failed = false;      // one of them
+  std::vector<Stream> guests;  // joined by the run
   bool host_copies = false; // the run copied to or from the host, which a graph would not repeat
+
+ private:
+  bool joined(Stream guest) const;
+  void follow(Stream guest);
 };
 
 // The lanes of one session: as many as there were concurrent runs.
@@ -72,6 +84,8 @@ class Lanes {
   void drain() noexcept;  // waits for their work before they go
   // Runs are spread over threads from now on.
   void expect_threads();
+  // Partitions lie in bodies of control flow, where ONNX Runtime does not tell the stream that a run was given.
+  void expect_bodies() { bodies_ = true; }
   // Partitions that ran on other lanes than their run's.
   long elsewhere() const { return elsewhere_; }
 
@@ -81,11 +95,15 @@ class Lanes {
  private:
   std::mutex mutex_;
   bool threads_ = false;
+  std::atomic<bool> bodies_{false};
   std::atomic<long> elsewhere_{0};
   friend class Borrowed;
   std::vector<std::unique_ptr<Lane>> all_;
   std::vector<Lane*> idle_;
 };
+
+// Lets `later` wait for what `earlier` was given so far; they may be of two devices. Throws Failure.
+void order(Device& earlier_device, Stream earlier, Device& later_device, Stream later);
 
 bool running();  // whether a run is on this thread
 

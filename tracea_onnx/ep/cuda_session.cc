@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda_factory.h"
+#include "cuda_stream.h"
 #include "failure.h"
 #include "graph.h"
 #include "provider.h"
@@ -25,7 +26,7 @@ void copy_compute(OrtKernelContext* context) {
   size_t rank = 0;
   tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
   tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
-  copy_tensor(from, to);
+  copy_tensor(from, to);  // of a partition of this run, or to new memory
   finish_copies(from, to);
 }
 
@@ -131,8 +132,10 @@ void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
   ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { session_of(self)->run_start(options); };
   ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { session_of(self)->run_end(synchronize); };
   ep.Sync = [](OrtEp* self) { session_of(self)->synchronize(); };
-  if (copy_kernels_)
+  if (copy_kernels_) {
+    ep.CreateSyncStreamForDevice = [](OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl** out) { *out = make_session_stream(); };
     ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) { *out = session_of(self)->copy_kernels(); };
+  }
   if (graphs_ != GraphMode::kSession) return;
   ep.IsGraphCaptureEnabled = [](const OrtEp*) { return true; };
   ep.IsGraphCaptured = [](const OrtEp* self, int id) { return session_of(const_cast<OrtEp*>(self))->captured(id); };
@@ -232,8 +235,11 @@ void Session::replay(int id) {
   const auto it = captures_.find(id);
   if (it == captures_.end() || !it->second.done) throw Failure("no graph " + std::to_string(id) + " was captured");
   const Current current(device_);
-  it->second.done->graph.launch(it->second.done->lane->stream);
-  it->second.done->lane->synchronize();
+  Lane& lane = *it->second.done->lane;
+  lane.join_all();  // ORT does not tell the stream of a run that it replays
+  lane.guests.clear();
+  it->second.done->graph.launch(lane.stream);
+  lane.synchronize();
 }
 
 void Session::forget(int id) {
@@ -267,6 +273,9 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
   }
   const auto bound = partition.bound(tensors);
   Borrowed borrowed(partition.lanes());
+  void* given = nullptr;  // the stream of the run, if it was given one
+  tracea::check(ort.KernelContext_GetGPUComputeStream(context, &given));
+  if (given) borrowed.lane().join(static_cast<Stream>(given));
   for (size_t k = 0; k < outputs.size(); k++) {
     const auto& dims = bound->output_dims[k];
     OrtValue* value = nullptr;

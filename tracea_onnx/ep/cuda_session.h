@@ -33,6 +33,8 @@ class Session {
   Kernels load(const Plan& plan);
   // Whether tensors between partitions and other nodes lie on the device.
   bool device_memory() const { return copy_kernels_; }
+  // Nodes in bodies of control flow were claimed.
+  void expect_bodies() { lanes_->expect_bodies(); }
 
   void run_start(const OrtRunOptions* options);
   void run_end(bool synchronize);

@@ -5,6 +5,7 @@
 
 #include "cuda_factory.h"
 #include "cuda_device.h"
+#include "cuda_stream.h"
 #include "failure.h"
 #include "graph.h"
 #include "provider.h"
@@ -93,7 +94,8 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
     f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { *out = cuda::make_allocator(info); };
     f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) { cuda::release_allocator(allocator); };
     f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) { *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr; };
-    f->IsStreamAware = [](const OrtEpFactory*) { return false; };
+    f->IsStreamAware = [](const OrtEpFactory* self) { return static_cast<Factory*>(const_cast<OrtEpFactory*>(self))->cuda.any_gpu(); };
+    f->CreateSyncStreamForDevice = [](OrtEpFactory*, const OrtMemoryDevice* where, const OrtKeyValuePairs*, OrtSyncStreamImpl** out) { *out = cuda::make_user_stream(where); };
     factories[0] = f;
     *n = 1;
   });

@@ -11,7 +11,7 @@ extern "C" {
 struct OrtStatus; struct OrtEpApi; struct OrtLogger; struct OrtSessionOptions; struct OrtRunOptions; struct OrtKeyValuePairs;
 struct OrtHardwareDevice; struct OrtEpDevice; struct OrtMemoryInfo; struct OrtMemoryDevice; struct OrtValue; struct OrtGraph;
 struct OrtNode; struct OrtValueInfo; struct OrtTypeInfo; struct OrtTensorTypeAndShapeInfo; struct OrtOpAttr; struct OrtAllocator;
-struct OrtEpGraphSupportInfo; struct OrtNodeComputeContext; struct OrtKernelContext; struct OrtSyncStreamImpl; struct OrtKernelRegistry;
+struct OrtEpGraphSupportInfo; struct OrtNodeComputeContext; struct OrtKernelContext; struct OrtKernelRegistry;
 struct OrtCustomOpDomain; struct OrtSyncStream; struct OrtKernelInfo; struct OrtKernelDef; struct OrtKernelDefBuilder; struct OrtDataType;
 struct OrtSharedPrePackedWeightCache; struct OrtEpProfilerImpl; struct OrtExternalResourceImporterImpl;
 struct OrtDeviceEpIncompatibilityDetails; struct OrtApi;
@@ -42,6 +42,23 @@ struct OrtDataTransferImpl {
   tracea::Callback<void(OrtDataTransferImpl*)> Release;
   tracea::Callback<bool(const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to)> CanCopy;
   tracea::Callback<OrtStatus*(OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream**, size_t n)> CopyTensors;
+};
+
+struct OrtSyncNotificationImpl {
+  uint32_t ort_version_supported;
+  tracea::Callback<void(OrtSyncNotificationImpl*)> Release;
+  tracea::Callback<OrtStatus*(OrtSyncNotificationImpl*)> Activate;
+  tracea::Callback<OrtStatus*(OrtSyncNotificationImpl*, OrtSyncStream* consumer)> WaitOnDevice;
+  tracea::Callback<OrtStatus*(OrtSyncNotificationImpl*)> WaitOnHost;
+};
+
+struct OrtSyncStreamImpl {
+  uint32_t ort_version_supported;
+  tracea::Callback<void(OrtSyncStreamImpl*)> Release;
+  tracea::Callback<void*(OrtSyncStreamImpl*)> GetHandle;
+  tracea::Callback<OrtStatus*(OrtSyncStreamImpl*, OrtSyncNotificationImpl**)> CreateNotification;
+  tracea::Callback<OrtStatus*(OrtSyncStreamImpl*)> Flush;
+  tracea::Callback<OrtStatus*(OrtSyncStreamImpl*)> OnSessionRunEnd;
 };
 
 struct OrtKernelImpl {
@@ -122,6 +139,7 @@ struct OrtEpFactory {
   X(93, ReleaseStatus, void(OrtStatus*)) \
   X(94, ReleaseMemoryInfo, void(OrtMemoryInfo*)) \
   X(96, ReleaseValue, void(OrtValue*)) \
+  X(193, KernelContext_GetGPUComputeStream, OrtStatus*(const OrtKernelContext*, void**)) \
   X(238, GetSessionConfigEntry, OrtStatus*(const OrtSessionOptions*, const char*, char*, size_t*)) \
   X(247, Logger_LogMessage, OrtStatus*(const OrtLogger*, int, const char*, const char*, int, const char*)) \
   X(272, ReadOpAttr, OrtStatus*(const OrtOpAttr*, int, void*, size_t, size_t*)) \
@@ -169,6 +187,7 @@ struct OrtEpFactory {
   X(368, Node_GetEpName, OrtStatus*(const OrtNode*, const char**)) \
   X(373, GetRunConfigEntry, const char*(const OrtRunOptions*, const char*)) \
   X(378, GetTensorData, OrtStatus*(const OrtValue*, const void**)) \
+  X(384, SyncStream_GetHandle, void*(OrtSyncStream*)) \
   X(390, TensorTypeAndShape_HasShape, bool(const OrtTensorTypeAndShapeInfo*)) \
   X(414, GetTensorElementTypeAndShapeDataReference, OrtStatus*(const OrtValue*, int*, const int64_t**, size_t*))
 

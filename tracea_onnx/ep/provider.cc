@@ -263,6 +263,7 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
     log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'" : "nothing claimed in graph '" + graph.name +
          "': no compiler is registered and no kernel_pack was given");
   }
+  if (cuda_ && parent && claimed) cuda_->expect_bodies();
   stats.claimed_nodes += claimed;
   log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " + std::to_string(graph.nodes.size()) + " nodes claimed");
 }
