@@ -9,7 +9,6 @@
 #include "cuda_lane.h"
 #include "failure.h"
 #include "graph.h"
-#include "provider.h"
 
 namespace tracea::cuda {
 namespace {
