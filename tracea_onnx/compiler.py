@@ -196,8 +196,8 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
                     bad.append(e)
         if not bad:
             break
-        for e in bad:
-            reasons[next(k for k, op in enumerate(ops) if op is e.op)] = str(e.reason)
+        for failed_late in bad:
+            reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(failed_late.reason)
     result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes]
     for members in found:
         part, nodes = parts[members], [n for k in members for n in ops[k].nodes]

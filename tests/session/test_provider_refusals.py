@@ -165,7 +165,13 @@ def test_of_plans_that_make_a_cycle_together_the_first_is_claimed(answer: Instal
         h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Relu", ["u"], ["t"]), h.make_node("Add", ["x", "x"], ["s"]), h.make_node("Mul", ["u", "s"], ["y"]),
         h.make_node("Relu", ["t"], ["z"]),
     ]  # fmt: skip
-    code = {"u": [MUL, 1, 0, 0, 0, 0.0], "t": [RELU, 1, 0, 0, 0, 0.0], "s": [ADD, 1, 0, 0, 0, 0.0], "y": [MUL, 2, 0, 1, 0, 0.0], "z": [RELU, 1, 0, 0, 0, 0.0]}
+    code: dict[str, list[Any]] = {
+        "u": [MUL, 1, 0, 0, 0, 0.0],
+        "t": [RELU, 1, 0, 0, 0, 0.0],
+        "s": [ADD, 1, 0, 0, 0, 0.0],
+        "y": [MUL, 2, 0, 1, 0, 0.0],
+        "z": [RELU, 1, 0, 0, 0, 0.0],
+    }
 
     def entry(graph: Graph, reads: str, makes: str) -> tuple[list[str], dict[str, Any], list[bytes]]:
         b = PlanBuilder(makes)
