@@ -150,15 +150,16 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
     device = caps.of_request(props)
-    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device))
+    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device), traps=props.get("traps") == "1")
 
 
-def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True) -> Backend:
-    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot."""
+def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True, traps: bool = False) -> Backend:
+    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot. `traps`: to look for a fault,
+    kernels that wait for a copy which never ends give an error instead (docs/architecture.md)."""
     target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit)
+        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit, traps=traps)
 
     return Backend(target, plan, gpu(device))
 

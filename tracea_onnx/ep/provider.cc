@@ -177,6 +177,7 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   std::vector<std::pair<std::string, std::string>> metadata = {
       {"backend", options_.backend}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
   if (cuda_) {
+    metadata.emplace_back("traps", options_.sync_launches ? "1" : "0");
     const auto device = cuda_->metadata();
     metadata.insert(metadata.end(), device.begin(), device.end());
   }
