@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 _WAIT = "griddepcontrol.wait"
 #: What differs between the threads of a block.
 _THREAD = re.compile(r"%tid\.|%laneid|%warpid|elect\.sync")
-_REGISTER = re.compile(r"%\w+|\bp\b")
+_REGISTER = re.compile(r"%\w+")
+#: A block with registers of its own (of inline assembly), whose names may be those of others outside.
+_SCOPE = re.compile(r"\{\s*(\.reg\b(?:[^{}]|\{[^{}]*\})*)\}")
 _LABEL = re.compile(r"^([$\w]+):\s*")
 
 
@@ -80,8 +82,17 @@ def _statements(ptx: str, symbol: str) -> Iterable[str]:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if not depth:
             break
-    for s in text[start + 1 : end].split(";"):
+    for s in _SCOPE.sub(_renamed, text[start + 1 : end]).split(";"):
         yield re.sub(r"\s+", " ", re.sub(r"^[\s{}]+|(?<=:)[\s{}]+(?=[@$\w.])", " ", s)).strip()
+
+
+def _renamed(scope: re.Match[str]) -> str:
+    """The statements of a block, with names of their own for its registers."""
+    text = scope[1]
+    for declared in re.findall(r"\.reg\s+\.\w+\s+([^;]+);", text):
+        for name in re.findall(r"%?\w+", declared):
+            text = re.sub(rf"(?<![%\w]){re.escape(name)}(?!\w)", f"%own{scope.start()}_{name.lstrip('%')}", text)
+    return text
 
 
 def _varying(statements: Iterable[str]) -> set[str]:
@@ -92,6 +103,8 @@ def _varying(statements: Iterable[str]) -> set[str]:
         s = re.sub(r"^([$\w]+:\s*)+", "", s)
         guard = re.match(r"@!?(%?\w+)\s+", s)
         operands = re.sub(r"^(@!?%?\w+\s+)?[\w.:]+\s*", "", s)
+        if operands.startswith("["):  # an address: the instruction sets no register
+            continue
         first, _, rest = operands.partition("}" if operands.startswith("{") else ",")
         sources = {*_REGISTER.findall(rest), *([guard[1]] if guard else [])}
         for to in _REGISTER.findall(first):

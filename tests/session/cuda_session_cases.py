@@ -109,6 +109,11 @@ def case_what_cannot_be_had_is_one_line() -> None:
     ):
         with pytest.raises(Exception, match=message):
             provider.create_session(cube_model(), options)
+    for value in ("0x", "1 ", "-1", "first", "99999999999"):
+        given = ort.SessionOptions()
+        given.add_session_config_entry("ep.traceaexecutionprovider.device_id", value)
+        with pytest.raises(Exception, match=f"device_id='{value}' is not a number from 0 to 1023"):
+            ort.InferenceSession(cube_model(), given, providers=[provider.PROVIDER_NAME], enable_fallback=0)
     with pytest.raises(Exception, match="enable_cuda_graph=session needs a GPU device"):
         ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, {"backend": "cuda", "enable_cuda_graph": "session"})], enable_fallback=0)
 
