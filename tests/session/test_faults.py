@@ -123,16 +123,17 @@ def test_what_asks_a_thread_to_end_is_raised_behind_the_load(monkeypatch: pytest
 def test_session_options_of_the_caller_stay_as_they_were(given: str | None) -> None:
     """The session records its assignment; the caller's next session with these options does so only if the caller asked for it."""
     key = "session.record_ep_graph_assignment_info"
-    options = ort.SessionOptions()
-    if given is not None:
-        options.add_session_config_entry(key, given)
-    session = provider.create_session(small(), {"claim": "all"}, options)
-    provider.assert_provider_selected(session)
-    assert provider.assigned_nodes(session)
-    assert options.get_session_config_entry(key) == (given or "0")
-    with pytest.raises(Exception, match="isa"):
-        provider.create_session(small(), {"isa": "none"}, options)
-    assert options.get_session_config_entry(key) == (given or "0")
+    for good in (True, False):  # also where there is no session
+        options = ort.SessionOptions()
+        if given is not None:
+            options.add_session_config_entry(key, given)
+        if good:
+            session = provider.create_session(small(), {"claim": "all"}, options)
+            assert provider.assigned_nodes(session)
+        else:
+            with pytest.raises(Exception, match="isa"):
+                provider.create_session(small(), {"isa": "none"}, options)
+        assert options.get_session_config_entry(key) == (given or "0")
 
 
 _FORK = """
