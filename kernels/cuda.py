@@ -69,6 +69,22 @@ def part(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+#: Loops that wait for copies into shared memory, and the same with an end. A wrong number of bytes would let the GPU hang.
+_ENDLESS = (
+    (r".reg .pred p;\nagain_%=:\n", r".reg .pred p;\n.reg .u32 polls;\nmov.u32 polls, 0;\nagain_%=:\n"),
+    # each poll of these takes up to 10 ms
+    (r"@p bra done_%=;\nbra again_%=;\n", r"@p bra done_%=;\nadd.u32 polls, polls, 1;\nsetp.gt.u32 p, polls, 2000;\n@p trap;\nbra again_%=;\n"),
+    ("  while (!done)\n    asm volatile(", "  for (u32 polls = 0; !done; polls++ < 1u << 24 ? (void)0 : __trap())\n    asm volatile("),
+)
+
+
+def trapping(source: str) -> str:
+    """The source with waits for copies that end in a trap, which the driver reports as a failed launch. For finding faults: it costs registers and time."""
+    for endless, ending in _ENDLESS:
+        source = source.replace(endless, ending)
+    return source
+
+
 # --- compilation ----------------------------------------------------------------------------------------------------------
 
 

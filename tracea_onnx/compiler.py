@@ -150,15 +150,16 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if props.get("backend", "cpu") == "cpu":
         return CPU_BACKEND
     device = caps.of_request(props)
-    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device))
+    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device), traps=props.get("traps") == "1")
 
 
-def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True) -> Backend:
-    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot."""
+def cuda_backend(device: caps.DeviceCaps, *, tf32: bool, choices: tuning.Choices, compile_kernels: bool = True, traps: bool = False) -> Backend:
+    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot. `traps`: to look for a fault,
+    kernels that wait for a copy which never ends give an error instead (docs/architecture.md)."""
     target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit)
+        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit, traps=traps)
 
     return Backend(target, plan, gpu(device))
 
@@ -183,33 +184,50 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
             break
         torn |= failed
         chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
+    parts: dict[tuple[int, ...], _Part] = {}  # by their ops: where one op turns out to fail, the groups that do not change are not lowered again
     while True:
-        entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = []
-        bad: _Failed | None = None
-        declined: list[tuple[Node, str]] = []
-        for members in partition.groups(ops, [k not in reasons for k in range(len(ops))], graph):
-            if not everything and not any(ops[k].kind in COMPUTE for k in members):
-                continue
-            try:
-                plan, blobs = _lower_group(graph, [ops[k] for k in members], values, f"partition{len(entries)}", backend)
-                why = worth.refusal(graph, [ops[k] for k in members], plan, backend.rates, torn) if plan is not None and not everything else None
-            except _Failed as e:
-                bad = e
-                break
-            except (TraceaError, MemoryError):
-                raise
-            except Exception as e:
-                plan, why = None, _fault(f"a partition at '{ops[members[0]].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
-            if why is not None:
-                declined += [(n, why) for k in members for n in ops[k].nodes]
-            elif plan is not None:
-                entries.append(([n for k in members for n in ops[k].nodes], plan, blobs))
-        if bad is None:
+        supported = [k not in reasons for k in range(len(ops))]
+        found = [tuple(members) for members in partition.groups(ops, supported, graph) if everything or any(ops[k].kind in COMPUTE for k in members)]
+        bad: list[_Failed] = []
+        for members in found:
+            if members not in parts:
+                try:
+                    parts[members] = _part(graph, [ops[k] for k in members], values, backend, everything, torn)
+                except _Failed as e:
+                    bad.append(e)
+        if not bad:
             break
-        reasons[next(k for k, op in enumerate(ops) if op is bad.op)] = str(bad.reason)
-    result.entries = entries
-    result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes] + declined
+        for failed_late in bad:
+            reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(failed_late.reason)
+    result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes]
+    for members in found:
+        part, nodes = parts[members], [n for k in members for n in ops[k].nodes]
+        if part.refusal is not None:
+            result.refused += [(n, part.refusal) for n in nodes]
+        elif part.plan is not None:
+            result.entries.append((nodes, {**part.plan, "name": f"partition{len(result.entries)}"}, part.blobs))
     return result
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One partition: a Plan, or why ONNX Runtime runs it; neither where nothing would run."""
+
+    plan: dict[str, Any] | None
+    blobs: list[bytes]
+    refusal: str | None
+
+
+def _part(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend, everything: bool, torn: set[int]) -> _Part:
+    """Lowers a group of ops, and weighs it. Raises _Failed where one of them cannot be lowered in this company."""
+    try:
+        plan, blobs = _lower_group(graph, ops, known, backend)
+        why = worth.refusal(graph, ops, plan, backend.rates, torn) if plan is not None and not everything else None
+    except (_Failed, TraceaError, MemoryError):
+        raise
+    except Exception as e:
+        plan, blobs, why = None, [], _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
+    return _Part(plan, blobs, why)
 
 
 def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
@@ -341,7 +359,7 @@ class _Failed(Exception):
         self.op, self.reason = op, reason
 
 
-def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], name: str, backend: Backend) -> tuple[dict[str, Any] | None, list[bytes]]:
+def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend) -> tuple[dict[str, Any] | None, list[bytes]]:
     """One partition as a Plan; None when nothing would run."""
     made = [o for op in ops for n in op.nodes for o in n.outputs if o]
     inside = set(made)
@@ -349,7 +367,7 @@ def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], name:
     visible = {o for op in ops for o in op.outputs if o}
     outputs = [o for o in made if o in visible and (graph.is_output(o) or any(id(c) not in mine for c in graph.consumers(o)))]
     read = list(dict.fromkeys(i for op in ops for i in op.inputs if i and i not in inside and not graph.is_const(i)))
-    plan = backend.plan(name, False)
+    plan = backend.plan("partition", False)
     ctx = Lowering(graph, plan, backend.target)
     ctx.concat_channels = {}
     _define_inputs(ctx, [known[i] for i in read])

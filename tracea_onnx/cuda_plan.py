@@ -43,10 +43,14 @@ class CudaPlanBuilder(PlanBuilder):
     """A PlanBuilder whose launches name cubins. caps: the device.
 
     `compile_kernels=False` leaves cubins out (the probe of which nodes can run needs only to know that a kernel exists). tf32: whether products of
-    f32 may round their elements to TF32. emit: makes the kernels; Plans of one graph share it. `asked` has what each launch of a run was made for."""
+    f32 may round their elements to TF32. emit: makes the kernels; Plans of one graph share it. traps: their waits for copies end. `asked` has what each
+    launch of a run was made for."""
 
-    def __init__(self, name: str, caps: DeviceCaps, *, compile_kernels: bool = True, tf32: bool = False, emit: Emitter | None = None) -> None:
+    def __init__(
+        self, name: str, caps: DeviceCaps, *, compile_kernels: bool = True, tf32: bool = False, emit: Emitter | None = None, traps: bool = False
+    ) -> None:
         super().__init__(name, "cuda")
+        self._traps = traps
         self.caps, self.compile_kernels, self.tf32, self._emit = caps, compile_kernels, tf32, emit or Emitter()
         self.asked: list[Request] = []
         self._cubins: dict[str, int] = {}
@@ -62,7 +66,7 @@ class CudaPlanBuilder(PlanBuilder):
             return
         backend = registry.module("kernels", "cuda")
         with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1, _COMPILERS)) as pool:
-            cubins = pool.map(lambda m: backend.compile(m[0], self.caps.arch), missing)
+            cubins = pool.map(lambda m: backend.compile(backend.trapping(m[0]) if self._traps else m[0], self.caps.arch), missing)
             for (_, at), cubin in zip(missing, cubins, strict=True):
                 self.blobs[at] = cubin
 

@@ -7,17 +7,16 @@ A tensor's external data must lie within a regular file inside the model's own f
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
+from tracea_onnx.data_files import open_data
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import external_info, tensor_array
+from tracea_onnx.graph import external_info, map_data, tensor_array, truncated
 from tracea_onnx.graph import tensor_bytes as tensor_bytes
 
 
@@ -92,22 +91,8 @@ def _check_external(t: TensorProto, source: Source) -> None:
         raise ModelError(f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach", "give the model's path instead")
     if not location or PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute() or ".." in Path(location).parts:
         raise ModelError(f"tensor '{t.name}' has its data outside the model's folder ('{location}')", "save it again beside the model")
-    file = source.folder / location
-    # A Hugging Face cache links both the model and its data into one folder of blobs, so the real folder counts as well.
-    roots = (source.folder.resolve(), source.path.resolve().parent)
-    try:
-        real = file.resolve(strict=True)
-        size = real.stat().st_size
-        regular, names = stat.S_ISREG(real.stat().st_mode), real.stat().st_nlink
-    except OSError:
-        raise ModelError(f"the external data file {file} is missing or unreadable", "put it beside the model") from None
-    if not any(real.is_relative_to(r) for r in roots):
-        raise ModelError(f"the external data file {file} leads outside the model's folder", "put the file itself beside the model")
-    if not regular:
-        raise ModelError(f"the external data file {file} is not a regular file", "put the file itself beside the model")
-    if names > 1 and real != source.path.resolve():  # as onnx itself: a hard link leads out of the folder unseen
-        hint = "make it a file of its own: copy it, and rename the copy over it"
-        raise ModelError(f"the external data file {file} has {names} names (hard links), which may lie outside the model's folder", hint)
+    with open_data(source.folder, location) as opened:
+        file, size = source.folder / location, os.fstat(opened.fileno()).st_size
     try:
         offset, length = int(info.get("offset", "0")), int(info.get("length", "-1"))
     except ValueError:
@@ -166,9 +151,12 @@ def raw_bytes(t: TensorProto, folder: Path | None) -> bytes:
     """The tensor's elements as ONNX stores them, wherever they lie."""
     if t.data_location == TensorProto.EXTERNAL and folder is not None:
         info = external_info(t)
-        with (folder / info["location"]).open("rb") as f:
+        with open_data(folder, info["location"]) as f:
             f.seek(int(info.get("offset", "0")))
-            return f.read(tensor_bytes(t))
+            data = f.read(tensor_bytes(t))
+        if len(data) != tensor_bytes(t):
+            raise truncated(t)
+        return data
     if t.HasField("raw_data"):
         return t.raw_data
     return tensor_array(t, folder).tobytes()
@@ -178,10 +166,9 @@ def stored(t: TensorProto, folder: Path | None) -> memoryview | None:
     """The tensor's stored bytes without reading them; None for one that is not stored as raw bytes."""
     if t.data_location != TensorProto.EXTERNAL:
         return memoryview(t.raw_data) if t.HasField("raw_data") else None
-    info, size = external_info(t), tensor_bytes(t)
-    if folder is None or not size:
+    if folder is None or not tensor_bytes(t):
         return None
-    return np.memmap(folder / info["location"], np.uint8, "r", int(info.get("offset", "0")), (size,)).data
+    return map_data(t, folder).data
 
 
 def point(t: TensorProto, location: str, offset: int, length: int) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper, numpy_helper
 
+from tracea_onnx.data_files import open_data
 from tracea_onnx.errors import ModelError
 from tracea_onnx.operators import unread
 
@@ -112,11 +113,23 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
             return numpy_helper.to_array(t)
         except (ValueError, TypeError):
             raise ModelError(f"tensor '{t.name}' is damaged: its data does not fit its type and shape", "download or export the model again") from None
-    info, size = external_info(t), tensor_bytes(t)
     if folder is None:
-        raise FileNotFoundError(info["location"])
-    stored = np.memmap(folder / info["location"], np.uint8, "r", int(info.get("offset", "0")), (size,)) if size else np.empty(0, np.uint8)
-    return _typed(t, stored)
+        raise FileNotFoundError(external_info(t)["location"])
+    return _typed(t, map_data(t, folder) if tensor_bytes(t) else np.empty(0, np.uint8))
+
+
+def map_data(t: TensorProto, folder: Path) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor's external data, in place. Raises ModelError where the file is not what it was when the model was loaded."""
+    info = external_info(t)
+    with open_data(folder, info["location"]) as f:
+        try:
+            return np.memmap(f, np.uint8, "r", int(info.get("offset", "0")), (tensor_bytes(t),))
+        except ValueError:
+            raise truncated(t) from None
+
+
+def truncated(t: TensorProto) -> ModelError:
+    return ModelError(f"the external data of tensor '{t.name}' became shorter since the model was loaded", "leave the model's files alone meanwhile")
 
 
 def request_array(t: TensorProto) -> Array:

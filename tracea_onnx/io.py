@@ -19,13 +19,14 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx import files, fused_names, lazy, limits, surgery
+from tracea_onnx.data_files import ModelFolder
 from tracea_onnx.errors import ModelError, UsageError
 from tracea_onnx.external import Source as Source
 from tracea_onnx.external import attribute_tensors, bring_in, check_external_data, in_own_file, point, raw_bytes, take_in
 from tracea_onnx.external import tensor_bytes as tensor_bytes
 from tracea_onnx.external import tensors as tensors
 from tracea_onnx.external import with_real_paths as with_real_paths
-from tracea_onnx.graph import domain_of, external_info
+from tracea_onnx.graph import domain_of, external_info, map_data
 from tracea_onnx.surgery import graphs
 
 _DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError  # protobuf ships no types
@@ -54,7 +55,7 @@ def load(model: ModelProto | str | os.PathLike[str], *, changed_specs: bool = Fa
         source = Source(own)
     else:
         path = Path(model)
-        source = Source(_parse(path, _read(path)), path.parent, path)
+        source = Source(_parse(path, _read(path)), ModelFolder.of(path), path)
     where = str(source.path) if source.path else "the model"
     _check_header(source.model, where)
     _check_contents(source.model, where)
@@ -270,13 +271,12 @@ def _save_whole(source: Source, target: Path) -> None:
     streamed = {t.name for t in light.model.graph.initializer}  # a name is unique within a graph and those around it
     bring_in(light, lambda t: t.name not in streamed)
     with _writing(target) as (folder, [f]):
-        for piece in lazy.whole(memoryview(serialize(light.model)), source.folder or target.parent):
+        for piece in lazy.whole(memoryview(serialize(light.model))):
             f.write(piece.data)
-            if piece.length:
-                with piece.file.open("rb") as weights:
-                    weights.seek(piece.offset)
-                    for at in range(0, piece.length, _CHUNK):
-                        f.write(weights.read(min(_CHUNK, piece.length - at)))
+            if piece.outside is not None:
+                weights = map_data(piece.outside, source.folder or target.parent).data
+                for at in range(0, len(weights), _CHUNK):
+                    f.write(weights[at : at + _CHUNK])
         with _placing(folder, [f]):
             f.place()
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from onnx import GraphProto, ModelProto, TensorProto
 
 from tracea_onnx.external import tensor_bytes
-from tracea_onnx.graph import external_info
 
 #: Model files from this many bytes on are read without their weights, and initializers from this many bytes on stay in the file.
 FILE, TENSOR = 256 << 20, 1 << 20
@@ -70,45 +68,42 @@ def _tensor(data: memoryview, start: int, end: int, location: str) -> Iterator[b
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of a model file: given, or `length` bytes of another file from `offset` on."""
+    """Bytes of a model file: given, or the external data of a tensor."""
 
     data: bytes = b""
-    file: Path = Path()
-    offset: int = 0
-    length: int = 0
+    outside: TensorProto | None = None
 
     def __len__(self) -> int:
-        return self.length or len(self.data)
+        return len(self.data) if self.outside is None else tensor_bytes(self.outside)
 
 
-def whole(data: memoryview, folder: Path) -> list[Piece]:
+def whole(data: memoryview) -> list[Piece]:
     """The serialized model `data` in pieces, with the external data of its graph's initializers inside, none of it read yet."""
-    return _fill(data, 0, len(data), (_GRAPH, _INITIALIZER), folder)
+    return _fill(data, 0, len(data), (_GRAPH, _INITIALIZER))
 
 
-def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...], folder: Path) -> list[Piece]:
+def _fill(data: memoryview, start: int, end: int, path: tuple[int, ...]) -> list[Piece]:
     if not path:
-        return _weights(bytes(data[start:end]), folder)
+        return _weights(bytes(data[start:end]))
     out: list[Piece] = []
     for number, kind, at, value, after in _fields(data, start, end):
         if number == path[0] and kind == _BYTES:
-            inner = _fill(data, value, after, path[1:], folder)
+            inner = _fill(data, value, after, path[1:])
             out += [Piece(_varint(number << 3 | _BYTES) + _varint(sum(map(len, inner)))), *inner]
         else:
             out.append(Piece(bytes(data[at:after])))
     return out
 
 
-def _weights(data: bytes, folder: Path) -> list[Piece]:
+def _weights(data: bytes) -> list[Piece]:
     t = TensorProto.FromString(data)
     if t.data_location != TensorProto.EXTERNAL:
         return [Piece(data)]
-    info = external_info(t)
-    t.ClearField("data_location")
-    del t.external_data[:]
-    size = tensor_bytes(t)
-    head = Piece(t.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size))
-    return [head, Piece(file=folder / info["location"], offset=int(info.get("offset", "0")), length=size)] if size else [head]
+    inside, size = TensorProto.FromString(data), tensor_bytes(t)
+    inside.ClearField("data_location")
+    del inside.external_data[:]
+    head = Piece(inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size))
+    return [head, Piece(outside=t)] if size else [head]
 
 
 def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:

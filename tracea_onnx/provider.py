@@ -123,7 +123,7 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
 
 def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
     """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it (unless session.disable_cpu_ep_fallback is 1), on
-    every supported version. Where assignments are not recorded yet, `session_options` gets the entry that asks for it (`assert_provider_selected` reads it).
+    every supported version. The session records which provider got which node (`assert_provider_selected` reads that).
 
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
     ort = _ort()
@@ -131,8 +131,8 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
     source = str(model) if isinstance(model, Path) else model
     if session_options is None:
         session_options = ort.SessionOptions()
-    if _entry(session_options, _RECORD) != "1":
-        session_options.add_session_config_entry(_RECORD, "1")
+    recorded = _entry(session_options, _RECORD)
+    session_options.add_session_config_entry(_RECORD, "1")
     _unwinding.error = None
     try:
         if _version(ort.__version__) < PROVIDERS_LIST_ORT:
@@ -142,6 +142,8 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
             providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
     finally:
+        # The session has its own copy. An entry cannot be taken out again; "0" is what ONNX Runtime takes one that is not set for.
+        session_options.add_session_config_entry(_RECORD, recorded or "0")
         error, _unwinding.error = _unwinding.error, None
         if error is not None:
             raise error

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracea_onnx import nvrtc, registry
+from tests.backend.cuda_requests import attention
+from tests.backend.test_cuda_caps import _excite
+from tests.backend.test_cuda_gemm import gemm
+from tracea_onnx import compiler, nvrtc, registry
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.ops import DType
 
 cuda = registry.module("kernels", "cuda")
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -37,3 +41,34 @@ def test_a_compiler_too_old_for_what_is_emitted_is_one_line(monkeypatch: pytest.
     monkeypatch.setattr(nvrtc, "architectures", lambda _: [80, 86, 89])
     with pytest.raises(TraceaError, match=r"compiles nothing that a GPU of sm_100 runs \(it knows sm_80, sm_86, sm_89\)"):
         cuda.compile(SOURCE, 100)
+
+
+def test_waits_for_copies_can_be_given_an_end() -> None:
+    """Every kind of wait that kernels have: of tensor copies, and of what blocks of a cluster push."""
+    excite = _excite(2, 32, 8, 112)
+    sources = {k.source for r in (gemm(DType.F16, 512, 512, 512), attention(DType.F16, 64, s=512, t=512), excite) for k in cuda.emit(r)}
+    waiting = [s for s in sources if "mbarrier.try_wait" in s]
+    assert len(waiting) >= 3 and any("bra again_" in s for s in waiting) and any("while (!done)" in s for s in waiting)
+    for source in waiting:
+        made = cuda.trapping(source)
+        assert "while (!done)" not in made
+        ptx = cuda._compile(made, "compute_90a").decode()
+        assert ptx.count("mbarrier.try_wait") == ptx.count("trap;") > 0
+    plain = next(s for s in sources if "mbarrier.try_wait" not in s) if len(waiting) < len(sources) else SOURCE
+    assert cuda.trapping(plain) == plain
+
+
+def test_plans_of_sessions_that_wait_for_each_launch_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_nothing(source: str, arch: int) -> bytes:
+        compiled.append(source)
+        return b"cubin"
+
+    monkeypatch.setattr(cuda, "compile", compile_nothing)
+    for traps in ("0", "1"):
+        plan = compiler.backend_of({"backend": "cuda", "arch": "90", "traps": traps}).plan("p", False)
+        source = 'while (!done)\n    asm volatile("");'
+        plan._cubins, plan.blobs = {f"  {source}": 0}, [b""]  # type: ignore[attr-defined]
+        plan.to_json()
+    assert compiled[0] == f"  {source}" and compiled[1] == cuda.trapping(f"  {source}") != compiled[0]

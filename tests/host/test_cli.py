@@ -155,6 +155,20 @@ def test_an_internal_error_is_one_line_unless_debugging(model: Path, capsys: Cap
         main(["optimize", str(model), "--debug"])
 
 
+def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is there when its pack is compiled."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_pack", interrupted)
+    written, pack = model.with_name("out.onnx"), model.with_name("out.pack")
+    assert main(["optimize", str(model), "-o", str(written), "--pack", str(pack)]) == 130
+    assert written.exists() and not pack.exists()
+    onnx.checker.check_model(str(written))
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted; every file is whole: as it was, or as it was to be"
+
+
 def test_cache_commands(tmp_path: Path, capsys: Captured) -> None:
     from tracea_onnx.cache import Cache
 

@@ -13,9 +13,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.decoders import greedy_search
 from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
-from tracea_onnx import explain, page, registry
+from tracea_onnx import compiler, explain, page, registry
 from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import UsageError
+from tracea_onnx.graph import Graph
 
 
 def account(model: ModelProto, **options: object) -> explain.Account:
@@ -225,6 +226,21 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
         "com.microsoft.Unheard": "no kernel computes com.microsoft.Unheard",
     }
     assert found.to_json()["leaving"][0].keys() == {"node", "op", "reason"}
+
+
+def test_the_gpu_backend_is_the_one_that_sessions_compile_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[compiler.Backend] = []
+    honest = compiler.compile_graph
+
+    def compile_graph(graph: Graph, backend: compiler.Backend, **more: bool) -> compiler.Compiled:
+        asked.append(backend)
+        return honest(graph, backend, **more)
+
+    monkeypatch.setattr(compiler, "compile_graph", compile_graph)
+    explain.explain(leaving(), backend="cuda", provider=True)
+    session = compiler.backend_of({"backend": "cuda", "arch": "90"})
+    assert session.target.folds_norms and session.target.bundles
+    assert [(b.target, b.rates) for b in asked] == [(session.target, session.rates)]
 
 
 def test_running_sums_of_positions_stay_on_the_gpu() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.host.pipeline_models import normal, parse, run, same_bits, small_cnn
-from tracea_onnx import infer, io, pipeline
+from tracea_onnx import data_files, external, infer, io, pipeline
 from tracea_onnx.errors import ModelError, UsageError
+from tracea_onnx.graph import Graph
 
 
 def big() -> ModelProto:
@@ -190,6 +192,69 @@ def test_a_truncated_data_file_is_refused(tmp_path: Path) -> None:
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ModelError, match="truncated"):
         io.load(path)
+
+
+def _read_all(source: io.Source, target: Path) -> list[str]:
+    """What each way to the weights of a loaded model says; "" where it gives them."""
+    t = next(t for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    said = []
+    for way in (
+        lambda: Graph(source.model, folder=source.folder).const(t.name), lambda: external.raw_bytes(t, source.folder), lambda: external.stored(t, source.folder),
+        lambda: io.save(source, target, external_data="never"), lambda: io.save(source, target.with_name("apart.onnx"), external_data="always"),
+    ):  # fmt: skip
+        try:
+            way()
+            said.append("")
+        except ModelError as e:
+            said.append(str(e))
+    return said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links")
+def test_files_exchanged_after_the_check_are_not_read(tmp_path: Path) -> None:
+    """By a link out of the folder, a hard link to what lies there, a pipe, a shorter file."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 64 * 32 * 4)
+    (tmp_path / "in").mkdir()
+    data, target = tmp_path / "in" / "m.onnx.data", tmp_path / "copy.onnx"
+    exchanged: dict[str, Callable[[], object]] = {
+        "outside the model's folder": lambda: data.symlink_to(secret), "2 names": lambda: os.link(secret, data), "not a regular file": lambda: os.mkfifo(data),
+        "became shorter": lambda: data.write_bytes(b"short"),
+    }  # fmt: skip
+    for says, exchange in exchanged.items():
+        source = io.load(saved(tmp_path / "in"))
+        assert _read_all(source, target) == [""] * 5
+        data.unlink()
+        exchange()
+        assert all(says in line for line in _read_all(source, target)), says
+        data.unlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    path = saved(tmp_path / "in")
+    weights = tmp_path / "in" / "sub" / "w"
+    (tmp_path / "in" / "m.onnx.data").rename(weights)
+    (tmp_path / "out" / "w").write_bytes(b"s" * 64 * 32 * 4)
+    _edit(path, "location", "sub/w")
+    source = io.load(path)
+    honest = data_files._descend
+
+    def exchanged(root: Path, real: Path) -> int:
+        if what == "file":
+            weights.unlink()
+            weights.symlink_to(tmp_path / "out" / "w")
+        else:
+            weights.parent.rename(tmp_path / "away")
+            weights.parent.symlink_to(tmp_path / "out")
+        return honest(root, real)
+
+    monkeypatch.setattr(data_files, "_descend", exchanged)
+    with pytest.raises(ModelError, match="unreadable"):
+        external.raw_bytes(source.model.graph.initializer[0], source.folder)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")

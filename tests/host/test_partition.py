@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from random import Random
+from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.host.rules_oracle import node
-from tracea_onnx import partition
+from tracea_onnx import compiler, partition
 from tracea_onnx.graph import Graph
 from tracea_onnx.lower.op import of_node
+from tracea_onnx.lower.target import CPU
+from tracea_onnx.lower.value import Unsupported
+from tracea_onnx.plan import PlanBuilder
 
 
 def random_graph(r: Random) -> Graph:
@@ -47,3 +54,36 @@ def test_one_group_when_everything_is_supported() -> None:
     graph = random_graph(Random(3))
     ops = partition.topological([of_node(n, graph, False) for n in graph.nodes], graph)
     assert len(partition.groups(ops, [True] * len(ops), graph)) == 1
+
+
+class _Fails(PlanBuilder):
+    """Products of an odd number of columns have no kernel, which only shows when Plans are made."""
+
+    def _append(self, family: str, refs: Mapping[str, Any], ints: Mapping[str, Any], *rest: Any) -> None:
+        if family == "gemm" and ints["N"] % 2:
+            raise Unsupported("an odd number of columns")
+        super()._append(family, refs, ints, *rest)
+
+
+def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
+    """Ten products with an unknown operator between each two: five fail, and no other one is lowered twice for it."""
+    nodes, weights, widths = [], [], range(16, 27)
+    for k, (rows, columns) in enumerate(pairwise(widths)):
+        nodes += [helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]), helper.make_node("Unheard", [f"p{k}"], [f"x{k + 1}"], domain="elsewhere")]
+        weights.append(numpy_helper.from_array(np.ones((rows, columns), np.float32), f"w{k}"))
+    value = {f"{n}{k + (n == 'p')}": [4, w] for n in "xp" for k, w in enumerate(widths)}
+    value |= {f"p{k}": [4, w] for k, w in enumerate(widths[1:])}
+    infos = {name: helper.make_tensor_value_info(name, 1, shape) for name, shape in value.items()}
+    graph = helper.make_graph(nodes, "g", [infos["x0"]], [infos[f"x{len(weights)}"]], weights, value_info=list(infos.values()))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)])
+    made = []
+
+    def plan(name: str, probe: bool) -> PlanBuilder:
+        if not probe:
+            made.append(name)
+        return PlanBuilder(name) if probe else _Fails(name)
+
+    found = compiler.compile_graph(Graph(model), compiler.Backend(CPU, plan), everything=True)
+    assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
+    assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
+    assert len(made) == len(weights)

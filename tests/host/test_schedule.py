@@ -175,6 +175,21 @@ def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == {l4}
 
 
+@pytest.mark.parametrize(
+    ("arch", "name", "sms", "mhz", "tflops"),
+    [
+        (75, "T4", 40, 1590, 65), (80, "A100", 108, 1410, 312), (86, "A10", 72, 1695, 125), (86, "A40", 84, 1740, 149.7), (86, "A10G", 80, 1710, 70),
+        (86, "GeForce RTX 3090", 82, 1695, 71), (87, "Orin", 16, 1300, 170 / 4), (89, "L4", 58, 2040, 121), (89, "GeForce RTX 4090", 128, 2520, 165.2),
+        (90, "H100 SXM", 132, 1830, 989), (120, "GeForce RTX 5090", 170, 2407, 209.5), (120, "RTX PRO 6000 Blackwell", 188, 2617, 503.8),
+    ],
+)  # fmt: skip
+def test_peaks_of_gpus_are_those_that_nvidia_documents(arch: int, name: str, sms: int, mhz: int, tflops: float) -> None:
+    """Dense fp16 with sums in fp32."""
+    h200, made = caps.usual(90), replace(caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000)
+    ratio = price.gpu(made).gflops / price.gpu(h200).gflops
+    assert ratio * h200.sms * h200.clock * 4096 * 1e3 == pytest.approx(tflops * 1e12, rel=0.02)
+
+
 def test_a_node_alone_saves_nothing() -> None:
     g = Graph(parse("g (float[3] x) => (float[3] y) { y = Relu (x) }"))
     lone = Match("r", g.nodes[0], (g.nodes[0],), ("x",), ("y",), Spec("pointwise", ("x0",)))

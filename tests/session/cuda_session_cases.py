@@ -89,6 +89,14 @@ def case_every_way_to_ask_for_the_gpu() -> None:
     assert inputs == ["Cpu", *["TraceaCuda"] * 5]
 
 
+def case_kernels_of_a_session_that_waits_for_each_launch_wait_for_no_copy_for_ever() -> None:
+    answer(cube_plan)
+    for option in ("0", "1"):
+        session = provider.create_session(cube_model(), {"backend": "cuda", "sync_launches": option})
+        assert {p.key: p.value for p in requests[-1].metadata_props}["traps"] == option
+        check_cube(session, 50)
+
+
 def case_what_cannot_be_had_is_one_line() -> None:
     need_ort(1, 25, why="takes no plugin in providers")
     answer(cube_plan)
@@ -101,6 +109,11 @@ def case_what_cannot_be_had_is_one_line() -> None:
     ):
         with pytest.raises(Exception, match=message):
             provider.create_session(cube_model(), options)
+    for value in ("0x", "1 ", "-1", "first", "99999999999"):
+        given = ort.SessionOptions()
+        given.add_session_config_entry("ep.traceaexecutionprovider.device_id", value)
+        with pytest.raises(Exception, match=f"device_id='{value}' is not a number from 0 to 1023"):
+            ort.InferenceSession(cube_model(), given, providers=[provider.PROVIDER_NAME], enable_fallback=0)
     with pytest.raises(Exception, match="enable_cuda_graph=session needs a GPU device"):
         ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, {"backend": "cuda", "enable_cuda_graph": "session"})], enable_fallback=0)
 

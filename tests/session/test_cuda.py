@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cpp import compiler
 from tests.fake import driver
+from tracea_onnx import native
 
 MODULES = ("cuda_session_cases", "cuda_run_cases", "cuda_growth_cases", "cuda_stream_cases")
 CASES = [(m, c) for m in MODULES for c in driver.cases(Path(__file__).with_name(f"{m}.py"))]
@@ -258,12 +261,35 @@ sessions[0].run_with_iobinding(io, quiet)
 other = on(1, 0 * x)
 ort.copy_tensors([y], [other])
 np.testing.assert_allclose(other.numpy(), x**3, rtol=1e-5)
+# The same as an input of a run on the other device.
+io.bind_ortvalue_input("x", on(0, 2 * x))
+sessions[0].run_with_iobinding(io, quiet)
+over = sessions[1].io_binding()
+over.bind_ortvalue_input("x", u)
+over.bind_output("u", "cpu")
+over.bind_output("y", "cpu")
+sessions[1].run_with_iobinding(over)
+np.testing.assert_allclose(over.get_outputs()[1].numpy(), (2 * x)**6, rtol=1e-5)
 print("said: end")
 """
 
 
 def test_copies_between_devices_come_in_order(folder: Path) -> None:
     assert _said(driver.run(folder, ["-c", TWO_DEVICES], devices="2")) == ["end"]
+
+
+def test_lanes_of_nested_runs_and_of_threads(folder: Path) -> None:
+    """Compiled from the launcher's own sources: ONNX Runtime alone nests no runs."""
+    sources = Path(native.__file__).parent / "ep"
+    parts = [str(sources / f"{name}.cc") for name in ("cuda_lane", "cuda_device", "cuda_driver", "cuda_listing", "sha256", "stats")]
+    program = folder / "lanes"
+    flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(sources)]
+    command = [*compiler(), *flags, "-o", str(program), str(Path(driver.__file__).with_name("lanes.cc")), *parts, "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_DEVICES": "2"}
+    done = subprocess.run([str(program)], env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 WITHOUT = """

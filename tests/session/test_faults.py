@@ -119,10 +119,21 @@ def test_what_asks_a_thread_to_end_is_raised_behind_the_load(monkeypatch: pytest
         provider.create_session(small())
 
 
-def test_session_options_that_record_already_are_left_alone() -> None:
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    provider.assert_provider_selected(provider.create_session(small(), {"claim": "all"}, options))
+@pytest.mark.parametrize("given", [None, "0", "1"])
+def test_session_options_of_the_caller_stay_as_they_were(given: str | None) -> None:
+    """The session records its assignment; the caller's next session with these options does so only if the caller asked for it."""
+    key = "session.record_ep_graph_assignment_info"
+    for good in (True, False):  # also where there is no session
+        options = ort.SessionOptions()
+        if given is not None:
+            options.add_session_config_entry(key, given)
+        if good:
+            session = provider.create_session(small(), {"claim": "all"}, options)
+            assert provider.assigned_nodes(session)
+        else:
+            with pytest.raises(Exception, match="isa"):
+                provider.create_session(small(), {"isa": "none"}, options)
+        assert options.get_session_config_entry(key) == (given or "0")
 
 
 _FORK = """

@@ -14,7 +14,22 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from tests.session.provider_plans import F32, Entries, Install, chain_model, chain_plan, chain_reference, check_chain, key, whole_graph
+from tests.session.provider_plans import (
+    ADD,
+    F32,
+    MUL,
+    RELU,
+    Entries,
+    Install,
+    chain_model,
+    chain_plan,
+    chain_reference,
+    check_chain,
+    elementwise,
+    key,
+    model,
+    whole_graph,
+)
 from tracea_onnx import dims as D
 from tracea_onnx import provider
 from tracea_onnx.errors import TraceaError, UsageError
@@ -142,6 +157,43 @@ def test_entries_that_do_not_fit_are_not_claimed(answer: Install, capfd: pytest.
     assert provider.stats()["claimed_nodes"] == before
     err = capfd.readouterr().err
     assert "does not make 'u'" in err and "does not fit" in err
+
+
+def test_of_plans_that_make_a_cycle_together_the_first_is_claimed(answer: Install, capfd: pytest.CaptureFixture[str]) -> None:
+    """{u, y} reads s of {t, s}, which reads u; a third plan is claimed beside the first."""
+    nodes = [
+        h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Relu", ["u"], ["t"]), h.make_node("Add", ["x", "x"], ["s"]), h.make_node("Mul", ["u", "s"], ["y"]),
+        h.make_node("Relu", ["t"], ["z"]),
+    ]  # fmt: skip
+    code: dict[str, list[Any]] = {
+        "u": [MUL, 1, 0, 0, 0, 0.0],
+        "t": [RELU, 1, 0, 0, 0, 0.0],
+        "s": [ADD, 1, 0, 0, 0, 0.0],
+        "y": [MUL, 2, 0, 1, 0, 0.0],
+        "z": [RELU, 1, 0, 0, 0, 0.0],
+    }
+
+    def entry(graph: Graph, reads: str, makes: str) -> tuple[list[str], dict[str, Any], list[bytes]]:
+        b = PlanBuilder(makes)
+        refs = {name: b.add_input(name, F32, 2) for name in reads}
+        b.define_symbol("n", 0, 0)
+        dims: list[D.DimLike] = [D.symbol("n"), 5]
+        members = [next(n for n in graph.nodes if n.outputs[0] == name) for name in makes]
+        for n in members:
+            refs[n.outputs[0]] = b.add_output(n.outputs[0])
+            elementwise(b, [refs[i] for i in dict.fromkeys(n.inputs)], refs[n.outputs[0]], dims, [code[n.outputs[0]]], code[n.outputs[0]][1] + 1)
+            b.finish_output(n.outputs[0], F32, dims)
+        return [key(n) for n in members], b.to_json(), []
+
+    answer(lambda graph: [entry(graph, "xs", "uy"), entry(graph, "ux", "ts"), entry(graph, "t", "z")])
+    data = model(nodes, {"x": ["n", 5]}, {"y": ["n", 5], "z": ["n", 5]})
+    session = provider.create_session(data, {"log_level": "warning"})
+    assert sorted(provider.assigned_nodes(session)) == ["Mul", "Mul", "Relu"]
+    assert "a plan of graph 'g' does not fit: fusing its nodes would make a cycle" in capfd.readouterr().err
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    y, z = session.run(None, {"x": x})
+    np.testing.assert_allclose(y, 2 * x**3, rtol=1e-5)
+    np.testing.assert_allclose(z, x * x, rtol=1e-5)
 
 
 def test_index_out_of_range_fails_the_run_and_only_it(answer: Install) -> None:

@@ -10,7 +10,6 @@
 #include "cuda_stream.h"
 #include "failure.h"
 #include "graph.h"
-#include "provider.h"
 
 namespace tracea::cuda {
 namespace {

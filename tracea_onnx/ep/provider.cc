@@ -90,6 +90,61 @@ bool acyclic(const Graph& graph, const std::vector<int>& group) {
   return !left;
 }
 
+// Who reads each value of a graph.
+struct Uses {
+  explicit Uses(const Graph& graph) : readers(graph.values.size()), output(graph.values.size(), 0) {
+    for (size_t n = 0; n < graph.nodes.size(); n++)
+      for (const auto* reads : {&graph.nodes[n].inputs, &graph.nodes[n].captured})
+        for (int v : *reads)
+          if (v >= 0) readers[size_t(v)].push_back(int(n));
+    for (int v : graph.outputs)
+      if (v >= 0) output[size_t(v)] = 1;
+  }
+  std::vector<std::vector<int>> readers;
+  std::vector<char> output;  // of the graph
+};
+
+// Why an entry's tensors are not those that its nodes (`members`) exchange with the rest of the graph, or "". It looks at these nodes and at who reads
+// their results, at nothing else: a graph may have as many entries as nodes.
+std::string objection(const Graph& graph, const Uses& uses, const Entry& entry, const std::vector<int>& members) {
+  const std::unordered_set<int> inside(members.begin(), members.end());
+  std::unordered_set<int> made, read, given;
+  for (int n : members) {
+    const Node& node = graph.nodes[size_t(n)];
+    made.insert(node.outputs.begin(), node.outputs.end());
+    for (const auto* reads : {&node.inputs, &node.captured}) read.insert(reads->begin(), reads->end());
+  }
+  const auto needed = [&](int v) {
+    const auto& readers = uses.readers[size_t(v)];
+    return uses.output[size_t(v)] || std::any_of(readers.begin(), readers.end(), [&](int n) { return !inside.count(n); });
+  };
+  // "" where the graph knows nothing else of the tensor's element type and rank than the plan does.
+  const auto differs = [](const Border& t, const Value& v, const char* what) -> std::string {
+    if (v.type && v.type != t.dtype) return std::string("its ") + what + " '" + t.name + "' has the element type " + std::to_string(t.dtype) + ", the graph's " + std::to_string(v.type);
+    if (v.has_shape && int64_t(v.dims.size()) != t.rank) return std::string("its ") + what + " '" + t.name + "' has " + std::to_string(t.rank) + " dims, the graph's " + std::to_string(v.dims.size());
+    return "";
+  };
+  for (const Border& t : entry.inputs) {
+    const auto it = graph.index.find(t.name);
+    if (it == graph.index.end() || !read.count(it->second) || made.count(it->second)) return "its input '" + t.name + "' is not an input of its nodes";
+    const Value& value = graph.values[size_t(it->second)];
+    if (value.constant) return "its input '" + t.name + "' is a constant";
+    if (const std::string other = differs(t, value, "input"); !other.empty()) return other;
+  }
+  for (const Border& t : entry.outputs)
+    if (const auto it = graph.index.find(t.name); it != graph.index.end()) given.insert(it->second);
+  for (int n : members)
+    for (int v : graph.nodes[size_t(n)].outputs)
+      if (v >= 0 && !given.count(v) && needed(v)) return "it does not make '" + graph.values[size_t(v)].name + "', which is needed outside";
+  for (const Border& t : entry.outputs) {
+    const auto it = graph.index.find(t.name);
+    if (it == graph.index.end() || !made.count(it->second)) return "its nodes do not make its output '" + t.name + "'";
+    if (!needed(it->second)) return "its output '" + t.name + "' is not needed outside";
+    if (const std::string other = differs(t, graph.values[size_t(it->second)], "output"); !other.empty()) return other;
+  }
+  return "";
+}
+
 }  // namespace
 
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
@@ -115,45 +170,6 @@ Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, in
   stats.sessions++;
 }
 
-std::string Provider::objection(const Graph& graph, const Entry& entry, const std::vector<int>& group, int mine) const {
-  std::vector<char> inside(graph.nodes.size(), 0), made(graph.values.size(), 0), needed(graph.values.size(), 0), read(graph.values.size(), 0);
-  for (size_t n = 0; n < group.size(); n++) inside[n] = group[n] == mine;
-  for (size_t n = 0; n < graph.nodes.size(); n++) {
-    const Node& node = graph.nodes[n];
-    for (int v : node.outputs)
-      if (v >= 0) made[size_t(v)] = inside[n];
-    for (const auto* reads : {&node.inputs, &node.captured})
-      for (int v : *reads)
-        if (v >= 0) (inside[n] ? read : needed)[size_t(v)] = 1;
-  }
-  for (int v : graph.outputs)
-    if (v >= 0) needed[size_t(v)] = 1;
-  // "" where the graph knows nothing else of the tensor's element type and rank than the plan does.
-  const auto differs = [](const Border& t, const Value& v, const char* what) -> std::string {
-    if (v.type && v.type != t.dtype) return std::string("its ") + what + " '" + t.name + "' has the element type " + std::to_string(t.dtype) + ", the graph's " + std::to_string(v.type);
-    if (v.has_shape && int64_t(v.dims.size()) != t.rank) return std::string("its ") + what + " '" + t.name + "' has " + std::to_string(t.rank) + " dims, the graph's " + std::to_string(v.dims.size());
-    return "";
-  };
-  for (const Border& t : entry.inputs) {
-    const std::string& name = t.name;
-    const auto it = graph.index.find(name);
-    if (it == graph.index.end() || !read[size_t(it->second)] || made[size_t(it->second)]) return "its input '" + name + "' is not an input of its nodes";
-    if (graph.values[size_t(it->second)].constant) return "its input '" + name + "' is a constant";
-    if (const std::string other = differs(t, graph.values[size_t(it->second)], "input"); !other.empty()) return other;
-  }
-  for (size_t v = 0; v < graph.values.size(); v++)
-    if (made[v] && needed[v] && std::none_of(entry.outputs.begin(), entry.outputs.end(), [&](const Border& t) { return t.name == graph.values[v].name; }))
-      return "it does not make '" + graph.values[v].name + "', which is needed outside";
-  for (const Border& t : entry.outputs) {
-    const std::string& name = t.name;
-    const auto it = graph.index.find(name);
-    if (it == graph.index.end() || !made[size_t(it->second)]) return "its nodes do not make its output '" + name + "'";
-    if (!needed[size_t(it->second)]) return "its output '" + name + "' is not needed outside";
-    if (const std::string other = differs(t, graph.values[size_t(it->second)], "output"); !other.empty()) return other;
-  }
-  return acyclic(graph, group) ? "" : "fusing its nodes would make a cycle";
-}
-
 std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body) {
   const std::string digest = graph.digest() + (body ? "body" : "");
   const auto known = replies_.find(digest);
@@ -161,6 +177,7 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   std::vector<std::pair<std::string, std::string>> metadata = {
       {"backend", options_.backend}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
   if (cuda_) {
+    metadata.emplace_back("traps", options_.sync_launches ? "1" : "0");
     const auto device = cuda_->metadata();
     metadata.insert(metadata.end(), device.begin(), device.end());
   }
@@ -209,50 +226,68 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
     if (graph.nodes[n].available && !graph.nodes[n].has_body) by_key.emplace(graph.nodes[n].key, int(n));
 
   long claimed = 0;
-  int groups = 0;
-  std::vector<int> group(graph.nodes.size(), -1);
+  const Uses uses(graph);
+  std::vector<int> group(graph.nodes.size(), -1);  // which claim each node belongs to
+  struct Candidate { std::vector<int> members; Claim claim; };
+  const auto mark = [&](const Candidate& c, int as) { for (int n : c.members) group[size_t(n)] = as; };
   // `alike`: of a GPU's plans those that were made for as many multiprocessors as this one has, else the others.
   const auto claim = [&](const std::shared_ptr<const Pack>& pack, bool alike) {
+    std::vector<Candidate> candidates;
+    const auto refused = [&](const std::string& why_not) { log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not); };
     for (const Entry& entry : pack->entries()) {
       if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch())) continue;
       if ((!cuda_ || !entry.sms || entry.sms == cuda_->sms()) != alike) continue;
-      std::vector<int> members;
+      Candidate c{{}, {pack, &entry, nullptr, {}}};
       for (const std::string& key : entry.nodes) {
         const auto it = by_key.find(key);
         if (it == by_key.end() || group[size_t(it->second)] >= 0) break;
-        members.push_back(it->second);
+        c.members.push_back(it->second);
       }
-      if (members.size() != entry.nodes.size()) continue;
-      for (int n : members) group[size_t(n)] = groups;
-      const std::string why_not = objection(graph, entry, group, groups);
-      if (!why_not.empty()) {
-        for (int n : members) group[size_t(n)] = -1;
-        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not);
+      if (c.members.size() != entry.nodes.size()) continue;
+      if (const std::string why_not = objection(graph, uses, entry, c.members); !why_not.empty()) {
+        refused(why_not);
         continue;
       }
-      Claim claimed_entry{pack, &entry, nullptr, {}};
       if (cuda_) {
         // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for this device; anything else fails again in `compile_one`.
         try {
-          claimed_entry.plan = Plan::parse(entry, pack, options_.isa.c_str());
-          claimed_entry.kernels = cuda_->load(*claimed_entry.plan);
+          c.claim.plan = Plan::parse(entry, pack, options_.isa.c_str());
+          c.claim.kernels = cuda_->load(*c.claim.plan);
         } catch (const cuda::NoKernel& e) {
-          for (int n : members) group[size_t(n)] = -1;
           log_(LogLevel::kError, "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
           continue;
         } catch (const Failure&) {
         }
-        if (!alike)
-          log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " + std::to_string(entry.sms) + " multiprocessors, this one has " + std::to_string(cuda_->sms()) +
-                                       ": it may run slower than one made for it");
       }
+      mark(c, int(candidates.size()));
+      candidates.push_back(std::move(c));
+    }
+    // All at once, which a compiler's own plans pass: where all of them leave no cycle, none does.
+    if (!acyclic(graph, group)) {
+      for (const Candidate& c : candidates) mark(c, -1);
+      std::vector<Candidate> kept;
+      for (Candidate& c : candidates) {
+        mark(c, int(kept.size()));
+        if (acyclic(graph, group)) {
+          kept.push_back(std::move(c));
+        } else {
+          mark(c, -1);
+          refused("fusing its nodes would make a cycle");
+        }
+      }
+      candidates.swap(kept);
+    }
+    for (const Candidate& c : candidates) {
+      const Entry& entry = *c.claim.entry;
+      if (cuda_ && !alike)
+        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " + std::to_string(entry.sms) + " multiprocessors, this one has " + std::to_string(cuda_->sms()) +
+                                     ": it may run slower than one made for it");
       std::vector<const OrtNode*> nodes;
-      for (int n : members) nodes.push_back(graph.nodes[size_t(n)].handle);
+      for (int n : c.members) nodes.push_back(graph.nodes[size_t(n)].handle);
       const OrtNodeFusionOptions fusion{ort.abi, true};
       check(ort.EpGraphSupportInfo_AddNodesToFuse(info, nodes.data(), nodes.size(), &fusion));
-      for (const std::string& key : entry.nodes) claims_[key] = claimed_entry;
-      claimed += long(members.size());
-      groups++;
+      for (const std::string& key : entry.nodes) claims_[key] = c.claim;
+      claimed += long(c.members.size());
     }
   };
   if (pack_) claim(pack_, true);

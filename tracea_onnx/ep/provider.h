@@ -26,8 +26,6 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
   void get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* info);
   void compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out);
   std::shared_ptr<const Pack> ask_compiler(const Graph& graph, bool body);
-  // Why the entry cannot be claimed, or "". `group` says for each node which claim it belongs to (-1 = none); the entry's nodes are `mine`.
-  std::string objection(const Graph& graph, const Entry& entry, const std::vector<int>& group, int mine) const;
 
   Options options_;
   Log log_;
