@@ -65,6 +65,7 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [[1]]}, "a list of rank 2 ('t')"),
         (helper.make_node("Tile", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [[1, 2]]}, "a list of rank 2 ('s')"),
         (helper.make_node("Split", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [1, 1]}, "1 parts of 2 sizes"),
+        (helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"), {"x": (1, 1, 2, 2), "s": (4,)}, {}, "rounds by 'up'"),
         (helper.make_node("Cast", ["x"], ["y"], to=1 << 62), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
         (helper.make_node("Cast", ["x"], ["y"], to=99), {"x": (2, 3)}, {}, "element type 99"),
         (helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
