@@ -316,7 +316,7 @@ def _build(
     product: Node,
     operands: Sequence[Axes],
     out_axes: Sequence[str],
-    nan_to_zero: bool,
+    nan_to_zero: bool | str,
     *,
     merge_heads: bool,
     keep_views: bool,

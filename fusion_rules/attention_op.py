@@ -77,7 +77,8 @@ def _standard(g: Graph, node: Node) -> Match:
     # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys. ONNX Runtime gives zeros for a row
     # with nothing left to see, and takes the lowest number of a mask for minus infinity.
     scale = _scale(node.attr("scale"), head_size, node) * t.q.scale * t.k.scale
-    attrs = {"scale": scale, **({"softcap": cap} if cap else {}), "nan_to_zero": True, **causal_attrs(0 if node.attr("is_causal", 0) else None), **mask_attrs(masks)}
+    causal = causal_attrs(0 if node.attr("is_causal", 0) else None)
+    attrs = {"scale": scale, **({"softcap": cap} if cap else {}), "nan_to_zero": "masked", **causal, **mask_attrs(masks)}
     return finish(g, RULE.name, node, t, counts, [m.value for m in masks], attrs)
 
 

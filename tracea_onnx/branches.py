@@ -20,7 +20,7 @@ def settle(model: ModelProto, graph: Graph) -> int:
                 settled[n.index] = taken_branch
     if not settled:
         return 0
-    taken = set().union(*(surgery.defined_names(g) for g in surgery.graphs(model)))
+    taken = surgery.all_names(model)
     nodes: list[NodeProto] = []
     weights: list[TensorProto] = []
     for k, n in enumerate(graph.proto.node):

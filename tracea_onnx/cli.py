@@ -15,7 +15,7 @@ from pathlib import Path
 from tracea_onnx import __version__
 from tracea_onnx.commands import cache, demo, doctor, explain, inline, inspect, optimize, tune, verify
 from tracea_onnx.commands.options import printable
-from tracea_onnx.errors import TraceaError
+from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.infer import first_line
 
 _COMMANDS = (optimize, explain, inspect, verify, inline, demo, tune, doctor, cache)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         print("error: there is not enough memory for this model; free some, or use a machine with more", file=sys.stderr)
-        return TraceaError.exit_code
+        return ModelError.exit_code  # as for a model that is too large
     except Exception as e:
         if args.debug:
             raise

@@ -147,8 +147,11 @@ CPU_BACKEND = Backend(CPU, lambda name, probe: PlanBuilder(name))
 
 def backend_of(props: Mapping[str, str]) -> Backend:
     """The backend a compile request asks for in its metadata."""
-    if props.get("backend", "cpu") == "cpu":
+    name = props.get("backend", "cpu")
+    if name == "cpu":
         return CPU_BACKEND
+    if name != "cuda":
+        raise TraceaError(f"a compile request asks for the backend '{name}', which this version does not have", "install the provider and the Python package again")
     device = caps.of_request(props)
     return cuda_backend(device, tf32=props.get("tf32") == "1", choices=records.choices(device), traps=props.get("traps") == "1")
 

@@ -163,7 +163,8 @@ FAMILIES: dict[str, Family] = {
     # softmax(scale * q k^T + mask) v per head. q[b, s, h, :]: b*q_b + s*q_s + h*q_h, unit last stride; same for k, v, y. Query head h reads
     # key/value head h // (H // KVH). mask? f32 additive: b*m_b + h*m_h + s*m_q + t*m_k (0 = broadcast). causal: key t visible iff t <= s + past.
     # kv_len counts the keys (T). mask_kind 0 = none, 1 = f32 additive, 2 = bool/u8 (true = keep), 3 = bool/u8 (true = drop);
-    # 2 and 3 write `fill` over what they mask. A row whose every key is masked by -inf gives NaN, or zeros with nan_to_zero.
+    # 2 and 3 write `fill` over what they mask. A row whose every key is masked by -inf gives NaN, or zeros with
+    # nan_to_zero 1 or 2; with 1 any row with a NaN score gives zeros.
     # softcap (0 = none): scores s are softcap * tanh(s / softcap) before any mask.
     "attention": Family(
         ("q", "k", "v", "mask?", "y"),

@@ -124,8 +124,9 @@ def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
         elif key(f) in called:
             notes.append(f"the function {f.domain}.{f.name} was not searched: {reason}")
     out: list[Expansion] = []
+    taken = surgery.all_names(model)
     for k in reversed(range(len(list(surgery.graphs(model))))):
-        out += _expand_graph(list(surgery.graphs(model))[k], safe)
+        out += _expand_graph(list(surgery.graphs(model))[k], safe, taken)
     if out:
         known = opset_versions(model.opset_import)
         needed = {domain_of(o.domain): o for f in safe.values() for o in f.opset_import}
@@ -133,10 +134,9 @@ def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
     return out
 
 
-def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto]) -> list[Expansion]:
+def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto], taken: set[str]) -> list[Expansion]:
     if not any(key(n) in functions for n in graph.node):
         return []
-    taken = surgery.defined_names(graph) | surgery.body_names(graph) | surgery.used_names(graph.node)
     surgery.name_nodes(graph)
     names = {n.name for n in graph.node}
     out: list[Expansion] = []
@@ -158,7 +158,7 @@ def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto]) -> 
         made = leaves(n)
         for m in made:
             for g in subgraphs(m):
-                _expand_graph(g, functions)
+                _expand_graph(g, functions, taken)
         copies = tuple(NodeProto.FromString(m.SerializeToString()) for m in made)
         out.append(Expansion(kept, copies))
         nodes += made

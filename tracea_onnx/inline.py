@@ -17,8 +17,9 @@ def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: Tr
     The nodes get back the names the call remembers. Raises ModelError for a call without its function, and for damaged names.
     """
     bodies = {f.name: f for f in model.functions if f.domain == DOMAIN}
+    taken = surgery.all_names(model)
     for k in reversed(range(len(list(surgery.graphs(model))))):
-        _inline_graph(list(surgery.graphs(model))[k], bodies, wanted)
+        _inline_graph(list(surgery.graphs(model))[k], bodies, wanted, taken)
     for f in model.functions:
         if any(n.domain == DOMAIN for n in f.node):
             raise ModelError(f"function '{f.name}' calls a fused op", "inline works on what tracea-onnx optimize wrote")
@@ -32,10 +33,9 @@ def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: Tr
     return model
 
 
-def _inline_graph(graph: GraphProto, bodies: dict[str, FunctionProto], wanted: Callable[[NodeProto], bool]) -> None:
+def _inline_graph(graph: GraphProto, bodies: dict[str, FunctionProto], wanted: Callable[[NodeProto], bool], taken: set[str]) -> None:
     if not any(n.domain == DOMAIN for n in graph.node):
         return
-    taken = surgery.defined_names(graph) | surgery.body_names(graph)
     names = {n.name for n in graph.node}
     nodes: list[NodeProto] = []
     for n in graph.node:

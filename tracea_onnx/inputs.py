@@ -23,6 +23,8 @@ Value = Any
 MOST_BYTES = 1 << 30
 #: Elements of the largest value of a model that guessed sizes may lead to.
 MOST_ELEMENTS = 1 << 28
+#: Axes that an array of numpy may have.
+_MOST_AXES = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 #: Numbers that are drawn for one input; a larger one repeats them. A prime: no size of a model divides it.
 _DRAWN = 4_194_301
 _PASS = frozenset({"Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Transpose", "Concat", "Tile", "Clip", "Abs"})
@@ -75,9 +77,12 @@ def _bytes(i: ValueInfoProto, shape: Sequence[int]) -> int:
 
 
 def _check_fixed(wanted: Sequence[ValueInfoProto], fixed: Mapping[str, Sequence[int]]) -> None:
-    """Raise for an input that is too large however small its open dims are."""
+    """Raise for an input that cannot be made, however small its open dims are."""
     for i in wanted:
         tensor = tensor_type(i.type)
+        if tensor is not None and len(tensor.shape.dim) > _MOST_AXES:
+            what = f"input '{i.name}' has {len(tensor.shape.dim)} dims (at most {_MOST_AXES} are made for verification)"
+            raise ModelError(what, "give --no-verify")
         least = fixed.get(i.name) or [max(d.dim_value, 1) for d in tensor.shape.dim] if tensor is not None else []
         size = _bytes(i, least)
         if size > MOST_BYTES and i.name in fixed:

@@ -1,4 +1,4 @@
-"""Limits for what a small file makes enormous: functions that call functions, lists of sizes that double, axes on axes.
+"""Limits for what a small file makes enormous: functions that call functions, lists of sizes that double, axes on axes; and for axes beyond 32 bits.
 
 ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit, and beyond Ctrl-C. So upper bounds are
 worked out first, in time linear in what the file stands for up to those limits, and a model that passes one is refused.
@@ -22,11 +22,16 @@ _NODES, _DEPTH = 100_000, 64
 _LIST, _AXES = 1 << 22, 30_000_000
 #: Elements of a constant that is taken for a list of sizes. ONNX Runtime makes longer ones as it makes any tensor.
 _CONSTANT = 512
+_INT32 = 1 << 31
 _FIX = "ONNX Runtime cannot load it either: export it again"
 
 
 def check(model: ModelProto, where: str) -> None:
-    """Raise ModelError for a model that is enormous once its functions are expanded and its shapes are inferred."""
+    """Raise ModelError for a model that is enormous once its functions are expanded and its shapes are inferred, or that onnx's inference dies of."""
+    for n in with_bodies([*model.graph.node, *(n for f in model.functions for n in f.node)]):
+        for a in n.attribute:
+            if a.name == "axis" and not -_INT32 <= a.i < _INT32:  # onnx narrows it, and writes outside a shape (LayerNormalization)
+                raise ModelError(f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has axis {a.i}, of which 32 bits are read", "export it again")
     bodies = {key(f): f for f in model.functions}
     sizes: dict[Key, tuple[int, int]] = {}
     count = sum(_size(bodies, key(n), sizes, 0, where)[0] for n in with_bodies(model.graph.node) if key(n) in bodies)

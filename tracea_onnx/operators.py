@@ -90,6 +90,8 @@ _ATTRIBUTES: dict[str, str] = {
 _TRUTHS = frozenset(_each("align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary "
     "exclude_outside exclusive fmod interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted "
     "spatial storage_order training_mode transA transB transBatchA transBatchB unidirectional upper", ""))  # fmt: skip
+#: ONNX Runtime narrows the other integers, each in places of its own.
+_INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
 READ: dict[str, frozenset[str]] = {op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()}
 
 
@@ -149,4 +151,6 @@ def unread(op: str, node: NodeProto, opset: int) -> str:
             return f"{op} has the attribute '{a.name}', which this version of tracea-onnx does not read"
         if a.name in _TRUTHS and a.i not in (0, 1):
             return f"{op} has {a.name} {a.i}, which is neither 0 nor 1"
+        if a.type == AttributeProto.INT and not -_INT32 <= a.i < _INT32 and a.name not in _WIDE:
+            return f"{op} has {a.name} {a.i}, of which ONNX Runtime takes 32 bits"
     return ""

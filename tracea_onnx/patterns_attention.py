@@ -146,11 +146,12 @@ def with_values(node: Node, probabilities: str, lead: tuple[str, ...], transpose
 
 
 # --- probabilities ------------------------------------------------------------------------------------------------------
-def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]) -> tuple[list[Node], Node, bool, bool]:
+def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]) -> tuple[list[Node], Node, bool, bool | str]:
     """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared). cleared(where, value, before) refuses a Where
     that overwrites other probabilities than those of keys that nothing sees."""
     nodes: list[Node] = []
-    value, transposed, nan_to_zero, softmax = soft.output, False, False, soft.anchor
+    value, transposed, softmax = soft.output, False, soft.anchor
+    nan_to_zero: bool | str = False
     while True:
         uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
         if g.is_output(value):
@@ -182,7 +183,7 @@ def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequenc
                 raise Refuse("Dropout is in training mode", node)
         elif node.op == "Where":
             cleared(node, value, nodes)
-            nan_to_zero = True
+            nan_to_zero = nan_to_zero or "masked"
         elif node.op not in ("Cast", "Identity", "Reshape"):
             raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
         elif node.op == "Cast" and node.attr("to") not in FLOATS:

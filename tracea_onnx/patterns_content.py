@@ -26,7 +26,8 @@ def content(s: Shapes, n: Node) -> Array | None:
     """What node `n` computes when that is a short vector or scalar known up to dims; None otherwise."""
     if n.op == "Shape":
         d = s.dims(n.input(0))
-        return None if d is None else _objects(d[slice(n.attr("start", 0), n.attr("end"))])
+        sizes = () if d is None else d[slice(n.attr("start", 0), n.attr("end"))]
+        return None if d is None or len(sizes) > LONGEST else _objects(sizes)
     if n.op == "Size":
         d = s.dims(n.input(0))
         return None if d is None else np.array(dims.product(d), dtype=object)
@@ -37,8 +38,10 @@ def content(s: Shapes, n: Node) -> Array | None:
         found = OPERATORS[n.op](s, n, [a for a in args if a is not None])
     except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
+    if found is None or found.ndim > 1 or found.size > LONGEST:  # an Expand may give any number of elements
+        return None
     # ONNX computes these in int64, where they would overflow. Squared over and over, they would fill the memory here.
-    numbers = () if found is None else (i for v in found.flat for i in (v.args if isinstance(v, Dim) else (v,)) if isinstance(i, int))
+    numbers = (i for v in found.flat for i in (v.args if isinstance(v, Dim) else (v,)) if isinstance(i, int))
     return found if all(-_INT64 <= i < _INT64 for i in numbers) else None
 
 

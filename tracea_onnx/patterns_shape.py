@@ -95,7 +95,7 @@ class Shapes:
             if not out:
                 continue
             content = patterns_content.content(self, node) if k == 0 and node.op in patterns_content.OPERATORS else None
-            if content is not None and content.size <= patterns_content.LONGEST and content.ndim <= 1:
+            if content is not None:
                 self._contents[out] = content
             declared, derived = self._declared(out), self._derive(node, k)
             if declared is None or derived is None or len(declared) != len(derived):

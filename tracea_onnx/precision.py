@@ -87,13 +87,14 @@ def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None =
     if kind is BF16:
         lone.wrap(model, folder)
     bodies = _Bodies(model, kind, done)
+    taken = surgery.all_names(model)
     for view in canonical.views(model, folder):
         proto = view.proto
         forms = _forms(view, kind, wide, done, {})
         if Form.NARROW not in forms.values():
             continue
         named = {name for n in proto.node for name in surgery.captured_names(n)} | {o.name for o in proto.output}
-        writer = _Writer(view, kind, Weights(view, kind, done.clamped), bodies, named)
+        writer = _Writer(view, kind, Weights(view, kind, done.clamped), bodies, named, taken)
         writer.run(forms)
         surgery.replace_nodes(proto, writer.nodes)
         proto.initializer.extend(writer.weights.made)
@@ -222,7 +223,7 @@ def _literals_beyond(g: Graph, n: Node, kind: Kind) -> bool:
 class _Writer:
     """Writes the nodes of one graph anew. Every fp32 value may exist twice: under `wide` and under `narrow` names."""
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, bodies: _Bodies, named: Collection[str], *, inside: bool = False) -> None:
+    def __init__(self, g: Graph, kind: Kind, weights: Weights, bodies: _Bodies, named: Collection[str], taken: set[str], *, inside: bool = False) -> None:
         self.g, self.kind, self.weights, self.bodies, self.inside = g, kind, weights, bodies, inside
         #: Values that must exist under their own name: fp32 in a graph, narrow at the end of a body (`inside`).
         self.named = frozenset(named)
@@ -230,7 +231,7 @@ class _Writer:
         self.retyped: set[str] = set()
         self._wide: dict[str, str] = {}
         self._narrow: dict[str, str] = {}
-        self._taken = surgery.defined_names(g.proto) | surgery.body_names(g.proto) | surgery.used_names(g.proto.node)
+        self._taken = taken  # one set for all graphs of a model
         self._names = {n.name for n in g.nodes}
 
     def give(self, name: str) -> None:
@@ -341,7 +342,7 @@ class _Bodies:
         else:
             forms = {m.index: Form.INDIFFERENT if m.op in _INDIFFERENT else Form.WIDE for m in inside.nodes}
             given |= {formal: False for k, formal in enumerate(f.input) if k in _wide_operands(n)}
-        writer = _Writer(inside, kind, Weights(inside, kind, self._done.clamped), self, f.output, inside=True)
+        writer = _Writer(inside, kind, Weights(inside, kind, self._done.clamped), self, f.output, surgery.all_names(inside.model), inside=True)
         for v, is_narrow in given.items():
             if is_narrow:
                 writer.give(v)

@@ -22,7 +22,7 @@ from tracea_onnx.patterns_shape import Shapes, same, shapes
 def settle(graph: Graph, protected: Collection[str], main: GraphProto) -> int:
     """Rewrite the Reshapes of `graph` (`main` or a body in it) in place and drop the Expands; returns how many changed."""
     s, shared, inner = shapes(graph), _shared(main), surgery.body_names(graph.proto)
-    taken = surgery.defined_names(graph.proto) | inner
+    taken = surgery.all_names(graph.model)
     gone: dict[int, tuple[str, str]] = {}
     changed = 0
     for n in graph.nodes:

@@ -169,8 +169,8 @@ def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Nod
         assert array is not None
         tensor = numpy_helper.from_array(array)
         body.append(helper.make_node("Constant", [], [new[value]], value=tensor))
-    body += [_bare(n.proto, new) for n in nodes]
     opsets = opset_versions(model.opset_import)
+    body += [_bare(n.proto, new, opsets.get("", 1)) for n in nodes]
     domains = sorted({domain_of(d) for d in _domains(body)} | {""})
     function = helper.make_function(
         DOMAIN, op, formals, results, body, [helper.make_opsetid(d, opsets.get(d, 1)) for d in domains], attributes=[SPEC_ATTRIBUTE]
@@ -179,14 +179,15 @@ def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Nod
     return function
 
 
-def _bare(node: NodeProto, new: dict[str, str]) -> NodeProto:
+def _bare(node: NodeProto, new: dict[str, str], opset: int) -> NodeProto:
     """The node as part of a shared body: equal chains must have equal bytes, whatever their exporter called them."""
     out = surgery.renamed(node, new)
     for field in ("name", "doc_string", "metadata_props"):
         out.ClearField(field)
     out.domain = domain_of(node.domain)
-    if node.op_type == "SimplifiedLayerNormalization" and not out.domain and all(a.name != "stash_type" for a in out.attribute):
-        out.attribute.append(helper.make_attribute("stash_type", 1))  # ONNX Runtime 1.31 crashes on a body that leaves the default out
+    own = not out.domain and (node.op_type == "SimplifiedLayerNormalization" or (node.op_type == "LayerNormalization" and opset < 17))
+    if own and all(a.name != "stash_type" for a in out.attribute):
+        out.attribute.append(helper.make_attribute("stash_type", 1))  # ONNX Runtime 1.31 crashes on a body that leaves the default of its own operator out
     attributes = sorted(out.attribute, key=lambda a: a.name)
     del out.attribute[:]
     out.attribute.extend(attributes)

@@ -27,15 +27,15 @@ def rounded(source: io.Source) -> io.Source:
     out.model.CopyFrom(source.model)
     inline(out.model)
     infer.infer(out.model, infer.user_types(out.model))
+    taken = surgery.all_names(out.model)
     for g in surgery.graphs(out.model):
-        _round_graph(g)
+        _round_graph(g, taken)
     return out
 
 
-def _round_graph(graph: GraphProto) -> None:
+def _round_graph(graph: GraphProto, taken: set[str]) -> None:
     half = {v.name for v in (*graph.value_info, *graph.input, *graph.output) if v.type.tensor_type.elem_type == TensorProto.FLOAT16}
     half |= {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT16}
-    taken = surgery.defined_names(graph) | surgery.body_names(graph)
     nodes: list[NodeProto] = []
     for n in graph.node:
         if n.domain not in ("", "ai.onnx") or n.op_type in _EXACT or not any(o in half for o in n.output) or any(True for _ in subgraphs(n)):

@@ -85,6 +85,7 @@ def _expression_fault(value: object) -> str:
 
 
 FLAG = Form(lambda v: isinstance(v, bool) or _whole(v, 0, 1), "true or false")
+CLEARED = Form(lambda v: v == "masked" or FLAG.ok(v), 'true, false or "masked"')
 NUMBER = Form(_number, "a finite number")
 FILL = Form(lambda v: v == "-inf" or _number(v), 'a finite number or "-inf"')
 PAST = Form(lambda v: v == "kv" or _whole(v, -_MOST), 'a whole number or "kv"')
@@ -127,7 +128,7 @@ OPS: Mapping[str, Op] = {
     "attention": Op(
         ("q", "k", "v"), ("mask", "mask1", "head_scale"),
         {"q": LAYOUT, "k": LAYOUT, "v": LAYOUT, "out": OUT, "num_heads": integer(0), "kv_heads": integer(0), "scale": NUMBER, "causal": FLAG, "past": PAST,
-         "nan_to_zero": FLAG, "softcap": NUMBER, **_MASKS},
+         "nan_to_zero": CLEARED, "softcap": NUMBER, **_MASKS},
         required=("q", "k", "v", "out", "num_heads", "kv_heads", "scale"),
     ),
     "layernorm": Op(

@@ -97,6 +97,11 @@ def protected_names(model: ModelProto, graph: GraphProto) -> set[str]:
     return out
 
 
+def all_names(model: ModelProto) -> set[str]:
+    """Every name that a graph of the model defines or reads: a new name is unlike them all, since a body may not define what a graph around it does."""
+    return used_names(model.graph.node).union(*(defined_names(g) for g in graphs(model)))
+
+
 def rename_uses(nodes: Iterable[NodeProto], new: Mapping[str, str]) -> None:
     """Let every reader of `old` read `new[old]`, in bodies too. The caller has made sure that no body defines either name."""
     if not new:

@@ -152,7 +152,7 @@ def _elements(graph: Graph, value: str) -> int | None:
 
 
 def _sink(graph: Graph, regions: Sequence[_Region], protected: Collection[str], inner: Collection[str]) -> None:
-    taken = surgery.defined_names(graph.proto) | set(inner)
+    taken = surgery.all_names(graph.model) | set(inner)
     behind: dict[int, list[NodeProto]] = {}  # by the index of the node they follow
     gone: dict[str, str] = {}
     dropped: set[int] = set()

@@ -11,7 +11,7 @@ and strings must be equal, NaN and infinities must be in the same places.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -325,8 +325,22 @@ def _nudge(value: Any, rng: np.random.Generator, least: float) -> Any:
 def _gap(a: Any, b: Any) -> float:
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.dtype.kind != "f" or a.shape != b.shape or not a.size:
         return 0.0
-    gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(np.max(gap[np.isfinite(gap)], initial=0.0))
+    most = 0.0
+    for x, y in _chunks(a, b, np.float64):
+        gap = np.abs(x - y)
+        most = max(most, float(np.max(gap[np.isfinite(gap)], initial=0.0)))
+    return most
+
+
+#: Elements that are compared at a time: wider copies of whole outputs would take several times what the outputs do.
+_CHUNK = 1 << 18
+
+
+def _chunks(a: Any, b: Any, wide: Any) -> Iterator[tuple[Any, Any]]:
+    """The elements of two arrays of one shape, side by side, in a wider type."""
+    x, y = a.reshape(-1), b.reshape(-1)
+    for k in range(0, x.size, _CHUNK):
+        yield x[k : k + _CHUNK].astype(wide), y[k : k + _CHUNK].astype(wide)
 
 
 def _compare(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
@@ -340,7 +354,7 @@ def _compare(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
     if x.dtype.kind in "fc" or x.dtype.name == "bfloat16":
         return _compare_floats(name, x, y, bounds)
     wrong = int(np.count_nonzero(x != y))
-    gap = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)))) if wrong and x.dtype.kind in "iub" else float(wrong)
+    gap = max(float(np.max(np.abs(p - q))) for p, q in _chunks(x, y, np.float64)) if wrong and x.dtype.kind in "iub" else float(wrong)
     ok = wrong <= bounds.flips * x.size
     return OutputError(name, gap, math.inf if wrong else 0.0, gap, ok, f"{wrong} of {x.size} elements differ" if wrong else "")
 
@@ -360,16 +374,22 @@ def _compare_list(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
 def _compare_floats(name: str, x: Any, y: Any, bounds: Bounds) -> OutputError:
     rtol = bounds.relative(x.dtype)
     wide = np.complex128 if x.dtype.kind == "c" else np.float64
-    x, y = x.astype(wide), y.astype(wide)
-    infinite = np.isinf(x)
-    if not (np.array_equal(np.isnan(x), np.isnan(y)) and np.array_equal(infinite, np.isinf(y)) and np.array_equal(x[infinite], y[infinite])):
-        return OutputError(name, math.inf, math.inf, math.inf, False, "NaN or infinities are in other places")
-    finite = np.isfinite(x)
-    x, y = x[finite], y[finite]
-    if not x.size:
+    count, squares = 0, 0.0
+    for p, q in _chunks(x, y, wide):
+        infinite = np.isinf(p)
+        if not (np.array_equal(np.isnan(p), np.isnan(q)) and np.array_equal(infinite, np.isinf(q)) and np.array_equal(p[infinite], q[infinite])):
+            return OutputError(name, math.inf, math.inf, math.inf, False, "NaN or infinities are in other places")
+        p = p[np.isfinite(p)]
+        count, squares = count + p.size, squares + float(np.sum(np.abs(p) ** 2))
+    if not count:
         return OutputError(name, 0.0, 0.0, 0.0)
-    gap = np.abs(x - y)
-    scale = np.maximum(np.abs(x), math.sqrt(float(np.mean(np.abs(x) ** 2))))
-    relative = np.divide(gap, scale, out=np.where(gap > 0, np.inf, 0.0), where=scale > 0)
-    ok = bool(np.all(gap <= bounds.atol + rtol * scale))
-    return OutputError(name, float(gap.max()), float(relative.max()), math.sqrt(float(np.mean(gap**2))), ok, "" if ok else f"beyond rtol {rtol:.1e}")
+    rms, most, steepest, error, ok = math.sqrt(squares / count), 0.0, 0.0, 0.0, True
+    for p, q in _chunks(x, y, wide):
+        finite = np.isfinite(p)
+        p, q = p[finite], q[finite]
+        gap, scale = np.abs(p - q), np.maximum(np.abs(p), rms)
+        relative = np.divide(gap, scale, out=np.where(gap > 0, np.inf, 0.0), where=scale > 0)
+        most, steepest = max(most, float(np.max(gap, initial=0.0))), max(steepest, float(np.max(relative, initial=0.0)))
+        error += float(np.sum(gap**2))
+        ok = ok and bool(np.all(gap <= bounds.atol + rtol * scale))
+    return OutputError(name, most, steepest, math.sqrt(error / count), ok, "" if ok else f"beyond rtol {rtol:.1e}")

@@ -224,10 +224,15 @@ struct AttentionTask {
     return {p, l.i[f::m_k], kind, l.f[f::fill]};
   }
 
-  // y = out / sum. A row whose every key was masked by -inf has sum 0: NaN as softmax makes it, or 0 where the graph cleans that up.
+  // y = out / sum. A row whose every key was masked by -inf has sum 0: NaN as softmax makes it, or 0 where the graph cleans that up; where it cleans up every NaN
+  // (1, not 2), a row with a NaN score, too.
   void finish(Row r, const float* out, float sum) const {
     namespace f = fam::attention;
     float* y = (float*)l.buf[f::y] + b * l.i[f::y_b] + r.s * l.i[f::y_s] + r.head * l.i[f::y_h];
+    if (l.i[f::nan_to_zero] == 1 && sum != sum) {
+      std::fill(y, y + g.DV, 0.f);
+      return;
+    }
     const float inverse = sum == 0.f ? (l.i[f::nan_to_zero] || !l.buf[f::mask] ? 0.f : std::numeric_limits<float>::quiet_NaN()) : 1.f / sum;
     int64_t d = 0;
     for (; d + W <= g.DV; d += W) store(y + d, load(out + d) * inverse);

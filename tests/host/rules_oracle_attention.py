@@ -76,7 +76,7 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     p = e / e.sum(axis=-1, keepdims=True)
     if a["nan_to_zero"]:
-        p = np.where(np.isnan(p), 0.0, p)
+        p = np.where(np.isnan(p) if a["nan_to_zero"] != "masked" else np.all(np.isneginf(s), axis=-1, keepdims=True), 0.0, p)
     y = p @ val
     b, h, n, d = y.shape
     layout = a["out"]["layout"]

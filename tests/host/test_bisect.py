@@ -69,8 +69,8 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
         def call(model: ModelProto, graph: Graph, match: Match, op: str, taken: set[str]) -> object:
             lie = match.anchor.name in anchor.split()
 
-            def bare(node: NodeProto, new: dict[str, str]) -> NodeProto:
-                out = honest(node, new)
+            def bare(node: NodeProto, new: dict[str, str], opset: int) -> NodeProto:
+                out = honest(node, new, opset)
                 if lie and out.op_type == "Relu":
                     out.op_type = instead
                 return out

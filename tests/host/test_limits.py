@@ -15,7 +15,9 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, nump
 import tracea_onnx
 from tracea_onnx import cli, functions, io
 from tracea_onnx.errors import ModelError, VerificationError
+from tracea_onnx.graph import Graph
 from tracea_onnx.infer import infer, user_types
+from tracea_onnx.patterns_shape import shapes
 
 #: Beyond what memory holds when it is doubled as often.
 _DOUBLINGS = 60
@@ -195,3 +197,17 @@ def test_calls_of_functions_are_put_back_in_linear_time() -> None:
     expansions = functions.expand(model, [])
     assert len(expansions) == count and len(model.graph.node) == 2 * count
     assert functions.restore(model, expansions) == [] and [n.op_type for n in model.graph.node] == ["Block"] * count
+
+
+@pytest.mark.parametrize("axis", [1 << 31, 1 << 40, -(1 << 31) - 1])
+def test_an_axis_beyond_32_bits_is_refused(axis: int) -> None:
+    """onnx narrows it, and its inference of a LayerNormalization then ends the process."""
+    with pytest.raises(ModelError, match=f"has axis {axis}"):
+        io.load(_model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)]))
+
+
+def test_an_expanded_number_is_no_list_of_sizes() -> None:
+    """Its 2^40 elements would be looked at one by one."""
+    sizes = numpy_helper.from_array(np.array([1 << 40]), "sizes")
+    graph = Graph(_model([helper.make_node("Expand", ["zero", "sizes"], ["many"]), helper.make_node("Identity", ["x"], ["y"])], [_ZERO, sizes]))
+    assert shapes(graph).content("many") is None

@@ -11,7 +11,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tests.host.pipeline_models import parse
 from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery
-from tracea_onnx.errors import ModelError
+from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph
 from tracea_onnx.patterns_shape import shapes
@@ -60,11 +60,31 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
         (helper.make_node("Concat", ["x", "z"], ["y"], axis=1), {"x": (2, 3), "z": (2,)}, {}, "ranks 2, 1"),
         (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]), {"x": (2, 3)}, {}, "by [0, 0]"),
         (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [0]}, "step of 0"),
+        (helper.make_node("Slice", ["x", "s", "e"], ["y"]), {"x": (2, 3)}, {"s": 0, "e": 2}, "a list of rank 0 ('s')"),
+        (helper.make_node("Slice", ["x", "s", "e", "a"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": 1}, "a list of rank 0 ('a')"),
+        (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [[1]]}, "a list of rank 2 ('t')"),
+        (helper.make_node("Tile", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [[1, 2]]}, "a list of rank 2 ('s')"),
+        (helper.make_node("Split", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [1, 1]}, "1 parts of 2 sizes"),
+        (helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"), {"x": (1, 1, 2, 2), "s": (4,)}, {}, "rounds by 'up'"),
+        (helper.make_node("Cast", ["x"], ["y"], to=1 << 62), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
+        (helper.make_node("Cast", ["x"], ["y"], to=99), {"x": (2, 3)}, {}, "element type 99"),
+        (helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
+        (helper.make_node("InstanceNormalization", ["x", "w", "w"], ["y"]), {"x": (4,), "w": (4,)}, {}, "of rank 1, which has no channels"),
+        (helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"]), {"x": (4,), "w": (4,)}, {}, "of rank 1, which has no channels"),
+        (helper.make_node("GlobalAveragePool", ["x"], ["y"]), {"x": (4,)}, {}, "of rank 1, which has no channels"),
+        (helper.make_node("GatherElements", ["x", "i"], ["y"]), {"x": (2, 3)}, {"i": [0]}, "indices of rank 1 into rank 2"),
     ],
     ids=lambda v: f"{v.op_type}" if isinstance(v, NodeProto) else "",
 )
 def test_a_node_that_makes_no_sense_is_refused(node: NodeProto, given: dict[str, tuple[int, ...]], constants: dict[str, Any], why: str) -> None:
     assert why in reason(model_of(node, given, **constants))
+
+
+def test_a_request_for_a_backend_that_there_is_not_compiles_nothing() -> None:
+    m = model_of(helper.make_node("Relu", ["x"], ["y"]), {"x": (2, 3)})
+    m.metadata_props.add(key="backend", value="cp")
+    with pytest.raises(TraceaError, match="the backend 'cp'"):
+        compiler.compile_request(m.SerializeToString())
 
 
 def test_an_operand_too_many_is_not_written_to() -> None:

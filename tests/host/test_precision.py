@@ -180,3 +180,20 @@ def test_a_norm_spelled_out_loads_in_onnx_runtime() -> None:
     x = rng.standard_normal((3, 8)).astype(np.float32)
     got, want = (ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0] for m in (found.model, model))
     np.testing.assert_allclose(got, want, atol=0.05)
+
+
+def test_a_body_and_the_graph_around_it_make_different_names() -> None:
+    """Both narrow the value that the body captures, and a body may not define what the graph around it does."""
+    m = parse(
+        """g (float[4, 8] x, bool c) => (float[4, 8] y) {
+            a = MatMul (x, w)
+            b = MatMul (a, w)
+            z = If (c) <then_branch = t () => (float[4, 8] p) { p = MatMul (a, w) }, else_branch = e () => (float[4, 8] q) { q = MatMul (b, w) }>
+            y = Add (z, b)
+        }""",
+        w=normal(8, 8),
+    )
+    result = narrowed(m, narrow_cast.FP16, verify=False).model
+    onnx.checker.check_model(result)
+    feeds = {"x": normal(4, 8), "c": np.array(True)}
+    np.testing.assert_allclose(run(result, feeds)[0], run(m, feeds)[0], rtol=2e-2, atol=2e-1)

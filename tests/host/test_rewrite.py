@@ -321,3 +321,19 @@ def test_numbers_that_json_does_not_have_leave_the_chain_as_it_is() -> None:
     result = pipeline.optimize(model, verify=False, backend="cpu")
     assert [n.op_type for n in result.model.graph.node] == ["Gemm", "Relu"]
     assert "is infinite or not a number" in " ".join(r.reason for r in result.report.refused)
+
+
+def test_a_layer_norm_of_onnx_runtime_itself_loads_from_a_body() -> None:
+    """Before opset 17 it is ONNX Runtime's own operator, and in the body of a function its defaults must be written: else the process ends."""
+    text = """g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) {
+        t = Transpose <perm = [0, 2, 3, 1]> (x)
+        n = LayerNormalization <axis = -1> (t, w, b)
+        y = Transpose <perm = [0, 3, 1, 2]> (n)
+    }"""
+    m = parse(text, opset=16, w=normal(4), b=normal(4))
+    result = pipeline.optimize(m, verify=False).model
+    [body] = [f for f in result.functions if f.domain == DOMAIN]
+    [norm] = [n for n in body.node if n.op_type == "LayerNormalization"]
+    assert "stash_type" in {a.name for a in norm.attribute}
+    x = normal(2, 4, 5, 5)
+    np.testing.assert_allclose(run(result, {"x": x})[0], run(m, {"x": x})[0], rtol=1e-5, atol=1e-6)

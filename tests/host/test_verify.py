@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from onnx import ModelProto
 
 from tests.host.pipeline_models import Array, normal, parse, small_cnn
-from tracea_onnx import inputs, io, report, verify
-from tracea_onnx.errors import UsageError, VerificationError
+from tracea_onnx import cli, inputs, io, report, verify
+from tracea_onnx.errors import ModelError, UsageError, VerificationError
 
 
 def compare(a: ModelProto, b: ModelProto, **kwargs: object) -> verify.Verification:
@@ -179,3 +180,39 @@ def test_inputs_are_loaded_without_pickles(tmp_path: Path) -> None:
     for name in ("bad.npz", "text.npz", "none.npz"):
         with pytest.raises(UsageError):
             inputs.load_inputs(tmp_path / name)
+
+
+def test_comparing_large_outputs_takes_little_memory() -> None:
+    x = np.zeros((3, 1 << 20), np.float32)
+    x[0, 0], x[2, -1] = 3.0, np.inf
+    y = x.copy()
+    y[1, 7] = 0.5
+    tracemalloc.start()
+    found = verify._compare("y", x, y, verify.Bounds(1e-3, 0.0, 1, 0.0))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 10 * 8 * verify._CHUNK < 2 * 8 * x.size
+    assert not found.ok and found.max_abs == 0.5
+    count = x.size - 1
+    assert found.rmse == pytest.approx(0.5 / np.sqrt(count)) and found.max_rel == pytest.approx(0.5 / (3.0 / np.sqrt(count)))
+    y[2, -1] = -np.inf
+    assert "infinities" in verify._compare("y", x, y, verify.Bounds(1e-3, 0.0, 1, 0.0)).note
+
+
+def test_an_input_of_more_axes_than_an_array_has() -> None:
+    shape = ", ".join(["1"] * 65)
+    m = parse(f"g (float[{shape}] x) => (float[{shape}] y) {{ y = Relu (x) }}")
+    with pytest.raises(ModelError, match="'x' has 65 dims"):
+        compare(m, m)
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    m = scaled(1.0)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(m.SerializeToString())
+    monkeypatch.setattr(inputs, "generate", fails)
+    assert cli.main(["optimize", str(path), "-o", str(tmp_path / "o.onnx")]) == ModelError.exit_code
+    assert "not enough memory" in capsys.readouterr().err

@@ -54,3 +54,21 @@ def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
     assert "attention" in launches
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cleaned", ["NaN", "masked"])
+@pytest.mark.parametrize("rows", [1, T])
+def test_scores_that_are_not_numbers(cleaned: str, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A NaN in a query makes its row of scores NaN. Where the graph cleans up every NaN the row is 0; where it clears what the mask hid the row stays NaN."""
+    n = Net(q=(B, H, rows, D), k=(B, H, D, T), v=(B, H, T, D), keep=(B, 1, rows, T))
+    n.types["keep"] = TensorProto.BOOL
+    p = n.add("Softmax", n.add("Where", "keep", n.add("MatMul", "q", "k"), n.const(F(-np.inf))), axis=-1)
+    p = n.add("Where", n.add("IsNaN", p), n.const(F(0)), p) if cleaned == "NaN" else n.add("Where", "keep", p, n.const(F(0)))
+    model, rng = n.model(n.add("MatMul", p, "v")), np.random.default_rng(4)
+    data: dict[str, Any] = {i.name: rng.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(F) for i in model.graph.input}
+    data["keep"] = np.ones((B, 1, rows, T), bool)
+    data["q"][0, 0, 0, 0], data["q"][-1, -1, -1, 1] = np.nan, np.inf
+    (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
+    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    assert "attention" in launches and np.isnan(want).any() == (cleaned == "masked")
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
+<<<<<<< HEAD
 from tests.session.provider_plans import (
     ADD,
     F32,
@@ -30,6 +32,10 @@ from tests.session.provider_plans import (
     model,
     whole_graph,
 )
+=======
+from tests.host.pipeline_models import parse
+from tests.session.provider_plans import F32, Entries, Install, chain_model, chain_plan, chain_reference, check_chain, key, whole_graph
+>>>>>>> h-d
 from tracea_onnx import dims as D
 from tracea_onnx import provider
 from tracea_onnx.errors import TraceaError, UsageError
@@ -292,3 +298,20 @@ def test_a_pack_is_the_one_whose_sum_was_given(answer: Install, tmp_path: Path) 
         with pytest.raises(Exception, match=message) as e:
             provider.create_session(chain_model(), options)
         assert len(str(e.value).splitlines()) == 1
+
+
+def test_an_index_out_of_range_among_constants_fails_the_runs(tmp_path: Path) -> None:
+    """As in ONNX Runtime, which creates the session, too."""
+    m = parse("g (float[2] x) => (float[2] y) { c = Gather (w, i) y = Mul (x, c) }", w=np.ones(6, np.float32), i=np.array([0, 9]))
+    for session in (stock(m), provider.create_session(m.SerializeToString(), {"claim": "all", "cache_dir": str(tmp_path)})):
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"out of (range|data bounds)"):
+                session.run(None, {"x": np.ones(2, np.float32)})
+    assert {"Gather", "Mul"} <= set(provider.assigned_nodes(session))
+
+
+def stock(m: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -135,7 +135,11 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name) : launches.launch(lane.stream);
   }
   check(driver().stream_synchronize(lane.stream), "preparing the constants");
-  lane.report_fault();
+  try {
+    lane.report_fault();
+  } catch (const Failure& e) {
+    bad_constants_ = e.what();
+  }
 }
 
 // A lane's state belongs to its run, but for the graphs in it: these may be dropped for the sake of others.
@@ -273,6 +277,7 @@ void Partition::enqueue(Lane& lane, LaneState& state, Prepared& p, const Address
 }
 
 void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
+  if (!bad_constants_.empty()) throw Failure(bad_constants_);
   const auto passes = [](const Tensor& t, size_t bytes) { return bytes && (t.host || address_of(t.data) % kTensorAlign); };
   size_t arena = align_up(bound->arena_bytes, kDeviceAlign);
   const auto places = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes) {

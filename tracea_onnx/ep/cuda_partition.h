@@ -95,6 +95,7 @@ class Partition : public Cache, Counted<&Stats::live_partitions> {
   Kernels kernels_;
   ConstantLayout layout_;
   Buffer constants_;
+  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch met bad data
   BoundPlans bounds_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<LaneState>> states_;

@@ -69,7 +69,10 @@ void Partition::run_init(const std::vector<const char*>& base) {
     if (scratch.size() < bytes) scratch = Memory(bytes);
     const int64_t tasks = l.kernel->tasks(launch, 1);
     for (int64_t t = 0; t < tasks; t++) l.kernel->run(launch, t, tasks, scratch.data());
-    if (error) throw Failure(std::string("preparing constants: '") + l.name() + "' met bad data");
+    if (error) {
+      bad_constants_ = std::string("'") + l.name() + "' met an index out of range of its tensor in constants (partition '" + plan_->name + "')";
+      return;
+    }
   }
 }
 
@@ -115,6 +118,7 @@ const Bound& Partition::Run::bind() {
 }
 
 void Partition::Run::execute(const Parallel& parallel) {
+  if (!partition_.bad_constants_.empty()) throw Failure(partition_.bad_constants_);
   const Plan& plan = partition_.plan();
   state_->attach(plan, bound_, partition_.constants_.data(), parallel.threads);
   state_->run(parallel);

@@ -56,6 +56,7 @@ class Partition : Counted<&Stats::live_partitions> {
   std::shared_ptr<const Plan> plan_;
   ConstantLayout layout_;
   Memory constants_;
+  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch met an index out of range
   std::mutex mutex_;
   BoundPlans bounds_;
   std::vector<std::unique_ptr<RunState>> idle_;          // one per run that was ever concurrent

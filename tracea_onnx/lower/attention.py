@@ -96,7 +96,7 @@ def attention(ctx: Lowering, op: Op) -> None:
     ints: dict[str, DimLike] = {
         "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim, "q_b": q.b, "q_s": q.s, "q_h": q.h,
         "k_b": k.b, "k_s": k.s, "k_h": k.h, "v_b": v.b, "v_s": v.s, "v_h": v.h, "causal": int(bool(op.attr("causal", 0))),
-        "nan_to_zero": int(bool(op.attr("nan_to_zero", 0))),
+        "nan_to_zero": 2 if op.attr("nan_to_zero", 0) == "masked" else int(bool(op.attr("nan_to_zero", 0))),
     }  # fmt: skip
     if op.attr("causal", 0):
         past = op.attr("past", 0)
@@ -334,7 +334,7 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"attention with a head size of {size}")
     attrs |= {
         **(counts if flat else {}), "scale": float(op.attr("scale") or size**-0.5), "softcap": float(op.attr("softcap", 0.0)),
-        "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": True,
+        "causal": bool(op.attr("is_causal", 0)), "nan_to_zero": "masked",
     }  # fmt: skip
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]

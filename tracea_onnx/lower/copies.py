@@ -156,6 +156,8 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
     k = axis_of(int(op.attr("axis", 0)), x.rank)
     if idx.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
+    if idx.rank != x.rank:
+        raise Unsupported(f"GatherElements with indices of rank {idx.rank} into rank {x.rank}")
     if any(not (a is b or a == b) for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True)) if j != k):
         indexed.gather_along(ctx, op, x, idx, k)
         return

@@ -92,6 +92,8 @@ def resize(ctx: Lowering, op: Op) -> None:
     if coord not in _COORD or op.attr("antialias", 0) or op.attr("axes") is not None or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
     rounding = "floor" if op.kind == "Upsample" else "" if old else op.attr("nearest_mode", "round_prefer_floor")
+    if rounding not in _ROUNDING or (rounding == "" and not old):
+        raise Unsupported(f"Resize that rounds by '{rounding}'")
     n, c, h, w = x.image()
     scales_at, sizes_at = (1, 99) if old else (2, 3)
     if op.input(sizes_at):

@@ -305,6 +305,8 @@ def split(ctx: Lowering, op: Op) -> None:
             raise Unsupported("an even Split of a symbolic dim")
         each = -(-n // len(op.outputs))
         sizes = tuple(min(each, n - each * i) for i in range(len(op.outputs)))
+    if len(sizes) != len(op.outputs):
+        raise Unsupported(f"a Split into {len(op.outputs)} parts of {len(sizes)} sizes")
     if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
         at = 0
         for name, s in zip(op.outputs, sizes, strict=True):

@@ -303,6 +303,8 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     lower_expression(ctx, Expr(first, code, moved(follow.out)), [x, scale, shift, *extras], op.outputs[0], x.dtype)
 
 
+#: Kinds of this module whose first operand is [N, C, ...].
+CHANNELS = ("InstanceNormalization", "GroupNormalization", ":groupnorm", "BatchNormalization", ":batchnorm")
 OPS = {
     "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm, ":groupnorm": groupnorm,
     "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax, "LogSoftmax": softmax, ":softmax": softmax,

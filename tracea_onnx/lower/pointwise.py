@@ -13,7 +13,7 @@ from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph, Node
 from tracea_onnx.lower import staged, summed
 from tracea_onnx.lower.axes import broadcast, broadcast_strides, merge_dims, pad_rows
-from tracea_onnx.lower.context import Lowering
+from tracea_onnx.lower.context import Lowering, element_type
 from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
 from tracea_onnx.lower.op import Op
 from tracea_onnx.lower.value import Dims, Unsupported, Value, contiguous
@@ -70,7 +70,7 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
 
 def cast(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    to = DType(int(op.attr("to")))
+    to = element_type(op.outputs[0], int(op.attr("to")))
     if to == x.dtype:
         out = ctx.define(op.outputs[0], to, x.shape)
         ctx.settle(x)
