@@ -15,7 +15,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-<<<<<<< HEAD
+from tests.host.pipeline_models import parse
 from tests.session.provider_plans import (
     ADD,
     F32,
@@ -32,10 +32,6 @@ from tests.session.provider_plans import (
     model,
     whole_graph,
 )
-=======
-from tests.host.pipeline_models import parse
-from tests.session.provider_plans import F32, Entries, Install, chain_model, chain_plan, chain_reference, check_chain, key, whole_graph
->>>>>>> h-d
 from tracea_onnx import dims as D
 from tracea_onnx import provider
 from tracea_onnx.errors import TraceaError, UsageError
