@@ -97,7 +97,7 @@ def model(number: int) -> ModelProto:
 
 def waiting(of: ModelProto) -> ModelProto:
     """The model with a Loop after its first output: the input `trips` says how long a run lasts."""
-    made = ModelProto.FromString(of.SerializeToString())
+    made: ModelProto = ModelProto.FromString(of.SerializeToString())
     int64, boolean = TensorProto.INT64, TensorProto.BOOL
     body = helper.make_graph(
         [helper.make_node("Identity", ["going"], ["goes"]), helper.make_node("Identity", ["rows"], ["kept"])],

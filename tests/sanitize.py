@@ -98,11 +98,11 @@ def environment(sanitizers: str, preload: list[str], log: Path) -> dict[str, str
 
 
 def findings(log: Path) -> list[str]:
-    """The summary of each report, those of the uninstrumented left out."""
+    """The summary of each report, or its first line where it ends before that."""
     out = []
     for path in sorted(log.glob("*.[0-9]*")):
         text = path.read_text("utf-8", "replace")
-        for line in re.findall(r"^SUMMARY: .*$|^.*runtime error: .*$", text, re.MULTILINE):
+        for line in re.findall(r"^SUMMARY: .*$|^.*runtime error: .*$", text, re.MULTILINE) or text.splitlines()[:1]:
             out.append(f"{line}   ({path})")
     return out
 

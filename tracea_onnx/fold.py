@@ -76,7 +76,7 @@ def _shapes(graph: Graph, protected: Collection[str]) -> dict[str, Array]:
         if n.op in ("Shape", "Size") and graph.dtype(n.input(0)) is None:
             continue
         value = symbolic.content(n.outputs[0]) if symbolic is not None else None
-        if value is not None and all(isinstance(v, int) and not isinstance(v, bool) for v in value.reshape(-1)):
+        if value is not None and all(isinstance(v, int) and not isinstance(v, bool) and -(2**63) <= v < 2**63 for v in value.reshape(-1)):
             out[n.outputs[0]] = value.astype(np.int64)
     return out
 

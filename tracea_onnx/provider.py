@@ -123,7 +123,8 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
 
 def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
     """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it (unless session.disable_cpu_ep_fallback is 1), on
-    every supported version. The session records which provider got which node (`assert_provider_selected` reads that).
+    every supported version. The session records which provider got which node (`assert_provider_selected` reads that): where `session_options` do not
+    say whether it should, their entry session.record_ep_graph_assignment_info becomes 1.
 
     A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
     ort = _ort()
@@ -132,7 +133,8 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
     if session_options is None:
         session_options = ort.SessionOptions()
     recorded = _entry(session_options, _RECORD)
-    session_options.add_session_config_entry(_RECORD, "1")
+    if recorded != "1":
+        session_options.add_session_config_entry(_RECORD, "1")
     _unwinding.error = None
     try:
         if _version(ort.__version__) < PROVIDERS_LIST_ORT:
@@ -142,8 +144,9 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
             providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
     finally:
-        # The session has its own copy. An entry cannot be taken out again; "0" is what ONNX Runtime takes one that is not set for.
-        session_options.add_session_config_entry(_RECORD, recorded or "0")
+        # The session has its own copy. An entry cannot be taken out again, and each that is overwritten is a warning of ONNX Runtime.
+        if recorded not in ("", "1"):
+            session_options.add_session_config_entry(_RECORD, recorded)
         error, _unwinding.error = _unwinding.error, None
         if error is not None:
             raise error

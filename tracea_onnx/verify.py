@@ -99,7 +99,10 @@ def session(source: io.Source, *, optimise: bool = False, providers: Sequence[st
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     if PROVIDER_NAME in providers:
         return create_session(io.serialize(model), {"specs": "trust"}, options)  # a spec that says something else than its body shows
-    return ort.InferenceSession(io.serialize(model), options, providers=list(providers), disabled_optimizers=_CRASHING if optimise else [])
+    # Without enable_fallback=0 an error is printed over several lines, and the session is tried once more.
+    return ort.InferenceSession(
+        io.serialize(model), options, providers=list(providers), disabled_optimizers=_CRASHING if optimise else [], enable_fallback=0
+    )
 
 
 def loads(source: io.Source) -> bool:

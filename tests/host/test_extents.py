@@ -38,6 +38,8 @@ def test_by_hand() -> None:
     }  # fmt: skip
     assert of("conv2d", "x", image) == (-4 * 14, 4 * (5 * 12 + 5 * 2 + 2 - 14))  # the zeros around the image, too
     assert of("conv2d", "x", image, border=False) == (0, 4 * (3 * 12 + 3 * 2 + 2))
+    part: dict[str, D.DimLike] = {"K": 3, "N": 5, "n0": 40, "N_total": 45, "ldw": 5}
+    assert of("pack_gemm", "packed", part) == of("pack_gemm", "packed", part | {"N_total": 5}) == (0, 4 * 3 * 64)  # also where n0 lies outside
     heads: dict[str, D.DimLike] = {"B": 1, "H": 2, "KVH": 1, "S": 3, "T": 5, "D": 4, "DV": 4, "k_s": 8, "m_q": 5, "m_k": 1}
     assert of("attention", "k", heads) == (0, 4 * (4 * 8 + 4))
     assert of("attention", "mask", heads | {"mask_kind": 2}) == (0, 15)  # one byte each

@@ -10,7 +10,7 @@ import pytest
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import parse
-from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery
+from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery, verify
 from tracea_onnx.errors import ModelError, TraceaError
 from tracea_onnx.expr import Expr, Instr
 from tracea_onnx.graph import Graph
@@ -207,3 +207,27 @@ def test_sizes_are_found_where_one_name_is_every_size() -> None:
         s=np.array([-1, 6, 2, 8]), w=np.zeros((16, 16), np.float32),
     )  # fmt: skip
     assert next(iter(inputs.generate(m)))["a"].shape == (16, 16, 16)
+
+
+def test_shape_values_beyond_64_bits_are_not_folded() -> None:
+    m = parse("g (float[n, 3] x) => (int64[2] y) { s = Shape (x) y = Add (s, s) }")
+    m.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "99999999999999999999"
+    assert [n.op_type for n in pipeline.optimize(m, verify=False).model.graph.node] == ["Shape", "Add"]
+
+
+def test_a_float_constant_among_integers_is_refused_with_a_reason() -> None:
+    """Types that no model could have: a request claims them where inference was misled."""
+    m = parse("g (bool[3] c, int64[3] x) => (int64[3] y) { y = Where (c, x, low) }", low=np.float32(-3.4028234663852886e38))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", compiler.Fault)
+        [(_, why)] = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True).refused
+    assert "no program computes" in why
+
+
+def test_an_error_of_onnx_runtime_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its Python wrapper prints an error whose text is no UTF-8 over several lines and tries once more, unless it is told not to."""
+    node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=b"\xc8\xff")
+    x, y = (helper.make_tensor_value_info(n, t, [1]) for n, t in (("x", TensorProto.STRING), ("y", TensorProto.BOOL)))
+    m = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    assert not verify.loads(io.Source(m))
+    assert "EP Error" not in capfd.readouterr().out

