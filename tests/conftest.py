@@ -21,9 +21,13 @@ hypothesis.settings.load_profile("untimed")
 #: Folders of the user's that the project reads or writes: caches, tuning records, settings.
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
 
-#: Test modules that take longer than the quick tier allows: sessions, compilers, thousands of files.
+#: Test modules, and single tests, that take longer than the quick tier allows: sessions, compilers, thousands of files.
 _SLOW = frozenset({
-    "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large", "test_precision", "test_rules_generated",
+    "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large", "test_pooled", "test_precision", "test_rules_generated",
+    # Single tests: many processes or many graphs.
+    "test_a_killed_writer_never_leaves_a_partial_model", "test_models_of_the_zoo_with_every_rule", "test_random_graphs_fuse_without_changing_a_value",
+    "test_random_graphs_keep_every_bit", "test_two_processes_that_tune_at_once_lose_nothing", "test_two_writers_of_one_model_leave_one_of_the_two",
+    "test_the_module_runs_as_a_program_and_survives_a_closed_pipe",
 })  # fmt: skip
 
 
@@ -41,6 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules without a quick test are not imported for the quick ones: each worker would spend ten seconds on that."""
+    if config.option.markexpr != "quick" or not collection_path.name.startswith("test_"):
+        return None
+    folder, module = collection_path.parent.name, collection_path.stem
+    return None if folder == "golden" or _is_quick(folder, module, "") else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -53,4 +65,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_quick(folder: str, module: str, name: str) -> bool:
     if folder == "golden":  # of the zoo on the CPU, and of single requests
         return not name.endswith(".onnx]") and "[sm_" not in name
-    return folder == "host" and module not in _SLOW
+    return folder == "host" and not _SLOW & {module, name.partition("[")[0]}
