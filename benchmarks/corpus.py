@@ -66,8 +66,8 @@ def _check(path: Path, line: Line, scratch: Path, backend: str) -> None:
     from benchmarks.difference import difference, floor
     from benchmarks.inputs import batch_symbol, feeds_at, first_accepted
     from benchmarks.sessions import assigned, session
-    from tracea_onnx import io
     from tracea_onnx.errors import TraceaError
+    from tracea_onnx.model_io import model_file
 
     try:
         oracle = session(path, optimize=False)
@@ -76,7 +76,7 @@ def _check(path: Path, line: Line, scratch: Path, backend: str) -> None:
         with contextlib.suppress(TraceaError):
             tracea_onnx.optimize(path, verify=False)
         return
-    source = io.load(path)
+    source = model_file.load(path)
     line.nodes = len(source.model.graph.node)
     try:
         sizes = first_accepted(source.model, path.parent, lambda f: oracle.run(None, f))
@@ -117,7 +117,8 @@ def promises(source: Any, optimized: Path, scratch: Path) -> str:
     import onnx
 
     import tracea_onnx
-    from tracea_onnx import inline, io
+    from tracea_onnx.model_io import model_file
+    from tracea_onnx.rewrite import inline
 
     tracea_onnx.optimize(optimized, output=scratch / "again.onnx", verify=False)
     if optimized.read_bytes() != (scratch / "again.onnx").read_bytes():
@@ -130,7 +131,7 @@ def promises(source: Any, optimized: Path, scratch: Path) -> str:
         return "a field of the model changed"
     if before.graph.doc_string != after.graph.doc_string or before.graph.name != after.graph.name or list(before.metadata_props) != list(after.metadata_props):
         return "metadata of the model changed"
-    plain = inline.inline(io.load(optimized).model)
+    plain = inline.inline(model_file.load(optimized).model)
     return f"{plain.functions[0].domain} functions stay after inline" if any(f.domain == "ai.tracea" for f in plain.functions) else ""
 
 

@@ -23,7 +23,7 @@ from benchmarks.difference import difference
 from benchmarks.inputs import Feeds, batch_symbol, feeds_at, first_accepted
 from benchmarks.paired import Paired, compare
 from benchmarks.sessions import assigned, machine, session
-from tracea_onnx import registry
+from tracea_onnx.support import discovery
 
 #: Sizes of the zoo's symbols.
 ZOO_SIZES = {"batch": 1, "sequence": 128}
@@ -123,17 +123,17 @@ def main() -> int:
     threads, legs = [int(n) for n in args.threads.split(",")], args.legs.split(",")
     if unknown := set(legs) - set(LEGS):
         parser.error(f"unknown legs {sorted(unknown)}; there are {', '.join(LEGS)}")
-    chosen: list[str] = args.models or ([] if args.corpus else [n for n in registry.names("models") if n != "demo"])
+    chosen: list[str] = args.models or ([] if args.corpus else [n for n in discovery.names("models") if n != "demo"])
     if args.corpus:
         chosen += [str(p) for p in sorted(args.corpus.rglob("*.onnx"))]
     rows: list[Row] = []
     for name in chosen:
         with tempfile.TemporaryDirectory() as scratch:
-            zoo = name in registry.names("models")
+            zoo = name in discovery.names("models")
             try:
                 source = Path(scratch) / f"{name}.onnx" if zoo else Path(name)
                 if zoo:
-                    onnx.save(registry.module("models", name).build(), source)
+                    onnx.save(discovery.module("models", name).build(), source)
                 model = onnx.load(source, load_external_data=False)
                 sizes = dict(ZOO_SIZES) if zoo else None
                 row = measure(source.stem, source, model, sizes, threads=threads, legs=legs, seconds=args.seconds, clock=args.clock, batch=args.batch)

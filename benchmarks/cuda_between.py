@@ -19,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.cuda_models import half
 from benchmarks.profile_cuda import input_shapes
-from tracea_onnx import registry, tune
-from tracea_onnx.cuda import Request
-from tracea_onnx.graph import Array, Graph
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.graph import Array, Graph
+from tracea_onnx.support import discovery
+from tracea_onnx.tuning import measure
 
 _TURNS = 15
 #: Tiles that cost at most so many times the cheapest are tried.
@@ -81,12 +82,12 @@ def drawn(count: int, seed: int) -> list[str]:
 
 def by_itself(on: bool) -> None:
     """Whether tiles are chosen by what they take by themselves from now on."""
-    product = registry.module("kernels", "cuda").part("_product")
+    product = discovery.module("kernels", "cuda").part("_product")
     vars(product)["_NEAR"] = 1.0 if on else _NEAR
     product._likely.cache_clear()
 
 
-_NEAR: float = registry.module("kernels", "cuda").part("_product")._NEAR
+_NEAR: float = discovery.module("kernels", "cuda").part("_product")._NEAR
 
 
 class Place:
@@ -94,20 +95,20 @@ class Place:
 
     def __init__(self, request: onnx.ModelProto, sizes: dict[str, int]) -> None:
         self.request, self.sizes = request, sizes
-        self.usual = list(tune.parts(request, sizes))
+        self.usual = list(measure.parts(request, sizes))
 
     def gain(self) -> str:
         by_itself(True)
-        before = list(tune.parts(self.request, self.sizes))
+        before = list(measure.parts(self.request, self.sizes))
         by_itself(False)
-        found = tune._compare(before, self.usual, 0, _TURNS)
+        found = measure._compare(before, self.usual, 0, _TURNS)
         return f"{statistics.median(a for a, _ in found.totals):.1f} us by themselves, {found.ratio:.4f} of that in place"
 
     def tiles(self, most: int) -> list[str]:
         """A line for each tile of each kind of launch: its price and its time relative to the chosen one's."""
         asked: dict[str, Request] = {key: r for part in self.usual for key, r in part.requests.items()}
-        subject, lines = tune._Subject(self.request, self.sizes, self.usual, 0), []
-        offers = {key: tune._offers(key, r, self.sizes) for key, r in asked.items()}
+        subject, lines = measure._Subject(self.request, self.sizes, self.usual, 0), []
+        offers = {key: measure._offers(key, r, self.sizes) for key, r in asked.items()}
         offers = {key: {name: p for name, p in prices.items() if p <= _LIKELY * min(prices.values())} for key, prices in offers.items() if len(prices) > 1}
         order = {key: sorted(prices, key=prices.__getitem__)[1:] for key, prices in offers.items()}
         for turn in range(min(most, max(map(len, order.values()), default=0))):
@@ -117,7 +118,7 @@ class Place:
                 continue
             for key, name in trial.items():
                 price = offers[key][name] / min(offers[key].values())
-                lines.append(f"  {tune.text(asked[key], self.sizes)}: {name} price {price:.3f} time {found.other[key] / found.usual[key]:.3f}")
+                lines.append(f"  {measure.text(asked[key], self.sizes)}: {name} price {price:.3f} time {found.other[key] / found.usual[key]:.3f}")
         return sorted(lines)
 
 
@@ -130,10 +131,10 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=0)
     args = parser.parse_args()
     for name in args.model or drawn(20, args.seed):
-        model = stack(name) if name.startswith(("stack_", "plain_")) else half(registry.module("models", name).build())
+        model = stack(name) if name.startswith(("stack_", "plain_")) else half(discovery.module("models", name).build())
         shapes = input_shapes(model, args.batch, args.sequence)
-        for request in tune.requests_of(model.SerializeToString(), {"backend": "cuda"}):
-            place = Place(request, tune.sizes_of(Graph(request), shapes))
+        for request in measure.requests_of(model.SerializeToString(), {"backend": "cuda"}):
+            place = Place(request, measure.sizes_of(Graph(request), shapes))
             print(f"{name}: {place.gain()}", *place.tiles(args.tiles), sep="\n", flush=True)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 Array = np.ndarray[Any, Any]
 #: Unit roundoff of a stored result.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.cuda_case import ROUNDOFF, Array, Case, Output, rounding, stored, value
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, symbol
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from benchmarks.cuda_case import Array, Case, Output, plain, rounding, stored, v
 from benchmarks.cuda_cases_product import ACTIVATIONS, Rng, bounded, case_of, drawn, filled, silu, with_tile
 from benchmarks.cuda_conv_shapes import Conv, pitch
 from benchmarks.cuda_driver import device
-from tracea_onnx import registry
-from tracea_onnx.families import bundled_groups
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import bundled_groups
+from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _wgmma, _split, _costs, _fold = (_backend.part(f"_{name}") for name in ("wgmma", "split", "tile_costs", "fold"))
 
 

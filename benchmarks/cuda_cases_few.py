@@ -10,11 +10,11 @@ from benchmarks.cuda_case import Case
 from benchmarks.cuda_cases_conv import conv
 from benchmarks.cuda_cases_product import with_tile
 from benchmarks.cuda_conv_shapes import Conv
-from tracea_onnx import registry
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _ONE, _NONE = (1, 1), (0, 0, 0, 0)
 
 

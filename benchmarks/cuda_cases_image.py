@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cuda_case import ROUNDOFF, Array, Case, Output, contiguous, plain, rounding, stored, value
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import ACTIVATIONS, I64_OPCODES, OPCODES, DType
-from tracea_onnx.program import compile_program
-from tracea_onnx.recognise import evaluate
+from tracea_onnx.ir.abi import ACTIVATIONS, I64_OPCODES, OPCODES, DType
+from tracea_onnx.ir.activations import evaluate
+from tracea_onnx.ir.dims import DimLike, symbol
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program
+from tracea_onnx.plan.kernel_families import weight_pitch
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 

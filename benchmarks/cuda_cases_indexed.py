@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.cuda_case import Array, Case, contiguous, plain, rounding, stored, value
 from benchmarks.cuda_cases_image import FLOATS, channels_last, image
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 _BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 

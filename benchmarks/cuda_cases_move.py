@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.cuda_case import Array, Case, Output, contiguous, plain, stored
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, symbol
 
 _BY_SIZE = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 

@@ -14,13 +14,13 @@ from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_case import Array, Case, Output, plain, poisoned, rounding, stored, value
 from benchmarks.cuda_driver import device
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import weight_pitch
+from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _costs, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
     _backend.part(f"_{name}") for name in ("tile_costs", "wgmma", "split", "thin", "align", "direct", "flat", "lanes", "dots")
 )  # fmt: skip

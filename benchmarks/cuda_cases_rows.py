@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.cuda_case import Array, Case, Output, contiguous, plain, rounding, stored, value
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, symbol
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import cuda_late
 from benchmarks import cuda_runner as R
-from tracea_onnx.ops import ACTIVATIONS, OPCODES, DType
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODES, DType
 
 #: Unit roundoff of each type.
 ROUNDOFF = {DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}

@@ -20,10 +20,10 @@ from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_conv_shapes import Conv, layers, pitch
 from benchmarks.cuda_gemm import TYPES, Case, launches, random, report
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.families import widened_elements
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import widened_elements
+from tracea_onnx.support import discovery
 
 
 def conv_request(v: Conv, dtype: DType) -> Request:
@@ -180,7 +180,7 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
 
 def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
     """Tiles of every kind that takes bundles of groups."""
-    backend, r = registry.module("kernels", "cuda"), conv_request(v, dtype)
+    backend, r = discovery.module("kernels", "cuda"), conv_request(v, dtype)
     hopper, split, bundle = backend.part("_wgmma").HopperTile, backend.part("_split").SplitTile, backend.part("_bundles").of(r)
     steps = v.kernel[0] * v.kernel[1] * bundle.chunks
     tiles = [hopper(128, 64, True, 2), hopper(64, 128, True), hopper(128, 64, True, 1, steps, bundle.count == 1), split(64, 24, True, 2), split(64, 48, False, 2, 2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cuda_conv_shapes import Conv
-from tracea_onnx.ops import ACTIVATIONS
+from tracea_onnx.ir.abi import ACTIVATIONS
 
 _ONE, _NONE = (1, 1), (0, 0, 0, 0)
 #: For the kernel that is chosen.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import ctypes as C
 from functools import cache
 from typing import Any
 
-from tracea_onnx.cuda import TensorMap
-from tracea_onnx.dims import evaluate
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import TensorMap
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import evaluate
 
 _MAP_TYPES = {DType.F32: 7, DType.F16: 6, DType.BF16: 9, DType.U8: 0, DType.I32: 3}
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}

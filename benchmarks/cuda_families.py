@@ -20,9 +20,9 @@ from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_indexe
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request, Unfit
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
 MODULES: tuple[ModuleType, ...] = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed, cuda_cases_attention)
 
@@ -155,7 +155,7 @@ def attention_variants(b: int, h: int, s: int, d: int, causal: bool) -> tuple[Va
     kinds = attention.SDPBackend
     variants: Variants = {"ours": _ours(attention_request(b, h, s, d, causal), data)}
     if s <= 1024:
-        older = registry.module("kernels", "cuda").part("emit_attention").MmaTile(4)
+        older = discovery.module("kernels", "cuda").part("emit_attention").MmaTile(4)
         variants["ours (mma.sync)"] = _ours(R.force(attention_request(b, h, s, d, causal), older), data)
     variants |= {"cuDNN": torch_with(kinds.CUDNN_ATTENTION), "FA2": torch_with(kinds.FLASH_ATTENTION)}
     return variants, len(data), 4.0 * b * h * s * s * d * (0.5 if causal else 1.0)
@@ -261,7 +261,7 @@ SWEPT: tuple[tuple[int, int, str, tuple[int, ...]], ...] = (
 def sweep(only: str) -> int:
     """Every tile of the warp-specialised kernel on some shapes, best first."""
     log = R.Log("cuda_attention_sweep.txt")
-    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda").part("emit_attention")
     shapes = [
         (1, 12, 128, 64, False),
         (32, 12, 128, 64, False),

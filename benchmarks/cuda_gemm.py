@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
-from tracea_onnx.cuda import Request
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import ACTIVATIONS, DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
+from tracea_onnx.plan.kernel_families import weight_pitch
 
 TYPES = (DType.F16, DType.BF16, DType.F32)
 Case = tuple[str, Request, Callable[[], tuple[float, float]]]

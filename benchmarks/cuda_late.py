@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
-from tracea_onnx import registry
+from tracea_onnx.support import discovery
 
 #: Clocks that it runs before it writes: longer than the host takes to launch the next kernels.
 _SPIN = 150_000
@@ -33,7 +33,7 @@ extern "C" __global__ void late(const u64* table, int count) {{
 
 @cache
 def _cubin(arch: int) -> bytes:
-    cubin: bytes = registry.module("kernels", "cuda").compile(_SOURCE, arch)
+    cubin: bytes = discovery.module("kernels", "cuda").compile(_SOURCE, arch)
     return cubin
 
 

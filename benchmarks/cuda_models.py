@@ -26,7 +26,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from tracea_onnx import provider, registry
+from tracea_onnx import provider
+from tracea_onnx.support import discovery
 
 Run = Callable[[], None]
 MODELS = ("resnet50", "mobilenet_v3", "efficientnet_b0", "bert_base", "vit_b16", "gpt2")
@@ -213,7 +214,7 @@ def interleaved(runs: Mapping[str, Run], rounds: int = 9, seconds: float = 0.03)
 
 
 def measure(name: str, batches: list[int], sequence: int, peers: list[str], single: bool, write: Callable[[str, dict[str, Any]], None]) -> None:
-    full = registry.module("models", name).build()
+    full = discovery.module("models", name).build()
     plain = ort.InferenceSession(full.SerializeToString(), providers=["CPUExecutionProvider"])
     converted = (full if single else half(full)).SerializeToString()
     options = ort.SessionOptions()

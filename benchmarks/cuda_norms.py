@@ -17,9 +17,9 @@ from benchmarks import cuda_check as K
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_tiles as T
 from benchmarks.cuda_gemm import Case, random
-from tracea_onnx.cuda import Request
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import weight_pitch
 
 _EPS = 1e-5
 

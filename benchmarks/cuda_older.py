@@ -13,9 +13,11 @@ from typing import Any
 
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
-from tracea_onnx import compiler, nvrtc, registry
-from tracea_onnx.caps import usual
-from tracea_onnx.cuda_plan import CudaPlanBuilder
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import discovery
 
 
 def compile_to_ptx(source: str, arch: int) -> bytes:
@@ -44,7 +46,7 @@ def _assembled(assembler: str, ptx: bytes) -> bytes:
 
 
 def _compiling(arch: int) -> None:
-    vars(registry.module("kernels", "cuda"))["compile"] = compile_to_ptx
+    vars(discovery.module("kernels", "cuda"))["compile"] = compile_to_ptx
     R.workers = (_compiling, (arch,))
 
 
@@ -53,9 +55,9 @@ def pretend(arch: int) -> None:
     multiprocessors. Shared memory is the older device's; times mean nothing."""
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # Plans are cached by the device that asks for them
     _compiling(arch)
-    asked = compiler.backend_of
+    asked = partition_compiler.backend_of
 
-    def backend_of(props: Mapping[str, str]) -> compiler.Backend:
+    def backend_of(props: Mapping[str, str]) -> partition_compiler.Backend:
         made = asked({"backend": props.get("backend", "cpu"), "arch": str(arch), "sms": props.get("sms", "132"), "tf32": props.get("tf32", "0")})
         if props.get("backend", "cpu") == "cpu":
             return made
@@ -65,9 +67,9 @@ def pretend(arch: int) -> None:
                 return {**super().to_json(), "arch": int(props["arch"])}
 
         device, tf32 = usual(arch, int(props["sms"])), props.get("tf32") == "1"
-        return compiler.Backend(made.target, lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32))
+        return partition_compiler.Backend(made.target, lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32))
 
-    compiler.backend_of = backend_of
+    partition_compiler.backend_of = backend_of
 
 
 def pretend_here(arch: int) -> None:

@@ -25,7 +25,8 @@ import onnxruntime as ort
 
 import tracea_onnx
 from benchmarks.cuda_models import Bound, Run, feeds, interleaved
-from tracea_onnx import provider, registry
+from tracea_onnx import provider
+from tracea_onnx.support import discovery
 
 MODELS = ("resnet50", "mobilenet_v3", "bert_base", "vit_b16")
 SEQUENCE = 128
@@ -36,7 +37,7 @@ ALLOWED = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1.5e-1}
 def prepare(name: str, precision: str, batch: int, folder: str) -> dict[str, Any]:
     """Writes the model as `optimize` makes it and, for fp32, inputs and what ONNX Runtime's CPU provider gives for them; what verification told."""
     sizes = {"batch": batch, "dynamic": False} | ({"seq": SEQUENCE} if name == "bert_base" else {})
-    model = registry.module("models", name).build(**sizes)
+    model = discovery.module("models", name).build(**sizes)
     path = Path(folder) / f"{name}.{precision}.onnx"
     if precision == "fp32":
         onnx.save(model, str(path))

@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import cuda_shim
 from benchmarks import cuda_smoke as smoke
 from benchmarks.cuda_smoke_plans import F32, HandPlan, close, cube, vector
-from tracea_onnx import dims as D
-from tracea_onnx import native_cuda
-from tracea_onnx.cuda import Int32
+from tracea_onnx.codegen.kernel_request import Int32
+from tracea_onnx.ir import dims as D
+from tracea_onnx.runtime import cuda_harness
 
 _SKIPPED = "skipped: "
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -161,8 +161,8 @@ def a_child_forked_after_use_is_told_to_spawn() -> None:
 def gpus_are_listed_as_they_are() -> None:
     ours = [d for d in smoke.ort.get_ep_devices() if d.ep_name == smoke.provider.PROVIDER_NAME][1:]
     print("    ", [dict(d.ep_metadata) for d in ours])
-    assert len(ours) == native_cuda.listed() >= 1
-    device = native_cuda.device()
+    assert len(ours) == cuda_harness.listed() >= 1
+    device = cuda_harness.device()
     assert ours[0].ep_metadata.get("name", device.name) == device.name and ours[0].ep_metadata.get("arch", str(device.arch)) == str(device.arch)
 
 
@@ -173,7 +173,7 @@ def no_visible_gpu_is_one_line() -> None:
 
 @check
 def the_device_describes_itself() -> None:
-    device = native_cuda.device()
+    device = cuda_harness.device()
     print("    ", device)
     assert device.identity.startswith(device.name) and device.smem_block >= 48 << 10 and device.memory > 1 << 30 and device.bandwidth > 10**10
     if device.arch == 90 and not device.mig:

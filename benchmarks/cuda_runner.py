@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cuda_driver as driver
-from tracea_onnx import registry
-from tracea_onnx.caps import usual
-from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.dims import DimLike, evaluate
-from tracea_onnx.families import FAMILIES
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Fault, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.support import discovery
 
 
 def torch() -> Any:
@@ -92,7 +92,7 @@ def kernels(r: Request) -> list[Kernel]:
 
 
 def _emitted(r: Request) -> list[Kernel]:
-    backend = registry.module("kernels", "cuda")
+    backend = discovery.module("kernels", "cuda")
     if id(r) not in _forced:
         return list(backend.emit(r))
     chooser, name = (backend.part("emit_attention"), "tiles") if r.family == "attention" else (backend.part("_product"), "choose")
@@ -133,7 +133,7 @@ def compile_all(requests: Iterable[Request]) -> dict[str, str]:
 
 def _compile_one(item: tuple[str, int]) -> bytes | str:
     try:
-        cubin: bytes = registry.module("kernels", "cuda").compile(*item)
+        cubin: bytes = discovery.module("kernels", "cuda").compile(*item)
         return cubin
     except Exception as e:
         return str(e)
@@ -159,7 +159,7 @@ def _tensor(size: int, byte: int) -> tuple[int, Any]:
 
 def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None = None, allocate: Allocate = _tensor) -> Launch:
     """Compile and bind `r` to device addresses; `env` gives the values of symbols."""
-    backend, names = registry.module("kernels", "cuda"), dict(env or {})
+    backend, names = discovery.module("kernels", "cuda"), dict(env or {})
     launch = Launch(kernels(r))
     places = dict(operands)
     for j, size in enumerate(next((k.scratch for k in launch.kernels if k.scratch), ())):

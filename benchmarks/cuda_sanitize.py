@@ -31,9 +31,9 @@ from benchmarks import cuda_driver as driver
 from benchmarks import cuda_families as F
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
-from tracea_onnx import registry
-from tracea_onnx.cuda import Int32, Kernel, Pointer, Request
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
 ARCH, FEW, MANY = 90, 6, 132
 #: Cases of the families that are neither a product nor attention, by family, name and type: each template in each of its forms.
@@ -65,7 +65,7 @@ _WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
 
 def attention(rng: np.random.Generator) -> Iterator[Case]:
     """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
-    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda").part("emit_attention")
     f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, A.Shape
     hopper = (
         ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
@@ -227,7 +227,7 @@ def planted() -> None:
         memory = Memory()
         launch = R.Launch([])
         place = memory.upload(np.zeros(count, np.float32))[0]
-        cubin = registry.module("kernels", "cuda").compile(PLANTED, ARCH)
+        cubin = discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
         call = R.call_of(Kernel(PLANTED, symbol, (1, 1, 1), 64, args), cubin, {"y": place}, {}, launch, memory.allocate)
         assert call is not None
         call(0)
@@ -254,7 +254,7 @@ def main() -> int:
     begin = time.perf_counter()
     todo = list(jobs(args.only))
     if args.compile:
-        registry.module("kernels", "cuda").compile(PLANTED, ARCH)
+        discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
         failed = R.compile_all([r for _, r in todo])
         print(f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile", *failed.values())
         return int(bool(failed))

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import cuda_smoke_plans as plans
 from benchmarks.cuda_smoke_plans import F32, HandPlan, close, cube, vector
-from tracea_onnx import dims as D
-from tracea_onnx import native_cuda
-from tracea_onnx.cuda import Int32
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import write_pack
+from tracea_onnx.codegen.kernel_request import Int32
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import write_pack
+from tracea_onnx.runtime import cuda_harness
 
 NVIDIA = 0x10DE
 ort: Any
@@ -48,7 +48,7 @@ Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]
 
 def answer(make: Callable[[Graph], Entries]) -> None:
     """Lets `make` answer the provider's compile requests."""
-    compiler = importlib.import_module("tracea_onnx.compiler")
+    compiler = importlib.import_module("tracea_onnx.compiler.partition_compiler")
     vars(compiler)["compile_request"] = lambda request: write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "smoke")
 
 
@@ -299,7 +299,7 @@ def session_microseconds() -> None:
 
 def session_whole_path() -> None:
     """A model through the partition compiler, its emitters and NVRTC, against ONNX Runtime's CPU provider."""
-    importlib.reload(importlib.import_module("tracea_onnx.compiler"))
+    importlib.reload(importlib.import_module("tracea_onnx.compiler.partition_compiler"))
     rng = np.random.default_rng(0)
     w1, w2 = (rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 96), (96, 40)))
     b1, b2 = rng.standard_normal(96).astype(np.float32), rng.standard_normal(40).astype(np.float32)
@@ -323,7 +323,7 @@ def main() -> int:
         start = time.perf_counter()
         importlib.import_module("tracea_onnx.ep.build").build(isa="avx2", jobs=16, werror=False)
         print(f"built in {time.perf_counter() - start:.0f} s")
-    print(native_cuda.device())
+    print(cuda_harness.device())
     ort = importlib.import_module("onnxruntime")
     provider = importlib.import_module("tracea_onnx.provider")
     provider.register()

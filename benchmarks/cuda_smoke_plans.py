@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tracea_onnx import dims as D
-from tracea_onnx import native_cuda
-from tracea_onnx.cuda import Argument, Float32, Int32, Kernel, Pointer, TensorMap
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.ops import DType
-from tracea_onnx.plan import Ref
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Kernel, Pointer, TensorMap
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.builder import Ref
+from tracea_onnx.runtime import cuda_harness
 
 F32 = DType.F32
 ELEMENTWISE = r"""
@@ -92,10 +92,10 @@ extern "C" __global__ void center(const __grid_constant__ Map map, float* y, int
 
 
 class HandPlan(CudaPlanBuilder):
-    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.cuda`."""
+    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.codegen.kernel_request`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, native_cuda.device())
+        super().__init__(name, cuda_harness.device())
         self.named: dict[str, Ref | None] = {}  # operands that tensor maps name
 
     def kernel(
@@ -154,7 +154,7 @@ def cube(name: str = "cube", *, pdl: bool = True) -> HandPlan:
 def plan_dynamic_shapes() -> None:
     b = cube()
     for graphs in (False, True):
-        with native_cuda.LoadedPlan(b.to_json(), b.blobs, graphs=graphs) as plan:
+        with cuda_harness.LoadedPlan(b.to_json(), b.blobs, graphs=graphs) as plan:
             for n in (1, 255, 256, 257, 100_003, 0, 7, 1, 1, 100_003, 100_003, 3_000_001, 3_000_001, 3_000_001):
                 x = vector(n)
                 u, y = plan.run([x])
@@ -175,7 +175,7 @@ def plan_constants() -> None:
     b.elementwise("add_row", [y, b.blob(d), y, Int32(D.symbol("n")), Int32(999)], n, pdl=True)
     b.finish_output("y", F32, [D.symbol("n"), 999])
     x_ = vector(5 * 999).reshape(5, 999)
-    close(native_cuda.run_plan(b.to_json(), b.blobs, [x_], {"w": w})[0], x_ + 2 * w + d)
+    close(cuda_harness.run_plan(b.to_json(), b.blobs, [x_], {"w": w})[0], x_ + 2 * w + d)
 
 
 def plan_large_shared_memory() -> None:
@@ -184,7 +184,7 @@ def plan_large_shared_memory() -> None:
     x, y = b.add_input("x", F32, 1), b.add_output("y")
     b.kernel(SHARED, "reverse", [x, y, Int32(n)], (1, 1, 1), smem=4 * n)
     b.finish_output("y", F32, [n])
-    np.testing.assert_array_equal(native_cuda.run_plan(b.to_json(), b.blobs, [vector(n)])[0], vector(n)[::-1])
+    np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [vector(n)])[0], vector(n)[::-1])
 
 
 def plan_clusters() -> None:
@@ -194,7 +194,7 @@ def plan_clusters() -> None:
         y = b.add_output("y")
         b.kernel(CLUSTER, "ranks", [y], (32, 1, 1), cluster=size)
         b.finish_output("y", F32, [32])
-        np.testing.assert_array_equal(native_cuda.run_plan(b.to_json(), b.blobs, [vector(1)])[0], np.arange(32) % size + 100 * size)
+        np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [vector(1)])[0], np.arange(32) % size + 100 * size)
 
 
 def plan_tensor_maps() -> None:
@@ -207,7 +207,7 @@ def plan_tensor_maps() -> None:
     tensor_map = TensorMap(Pointer("x"), F32, (columns, rows), (4 * columns,), (32, 8), 0)
     b.kernel(TMA, "tiles", [tensor_map, y, Int32(rows), Int32(columns)], (4, D.ceildiv(rows, 8), 1), block=128)
     b.finish_output("y", F32, [rows, columns])
-    with native_cuda.LoadedPlan(b.to_json(), b.blobs) as plan:
+    with cuda_harness.LoadedPlan(b.to_json(), b.blobs) as plan:
         for n in (1, 8, 9, 1000, 9):
             x_ = vector(n * columns).reshape(n, columns)
             np.testing.assert_array_equal(plan.run([x_])[0], x_)
@@ -225,14 +225,14 @@ def plan_im2col_maps() -> None:
         b.kernel(TMA, "center", [tensor_map, y, Int32(16)], (1, 1, 1), block=128)
         b.finish_output("y", F32, [16, 8])
         x_ = vector(8 * width * height).reshape(1, height, width, 8)
-        np.testing.assert_array_equal(native_cuda.run_plan(b.to_json(), b.blobs, [x_])[0], x_.reshape(-1, 8)[:16])
+        np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [x_])[0], x_.reshape(-1, 8)[:16])
 
 
 def plan_times() -> None:
     for pdl in (False, True):
         b = cube(pdl=pdl)
         for n in (1000, 1 << 22):
-            t = native_cuda.time_plan(b.to_json(), b.blobs, [vector(n)], replays=500)
+            t = cuda_harness.time_plan(b.to_json(), b.blobs, [vector(n)], replays=500)
             print(f"     {n} elements, pdl {pdl}: {t.total:.2f} us as a graph; alone: {', '.join(f'{s} {u:.2f}' for s, u in t.launches)}")
             assert 0 < t.total < 1e4
 

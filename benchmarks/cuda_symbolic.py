@@ -25,9 +25,9 @@ from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from benchmarks import cuda_weird_random
 from benchmarks.cuda_weird import Places, Tensors, Trial, check
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
 
 #: How a family calls its first axis.
 _FIRST = {

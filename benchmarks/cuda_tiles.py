@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.cuda_driver import device
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
 
 def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
@@ -30,18 +30,18 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
 
 def window_tiles(r: Request, steps: int) -> list[Any]:
     """Tiles of the kernel for convolutions of stride 1 whose weights fit into shared memory."""
-    return list(registry.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
+    return list(discovery.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
 
 
 def slab_tiles(r: Request) -> list[Any]:
     """Some tiles of the kernel for convolutions of stride 1 whose weights do not, of each height and each split."""
-    found = list(registry.module("kernels", "cuda").part("_slab").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
+    found = list(discovery.module("kernels", "cuda").part("_slab").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
     alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.split == t.share == 1}
     return [*alone.values(), *{(t.split, t.share): t for t in found if t.split > 1 or t.share > 1}.values()]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
-    backend = registry.module("kernels", "cuda")
+    backend = discovery.module("kernels", "cuda")
     return backend.part("_tile_costs"), backend.part("_wgmma"), backend.part("_split")
 
 

@@ -25,8 +25,8 @@ from benchmarks import cuda_driver as driver
 from benchmarks import cuda_late, cuda_older
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_check import ROUNDOFF, poisoned
-from tracea_onnx.cuda import Request, Unfit
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.ir.abi import DType
 
 Tensors = dict[str, Any]
 #: Operands of one launch after the other: tensors, or addresses within them.

@@ -11,12 +11,12 @@ from benchmarks import cuda_runner as R
 from benchmarks import cuda_weird_move as M
 from benchmarks import cuda_weird_rows as W
 from benchmarks.cuda_weird import Places, Tensors, Trial, random, result
-from tracea_onnx.dims import DimLike
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.lower import padding
-from tracea_onnx.lower.value import contiguous
-from tracea_onnx.ops import DType
-from tracea_onnx.program import compile_program
+from tracea_onnx.compiler.lower.ops import padding
+from tracea_onnx.compiler.lower.value import contiguous
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program
 
 F16, BF16, F32, I64, I32, U8, BOOL = DType.F16, DType.BF16, DType.F32, DType.I64, DType.I32, DType.U8, DType.BOOL
 View = Callable[[Any], Any]

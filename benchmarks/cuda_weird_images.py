@@ -9,7 +9,7 @@ from benchmarks import cuda_weird_move as M
 from benchmarks.cuda_conv_shapes import Conv
 from benchmarks.cuda_weird import Tensors, Trial
 from benchmarks.cuda_weird_products import convolution
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _NONE = (0, 0, 0, 0)

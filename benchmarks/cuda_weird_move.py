@@ -13,9 +13,9 @@ from benchmarks.cuda_check import act_index
 from benchmarks.cuda_conv_shapes import pitch
 from benchmarks.cuda_gemm import pack_request, packed_weight
 from benchmarks.cuda_weird import Places, Tensors, Trial, random, result
-from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 View = Callable[[Any], Any]

@@ -12,7 +12,7 @@ from benchmarks import cuda_gemm as G
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_conv_shapes import Conv, pitch
 from benchmarks.cuda_weird import Places, Tensors, Trial, random, result
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 

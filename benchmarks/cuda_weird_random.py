@@ -12,8 +12,8 @@ from benchmarks import cuda_weird_move as M
 from benchmarks import cuda_weird_products as P
 from benchmarks import cuda_weird_rows as W
 from benchmarks.cuda_weird import Trial
-from tracea_onnx.cuda import Request
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32, I64, U8 = DType.F16, DType.BF16, DType.F32, DType.I64, DType.U8
 #: Elements of a tensor, and products that a trial sums, at most: a run of some hundreds takes a minute.

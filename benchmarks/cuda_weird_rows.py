@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_weird import Places, Tensors, Trial, random, result
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import DType
-from tracea_onnx.program import compile_program
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 View = Callable[[Any], Any]

@@ -8,7 +8,7 @@ from benchmarks import cuda_weird_products as P
 from benchmarks import cuda_weird_rows as rows
 from benchmarks.cuda_weird import Trial
 from benchmarks.cuda_weird_images import conv
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 

@@ -20,7 +20,8 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.cuda_models import Bound, Run, interleaved
-from tracea_onnx import pipeline, provider
+from tracea_onnx import provider
+from tracea_onnx.pipeline import optimizer
 
 #: A model and its inputs for a batch of two.
 Made = tuple[Any, tuple[Any, ...]]
@@ -127,7 +128,7 @@ def optimized(name: str, folder: Path) -> Path:
     if not half.is_file():
         if not full.is_file():
             export(name, full)
-        onnx.save(pipeline.optimize(onnx.load(str(full)), backend="cuda", precision="fp16", verify=False).model, str(half))
+        onnx.save(optimizer.optimize(onnx.load(str(full)), backend="cuda", precision="fp16", verify=False).model, str(half))
     return half
 
 

@@ -75,7 +75,7 @@ def _other(fed: dict[str, Any]) -> dict[str, Any]:
 
 def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
     """What is wrong with the results of a session, or ""; runs others in between, so that nothing right is left in memory."""
-    from tracea_onnx import verify
+    from tracea_onnx.verify import verification
 
     first = made.run(reference.names, fed)
     with np.errstate(all="ignore"):
@@ -85,7 +85,7 @@ def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
         if isinstance(a, np.ndarray) and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
             at = np.argwhere(a != b)
             return f"'{name}' changes from run to run at {len(at)} of {a.size} places, from {at[:2].tolist()} on: {a[a != b][:2]} became {b[a != b][:2]}"
-    found = verify.compared(reference, again)
+    found = verification.compared(reference, again)
     bad = [o for o in found if not o.ok and not _unsteady(reference.expected[reference.names.index(o.name)])]
     if not bad:
         return ""
@@ -172,18 +172,19 @@ def _unsteady(value: Any) -> bool:
 
 
 def _measured(model: ModelProto, fed: dict[str, Any]) -> Any:
-    from tracea_onnx import io, verify
+    from tracea_onnx.model_io import model_file
+    from tracea_onnx.verify import verification
 
-    found = verify.measure(io.Source(model), values=fed)
+    found = verification.measure(model_file.Source(model), values=fed)
     # The length of a sum over values that are no weights is known only here: up to so many elements.
     found.bounds = replace(found.bounds, atol=_NOISE, reduction=max(found.bounds.reduction, _SUMMED * len(model.graph.node)))
     return found
 
 
 def _unexplained(model: ModelProto) -> str:
-    from tracea_onnx import explain
+    from tracea_onnx.explain import explanation
 
-    account = explain.explain(model, backend="cpu", provider=True)
+    account = explanation.explain(model, backend="cpu", provider=True)
     silent = [e.anchor for e in account.anchors if not e.fused_by and not all(r.reason for r in e.refusals)]
     if silent:
         return f"no rule says why not at {silent[0]}"

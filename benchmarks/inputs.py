@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from tracea_onnx.inputs import generate
+from tracea_onnx.verify.input_values import generate
 
 Feeds = dict[str, Any]
 Sizes = dict[str, int]

@@ -18,15 +18,17 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.cuda_models import half
-from tracea_onnx import native_cuda, registry, tune
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import evaluate
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import evaluate
+from tracea_onnx.runtime import cuda_harness
+from tracea_onnx.support import discovery
+from tracea_onnx.tuning import measure
 
 
-def profile(part: tune.Part, replays: int) -> tuple[float, list[tuple[float, str, str]]]:
+def profile(part: measure.Part, replays: int) -> tuple[float, list[tuple[float, str, str]]]:
     """Microseconds of one replay, and (microseconds, family, parameters) of each launch."""
     value = evaluate(part.plan, [a.shape for a in part.inputs])
-    with native_cuda.LoadedPlan(part.plan, part.blobs, part.constants) as loaded:
+    with cuda_harness.LoadedPlan(part.plan, part.blobs, part.constants) as loaded:
         times = loaded.time(part.inputs, replays)
     launched = [launch for launch in part.plan["run"] if all(value[g] > 0 for g in launch["grid"])]
     rows = []
@@ -34,7 +36,7 @@ def profile(part: tune.Part, replays: int) -> tuple[float, list[tuple[float, str
         request = part.requests[key]
         name = request.family + ("+program" if request.program is not None and "act" in request.ints else "") + ("+res" if "res" in request.operands else "")
         grid = "x".join(str(value[g]) for g in launch["grid"] if value[g] > 1) or "1"
-        rows.append((us, name, f"{symbol} {grid}x{launch['block']} {tune.text(request, part.sizes)}"))
+        rows.append((us, name, f"{symbol} {grid}x{launch['block']} {measure.text(request, part.sizes)}"))
     return times.total, rows
 
 
@@ -62,13 +64,13 @@ def main() -> None:
     everything: dict[str, Any] = {}
     ort.set_default_logger_severity(4)
     for name in args.model:
-        model = half(registry.module("models", name).build())
-        requests = tune.requests_of(model.SerializeToString(), {"backend": "cuda"})
+        model = half(discovery.module("models", name).build())
+        requests = measure.requests_of(model.SerializeToString(), {"backend": "cuda"})
         for batch in args.batch:
             shapes = input_shapes(model, batch, args.sequence)
             for request in requests:
-                sizes = tune.sizes_of(Graph(request), shapes)
-                for part in tune.parts(request, sizes):
+                sizes = measure.sizes_of(Graph(request), shapes)
+                for part in measure.parts(request, sizes):
                     total, rows = profile(part, args.replays)
                     report(name, batch, total, rows, args.top)
                     everything[f"{name} b{batch} {part.plan['name']}"] = {"replay": total, "launches": rows}

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tracea_onnx import native
-from tracea_onnx.compiler import build_pack
-from tracea_onnx.families import FAMILIES
-from tracea_onnx.graph import Array, Graph, load_model
-from tracea_onnx.plan import evaluate, read_pack
+from tracea_onnx.ir.graph import Array, Graph, load_model
+from tracea_onnx.pipeline.pack import build_pack
+from tracea_onnx.plan.builder import evaluate, read_pack
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.runtime import native_library
 
 _CONV_FLOPS = {"conv2d", "conv2d_wino", "conv2d_dw", "deconv2d"}
 
@@ -67,7 +67,7 @@ def _profile(plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict
         elif b["kind"] == "initializer":
             found = graph.const(b["name"])
             size = found.nbytes if found is not None else 1 << 24
-        data = native.aligned(size // 4 + 64)
+        data = native_library.aligned(size // 4 + 64)
         data[:] = rng.standard_normal(data.size).astype(np.float32)
         if b["kind"] == "blob":
             data.view(np.uint8)[: len(blobs[b["index"]])] = np.frombuffer(blobs[b["index"]], np.uint8)
@@ -84,7 +84,7 @@ def _profile(plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict
             operands[name.rstrip("?")] = None if ref is None else (arrays[ref[0]].view(np.uint8), value[ref[1]])
         ints = {n: value[e] for n, e in zip(family.ints, launch["i"], strict=True)}
         floats = dict(zip(family.floats, launch["f"], strict=True))
-        seconds = native.run_kernel(launch["k"], operands, ints, floats, launch["p"], repeat=repeat)
+        seconds = native_library.run_kernel(launch["k"], operands, ints, floats, launch["p"], repeat=repeat)
         out.append((seconds, launch["k"], _describe(launch["k"], ints, launch["p"], seconds)))
     return out
 

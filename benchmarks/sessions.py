@@ -54,19 +54,19 @@ def session(
 
 def _watch_compiler() -> None:
     """Notes exceptions of the partition compiler: the provider logs them and leaves the nodes to ORT, which would hide a defect here."""
-    from tracea_onnx import compiler
+    from tracea_onnx.compiler import partition_compiler
     from tracea_onnx.errors import TraceaError
 
-    if getattr(compiler.compile_request, "watched", False):
+    if getattr(partition_compiler.compile_request, "watched", False):
         return
-    original = compiler.compile_request
+    original = partition_compiler.compile_request
 
     def watched(request: bytes) -> bytes:
         if not getattr(_watching, "on", False):  # another session of this process
             return original(request)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", compiler.Fault)
+                warnings.simplefilter("error", partition_compiler.Fault)
                 return original(request)
         except TraceaError:
             raise
@@ -76,7 +76,7 @@ def _watch_compiler() -> None:
             raise
 
     watched.watched = True  # type: ignore[attr-defined]
-    compiler.compile_request = watched
+    partition_compiler.compile_request = watched
 
 
 def assigned(s: ort.InferenceSession) -> tuple[int, int]:

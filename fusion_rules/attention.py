@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import TensorProto
 
-from tracea_onnx import dims
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.dims import DimLike
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import FLOATS, narrower
-from tracea_onnx.patterns_attention import PRODUCTS, Axes, Operand, finish, heads, probabilities, query_key, trace, with_values
-from tracea_onnx.patterns_mask import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
-from tracea_onnx.patterns_shape import Shapes, same, shapes
-from tracea_onnx.patterns_softmax import Softmax, decomposed, operator
+from tracea_onnx.ir import dims
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.attention import PRODUCTS, Axes, Operand, finish, heads, probabilities, query_key, trace, with_values
+from tracea_onnx.match.epilogue import FLOATS, narrower
+from tracea_onnx.match.masks import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
+from tracea_onnx.match.softmax import Softmax, decomposed, operator
+from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 _LOWEST: dict[int, float] = {
     TensorProto.FLOAT: -3.4028234663852886e38, TensorProto.DOUBLE: -1.7976931348623157e308, TensorProto.FLOAT16: -65504.0,

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.dims import DimLike
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_attention import Operand, Traced, finish, heads, trace
-from tracea_onnx.patterns_mask import Mask, causal_attrs, mask_attrs
-from tracea_onnx.patterns_shape import Shapes, same, shapes
-from tracea_onnx.patterns_view import Named
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.attention import Operand, Traced, finish, heads, trace
+from tracea_onnx.match.masks import Mask, causal_attrs, mask_attrs
+from tracea_onnx.match.strided_view import Named
+from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 
 def match(g: Graph, node: Node) -> Match:

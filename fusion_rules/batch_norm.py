@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from tracea_onnx.core import Match, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_conv import match_batch_norm
+from tracea_onnx.ir.contracts import Match, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.conv import match_batch_norm
 
 
 def match(graph: Graph, node: Node) -> Match:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from tracea_onnx.core import Match, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_linear import LINEAR_OPS, match_linear
+from tracea_onnx.ir.contracts import Match, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
 
 
 def match(graph: Graph, node: Node) -> Match:

@@ -6,10 +6,10 @@ after   groupnorm(x, gamma, beta) with groups = -1
 
 from __future__ import annotations
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import build_match, float_type, grow_epilogue
-from tracea_onnx.patterns_groupnorm import grouped
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.epilogue import build_match, float_type, grow_epilogue
+from tracea_onnx.match.groupnorm import grouped
 
 
 def match(g: Graph, node: Node) -> Match:

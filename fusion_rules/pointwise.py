@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.expr import Expr
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import MAX_CODE, POINTWISE, Region, build_match, dims_of, float_type, label, refuse_quantised, same_shape
-from tracea_onnx.patterns_conv import CONVOLUTIONS, match_batch_norm, match_convolution
-from tracea_onnx.patterns_linear import LINEAR_OPS, match_linear
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.conv import CONVOLUTIONS, match_batch_norm, match_convolution
+from tracea_onnx.match.epilogue import MAX_CODE, POINTWISE, Region, build_match, dims_of, float_type, label, refuse_quantised, same_shape
+from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
 
 _MAX_INPUTS = 6
 

@@ -7,10 +7,10 @@ after   layernorm(x, res?, xbias?, gamma?) with rms -> y, skip?
 
 from __future__ import annotations
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns_norm import Norm, build, decomposed, operator, skip_operator
-from tracea_onnx.patterns_norm_weights import absorb_residual, absorb_weights
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.norm import Norm, build, decomposed, operator, skip_operator
+from tracea_onnx.match.norm_weights import absorb_residual, absorb_weights
 
 _OPERATORS = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
 _SKIP = "com.microsoft.SkipSimplifiedLayerNormalization"

@@ -7,13 +7,13 @@ after   rope(x, cos, sin, pos?) with layout, interleaved and the number of rotat
 
 from __future__ import annotations
 
-from tracea_onnx import dims
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import build_match, float_type, label
-from tracea_onnx.patterns_attention import region
-from tracea_onnx.patterns_rope import Pair, halves, layout_of, partial, product_with, stacked
-from tracea_onnx.patterns_shape import shapes
+from tracea_onnx.ir import dims
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.attention import region
+from tracea_onnx.match.epilogue import build_match, float_type, label
+from tracea_onnx.match.rope import Pair, halves, layout_of, partial, product_with, stacked
+from tracea_onnx.shapes.symbolic import shapes
 
 
 def match(g: Graph, anchor: Node) -> Match:

@@ -6,11 +6,11 @@ after   softmax(x) with axis and log
 
 from __future__ import annotations
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import build_match, float_type, label
-from tracea_onnx.patterns_shape import shapes
-from tracea_onnx.patterns_softmax import decomposed
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.epilogue import build_match, float_type, label
+from tracea_onnx.match.softmax import decomposed
+from tracea_onnx.shapes.symbolic import shapes
 
 
 def match(g: Graph, anchor: Node) -> Match:

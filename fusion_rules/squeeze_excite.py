@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import Epilogue, build_match, dims_of, float_type, grow_epilogue, label, outside_use, same_shape, show
-from tracea_onnx.patterns_attention import region
-from tracea_onnx.patterns_conv import convolution
-from tracea_onnx.patterns_conv import take_bias as take_conv_bias
-from tracea_onnx.patterns_linear import LINEAR_OPS, linear, row, take_bias
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.attention import region
+from tracea_onnx.match.conv import convolution
+from tracea_onnx.match.conv import take_bias as take_conv_bias
+from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, float_type, grow_epilogue, label, outside_use, same_shape, show
+from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 

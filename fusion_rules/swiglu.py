@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx.core import Match, Refuse, Rule
-from tracea_onnx.expr import Expr
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.patterns import Epilogue, build_match, dims_of, grow_epilogue, label, same_shape
-from tracea_onnx.patterns_attention import region
-from tracea_onnx.patterns_linear import LINEAR_OPS, Linear, columns, read_linear
+from tracea_onnx.ir.contracts import Match, Refuse, Rule
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match.attention import region
+from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, grow_epilogue, label, same_shape
+from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
 
 
 @dataclass(frozen=True)

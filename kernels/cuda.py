@@ -1,6 +1,6 @@
 """The CUDA backend: family launches become generated CUDA C++, and NVRTC turns that into cubins (no GPU needed).
 
-`kernels/cuda/emit_<name>.py` modules each hold `FAMILIES`: family name -> function from `tracea_onnx.cuda.Request` to kernels.
+`kernels/cuda/emit_<name>.py` modules each hold `FAMILIES`: family name -> function from `tracea_onnx.codegen.kernel_request.Request` to kernels.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tracea_onnx import caps, tuning
-from tracea_onnx import dims as D
-from tracea_onnx import nvrtc as compilers
-from tracea_onnx.cache import Cache
-from tracea_onnx.cuda import Kernel, Request, Unfit
-from tracea_onnx.cuda_ranges import aligned, either, ranged
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.codegen.size_ranges import aligned, either, ranged
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.meanwhile import meanwhile
+from tracea_onnx.ir import dims as D
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.runtime import nvrtc as compilers
+from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.support.scoped_value import meanwhile
 
 Emit = Callable[[Request], list[Kernel]]
 _FOLDER = Path(__file__).resolve().parent / "cuda"
@@ -37,11 +38,11 @@ def emit(request: Request) -> list[Kernel]:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
 
     def chosen(r: Request) -> list[Kernel]:
-        with tuning.emitting(r), meanwhile(caps.present, r.caps):
+        with kernel_choice.emitting(r), meanwhile(device_caps.present, r.caps):
             return fn(r)
 
     kernels = aligned(request, lambda r: ranged(r, chosen))
-    tuned = [(use, ranged(numbered, chosen)) for use, numbered in tuning.points(request)]
+    tuned = [(use, ranged(numbered, chosen)) for use, numbered in kernel_choice.points(request)]
     found = either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)]) if tuned else kernels
     for k in found:
         if not request.caps.launches(k.smem, k.cluster):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from tracea_onnx import registry
-from tracea_onnx.modelbuilder import Net
+from tracea_onnx.model_io.builder import Net
+from tracea_onnx.support import discovery
 
 
 def build(
@@ -18,7 +18,7 @@ def build(
     f32, i64 = np.float32, np.int64
     net = Net("minilm", seed=seed)
     ids, mask, types = (net.input(name, [b, s], i64) for name in ("input_ids", "attention_mask", "token_type_ids"))
-    encoder = registry.module("models", "bert_base").encoder
+    encoder = discovery.module("models", "bert_base").encoder
     x = encoder(net, ids, mask, types, vocab=vocab, hidden=hidden, layers=layers, count=heads, inner=inner, positions=positions)
     with net.scope("pooling"):
         wide = net.op("Expand", net.op("Unsqueeze", mask, np.asarray([-1], i64)), net.op("Shape", x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from tracea_onnx.modelbuilder import Net, Value
+from tracea_onnx.model_io.builder import Net, Value
 
 #: expansion, channels, blocks, stride of the first block
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

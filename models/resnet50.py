@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from tracea_onnx.modelbuilder import Net, Value
+from tracea_onnx.model_io.builder import Net, Value
 
 
 def bottleneck(net: Net, x: Value, planes: int, stride: int, name: str) -> Value:

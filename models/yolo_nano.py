@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from tracea_onnx.modelbuilder import Net, Value
+from tracea_onnx.model_io.builder import Net, Value
 
 BINS = 16
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.core import Match, Refusal, Saving
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.ir.contracts import Match, Refusal, Saving
+from tracea_onnx.ir.graph import Graph, Node
 
 
 def schedule(graph: Graph, priced: Sequence[tuple[Match, Saving, int]]) -> tuple[list[tuple[Match, Saving]], list[Refusal]]:

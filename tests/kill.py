@@ -29,7 +29,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.fake import driver
-from tracea_onnx import external, io, pipeline, provider, registry, tune
+from tracea_onnx import provider
+from tracea_onnx.model_io import external, model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.support import discovery
+from tracea_onnx.tuning import measure
 
 KINDS = ("optimize", "replace", "session", "tune")
 _INNER = "TRACEA_KILL_INNER"
@@ -63,15 +67,15 @@ class Trial:
         """The state before any run, but for the cache."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        io.save(io.Source(_model(self.kind)), self.model, external_data="never" if self.kind == "tune" else "always")
+        model_file.save(model_file.Source(_model(self.kind)), self.model, external_data="never" if self.kind == "tune" else "always")
 
     def work(self) -> None:
         if self.kind in ("optimize", "replace"):
-            pipeline.optimize(self.model, output=self.output, backend="cpu")
+            optimizer.optimize(self.model, output=self.output, backend="cpu")
         elif self.kind == "session":
             provider.create_session(self.model, {"claim": "all"}).run(None, {"x": np.zeros((64, 256), np.float32)})
         else:
-            tune.tune(self.model, {}, seconds=20)
+            measure.tune(self.model, {}, seconds=20)
 
     def files(self) -> dict[str, bytes]:
         """What a run leaves: files in the model's folder, and entries of the cache."""
@@ -84,7 +88,7 @@ class Trial:
         """The weights, wherever the model keeps them, and its nodes; None for no model."""
         if not self.output.exists():
             return None
-        source = io.load(self.output)
+        source = model_file.load(self.output)
         external.bring_in(source, lambda t: True)
         return {"nodes": repr(source.model.graph.node).encode(), **{t.name: numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer}}
 
@@ -173,7 +177,7 @@ def run(kinds: list[str], count: int, seed: int, folder: Path) -> int:
     random, home = Random(seed), folder / "home"
     for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
         os.environ[variable] = str(home / variable[4:9].lower())
-    vars(registry.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than the stand-in
+    vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than the stand-in
     trials, wrong, how = {}, 0, Counter[str]()
     for kind in kinds:
         trial = Trial(kind, folder / kind, home)

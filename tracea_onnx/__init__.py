@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracea_onnx._version import __version__
+
 if TYPE_CHECKING:
-    from tracea_onnx.pipeline import OptimizeResult, optimize
+    from tracea_onnx.pipeline.optimizer import OptimizeResult, optimize
     from tracea_onnx.provider import assert_provider_selected, library_path, register
 
-__version__ = "0.1.0"
 __all__ = ["OptimizeResult", "__version__", "assert_provider_selected", "library_path", "optimize", "register"]
 
 # Imported on first use: the kernel generator imports this package while the wheel is built, where nothing else is installed.
 _HOMES = {
-    "optimize": "pipeline", "OptimizeResult": "pipeline",
+    "optimize": "pipeline.optimizer", "OptimizeResult": "pipeline.optimizer",
     "register": "provider", "library_path": "provider", "assert_provider_selected": "provider",
 }  # fmt: skip
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracea_onnx import native
 from tracea_onnx.errors import TraceaError, UsageError
+from tracea_onnx.runtime import native_library
 
 PROVIDER_NAME = "TraceaExecutionProvider"
 MINIMUM_ORT = (1, 24)
@@ -38,7 +38,7 @@ _keep: list[Any] = []  # the callback and the library must outlive every session
 
 def library_path() -> str:
     """Path of the provider's shared library, as ONNX Runtime's `register_execution_provider_library` wants it."""
-    return str(native.library_path())
+    return str(native_library.library_path())
 
 
 def _ort() -> Any:
@@ -58,7 +58,7 @@ def _version(text: str) -> tuple[int, ...]:
 def _compile(request: Any, n: int, reply: Any, context: int) -> int:
     """The compiler callback: one reply with pack bytes, or with a line that says what went wrong."""
     try:
-        from tracea_onnx.compiler import compile_request
+        from tracea_onnx.compiler.partition_compiler import compile_request
 
         data, failed = compile_request(ctypes.string_at(request, n)), 0
     except TraceaError as e:
@@ -186,7 +186,7 @@ def assigned_nodes(session: Any) -> list[str]:
 
 def stats() -> dict[str, int]:
     """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans, compile_requests, threads; and `live_...`, what the
-    library holds now (`ep/stats.h`), which goes back when sessions go and does not grow with runs."""
+    library holds now (`ep/plan/stats.h`), which goes back when sessions go and does not grow with runs."""
     lib = ctypes.CDLL(library_path())
     text = ctypes.create_string_buffer(2048)
     lib.tracea_stats(text, ctypes.c_size_t(len(text)))

@@ -1,6 +1,6 @@
 // How a memory-bound kernel is cut into tasks: one per thread, or one alone when the work is smaller than waking a thread.
 #pragma once
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 namespace tracea { namespace TRACEA_NS {
 

@@ -13,7 +13,7 @@
 #endif
 #include <immintrin.h>
 #endif
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 namespace tracea { namespace TRACEA_NS {
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, share, static
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import clustered, known, overlapped, parameters, share, static
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
 
 _LARGEST_HEAD = 256
 _SIZES = ("B", "H", "KVH", "S", "T")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Int32, Kernel, Request
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import clustered, known, overlapped, parameters, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Int32, Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
+_attention = discovery.module("kernels", "cuda").part("_attention")
 
 #: The most rows that read the same keys; more where a head has no more than so many of them, since tiles of one head would be almost empty.
 _MOST, _MOST_OF_HEAD = 8, 2

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import known, overlapped, parameters, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
+_attention = discovery.module("kernels", "cuda").part("_attention")
 
 #: The most rows of a head, and elements of a row, whose operands and results registers hold.
 _MOST_ROWS, _WIDEST = 16, 128

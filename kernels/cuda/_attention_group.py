@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import known, overlapped, parameters, shared, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import known, overlapped, parameters, shared, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
-_few = registry.module("kernels", "cuda").part("_attention_few")
+_attention = discovery.module("kernels", "cuda").part("_attention")
+_few = discovery.module("kernels", "cuda").part("_attention_few")
 
 #: Rows of a tile, keys of a warp at a time, warps of a block, the most stages of keys that are under way; the widest head that fits a thread's registers.
 _ROWS, _KEYS, _WARPS, _MOST_STAGES, _WIDEST = 16, 8, 8, 6, 128

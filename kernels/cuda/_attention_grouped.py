@@ -6,18 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered, known, parameters
-from tracea_onnx.dims import DimLike, evaluate
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import clustered, known, parameters
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
-_few = registry.module("kernels", "cuda").part("_attention_few")
-_flow = registry.module("kernels", "cuda").part("_attention_flow")
-_group = registry.module("kernels", "cuda").part("_attention_group")
-_hopper = registry.module("kernels", "cuda").part("_attention_hopper")
+_attention = discovery.module("kernels", "cuda").part("_attention")
+_few = discovery.module("kernels", "cuda").part("_attention_few")
+_flow = discovery.module("kernels", "cuda").part("_attention_flow")
+_group = discovery.module("kernels", "cuda").part("_attention_group")
+_hopper = discovery.module("kernels", "cuda").part("_attention_hopper")
 
 #: Up to so many keys tiles of tensor cores are best for the rows of heads that share them.
 _SHORT_KEYS = 256
@@ -220,7 +221,7 @@ def _decoding(request: Request, rows: Request) -> list[tuple[Any, DimLike]]:
         price |= _of_threads(request, p, heads, keys, row)
     if price:
         price |= _flow.prices(rows, p, heads, keys)
-    return [(tuning.cheapest(price), 1)] if price else []
+    return [(kernel_choice.cheapest(price), 1)] if price else []
 
 
 def tiles(request: Request, p: Any, few: list[tuple[Any, DimLike]]) -> list[tuple[Any, DimLike]]:

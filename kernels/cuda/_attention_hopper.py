@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap, multiple_of
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike, evaluate
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import clustered, known, overlapped, parameters, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, multiple_of
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
-_few = registry.module("kernels", "cuda").part("_attention_few")
+_attention = discovery.module("kernels", "cuda").part("_attention")
+_few = discovery.module("kernels", "cuda").part("_attention_few")
 
 #: The most tiles of keys in flight; where two blocks of a multiprocessor do little but read, each with whole heads or with shares of all: more make the memory slower.
 _MOST_STAGES, _PAIRED_STAGES, _SPREAD_STAGES = 6, 2, 3
@@ -257,7 +258,7 @@ def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
     found = priced(request, p)
     exact = {tile: float(cost) for tile, cost in found if isinstance(cost, int)}
-    if len(exact) == len(found) and (fastest := tuning.measured(exact)) is not None:
+    if len(exact) == len(found) and (fastest := kernel_choice.measured(exact)) is not None:
         return [(fastest, 1)]
     chosen: list[tuple[HopperTile, DimLike]] = []
     for n, (tile, cost) in enumerate(found):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import clustered, known, overlapped, parameters, shared, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import clustered, known, overlapped, parameters, shared, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
-_tf32 = registry.module("kernels", "cuda").part("_attention_tf32")
+_attention = discovery.module("kernels", "cuda").part("_attention")
+_tf32 = discovery.module("kernels", "cuda").part("_attention_tf32")
 
 #: Bytes of shared memory of a multiprocessor whose tiles may lie beside each other.
 _MOST_SHARED = 227 * 1024
@@ -145,7 +146,7 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     else:
         large = _large(request, p, (8, 4, 2), tuple(n for n in (1, 2, 4) if n <= request.caps.cluster))
         price |= {tile: _cycles(request, p, tile, exact) for tile in large if tile != plain}
-    best = tuning.cheapest(price)
+    best = kernel_choice.cheapest(price)
     return found if best == plain else [(best, 1)]
 
 

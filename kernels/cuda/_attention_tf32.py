@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_source import clustered, overlapped, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import clustered, overlapped, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
+_attention = discovery.module("kernels", "cuda").part("_attention")
 
 #: Pairs of elements that a multiprocessor multiplies in a cycle; cycles that it takes to copy one of them by itself, to go from a tile of keys to the next,
 #: of blocks beside each other to begin and end, and of one to meet those of a cluster, for each column, and to join an element of what these have.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import about, known, vector_width
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import about, known, vector_width
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 #: Bytes of slabs that a block has in shared memory, and the largest slab of which that many are worth it.
 SLABS, SLAB = 16384, 1024

@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import reduce
 from itertools import zip_longest
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
-from tracea_onnx.cuda_ranges import either
-from tracea_onnx.cuda_source import known
+from tracea_onnx.codegen.cuda_source import known
+from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.codegen.size_ranges import either
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import multiple_of
 
 #: Blocks of a grid along its second and third axis; matrices of each of the batches that more are divided into; batches of the other axis that are launched apart.
 _MOST, _EACH, _APART = 65535, 1 << 15, 16

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered, known, overlapped, share
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import ACTIVATIONS
+from tracea_onnx.codegen.cuda_source import clustered, known, overlapped, share
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import ACTIVATIONS
+from tracea_onnx.ir.dims import DimLike
 
 #: Most k for which these hold.
 TERMS = 1200

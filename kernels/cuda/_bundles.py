@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Pointer, Request, multiple_of
-from tracea_onnx.families import bundled_groups
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Pointer, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import multiple_of
+from tracea_onnx.plan.kernel_families import bundled_groups
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 #: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
 #: pixels begin at multiples of 32 bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how much longer a filter takes; how much
 #: slower windows of channels are to multiply that lie across lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.

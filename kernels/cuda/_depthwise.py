@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import about, declared, known, settled
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import ACTIVATIONS, DType
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import about, declared, known, settled
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product, _epilogue, _large = _backend.part("_product"), _backend.part("_epilogue"), _backend.part("_large")
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
@@ -139,7 +140,7 @@ _FAR, _REGISTERS = 40_000_000, 232
 def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
     """The division that should take least time for batch `n` (of those with the columns and blocks of `like`); None where no strip fits into registers."""
     costs = {t: cost for t, cost in _divisions(r, n) if like is None or replace(t, lines=like.lines) == like}
-    return tuning.cheapest(costs) if costs else None
+    return kernel_choice.cheapest(costs) if costs else None
 
 
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:

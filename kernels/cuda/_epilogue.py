@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Float32, Int64, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import reader
-from tracea_onnx.cuda_text import activation_source, program_source
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import reader
+from tracea_onnx.codegen.cuda_text import activation_source, program_source
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int64, Pointer, Request
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_norms = registry.module("kernels", "cuda").part("_norms")
+_norms = discovery.module("kernels", "cuda").part("_norms")
 FULL, CHANNEL, ROW, SCALAR = range(4)
 Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Kernel, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import declared
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import declared
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import multiple_of
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracea_onnx import cuda_ranges, registry, tuning
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import declared, shared, spread
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice, size_ranges
+from tracea_onnx.codegen.cuda_source import declared, shared, spread
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product, _epilogue = _backend.part("_product"), _backend.part("_epilogue")
 _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 #: Windows of so many terms that reach so far at most (those of one row further), and strides up to 4, have a tile on every device.
@@ -144,7 +145,7 @@ def _price(r: Request, tile: FirstTile, images: int) -> float:
 
 def choose(r: Request) -> FirstTile:
     images = int(_product.known(r.ints["N"], _BATCH))
-    tile: FirstTile = tuning.cheapest({t: _price(r, t, images) for t in _tiles(r)})
+    tile: FirstTile = kernel_choice.cheapest({t: _price(r, t, images) for t in _tiles(r)})
     return tile
 
 
@@ -158,7 +159,7 @@ def convolution(r: Request) -> list[Kernel]:
     def price(size: int) -> dict[FirstTile, float]:
         costs = dict.fromkeys(tiles, 0.0)
         for part in _PARTS:  # sides that are multiples of some tiles' and not of others'
-            with cuda_ranges.at(pixels, round(part * size)):
+            with size_ranges.at(pixels, round(part * size)):
                 for t in tiles:
                     costs[t] += _price(r, t, int(_product.known(r.ints["N"], 1))) / part
         return costs

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import declared
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import declared
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product, _align, _epilogue, _gemm = (_backend.part(n) for n in ("_product", "_align", "_epilogue", "emit_gemm"))
 _SIZES = ("IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "PT", "PL", "IC", "OC")
 #: Clocks to start the second kernel, of a byte of products that it reads, of a thread, and of what each thread reads, one after the other.

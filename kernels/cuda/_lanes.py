@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Kernel, Request
-from tracea_onnx.cuda_source import declared
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import declared
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Kernel, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product, _epilogue, _blocks = (_backend.part(n) for n in ("_product", "_epilogue", "_blocks"))
 _HELD = 2  # stages of copies that go through registers
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import shared
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import shared
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _product = _backend.part("_product")
 #: Channels of a block, taps of a row that a thread holds at a time, registers beside these.
 CHANNELS, _PIECE, _REGISTERS = 8, 32, 40
@@ -123,7 +124,7 @@ def _price(r: Request, tile: LargeTile) -> float:
 def choose(r: Request) -> LargeTile | None:
     """None where nothing fits."""
     costs = {t: _price(r, t) for t in _tiles(r)}
-    return tuning.cheapest(costs) if costs else None
+    return kernel_choice.cheapest(costs) if costs else None
 
 
 def chosen(r: Request) -> list[tuple[LargeTile, DimLike]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request, multiple_of
-from tracea_onnx.cuda_source import known, parameters, vector_width
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import known, parameters, vector_width
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
+_axis = discovery.module("kernels", "cuda").part("_axis")
 
 #: Longest row that some lanes of a warp have, in elements; the most vectors that a lane has of it by choice, and where all lanes of a warp have one.
 LONGEST, _VECTORS, _MOST = 1024, 8, 16

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Float32, Pointer, Request
-from tracea_onnx.cuda_source import reader
-from tracea_onnx.dims import DimLike
-from tracea_onnx.families import PANEL
+from tracea_onnx.codegen.cuda_source import reader
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Pointer, Request
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.kernel_families import PANEL
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 
 
 def normed(r: Request) -> bool:

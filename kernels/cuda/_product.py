@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
 
-from tracea_onnx import caps, cuda_ranges, registry, tuning
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor, multiple_of
-from tracea_onnx.cuda_source import declared
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice, size_ranges
+from tracea_onnx.codegen.cuda_source import declared
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, factor, multiple_of
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _epilogue, _norms, _blocks, _costs = (_backend.part(n) for n in ("_epilogue", "_norms", "_blocks", "_tile_costs"))
 MMA_TYPE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: ""}
 
@@ -49,7 +51,7 @@ def prices(
     windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `_wgmma.crossed` of A where tensor maps reach it."""
     if maps:
         sizes = (m, n, maps, r.sms, _epilogue.residual(r), _blocks.dear(r), _norms.measured(r), bundles, pixel, made, crossed)
-        return _likely(sizes, stored, r.family, _SLACK_TUNED if tuning.wanted() else _SLACK)
+        return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
     f32 = r.dtype == DType.F32
     odd = odd or (_costs.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
@@ -107,12 +109,12 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
     price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a tile serves the next size, too, where it costs at most so many
     times the best one's clocks."""
     if isinstance(rows, int):
-        yield tuning.cheapest(_launchable(price(rows))), 1
+        yield kernel_choice.cheapest(_launchable(price(rows))), 1
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
-    least, most = cuda_ranges.between(rows)
+    least, most = size_ranges.between(rows)
     for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
-        with cuda_ranges.at(rows, m):
+        with size_ranges.at(rows, m):
             costs = _launchable(price(m))
         tile = _cheapest(costs)
         if ranges and costs.get(ranges[-1][0], math.inf) <= again * costs[tile]:
@@ -121,14 +123,14 @@ def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, 
     low = 0
     for k, (tile, high) in enumerate(ranges):
         above, last = D.less(low, rows) if low else 1, k == len(ranges) - 1
-        with cuda_ranges.above(rows, low, None if last else high):
+        with size_ranges.above(rows, low, None if last else high):
             yield tile, above if last else D.mul(above, D.less(rows, high + 1))
         low = high
 
 
 def _launchable(costs: Prices) -> Prices:
     """Without the tiles that the device cannot launch; raises Unfit where none is left."""
-    device = caps.present.get()
+    device = device_caps.present.get()
     if device is None:
         return costs
     found = {t: c for t, c in costs.items() if device.launches(_smem(t), _cluster(t) if device.arch >= 90 else 1)}
@@ -188,7 +190,7 @@ def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others:
     return Access(size, gather=True)
 
 
-known = cuda_ranges.about
+known = size_ranges.about
 
 
 def to_batch(batched: bool) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
-from tracea_onnx.cuda_source import declared
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import declared
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _blocks, _bundles, _epilogue, _split, _wgmma = (_backend.part(name) for name in ("_blocks", "_bundles", "_epilogue", "_split", "_wgmma"))
 #: Sums of a thread at most, stages of weights at least and at most, blocks that divide the steps.
 _SUMS, _FEWEST, _MOST, _SPLITS = 128, 3, 16, (1, 2, 3, 4, 6, 8)

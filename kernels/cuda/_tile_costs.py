@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.cuda_source import clustered
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import clustered
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
-_blocks = registry.module("kernels", "cuda").part("_blocks")
+_blocks = discovery.module("kernels", "cuda").part("_blocks")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda_source import WORDS, about, known
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import WORDS, about, known
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
 
 #: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where dims follow each other.
 _TILE_SIDE, _TILE_FILL = 8, 32

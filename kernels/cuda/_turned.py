@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Pointer, Request, TensorMap
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _AXES = (("H", "PT"), ("W", "PL"))
 
 

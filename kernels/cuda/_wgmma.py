@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import sqrt
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap, multiple_of
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_backend = registry.module("kernels", "cuda")
+_backend = discovery.module("kernels", "cuda")
 _bundles, _epilogue, _norms = _backend.part("_bundles"), _backend.part("_epilogue"), _backend.part("_norms")
 _PANEL, _FREE = 64 * 128, (0.0, 0.0)
 

@@ -6,23 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_ranges import either
-from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import Dim, DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import about, known, overlapped, parameters, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.size_ranges import either
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import Dim, DimLike
+from tracea_onnx.support import discovery
 
-_attention = registry.module("kernels", "cuda").part("_attention")
-_few = registry.module("kernels", "cuda").part("_attention_few")
-_flow = registry.module("kernels", "cuda").part("_attention_flow")
-_group = registry.module("kernels", "cuda").part("_attention_group")
-_grouped = registry.module("kernels", "cuda").part("_attention_grouped")
-_hopper = registry.module("kernels", "cuda").part("_attention_hopper")
-_plain = registry.module("kernels", "cuda").part("_attention_plain")
-_tf32 = registry.module("kernels", "cuda").part("_attention_tf32")
+_attention = discovery.module("kernels", "cuda").part("_attention")
+_few = discovery.module("kernels", "cuda").part("_attention_few")
+_flow = discovery.module("kernels", "cuda").part("_attention_flow")
+_group = discovery.module("kernels", "cuda").part("_attention_group")
+_grouped = discovery.module("kernels", "cuda").part("_attention_grouped")
+_hopper = discovery.module("kernels", "cuda").part("_attention_hopper")
+_plain = discovery.module("kernels", "cuda").part("_attention_plain")
+_tf32 = discovery.module("kernels", "cuda").part("_attention_tf32")
 
 
 @dataclass(frozen=True)

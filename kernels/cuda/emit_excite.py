@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import activation_source, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.families import weight_pitch
+from tracea_onnx.codegen.cuda_source import known, overlapped, parameters, static, template
+from tracea_onnx.codegen.cuda_text import activation_source, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.kernel_families import weight_pitch
 
 #: Most channels times hidden channels that the few blocks of a cluster should compute with; that many make weights costlier than pixels; and from
 #: that many on a block reads its part of the weights, not all of them.

@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int64, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import known
-from tracea_onnx.dims import DimLike
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import known
+from tracea_onnx.codegen.kernel_request import Argument, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.kernel_families import weight_pitch
+from tracea_onnx.support import discovery
 
-_product, _costs = (registry.module("kernels", "cuda").part(n) for n in ("_product", "_tile_costs"))
-_epilogue = registry.module("kernels", "cuda").part("_epilogue")
-_norms = registry.module("kernels", "cuda").part("_norms")
-_wgmma = registry.module("kernels", "cuda").part("_wgmma")
-_split = registry.module("kernels", "cuda").part("_split")
-_thin = registry.module("kernels", "cuda").part("_thin")
-_align = registry.module("kernels", "cuda").part("_align")
-_direct = registry.module("kernels", "cuda").part("_direct")
-_flat = registry.module("kernels", "cuda").part("_flat")
-_blocks = registry.module("kernels", "cuda").part("_blocks")
-_batches = registry.module("kernels", "cuda").part("_batches")
-_lanes = registry.module("kernels", "cuda").part("_lanes")
-_dots = registry.module("kernels", "cuda").part("_dots")
+_product, _costs = (discovery.module("kernels", "cuda").part(n) for n in ("_product", "_tile_costs"))
+_epilogue = discovery.module("kernels", "cuda").part("_epilogue")
+_norms = discovery.module("kernels", "cuda").part("_norms")
+_wgmma = discovery.module("kernels", "cuda").part("_wgmma")
+_split = discovery.module("kernels", "cuda").part("_split")
+_thin = discovery.module("kernels", "cuda").part("_thin")
+_align = discovery.module("kernels", "cuda").part("_align")
+_direct = discovery.module("kernels", "cuda").part("_direct")
+_flat = discovery.module("kernels", "cuda").part("_flat")
+_blocks = discovery.module("kernels", "cuda").part("_blocks")
+_batches = discovery.module("kernels", "cuda").part("_batches")
+_lanes = discovery.module("kernels", "cuda").part("_lanes")
+_dots = discovery.module("kernels", "cuda").part("_dots")
 #: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
 #: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import known, overlapped, parameters, static, template, vector_width
-from tracea_onnx.cuda_text import activation_source, prelude
-from tracea_onnx.dims import Dim, DimLike
+from tracea_onnx.codegen.cuda_source import known, overlapped, parameters, static, template, vector_width
+from tracea_onnx.codegen.cuda_text import activation_source, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import Dim, DimLike, factor
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
+_axis = discovery.module("kernels", "cuda").part("_axis")
 
 
 def _head(request: Request) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit, multiple_of
-from tracea_onnx.cuda_source import about, blocks, known, overlapped, parameters, settled, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.cuda_source import about, blocks, known, overlapped, parameters, settled, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_product = registry.module("kernels", "cuda").part("_product")
+_product = discovery.module("kernels", "cuda").part("_product")
 #: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice, and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
 #: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks of a cluster (that divide an image, where clusters are few).
@@ -98,7 +99,7 @@ def _strips(request: Request, costs: Mapping[tuple[int, int, int], float]) -> li
     their pixels, and whether they are for those of a run."""
     i, pixels = parameters(request), _product.pixels(request)
     if len(D.symbols(pixels)) < 2:
-        return [(tuning.cheapest(costs), 1)]
+        return [(kernel_choice.cheapest(costs), 1)]
 
     def price(_: int) -> dict[tuple[int, int], float]:
         costs: dict[tuple[int, int], float] = {}

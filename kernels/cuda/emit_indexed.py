@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import WORDS, blocks, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import WORDS, blocks, overlapped, parameters, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Fault, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 _DIMS = tuple(f"{letter}{k}" for letter in "nsm" for k in range(5))
 

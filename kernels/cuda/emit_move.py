@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.families import COPIES
-from tracea_onnx.lower.axes import merge_dims
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import WORDS, about, blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.compiler.lower.axes import merge_dims
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.plan.kernel_families import COPIES
+from tracea_onnx.support import discovery
 
-_tiles = registry.module("kernels", "cuda").part("_tiles")
+_tiles = discovery.module("kernels", "cuda").part("_tiles")
 #: Images of at most this many channels change layout a pixel at a time.
 _NARROW = 16
 #: Where a row has as many elements, a warp keeps to it if they do not follow each other, and a lane takes at most so many of so many

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, factor
-from tracea_onnx.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.families import PADDED
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import WORDS, blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import factor
+from tracea_onnx.plan.kernel_families import PADDED
 
 #: Bytes side by side of a result that is one run that a thread makes, and how often it does at once: of fewer than so many elements, and of more.
 _FEW, _SMALL, _LARGE = 1 << 15, (4, 4), (16, 1)

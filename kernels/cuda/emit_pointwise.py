@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit, factor
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, reciprocal, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude, stages_source
-from tracea_onnx.dims import DimLike
-from tracea_onnx.lower.axes import merge_dims
-from tracea_onnx.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
-from tracea_onnx.lower.value import contiguous
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import blocks, known, overlapped, parameters, reciprocal, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude, stages_source
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.compiler.lower.axes import merge_dims
+from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL
+from tracea_onnx.compiler.lower.value import contiguous
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, factor
 
 #: Shorter sides than this are not worth a 64 x 64 tile; bytes that tiles of a block may have.
 _TILE_SIDE, _TILE_BYTES = 16, 40_000

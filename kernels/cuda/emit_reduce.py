@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import about, known, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import about, known, overlapped, parameters, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
-_division = registry.module("kernels", "cuda").part("_sheets")
+_axis = discovery.module("kernels", "cuda").part("_axis")
+_division = discovery.module("kernels", "cuda").part("_sheets")
 
 _KINDS = ("kSum", "kMean", "kMax", "kMin", "kProd", "kL1", "kL2", "kSumSquare", "kLogSum", "kLogSumExp")
 _FLOATS = (DType.F32, DType.F16, DType.BF16)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import blocks, known, overlapped, parameters, static, template, vector_width
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Fault, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
-_short = registry.module("kernels", "cuda").part("_norm_short")
+_axis = discovery.module("kernels", "cuda").part("_axis")
+_short = discovery.module("kernels", "cuda").part("_norm_short")
 
 #: Elements of a row that one thread keeps in registers.
 _PER_THREAD = 32

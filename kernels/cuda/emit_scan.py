@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Argument, Int32, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import known, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import known, overlapped, parameters, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
+_axis = discovery.module("kernels", "cuda").part("_axis")
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Elements of the longest row that a warp goes along alone, and where rows are so few that there is a block for each; those of a thread at a time at least.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Int32, Kernel, Pointer, Request, multiple_of
-from tracea_onnx.cuda_source import about, known, overlapped, parameters, template
-from tracea_onnx.cuda_text import prelude
-from tracea_onnx.dims import DimLike
+from tracea_onnx.codegen.cuda_source import about, known, overlapped, parameters, template
+from tracea_onnx.codegen.cuda_text import prelude
+from tracea_onnx.codegen.kernel_request import Int32, Kernel, Pointer, Request
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike, multiple_of
+from tracea_onnx.support import discovery
 
-_axis = registry.module("kernels", "cuda").part("_axis")
+_axis = discovery.module("kernels", "cuda").part("_axis")
 
 #: Elements of a row that one thread keeps in registers, where a warp or the largest block has the row; half of it in other blocks.
 _PER_THREAD = 32

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_source import blocks, known, overlapped, parameters, static, template
-from tracea_onnx.cuda_text import C_TYPES, prelude
-from tracea_onnx.dims import DimLike
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.cuda_source import blocks, known, overlapped, parameters, static, template
+from tracea_onnx.codegen.cuda_text import C_TYPES, prelude
+from tracea_onnx.codegen.kernel_request import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
 
 #: Elements of the most that a block sorts (72 KiB of keys).
 _MOST = 8192

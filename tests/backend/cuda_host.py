@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.cpp import library
-from tracea_onnx.cuda import Fault, Float32, Int32, Int64, Kernel, Pointer
-from tracea_onnx.dims import evaluate
+from tracea_onnx.codegen.kernel_request import Fault, Float32, Int32, Int64, Kernel, Pointer
+from tracea_onnx.ir.dims import evaluate
 
 Array = npt.NDArray[Any]
 _HOST = """

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.caps import DeviceCaps, usual
-from tracea_onnx.cuda import Kernel, Request, TensorMap
-from tracea_onnx.dims import DimLike, evaluate
-from tracea_onnx.families import FAMILIES
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.support import discovery
 
 
 def request(
@@ -47,7 +47,7 @@ def attention(
 
 def copied(r: Request) -> list[list[str]]:
     """Where tensor copies of each launch read and write."""
-    return [[a.pointer.operand for a in k.args if isinstance(a, TensorMap)] for k in registry.module("kernels", "cuda").emit(r)]
+    return [[a.pointer.operand for a in k.args if isinstance(a, TensorMap)] for k in discovery.module("kernels", "cuda").emit(r)]
 
 
 def running(kernels: Iterable[Kernel], **sizes: int) -> list[Kernel]:
@@ -72,14 +72,14 @@ def check_kernels(kernels: list[Kernel], device: int | DeviceCaps) -> None:
 def compile_kernels(kernels: list[Kernel], arch: int) -> None:
     """Each source becomes a cubin that holds the symbols its launches name."""
     check_kernels(kernels, arch)
-    backend = registry.module("kernels", "cuda")
+    backend = discovery.module("kernels", "cuda")
     for k in kernels:
         cubin = backend.compile(k.source, arch)
         assert cubin[:4] == b"\x7fELF" and k.symbol.encode() in cubin
 
 
 def kernels_of(r: Request) -> list[Kernel]:
-    kernels: list[Kernel] = registry.module("kernels", "cuda").emit(r)
+    kernels: list[Kernel] = discovery.module("kernels", "cuda").emit(r)
     check_kernels(kernels, r.caps)
     return kernels
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tracea_onnx.native import aligned, isas, kernel_tasks, run_kernel
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

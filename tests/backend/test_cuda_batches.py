@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.backend.cuda_requests import batched, compile_kernels, kernels_of, many
-from tracea_onnx import registry
-from tracea_onnx.cuda import TensorMap
-from tracea_onnx.dims import evaluate
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import TensorMap
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import evaluate
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 
 
 def test_batches_are_copied_once_each() -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from tests.backend.cuda_requests import attention, batched, check_kernels, compile_kernels, request
 from tests.golden import record
-from tracea_onnx import caps, compiler, infer, registry
-from tracea_onnx import dims as D
-from tracea_onnx.caps import DeviceCaps, usual
-from tracea_onnx.cuda import Request, Unfit
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import UsageError
-from tracea_onnx.graph import Graph
-from tracea_onnx.ops import DType
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.pricing.device_caps import DeviceCaps, usual
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import discovery
 
 #: A part of an H100 (MIG) with few multiprocessors, of which only half can be in one cluster, and one that holds hardly any.
 _SLICE = replace(usual(90, 16), clusters=((2, 8), (4, 4), (8, 1)))
@@ -62,7 +65,7 @@ def requests() -> list[tuple[str, Request]]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_fit_the_device(device: str, requests: list[tuple[str, Request]]) -> None:
-    found, emit = DEVICES[device], registry.module("kernels", "cuda").emit
+    found, emit = DEVICES[device], discovery.module("kernels", "cuda").emit
     refused = []
     for name, r in requests:
         try:
@@ -76,14 +79,14 @@ def test_kernels_fit_the_device(device: str, requests: list[tuple[str, Request]]
 
 @pytest.mark.parametrize("device", ["B200", "RTX 5090"])
 def test_kernels_for_other_devices_compile(device: str) -> None:
-    found, emit = DEVICES[device], registry.module("kernels", "cuda").emit
+    found, emit = DEVICES[device], discovery.module("kernels", "cuda").emit
     product = batched(DType.F16, 128, 96, 64, (64, 1), (96, 1))
     for r in (_excite(2, 32, 8, 112), _rows(3, 150_000), _rows(3, 50_000, 8), attention(DType.F16, 128), attention(DType.F32, 64), product):
         compile_kernels(emit(replace(r, caps=found)), found.arch)
 
 
 def _smem(c: int, r: int, size: int, n: int, device: DeviceCaps) -> list[tuple[int, int]]:
-    kernels = registry.module("kernels", "cuda").emit(replace(_excite(n, c, r, size), caps=device))
+    kernels = discovery.module("kernels", "cuda").emit(replace(_excite(n, c, r, size), caps=device))
     return [(k.smem, k.cluster) for k in kernels]
 
 
@@ -100,10 +103,10 @@ def test_squeeze_excite_is_as_large_as_the_device() -> None:
 def test_models_run_whole_on_other_devices(name: str, device: str) -> None:
     found = DEVICES[device]
     model = record.half(record.wide(name))
-    infer.infer(model, {})
+    onnx_inference.infer(model, {})
     props = {"backend": "cuda", "arch": str(found.arch), "sms": str(found.sms), "clusters": ",".join(f"{s}:{n}" for s, n in found.clusters)}
     with record.sources_for_cubins():
-        compiled = compiler.compile_graph(Graph(model), compiler.backend_of(props))
+        compiled = partition_compiler.compile_graph(Graph(model), partition_compiler.backend_of(props))
     assert compiled.entries and not [why for _, why in compiled.refused if "device" in why or "squeeze" in why]
     for _, plan, _ in compiled.entries:
         for launch in [*plan["init"], *plan["run"]]:
@@ -113,7 +116,7 @@ def test_models_run_whole_on_other_devices(name: str, device: str) -> None:
 def test_what_fits_nothing_is_refused_with_the_sizes() -> None:
     none = replace(usual(90), smem_block=16 * 1024)
     with pytest.raises(Unfit, match=r"16384 bytes of shared memory for a block|asks for \d+ bytes of shared memory and clusters of \d+: more than .* 16384") as e:
-        registry.module("kernels", "cuda").emit(replace(attention(DType.F16, 128), caps=none))
+        discovery.module("kernels", "cuda").emit(replace(attention(DType.F16, 128), caps=none))
     assert "\n" not in str(e.value)
 
 
@@ -122,11 +125,11 @@ def test_a_request_describes_its_device() -> None:
         "device": "NVIDIA H200, ...", "name": "NVIDIA H200", "arch": "90", "sms": "132", "memory": "150754820096", "bandwidth": "4916736000000", "l2": "62914560",
         "smem_block": "232448", "smem_sm": "233472", "registers": "65536", "clock": "1980000", "driver": "13000", "clusters": "2:66,4:32,8:16,16:7",
     }  # fmt: skip
-    found = caps.of_request(given)
+    found = device_caps.of_request(given)
     assert (found.identity, found.memory, found.l2, found.cluster, dict(found.clusters)[16], found.driver) == ("NVIDIA H200, ...", 150754820096, 62914560, 16, 7, 13000)
-    assert caps.of_request({"arch": "90"}) == usual(90) and caps.of_request({}).arch == 80
-    assert caps.of_request({"arch": "90", "sms": "132", "clusters": ""}).cluster == 1  # the driver says that it can have none
+    assert device_caps.of_request({"arch": "90"}) == usual(90) and device_caps.of_request({}).arch == 80
+    assert device_caps.of_request({"arch": "90", "sms": "132", "clusters": ""}).cluster == 1  # the driver says that it can have none
     assert usual(121).cluster == 8 and usual(123).smem_block == 99 * 1024 and usual(123).arch == 123
     assert replace(usual(90), name="NVIDIA H100 MIG 1g.10gb").mig
     with pytest.raises(UsageError, match="not a number"):
-        caps.of_request({**given, "sms": "many"})
+        device_caps.of_request({**given, "sms": "many"})

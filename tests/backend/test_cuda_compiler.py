@@ -9,11 +9,13 @@ import pytest
 from tests.backend.cuda_requests import attention
 from tests.backend.test_cuda_caps import _excite
 from tests.backend.test_cuda_gemm import gemm
-from tracea_onnx import compiler, nvrtc, registry
+from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
 
@@ -67,7 +69,7 @@ def test_plans_of_sessions_that_wait_for_each_launch_have_them(monkeypatch: pyte
 
     monkeypatch.setattr(cuda, "compile", compile_nothing)
     for traps in ("0", "1"):
-        plan = compiler.backend_of({"backend": "cuda", "arch": "90", "traps": traps}).plan("p", False)
+        plan = partition_compiler.backend_of({"backend": "cuda", "arch": "90", "traps": traps}).plan("p", False)
         source = 'while (!done)\n    asm volatile("");'
         plan._cubins, plan.blobs = {f"  {source}": 0}, [b""]  # type: ignore[attr-defined]
         plan.to_json()

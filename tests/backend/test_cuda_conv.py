@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Pointer, Request, TensorMap, Unfit
-from tracea_onnx.families import bundled_groups, packed_elements, widened_elements
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.plan.kernel_families import bundled_groups, packed_elements, widened_elements
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 TYPES = (DType.F16, DType.BF16, DType.F32)
 GATED = {"type": 0, "n_in": 3, "regs": 3, "out": 0, "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]]}
 

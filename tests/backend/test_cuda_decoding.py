@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.backend.cuda_requests import attention, compile_kernels, copied
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, TensorMap
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Kernel, Request, TensorMap
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 
 
 def _kernel(r: Request) -> Kernel:
@@ -71,7 +71,7 @@ def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int
 
 def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     """The heads of a group are rows of one head, whose operands lie where they did."""
-    grouped = registry.module("kernels", "cuda").part("_attention_grouped")
+    grouped = discovery.module("kernels", "cuda").part("_attention_grouped")
     one = attention(DType.F16, 128, s=1, t=400, b=7, heads=40, kv=8, mask=1)
     one = replace(one, ints={**one.ints, "m_h": 400, "m_b": 40 * 400, "causal": 1, "past": 399})
     rows = grouped.as_rows(one)
@@ -97,7 +97,7 @@ def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     ],
 )  # fmt: skip
 def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int, t: int, d: int, b: int, tile: str, symbolic: str) -> None:
-    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda").part("emit_attention")
     for batch, want in ((b, tile), (symbol("B"), symbolic)):
         r = attention(DType.BF16, d, s=1, t=t, b=batch, heads=heads, kv=kv)
         assert [str(chosen) for chosen, use in emitter.tiles(r, emitter.problem(r)) if evaluate(use, {"B": b})] == [want]
@@ -113,7 +113,7 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int,
 )  # fmt: skip
 def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int, b: int, heads: int, kv: int, tile: str) -> None:
     r = attention(DType.F16, d, s=s, t=t, b=b, heads=heads, kv=kv)
-    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda").part("emit_attention")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
 
@@ -130,7 +130,7 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
 def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: int, d: int, tile: str) -> None:
     """One tile for each head, two beside each other where they are more than multiprocessors, keys divided where they are fewer, threads where heads share nothing."""
     r = attention(DType.F16, d, s=1, t=t, b=b, heads=heads, kv=kv)
-    emitter = registry.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda").part("emit_attention")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
     compile_kernels(cuda.emit(r), 90)
@@ -144,7 +144,7 @@ def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: in
     ],
 )  # fmt: skip
 def test_keys_flow_to_warps_whatever_divides_them(d: int, dv: int, rows: int, tile: tuple[int, int, int, int]) -> None:
-    flow, emitter = (registry.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
+    flow, emitter = (discovery.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
     r = emitter._grouped.as_rows(attention(DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)))
     k = flow.kernel(r, emitter.problem(r), flow.FlowTile(*tile), 1)
     assert (k.grid, k.block, k.cluster) == ((7 * 13 * tile[0], 1, 1), 32 * tile[1], tile[0])
@@ -153,7 +153,7 @@ def test_keys_flow_to_warps_whatever_divides_them(d: int, dv: int, rows: int, ti
 
 def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
     """Not for rows that are long, many, masked or no whole 16 bytes, on other devices, nor of few heads."""
-    flow, emitter = (registry.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
+    flow, emitter = (discovery.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
     few = attention(DType.F16, 128, s=1, t=2000, b=2, heads=20, kv=20)
     assert not flow.prices(few, emitter.problem(few), 40, 2000)
     for heads in (48, 131, 132, 133, 204, 500, 900, 2000):
@@ -170,7 +170,7 @@ def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> No
     for d, mask, t, blocks in ((64, 0, 9001, 264), (72, 1, 9001, 264), (128, 2, 1000, 4 * 8)):
         r = attention(DType.F16, d, s=9, t=t, b=2, heads=2, kv=2, mask=mask, causal=1)
         r = replace(r, ints={**r.ints, "m_q": 300, "past": t - 9})
-        emitter = registry.module("kernels", "cuda").part("emit_attention")
+        emitter = discovery.module("kernels", "cuda").part("emit_attention")
         tile = emitter._hopper.spread_tile(emitter.problem(r))
         *copies, read, join = emitter._hopper.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
         assert not copies and read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
@@ -183,7 +183,7 @@ def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
     """Of few heads as many whole shares as fill the device, of more heads than half of the blocks as much as each other, whichever head that is of."""
     for heads, blocks in ((40, 40 * 6), (132, 264), (150, 264), (300, 264), (0, 0)):
         r = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
-        emitter = registry.module("kernels", "cuda").part("emit_attention")
+        emitter = discovery.module("kernels", "cuda").part("emit_attention")
         p = emitter.problem(r)
         read, join = emitter._hopper.kernels(r, p, emitter._hopper.spread_tile(p), 1, {}, "scratch0")
         assert read.grid == (blocks, 1, 1) and join.grid[0] == heads

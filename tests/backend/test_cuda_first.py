@@ -11,12 +11,12 @@ import pytest
 
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request, running
 from tests.cpp import library
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 first = cuda.part("_first")
 
 _HOST = """

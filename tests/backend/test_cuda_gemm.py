@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.backend.cuda_requests import batched, check_kernels, compile_kernels, kernels_of, request
-from tracea_onnx import dims as D
-from tracea_onnx import registry
-from tracea_onnx.caps import usual
-from tracea_onnx.cuda import Kernel, Pointer, Request, TensorMap, Unfit, multiple_of
-from tracea_onnx.dims import evaluate
-from tracea_onnx.ops import ACTIVATIONS, DType
+from tracea_onnx.codegen.kernel_request import Kernel, Pointer, Request, TensorMap, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
+from tracea_onnx.ir.dims import evaluate, multiple_of
+from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 TYPES = (DType.F16, DType.BF16, DType.F32)
 GATED = {"type": 0, "n_in": 3, "regs": 3, "out": 0, "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]]}
 
@@ -81,7 +81,7 @@ def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
 
 
 def test_statistics_need_whole_panels() -> None:
-    split = registry.module("kernels", "cuda").part("_split")
+    split = discovery.module("kernels", "cuda").part("_split")
     assert any(t.bn % 64 for t in split.prices(197, 768, 12, 132, False, False, False))
     assert all(t.bn % 64 == 0 for t in split.prices(197, 768, 12, 132, False, False, True))
 
@@ -94,7 +94,7 @@ def test_packing_compiles() -> None:
 
 
 def test_every_activation_compiles() -> None:
-    text = registry.module("kernels", "cuda").part("_epilogue")
+    text = discovery.module("kernels", "cuda").part("_epilogue")
     for act in range(len(ACTIVATIONS)):
         r = gemm(DType.F16, 64, 64, 64, 80, act=act)
         assert text.epilogue(r, (64,)).source != text.epilogue(gemm(DType.F16, 64, 64, 64, 80, act=(act + 1) % len(ACTIVATIONS)), (64,)).source
@@ -151,14 +151,14 @@ def test_copies_that_are_whole() -> None:
 
 
 def test_small_products_are_read_into_registers() -> None:
-    direct = registry.module("kernels", "cuda").part("_direct")
+    direct = discovery.module("kernels", "cuda").part("_direct")
     for d in (DType.F16, DType.BF16):
         for a, b in (((61, 1), (131, 1)), ((61, 1), (1, 61)), ((1, 127), (131, 1)), ((1, 127), (1, 61))):
             r = batched(d, 127, 131, 61, a, b)
             (kernel,) = kernels_of(r)
             assert kernel.symbol == "product_direct"
             compile_kernels([kernel], 90)
-    access = registry.module("kernels", "cuda").part("_product").Access
+    access = discovery.module("kernels", "cuda").part("_product").Access
     assert not direct.prices(batched(DType.F32, 9, 9, 9, (9, 1), (9, 1)), 9, 9, 9, 6, access(4), access(4), True)
     assert not direct.prices(batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)), 9, 9, 9, 6, access(2, gather=True), access(2, trans=True), True)
 

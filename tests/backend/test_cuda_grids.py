@@ -11,12 +11,15 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.backend.cuda_requests import request
-from tracea_onnx import compiler, dims, infer, registry
-from tracea_onnx.cuda import Int64, Kernel, Pointer, Request, Unfit
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.cuda_ranges import ranged
-from tracea_onnx.graph import Graph
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.size_ranges import ranged
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.ir import dims
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import discovery
 
 MANY, MOST = 70_000, 65_535
 F16, F32, I64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT64
@@ -131,8 +134,8 @@ def test_grids_of_large_batches(name: str, arch: str, dtype: int, batch: int | s
         opset_imports=[helper.make_opsetid("", 18)],
         ir_version=9,
     )
-    infer.infer(model, {})
-    result = compiler.compile_graph(Graph(model), compiler.backend_of({"backend": "cuda", "arch": arch, "sms": "132"}), everything=True)
+    onnx_inference.infer(model, {})
+    result = partition_compiler.compile_graph(Graph(model), partition_compiler.backend_of({"backend": "cuda", "arch": arch, "sms": "132"}), everything=True)
     assert not result.refused and found
     for kernel in found:
         grid = [dims.evaluate(g, dict.fromkeys(dims.symbols(g), MANY)) for g in kernel.grid]
@@ -163,7 +166,7 @@ def _product(r: Request) -> list[Kernel]:
 @pytest.mark.parametrize(("b0", "b1"), [(1, "n"), (3, "n"), ("n", 3), ("n", 1), ("m", "n")])
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 8, 9, 13, 16])
 def test_parts_take_every_matrix_once(b0: int | str, b1: int | str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: Any = registry.module("kernels", "cuda").part("_batches")
+    batches: Any = discovery.module("kernels", "cuda").part("_batches")
     monkeypatch.setattr(batches, "_MOST", 4)
     monkeypatch.setattr(batches, "_EACH", 4)
     divided: Callable[[Request], list[Kernel]] = batches.of(_product)
@@ -190,7 +193,7 @@ def test_parts_take_every_matrix_once(b0: int | str, b1: int | str, n: int, monk
 
 
 def test_too_many_matrices_along_both_axes_are_refused() -> None:
-    divided = registry.module("kernels", "cuda").part("_batches").of(_product)
+    divided = discovery.module("kernels", "cuda").part("_batches").of(_product)
     r = request(
         "matmul", DType.F32, {"B0": 17, "B1": MANY, **dict.fromkeys(("a_0", "a_1", "b_0", "b_1", "y_0", "y_1", "M", "N", "K"), 1)}, operands=("a", "b", "y")
     )

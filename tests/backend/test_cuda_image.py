@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request, running
-from tracea_onnx import registry
-from tracea_onnx.cuda import HOPPER_SHARED, Pointer, Request, Unfit
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.families import weight_pitch
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import HOPPER_SHARED, Pointer, Request, Unfit
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.plan.kernel_families import weight_pitch
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _PITCHES = {f"{s}_{p}": v for s in "xy" for p, v in (("cs", 24), ("rs", 240), ("ns", 2400))}
 

@@ -15,12 +15,12 @@ from onnx import helper
 
 from tests.backend.cuda_requests import compile_kernels, request
 from tests.cpp import library
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 Array = np.ndarray[Any, Any]
 FIVE: dict[str, DimLike] = {f"{letter}{k}": 2 for letter in "nsm" for k in range(5)} | {"n0": symbol("n"), "s3": symbol("s")}
 IMAGE: dict[str, DimLike] = {"N": 2, "C": 5, "IH": 4, "IW": 6, "OH": symbol("h"), "OW": 7}

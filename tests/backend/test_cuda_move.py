@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request, running
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 ARCHITECTURES = (80, 89, 90)
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.backend import cuda_host
 from tests.backend.cuda_requests import check_kernels, compile_kernels, request, running
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request
-from tracea_onnx.dims import DimLike, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 narrow, large, patch, product, depthwise = (cuda.part(n) for n in ("_narrow", "_large", "_patch", "_product", "_depthwise"))
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Pair = tuple[int, int]

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.backend.cuda_requests import compile_kernels, request
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request, Unfit
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import I64_OPCODES, OPCODES, DType
-from tracea_onnx.program import compile_program
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.ir.abi import I64_OPCODES, OPCODES, DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _CHAIN = compile_program(Expr(2, (Instr("add", (0, 1)), Instr("gelu_erf", (2,))), 3), type="f32")
 

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.backend.cuda_requests import request, running
-from tracea_onnx import cuda_ranges, registry
-from tracea_onnx import dims as D
-from tracea_onnx.cuda import Int32, Int64, Kernel
-from tracea_onnx.dims import Dim, DimLike, symbol
-from tracea_onnx.families import FAMILIES
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import size_ranges
+from tracea_onnx.codegen.kernel_request import Int32, Int64, Kernel
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import Dim, DimLike, symbol
+from tracea_onnx.plan.kernel_families import FAMILIES
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 N, H, W = symbol("n"), symbol("h"), symbol("w")
 SIZES = (1, 2, 3, 4, 7, 8, 16, 64, 131, 132, 1000, 4096)
 
@@ -81,11 +82,11 @@ def test_scratch_memory_is_enough_for_every_size() -> None:
 
 def test_no_size_is_left_out_or_served_twice() -> None:
     def emit(r: Any) -> list[Kernel]:
-        size = cuda_ranges.about(r.ints["outer"], 0)
-        few = cuda_ranges.known(D.less(D.mul(r.ints["outer"], 7), 1000))
+        size = size_ranges.about(r.ints["outer"], 0)
+        few = size_ranges.known(D.less(D.mul(r.ints["outer"], 7), 1000))
         return [Kernel(f"{size.bit_length() // 3} {few}", "k", (r.ints["outer"], 1, 1), 32, ())]
 
-    kernels = cuda_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
+    kernels = size_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
     assert 10 > len(kernels) >= len({k.source for k in kernels}) > 3  # a batch of 1 has its own, with numbers for grid and arguments
     for n in (*range(1, 2000), 1 << 17, (1 << 18) - 1, 1 << 18, 1 << 30):
         (k,) = running(kernels, n=n)
@@ -99,12 +100,12 @@ def test_no_range_outlives_its_request() -> None:
     def emit(r: Any) -> list[Kernel]:
         found = []
         for tile, use in cuda.part("_product").choose(r.ints["outer"], lambda rows: {rows.bit_length() // 4: 1.0}):
-            few = cuda_ranges.known(D.less(r.ints["outer"], 100))
+            few = size_ranges.known(D.less(r.ints["outer"], 100))
             found.append(Kernel(f"{tile} {few}", "k", (D.mul(r.ints["outer"], use), 1, 1), 32, ()))
         return found
 
-    kernels = cuda_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
-    assert cuda_ranges.known(N) is None and cuda_ranges.about(N, 77) == 77
+    kernels = size_ranges.ranged(request("softmax", DType.F16, {"outer": N, "n": 5, "inner": 1}, operands="xy"), emit)
+    assert size_ranges.known(N) is None and size_ranges.about(N, 77) == 77
     for n in (1, 7, 8, 99, 100, 127, 4096, 1 << 20):
         (k,) = running(kernels, n=n)
         assert k.source.endswith(str(int(n < 100)))
@@ -132,12 +133,12 @@ def _dims(draw: st.DrawFn) -> DimLike:
 
 @given(_dims(), st.integers(0, 12), st.integers(0, 12))
 def test_values_lie_within_their_bounds(e: DimLike, low: int, length: int) -> None:
-    with cuda_ranges.within(cuda_ranges.Range("n", low, low + length)):
-        least, most = cuda_ranges.between(e) if isinstance(e, Dim) else (e, e)
+    with size_ranges.within(size_ranges.Range("n", low, low + length)):
+        least, most = size_ranges.between(e) if isinstance(e, Dim) else (e, e)
         values = [D.evaluate(e, {"n": n}) for n in range(low, low + length + 1)]
         assert least <= min(values) and max(values) <= most
         if length == 0 and isinstance(e, Dim):
-            assert cuda_ranges.known(e) == values[0]
+            assert size_ranges.known(e) == values[0]
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16])

@@ -13,12 +13,12 @@ import pytest
 
 from tests.backend import cuda_host
 from tests.backend.cuda_requests import compile_kernels, request
-from tracea_onnx import registry
-from tracea_onnx.cuda import Request, Unfit
-from tracea_onnx.dims import DimLike, evaluate, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Request, Unfit
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, evaluate, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 topk = cuda.part("emit_topk")
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.backend.cuda_requests import attention, compile_kernels, request, running
-from tracea_onnx import registry, tuning
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.dims import DimLike, mul, symbol
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, mul, symbol
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 
 
 def _gemm(m: DimLike, n: int = 768, k: int = 768, dtype: DType = DType.F16) -> Request:
@@ -44,19 +45,19 @@ REQUESTS = {
 
 
 def _emit(
-    r: Request, records: tuning.Records | None = None, offers: tuning.Offers | None = None, sizes: Mapping[str, int] | None = None
+    r: Request, records: kernel_choice.Records | None = None, offers: kernel_choice.Offers | None = None, sizes: Mapping[str, int] | None = None
 ) -> list[Kernel]:
-    with tuning.choosing(tuning.Choices(records or {}, offers, [sizes] if sizes else ())):
+    with kernel_choice.choosing(kernel_choice.Choices(records or {}, offers, [sizes] if sizes else ())):
         kernels: list[Kernel] = cuda.emit(r)
     return kernels
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_record_decides(name: str) -> None:
-    r, offers = REQUESTS[name], tuning.Offers()
+    r, offers = REQUESTS[name], kernel_choice.Offers()
     plain = _emit(r, offers=offers)
     assert plain == cuda.emit(r)  # listening changes nothing
-    key = tuning.identity(r)
+    key = kernel_choice.identity(r)
     assert list(offers) == [key] and len(offers[key]) > 1
     priced = min(offers[key], key=offers[key].__getitem__)
     assert _emit(r, {key: priced}) == plain
@@ -67,13 +68,13 @@ def test_a_record_decides(name: str) -> None:
 
 
 def test_records_of_others_and_unknown_kernels_change_nothing() -> None:
-    r, offers = _gemm(512), tuning.Offers()
+    r, offers = _gemm(512), kernel_choice.Offers()
     plain = _emit(r, offers=offers)
     for changed in (_gemm(513), _gemm(512, n=776), _gemm(512, dtype=DType.BF16)):
-        other = tuning.identity(changed)
-        assert other != tuning.identity(r)
-        assert _emit(r, {other: max(offers[tuning.identity(r)], key=offers[tuning.identity(r)].__getitem__)}) == plain
-    assert _emit(r, {tuning.identity(r): "Tile(of='an older version')"}) == plain
+        other = kernel_choice.identity(changed)
+        assert other != kernel_choice.identity(r)
+        assert _emit(r, {other: max(offers[kernel_choice.identity(r)], key=offers[kernel_choice.identity(r)].__getitem__)}) == plain
+    assert _emit(r, {kernel_choice.identity(r): "Tile(of='an older version')"}) == plain
 
 
 _SYMBOLIC: dict[str, tuple[Callable[..., Request], dict[str, int]]] = {
@@ -87,9 +88,9 @@ _SYMBOLIC: dict[str, tuple[Callable[..., Request], dict[str, int]]] = {
 @pytest.mark.parametrize("name", _SYMBOLIC)
 def test_symbols_are_tuned_for_the_sizes_that_were_measured(name: str) -> None:
     make, sizes = _SYMBOLIC[name]
-    symbolic, known, offers = make(**{s: symbol(s) for s in sizes}), make(**sizes), tuning.Offers()
-    key = tuning.identity(known)
-    assert tuning.identity(tuning.numbered(symbolic, sizes)) == key
+    symbolic, known, offers = make(**{s: symbol(s) for s in sizes}), make(**sizes), kernel_choice.Offers()
+    key = kernel_choice.identity(known)
+    assert kernel_choice.identity(kernel_choice.numbered(symbolic, sizes)) == key
     plain = cuda.emit(symbolic)
     assert _emit(symbolic, offers=offers, sizes=sizes) == plain and key not in offers  # these are of known sizes
     _emit(known, offers=offers)
@@ -104,13 +105,13 @@ def test_symbols_are_tuned_for_the_sizes_that_were_measured(name: str) -> None:
 
 
 def test_several_sizes_are_tuned_side_by_side() -> None:
-    symbolic, offers = _gemm(mul(symbol("batch"), 128)), tuning.Offers()
+    symbolic, offers = _gemm(mul(symbol("batch"), 128)), kernel_choice.Offers()
     records = {}
     for batch in (4, 9):
         _emit(_gemm(batch * 128), offers=offers)
-        key = tuning.identity(_gemm(batch * 128))
+        key = kernel_choice.identity(_gemm(batch * 128))
         records[key] = sorted(offers[key], key=offers[key].__getitem__)[1]
-    with tuning.choosing(tuning.Choices(records, sizes=[{"batch": 4}, {"batch": 9}, {"batch": 5}, {"rows": 7}, {"batch": 4, "rows": 7}])):
+    with kernel_choice.choosing(kernel_choice.Choices(records, sizes=[{"batch": 4}, {"batch": 9}, {"batch": 5}, {"rows": 7}, {"batch": 4, "rows": 7}])):
         tuned = cuda.emit(symbolic)
     for batch in (1, 4, 5, 9, 30):
         want = _emit(_gemm(batch * 128), records) if batch in (4, 9) else running(cuda.emit(symbolic), batch=batch)

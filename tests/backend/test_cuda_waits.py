@@ -15,11 +15,11 @@ from tests.backend.ptx import every_block_waits
 from tests.backend.test_cuda_narrow import Shape
 from tests.backend.test_cuda_narrow import _request as windows
 from tests.golden.record import FAMILIES
-from tracea_onnx import registry
-from tracea_onnx.cuda import Kernel, Request, Unfit
-from tracea_onnx.ops import DType
+from tracea_onnx.codegen.kernel_request import Kernel, Request, Unfit
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.support import discovery
 
-cuda = registry.module("kernels", "cuda")
+cuda = discovery.module("kernels", "cuda")
 _WINDOWS = (
     Shape(1, 3, 64, 64, 32, (7, 7), (2, 2), pad=(3, 3)), Shape(2, 4, 40, 40, 8), Shape(1, 300, 24, 24, 6, (1, 1), pad=(0, 0)), Shape(2, 64, 30, 30, 64, groups=64),
     Shape(1, 32, 90, 90, 32, (21, 21), pad=(10, 10), groups=32), Shape(1, 16, 12, 12, 8, (4, 4), (2, 2), transposed=True), Shape(2, 48, 20, 20, 96),

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from scipy.special import erf
 
-from tracea_onnx.native import aligned, isas, kernel_tasks, run_kernel
-from tracea_onnx.ops import ACTIVATIONS
+from tracea_onnx.ir.abi import ACTIVATIONS
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 F32 = npt.NDArray[np.float32]
 EPS = 2.0**-23

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.native import isas, run_kernel
-from tracea_onnx.ops import OPCODES
-from tracea_onnx.program import evaluate
+from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import evaluate
+from tracea_onnx.runtime.native_library import isas, run_kernel
 
 F32 = npt.NDArray[np.float32]
 ISAS = isas()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.native import isas, kernel_tasks, run_kernel
+from tracea_onnx.runtime.native_library import isas, kernel_tasks, run_kernel
 
 Array = npt.NDArray[Any]
 ISAS = isas()

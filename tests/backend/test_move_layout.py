@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tracea_onnx.native import isas, run_kernel
+from tracea_onnx.runtime.native_library import isas, run_kernel
 
 F32 = npt.NDArray[np.float32]
 ISAS = isas()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.native import aligned, isas, kernel_tasks, run_kernel
-from tracea_onnx.program import compile_program, evaluate
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program, evaluate
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 Array = npt.NDArray[Any]
 ISAS = isas()

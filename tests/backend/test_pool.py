@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tracea_onnx.native import aligned, isas, run_kernel
+from tracea_onnx.runtime.native_library import aligned, isas, run_kernel
 
 F32 = npt.NDArray[np.float32]
 ISAS = isas()

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from scipy.special import expit
 
-from tracea_onnx.families import channel_pitch
-from tracea_onnx.native import aligned, isas, kernel_tasks, run_kernel
-from tracea_onnx.ops import ACTIVATIONS
+from tracea_onnx.ir.abi import ACTIVATIONS
+from tracea_onnx.plan.kernel_families import channel_pitch
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 from scipy.special import logsumexp
 
-from tracea_onnx.native import aligned, isas, kernel_tasks, run_kernel
-from tracea_onnx.ops import DType
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.runtime.native_library import aligned, isas, kernel_tasks, run_kernel
 
 Array = npt.NDArray[Any]
 

@@ -14,10 +14,17 @@ from onnx import ModelProto, helper
 
 from tests.exports.chains import CHAINS, Chain
 from tests.host import rules_oracle, rules_oracle_attention
-from tracea_onnx import canonical, infer, io, match, price, registry, rewrite, surgery
-from tracea_onnx import verify as verification
-from tracea_onnx.core import DOMAIN, Match, Refusal, Refuse
-from tracea_onnx.graph import Graph
+from tracea_onnx.canonicalize import canonical_form
+from tracea_onnx.ir import edit
+from tracea_onnx.ir.contracts import DOMAIN, Match, Refusal, Refuse
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import find, rule_set
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pricing import cost_model
+from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import discovery
+from tracea_onnx.verify import verification as verification
 
 FOLDER = Path(__file__).resolve().parent
 _ROUNDS = 8
@@ -68,7 +75,7 @@ def feeds(model: ModelProto, sizes: Mapping[str, int], seed: int = 0) -> dict[st
 
 def accepted(model: ModelProto) -> dict[str, Any]:
     """Inputs ONNX Runtime, without optimisations, runs the model on. Raises its error when there are none."""
-    session = verification.session(io.Source(model, None, None))
+    session = verification.session(model_file.Source(model, None, None))
     for sizes in _SIZES[:-1]:
         given = feeds(model, sizes)
         try:
@@ -86,13 +93,13 @@ def evaluate(path: Path) -> Cell:
     name, exporter, _ = path.name.split(".")
     cell, original = Cell(name, exporter), onnx.load(path)
     given, work = accepted(original), onnx.load(path)
-    typed = infer.user_types(work)
+    typed = onnx_inference.user_types(work)
     for _ in range(_ROUNDS):
-        canonical.canonicalise(work, typed=typed)
+        canonical_form.canonicalise(work, typed=typed)
         graph = Graph(work)
-        found, cell.refused = match.find(graph)
-        rules = {r.name: r for r in registry.rules()}
-        chosen, left = registry.module("scheduler", "priority").schedule(graph, [(m, price.price(graph, m, "cpu"), rules[m.rule].priority) for m in found])
+        found, cell.refused = find.find(graph)
+        rules = {r.name: r for r in rule_set.rules()}
+        chosen, left = discovery.module("scheduler", "priority").schedule(graph, [(m, cost_model.price(graph, m, "cpu"), rules[m.rule].priority) for m in found])
         cell.refused += left
         if not chosen:
             break
@@ -102,11 +109,11 @@ def evaluate(path: Path) -> Cell:
             if fault:
                 cell.faults.append(f"{m.rule} at {m.anchor.name}: {fault}")
             cell.fused[rules[m.rule].op] += 1
-        rewrite.apply(work, graph, [(m, rules[m.rule].op) for m, _ in chosen])
-        surgery.drop_dead(work.graph, surgery.protected_names(work, work.graph))
-        surgery.drop_value_info(work.graph)
-    infer.restore_types(work, typed)
-    result = verification.verify(io.Source(original, None, None), io.Source(work, None, None), values=given)
+        fused_calls.apply(work, graph, [(m, rules[m.rule].op) for m, _ in chosen])
+        edit.drop_dead(work.graph, edit.protected_names(work, work.graph))
+        edit.drop_value_info(work.graph)
+    onnx_inference.restore_types(work, typed)
+    result = verification.verify(model_file.Source(original, None, None), model_file.Source(work, None, None), values=given)
     cell.faults += [f"output {o.name} differs by {o.max_abs:.3g}: {o.note}" for o in result.outputs if not o.ok]
     cell.plain = [n.op_type for n in work.graph.node if n.domain != DOMAIN]
     cell.missing = _missing(CHAINS[name], cell)

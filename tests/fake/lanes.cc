@@ -1,6 +1,6 @@
 // What sessions of two GPUs and ONNX Runtime's parallel executor ask of lanes and pools, on the stand-in of the driver. ONNX Runtime itself begins no run
 // of one session within a run of another; custom operators do. A line for each fault, and 1 as the result.
-#include "cuda_factory.cc"
+#include "cuda/factory.cc"
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <chrono>
 #include <future>
 
-#include "cuda_device.h"
-#include "cuda_lane.h"
+#include "cuda/device.h"
+#include "cuda/lane.h"
 
 namespace tracea {
 // ONNX Runtime is not there, and not asked.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracea_onnx.caps import usual
-from tracea_onnx.cuda import Argument, Kernel, Pointer
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.dims import DimLike
-from tracea_onnx.plan import Ref
+from tracea_onnx.codegen.kernel_request import Argument, Kernel, Pointer
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.builder import Ref
+from tracea_onnx.pricing.device_caps import usual
 
 CUBIN = b"\x7fELF fake kernels\0"
 
 
 class HandPlan(CudaPlanBuilder):
-    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.cuda`."""
+    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.codegen.kernel_request`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, usual(90, 132))

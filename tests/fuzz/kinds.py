@@ -31,12 +31,18 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks import difference, operator_fuzz, sessions
 from tests.fuzz import mutations, workers
 from tests.fuzz.workers import Verdict
-from tracea_onnx import caps, cli, compiler, io, pipeline, plan, plan_cache, records, tuning
-from tracea_onnx import verify as verification
-from tracea_onnx.cache import Cache
+from tracea_onnx.cli import main
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.compiler import partition_compiler, plan_cache
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.graph import Graph
-from tracea_onnx.surgery import graphs
+from tracea_onnx.ir.edit import graphs
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.plan import builder
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.verify import verification as verification
 
 DecodeError: type[Exception] = import_module(
     "google.protobuf.message"
@@ -131,7 +137,7 @@ def _seed(c: Case) -> ModelProto:
             model.ParseFromString(_export(c.random.choice(exports())))
     if c.random.random() < 0.25:  # with fused ops in it
         with contextlib.suppress(TraceaError):
-            model.CopyFrom(pipeline.optimize(model, verify=False).model)
+            model.CopyFrom(optimizer.optimize(model, verify=False).model)
     return model
 
 
@@ -185,11 +191,11 @@ _LIBRARIES_LOG = re.compile(
 def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
     """One command of the CLI in this process. unlike_is_fine: two models are compared, and may differ."""
     before = len(_said())
-    code = cli.main(list(argv))
+    code = main.main(list(argv))
     text = _LIBRARIES_LOG.sub("", _said()[before:])
     if code not in _CODES or "error: internal" in text:
         try:
-            cli.main([*argv, "--debug"])
+            main.main([*argv, "--debug"])
         except Exception as e:
             return _failure("internal", e)
         return Verdict(
@@ -605,7 +611,7 @@ def _sizes(c: Case) -> Verdict:
     mutations.symbolic(model, r)
     if r.random() < 0.3:
         with contextlib.suppress(TraceaError):
-            model = pipeline.optimize(model, verify=False).model
+            model = optimizer.optimize(model, verify=False).model
     data = bytes(model.SerializeToString())
     c.write(data)
     return _against(model, data, [fed, *(resized(fed, r) for _ in range(6))], r)
@@ -618,7 +624,7 @@ RUNS_STOCK = frozenset({"optimize", "verify", "explain"})
 def on_stock(path: Path) -> None:
     """Loads the file and runs it as `optimize` does before it compares anything, on ONNX Runtime alone: what ends the process here is its doing."""
     with workers.stock(), contextlib.suppress(Exception):
-        source = io.load(path)
+        source = model_file.load(path)
         for optimise in (False, True):
             with contextlib.suppress(Exception):
                 verification.session(source, optimise=optimise)
@@ -638,12 +644,12 @@ def _packed(number: int) -> tuple[bytes, dict[str, Any], bytes, tuple[bytes, ...
             continue
         with (
             contextlib.suppress(Exception),
-            compiler.recording() as packs,
-            compiler.listening() as requests,
+            partition_compiler.recording() as packs,
+            partition_compiler.listening() as requests,
         ):
             sessions.session(data, provider=True, everything=True)
-            pack = plan.merge_packs(packs, "fuzz")
-            if plan.read_pack(pack)[0]["entries"]:
+            pack = builder.merge_packs(packs, "fuzz")
+            if builder.read_pack(pack)[0]["entries"]:
                 return data, fed, pack, tuple(r.SerializeToString() for r in requests)
     raise RuntimeError("no model could be packed")
 
@@ -686,14 +692,14 @@ def _pack(c: Case) -> Verdict:
     broken = mutations.damage(pack, c.random)
     if broken != pack:
         with contextlib.suppress(TraceaError):
-            plan.read_pack(broken)
+            builder.read_pack(broken)
     return _run_pack(c, data, fed, broken)
 
 
 def _plan(c: Case) -> Verdict:
     """A well-formed pack with another Plan in it."""
     data, fed, pack, _ = _some(c)
-    header, blobs = plan.read_pack(pack)
+    header, blobs = builder.read_pack(pack)
     entries = json.loads(json.dumps(header["entries"]))
     for at in range(c.random.choice((1, 1, 2, 3))):
         own = Random(f"{c.key}:{at}")
@@ -701,7 +707,7 @@ def _plan(c: Case) -> Verdict:
         if at not in c.skip:
             mutations.tree(entries, own)
     try:
-        changed = plan.write_pack(
+        changed = builder.write_pack(
             [(e["nodes"], e["plan"], [*blobs] if k == 0 else []) for k, e in enumerate(entries)],
             "fuzz",
         )
@@ -731,7 +737,7 @@ def _cache(c: Case) -> Verdict:
         for one in requests:
             model = ModelProto.FromString(one)
             model.metadata_props.extend([])
-            props = compiler.properties(model) | {"cache_dir": str(folder)}
+            props = partition_compiler.properties(model) | {"cache_dir": str(folder)}
             key = plan_cache._key(model, props)
             old = store.get(key)
             if old is not None:
@@ -765,15 +771,15 @@ def _tuning(c: Case) -> Verdict:
     model = ModelProto.FromString(c.random.choice(requests))
     folder = c.folder / "records"
     with mock.patch.dict(os.environ, {"XDG_DATA_HOME": str(folder)}):
-        offers: tuning.Offers = {}
+        offers: kernel_choice.Offers = {}
         try:
-            _compile_cuda(model, tuning.Choices(offers=offers))
+            _compile_cuda(model, kernel_choice.Choices(offers=offers))
             found = {
-                k: records.Measured(c.random.choice(sorted(v)), 1.0, 2.0, [{}])
+                k: tuning_records.Measured(c.random.choice(sorted(v)), 1.0, 2.0, [{}])
                 for k, v in offers.items()
             }
-            device = caps.usual(90, 132)
-            path = records.add(device, found)
+            device = device_caps.usual(90, 132)
+            path = tuning_records.add(device, found)
             old = path.read_bytes()
             value = json.loads(old)
             if c.random.random() < 0.7:
@@ -782,21 +788,21 @@ def _tuning(c: Case) -> Verdict:
                 path.write_bytes(json.dumps(value).encode())
             else:
                 path.write_bytes(mutations.damage(old, c.random))
-            _compile_cuda(model, records.choices(device))
+            _compile_cuda(model, tuning_records.choices(device))
         except TraceaError as e:
             return Verdict(REFUSED, str(e))
         except Exception as e:
             return _failure("internal", e)
         finally:
-            records.clear()
+            tuning_records.clear()
     return Verdict(OK)
 
 
-def _compile_cuda(model: ModelProto, choices: tuning.Choices) -> None:
-    backend = compiler.cuda_backend(caps.usual(90), tf32=False, choices=choices)
-    compiler.compile_graph(
+def _compile_cuda(model: ModelProto, choices: kernel_choice.Choices) -> None:
+    backend = partition_compiler.cuda_backend(device_caps.usual(90), tf32=False, choices=choices)
+    partition_compiler.compile_graph(
         Graph(model),
-        compiler.Backend(backend.target, lambda name, probe: backend.plan(name, True)),
+        partition_compiler.Backend(backend.target, lambda name, probe: backend.plan(name, True)),
         everything=True,
     )
 
@@ -827,9 +833,9 @@ def _request(c: Case) -> Verdict:
     c.write(data)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", compiler.Fault)
-            pack = compiler.compile_request(data)
-        header, _ = plan.read_pack(pack)
+            warnings.simplefilter("error", partition_compiler.Fault)
+            pack = partition_compiler.compile_request(data)
+        header, _ = builder.read_pack(pack)
         for entry in header["entries"]:
             json.dumps(entry)
     except TraceaError as e:

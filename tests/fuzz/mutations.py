@@ -22,7 +22,7 @@ from onnx import (
     numpy_helper,
 )
 
-from tracea_onnx.surgery import graphs
+from tracea_onnx.ir.edit import graphs
 
 #: Integers at which sizes, counts and offsets go wrong.
 INTS = (

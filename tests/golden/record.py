@@ -20,10 +20,12 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.exports import matrix
 from tests.session.test_models import SMALL
-from tracea_onnx import compiler, contrib, infer, registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.graph import Graph
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes import contrib_functions, onnx_inference
+from tracea_onnx.support import discovery
 
 Record = dict[str, dict[str, str]]
 
@@ -107,15 +109,15 @@ def sources_for_cubins() -> Iterator[None]:
         yield
 
 
-def plans_of(model: ModelProto, backend: compiler.Backend) -> dict[str, str]:
+def plans_of(model: ModelProto, backend: partition_compiler.Backend) -> dict[str, str]:
     """The Plans of every partition that a session over `model` would have, refused nodes included."""
     shown = copy.deepcopy(model)
-    infer.restore_types(shown, {})
-    shown.functions.extend(contrib.functions(model))
+    onnx_inference.restore_types(shown, {})
+    shown.functions.extend(contrib_functions.functions(model))
     shown = onnx.shape_inference.infer_shapes(shown, data_prop=True)  # as a session does
     del shown.functions[len(model.functions) :]
     with sources_for_cubins():
-        compiled = compiler.compile_graph(Graph(shown), backend)
+        compiled = partition_compiler.compile_graph(Graph(shown), backend)
     parts: list[tuple[str, object]] = []
     for nodes, plan, blobs in compiled.entries:
         parts.append(("nodes", [n.name for n in nodes]))
@@ -152,12 +154,12 @@ def _half(tensor: TensorProto) -> TensorProto:
 
 
 def wide(name: str) -> ModelProto:
-    model: ModelProto = registry.module("models", name).build(**WIDE[name])
+    model: ModelProto = discovery.module("models", name).build(**WIDE[name])
     return model
 
 
 def small(name: str) -> ModelProto:
-    model: ModelProto = registry.module("models", name).build(**SMALL[name])
+    model: ModelProto = discovery.module("models", name).build(**SMALL[name])
     return model
 
 
@@ -169,8 +171,8 @@ def exports() -> list[str]:
     return [files[k % len(files)] for k, files in enumerate(by_chain.values())]
 
 
-def gpu(arch: int, sms: int) -> compiler.Backend:
-    return compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
+def gpu(arch: int, sms: int) -> partition_compiler.Backend:
+    return partition_compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": str(sms)})
 
 
 # --- requests -----------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def gpu(arch: int, sms: int) -> compiler.Backend:
 
 def kernels(request: Request) -> Iterator[tuple[str, object]]:
     """Every kernel that answers the request, its source and how it is launched."""
-    for kernel in registry.module("kernels", "cuda").emit(request):
+    for kernel in discovery.module("kernels", "cuda").emit(request):
         yield kernel.symbol, described(kernel)
 
 
@@ -210,7 +212,7 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
     for family in FAMILIES:
         out[f"requests {family}"] = lambda family=family: requested(family)  # type: ignore[misc]
     for name in sorted(SMALL):
-        out[f"cpu {name}"] = lambda name=name: plans_of(small(name), compiler.CPU_BACKEND)  # type: ignore[misc]
+        out[f"cpu {name}"] = lambda name=name: plans_of(small(name), partition_compiler.CPU_BACKEND)  # type: ignore[misc]
     for file in exports():
         out[f"cpu {file}"] = lambda file=file: _export(file)  # type: ignore[misc]
     for name in sorted(WIDE):
@@ -221,4 +223,4 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
 
 
 def _export(file: str) -> dict[str, str]:
-    return plans_of(onnx.load(str(matrix.FOLDER / file)), compiler.CPU_BACKEND)
+    return plans_of(onnx.load(str(matrix.FOLDER / file)), partition_compiler.CPU_BACKEND)

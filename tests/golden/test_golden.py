@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden import record
-from tracea_onnx import registry
+from tracea_onnx.support import discovery
 
 FOLDER = Path(__file__).resolve().parent
 CASES = record.cases()
@@ -46,7 +46,7 @@ def test_every_record_has_a_case(golden: record.Record | None) -> None:
 
 def test_a_record_follows_source_and_launch() -> None:
     request = next(r for _, r in record.requests("pointwise"))
-    kernel = registry.module("kernels", "cuda").emit(request)[0]
+    kernel = discovery.module("kernels", "cuda").emit(request)[0]
     others = [replace(kernel, source=kernel.source + " "), replace(kernel, smem=kernel.smem + 16), replace(kernel, grid=(7, 1, 1))]
     hashes = {record.digest(record.described(k)) for k in (kernel, *others)}
     assert len(hashes) == 4

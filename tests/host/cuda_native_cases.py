@@ -9,12 +9,12 @@ import pytest
 
 from tests.fake.driver import Log
 from tests.fake.plans import HandPlan
-from tracea_onnx import dims as D
-from tracea_onnx import native_cuda
-from tracea_onnx.cuda import Float32, Int32, Int64, Pointer, TensorMap
+from tracea_onnx.codegen.kernel_request import Float32, Int32, Int64, Pointer, TensorMap
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.native_cuda import LoadedPlan, run_plan
-from tracea_onnx.ops import DType
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.runtime import cuda_harness
+from tracea_onnx.runtime.cuda_harness import LoadedPlan, run_plan
 
 F32 = DType.F32
 log = Log()
@@ -41,10 +41,10 @@ def chain(n: D.DimLike | None = None) -> HandPlan:
 
 
 def case_device_facts() -> None:
-    d = native_cuda.device(0)
+    d = cuda_harness.device(0)
     assert (d.name, d.arch, d.sms) == ("Fake GPU 0", 90, 132)
     with pytest.raises(TraceaError, match=r"^there is no CUDA device 7; this machine has 1$"):
-        native_cuda.device(7)
+        cuda_harness.device(7)
 
 
 def case_chain_of_dynamic_shapes() -> None:
@@ -268,7 +268,7 @@ def case_graphs_follow_addresses_and_shapes() -> None:
 
 def case_times() -> None:
     b = chain()
-    times = native_cuda.time_plan(b.to_json(), b.blobs, [vector(10)], replays=5)
+    times = cuda_harness.time_plan(b.to_json(), b.blobs, [vector(10)], replays=5)
     assert times.total == pytest.approx(3)  # the stand-in takes a microsecond per kernel
     assert [symbol for symbol, _ in times.launches] == ["add", "mul", "scale"]
     assert [time for _, time in times.launches] == pytest.approx([1, 1, 1])

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
-from tracea_onnx.core import Match, Refuse, Rule, Spec
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.ir.contracts import Match, Refuse, Rule, Spec
+from tracea_onnx.ir.graph import Graph, Node
 
 Array = npt.NDArray[Any]
 

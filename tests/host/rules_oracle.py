@@ -14,12 +14,12 @@ import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tracea_onnx import match as matching
-from tracea_onnx import registry
-from tracea_onnx.core import Match, Refusal, Spec
-from tracea_onnx.expr import Expr
-from tracea_onnx.graph import Graph
-from tracea_onnx.recognise import evaluate
+from tracea_onnx.ir.activations import evaluate
+from tracea_onnx.ir.contracts import Match, Refusal, Spec
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import find as matching
+from tracea_onnx.match import rule_set
 
 F64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ def model(
 
 def find(m: ModelProto, rule: str) -> tuple[Graph, list[Match], list[Refusal]]:
     graph = Graph(m)
-    chosen = next(r for r in registry.rules() if r.name == rule)
+    chosen = next(r for r in rule_set.rules() if r.name == rule)
     matches, refusals = matching.find(graph, rules=[chosen])
     return graph, matches, refusals
 

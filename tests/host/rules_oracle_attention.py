@@ -11,10 +11,10 @@ from onnx import ModelProto
 
 from tests.host import rules_oracle
 from tests.host.rules_oracle import feeds_of, run_all
-from tracea_onnx.core import Match, Spec
-from tracea_onnx.expr import Expr
-from tracea_onnx.patterns_view import strides
-from tracea_onnx.recognise import evaluate
+from tracea_onnx.ir.activations import evaluate
+from tracea_onnx.ir.contracts import Match, Spec
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.match.strided_view import strides
 
 F64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]

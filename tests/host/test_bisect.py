@@ -12,11 +12,14 @@ import pytest
 from onnx import ModelProto, NodeProto
 
 from tests.host.pipeline_models import RULES, copy, normal, parse, run, same_bits
-from tracea_onnx import bisect, io, pipeline, rewrite, transform, verify
-from tracea_onnx.cli import main
-from tracea_onnx.core import DOMAIN, Match
+from tracea_onnx.cli.main import main
 from tracea_onnx.errors import MissingFusionError
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir.contracts import DOMAIN, Match
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import fusion_loop, optimizer
+from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.verify import delta_debugging, verification
 
 
 @pytest.mark.parametrize("guilty", [{3}, {0}, {16}, {2, 11}, {0, 16}, {4, 5, 6}])
@@ -29,20 +32,20 @@ def test_the_smallest_failing_part_is_found(guilty: set[int]) -> None:
         asked += 1
         return guilty <= set(kept)
 
-    assert set(bisect.smallest(list(range(17)), fails)) == guilty
+    assert set(delta_debugging.smallest(list(range(17)), fails)) == guilty
     assert asked < 17 * 6
 
 
 def test_independent_faults_are_all_found_and_a_sum_of_small_ones_loses_as_few_as_needed() -> None:
-    assert sorted(bisect.at_fault(list(range(20)), lambda kept: 3 in kept or 17 in kept or {5, 6} <= set(kept))) in ([3, 5, 17], [3, 5, 6, 17], [3, 6, 17])
-    drift = bisect.at_fault(list(range(20)), lambda kept: sum(0.1 for _ in kept) > 1.55)
+    assert sorted(delta_debugging.at_fault(list(range(20)), lambda kept: 3 in kept or 17 in kept or {5, 6} <= set(kept))) in ([3, 5, 17], [3, 5, 6, 17], [3, 6, 17])
+    drift = delta_debugging.at_fault(list(range(20)), lambda kept: sum(0.1 for _ in kept) > 1.55)
     assert 5 <= len(drift) <= 16
-    assert bisect.at_fault([1, 2], lambda _: True) == [] and bisect.at_fault([1, 2], lambda _: False) == []
+    assert delta_debugging.at_fault([1, 2], lambda _: True) == [] and delta_debugging.at_fault([1, 2], lambda _: False) == []
 
 
 def test_the_search_ends_when_its_budget_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bisect, "BUDGET", 3)
-    found = bisect.at_fault(list(range(64)), lambda kept: 40 in kept)
+    monkeypatch.setattr(delta_debugging, "BUDGET", 3)
+    found = delta_debugging.at_fault(list(range(64)), lambda kept: 40 in kept)
     assert 40 in found and len(found) < 64
 
 
@@ -62,9 +65,9 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Makes a rule wrong on one anchor: the body of that fusion computes another activation than the nodes it replaces."""
 
     def install(anchor: str, instead: str) -> None:
-        honest = rewrite._bare
+        honest = fused_calls._bare
 
-        honest_call = rewrite._call
+        honest_call = fused_calls._call
 
         def call(model: ModelProto, graph: Graph, match: Match, op: str, taken: set[str]) -> object:
             lie = match.anchor.name in anchor.split()
@@ -75,16 +78,16 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
                     out.op_type = instead
                 return out
 
-            monkeypatch.setattr(rewrite, "_bare", bare)
+            monkeypatch.setattr(fused_calls, "_bare", bare)
             return honest_call(model, graph, match, op, taken)
 
-        monkeypatch.setattr(rewrite, "_call", call)
+        monkeypatch.setattr(fused_calls, "_call", call)
 
     return install
 
 
-def optimized(model: ModelProto, **options: object) -> pipeline.OptimizeResult:
-    return pipeline.optimize(model, rules=RULES, backend="cpu", **options)  # type: ignore[arg-type]
+def optimized(model: ModelProto, **options: object) -> optimizer.OptimizeResult:
+    return optimizer.optimize(model, rules=RULES, backend="cpu", **options)  # type: ignore[arg-type]
 
 
 def test_only_the_wrong_fusions_are_turned_back(lying: Callable[[str, str], None]) -> None:
@@ -102,7 +105,7 @@ def test_only_the_wrong_fusions_are_turned_back(lying: Callable[[str, str], None
     onnx.checker.check_model(result.model, full_check=True)
     feeds = {"v0": normal(1, 3, 6, 6, seed=9)}
     assert same_bits(run(m, feeds), run(result.model, feeds))
-    assert io.serialize(optimized(result.model).model) == io.serialize(result.model)
+    assert model_file.serialize(optimized(result.model).model) == model_file.serialize(result.model)
 
 
 def test_a_fusion_that_does_not_even_run_is_turned_back(lying: Callable[[str, str], None]) -> None:
@@ -117,24 +120,24 @@ def test_a_required_fusion_that_was_turned_back_is_missing(lying: Callable[[str,
 
 
 def test_a_fault_outside_the_fusions_is_not_blamed_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = transform.transform
+    honest = fusion_loop.transform
 
-    def spoil(source: io.Source, *rest: object) -> None:
+    def spoil(source: model_file.Source, *rest: object) -> None:
         honest(source, *rest)  # type: ignore[arg-type]
         source.model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(normal(3, 3, 3, 3, seed=77), source.model.graph.initializer[0].name))
 
-    monkeypatch.setattr(pipeline, "transform", spoil)
-    with pytest.raises(pipeline.FailedVerification) as e:
+    monkeypatch.setattr(optimizer, "transform", spoil)
+    with pytest.raises(optimizer.FailedVerification) as e:
         optimized(layers(2))
     assert "output 'y' differs by" in e.value.what and len(e.value.report.fused) == 4
 
 
 def test_wrong_constants_cost_only_the_folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tracea_onnx import fold
+    from tracea_onnx.canonicalize import constant_folding
 
     m = parse("g (float[3] x) => (float[3] y) { b = Neg (c)  a = Add (x, b)  y = Relu (a) }", c=normal(3))
-    honest = fold._evaluate
-    monkeypatch.setattr(fold, "_evaluate", lambda *a: {k: v + np.float32(1) for k, v in honest(*a).items()})
+    honest = constant_folding._evaluate
+    monkeypatch.setattr(constant_folding, "_evaluate", lambda *a: {k: v + np.float32(1) for k, v in honest(*a).items()})
     result = optimized(m)
     assert [f.rule for f in result.report.fused] == ["add_relu"] and any("constants were not folded: with them folded output" in n for n in result.report.notes)
     assert same_bits(run(m, {"x": normal(3, seed=1)}), run(result.model, {"x": normal(3, seed=1)}))
@@ -146,17 +149,17 @@ def test_verify_bisect_names_and_mends(tmp_path: Path, capsys: pytest.CaptureFix
     good = optimized(m).model
     onnx.save(m, str(tmp_path / "a.onnx"))
     onnx.save(good, str(tmp_path / "b.onnx"))
-    honest = verify.session
+    honest = verification.session
 
-    def session(source: io.Source, **options: object) -> object:
+    def session(source: model_file.Source, **options: object) -> object:
         """A runtime whose kernel for the fused op conv1 is wrong: it reads other weights."""
-        other = io.Source(copy(source.model))
+        other = model_file.Source(copy(source.model))
         for n in other.model.graph.node:
             if n.domain == DOMAIN and n.name == "conv1/Conv":
                 n.input[1] = "w2"
         return honest(other, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(verify, "session", session)
+    monkeypatch.setattr(verification, "session", session)
     both = [str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")]
     assert main(["verify", *both]) == 4
     capsys.readouterr()
@@ -164,8 +167,8 @@ def test_verify_bisect_names_and_mends(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     (fault,) = json.loads(out)["at_fault"]
     assert fault == {"name": "conv1/Conv", "outputs": ["r1"], "rule": "conv_relu", "nodes": ["conv1", "Relu_r1"]} and "conv1/Conv (conv_relu)" in err
-    mended = io.load(tmp_path / "c.onnx")
-    assert len(bisect.calls(mended.model)) == 5 and verify.verify(io.Source(copy(m)), mended).ok
+    mended = model_file.load(tmp_path / "c.onnx")
+    assert len(delta_debugging.calls(mended.model)) == 5 and verification.verify(model_file.Source(copy(m)), mended).ok
     assert main(["verify", both[0], str(tmp_path / "c.onnx"), "--bisect", "-o", str(tmp_path / "d.onnx")]) == 0
     assert not (tmp_path / "d.onnx").exists()
     assert main(["verify", both[0], str(tmp_path / "c.onnx"), "-o", str(tmp_path / "d.onnx")]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tracea_onnx.cache import Cache, default_folder
+from tracea_onnx.support.artifact_cache import Cache, default_folder
 
 
 @pytest.fixture

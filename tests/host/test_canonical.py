@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import Array, copy, normal, ops, parse, run, same_bits
-from tracea_onnx.canonical import canonicalise
+from tracea_onnx.canonicalize.canonical_form import canonicalise
+from tracea_onnx.canonicalize.constant_folding import Budget
 from tracea_onnx.errors import ModelError
-from tracea_onnx.fold import Budget
 
 
 def canonical(model: ModelProto, **kwargs: object) -> ModelProto:

@@ -13,8 +13,9 @@ import onnx
 import pytest
 
 from tests.host.pipeline_models import copy, normal, parse, run, same_bits, small_cnn
-from tracea_onnx import io, pipeline, transform
-from tracea_onnx.cli import main
+from tracea_onnx.cli.main import main
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import fusion_loop, optimizer
 
 Captured = pytest.CaptureFixture[str]
 
@@ -75,14 +76,14 @@ def test_verify_fails_with_4_and_says_by_how_much(model: Path, tmp_path: Path, c
 
 
 def test_a_failed_verification_writes_nothing(model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = transform.transform
+    honest = fusion_loop.transform
 
-    def spoil(source: io.Source, *rest: object) -> None:
+    def spoil(source: model_file.Source, *rest: object) -> None:
         honest(source, *rest)  # type: ignore[arg-type]
         weights = next(t for t in source.model.graph.initializer if t.name == "b3")
         weights.CopyFrom(onnx.numpy_helper.from_array(normal(5, seed=7), "b3"))
 
-    monkeypatch.setattr(pipeline, "transform", spoil)
+    monkeypatch.setattr(optimizer, "transform", spoil)
     assert main(["optimize", str(model), "-o", str(tmp_path / "o.onnx"), "--json"]) == 4
     out, err = capsys.readouterr()
     assert not (tmp_path / "o.onnx").exists() and json.loads(out)["verify"]["ok"] is False and "error: the optimized model is wrong: output 'scores'" in err
@@ -147,7 +148,7 @@ def test_an_internal_error_is_one_line_unless_debugging(model: Path, capsys: Cap
     def explode(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oh\nno")
 
-    monkeypatch.setattr(pipeline, "optimize", explode)
+    monkeypatch.setattr(optimizer, "optimize", explode)
     assert main(["optimize", str(model)]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: internal: ZeroDivisionError: oh;") and len(err.splitlines()) == 1
@@ -161,7 +162,7 @@ def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(model: Path, capsys
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_pack", interrupted)
+    monkeypatch.setattr(optimizer, "_pack", interrupted)
     written, pack = model.with_name("out.onnx"), model.with_name("out.pack")
     assert main(["optimize", str(model), "-o", str(written), "--pack", str(pack)]) == 130
     assert written.exists() and not pack.exists()
@@ -170,7 +171,7 @@ def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(model: Path, capsys
 
 
 def test_cache_commands(tmp_path: Path, capsys: Captured) -> None:
-    from tracea_onnx.cache import Cache
+    from tracea_onnx.support.artifact_cache import Cache
 
     Cache(tmp_path / "c").put("k", b"data")
     for action in ("list", "size", "clear"):
@@ -215,4 +216,4 @@ def test_external_data_options(model: Path, tmp_path: Path) -> None:
     assert main(["optimize", str(model), "-o", str(out), "--external-data", "always"]) == 0
     assert out.with_name("e.onnx.data").is_file()
     assert main(["optimize", str(out), "-o", str(tmp_path / "n.onnx"), "--external-data", "never"]) == 0
-    assert io.load(tmp_path / "n.onnx").model.graph.initializer[0].HasField("raw_data")
+    assert model_file.load(tmp_path / "n.onnx").model.graph.initializer[0].HasField("raw_data")

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.host.rules_oracle import model, node
-from tracea_onnx.canonical import canonicalise
-from tracea_onnx.graph import Graph
+from tracea_onnx.canonicalize.canonical_form import canonicalise
+from tracea_onnx.ir.graph import Graph
 
 X = 8
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tracea_onnx import compiler, infer, registry
-from tracea_onnx.cuda import Kernel, Request
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.dims import symbol
-from tracea_onnx.graph import Graph
+from tracea_onnx.codegen.kernel_request import Kernel, Request
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.ir.dims import symbol
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import discovery
 
 F16, F32, I64, I32 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 Type = tuple[int, Sequence[int | str]]
@@ -41,8 +43,8 @@ def launches(
     results = [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()]
     stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
     model = helper.make_model(helper.make_graph(nodes, "g", given, results, stored), opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    infer.infer(model, {})
-    result = compiler.compile_graph(Graph(model), compiler.backend_of({"backend": "cuda", "arch": "90", "sms": "132"}), everything=True)
+    onnx_inference.infer(model, {})
+    result = partition_compiler.compile_graph(Graph(model), partition_compiler.backend_of({"backend": "cuda", "arch": "90", "sms": "132"}), everything=True)
     assert len(result.entries) == 1 and not result.refused, result.refused
     return found
 
@@ -148,9 +150,9 @@ def test_nodes_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stages", [1, 3])
 def test_staged_kernels_compile(stages: int) -> None:
     from tests.backend.cuda_requests import compile_kernels, request
-    from tracea_onnx.expr import Expr, Instr
-    from tracea_onnx.ops import DType
-    from tracea_onnx.program import compile_program
+    from tracea_onnx.ir.abi import DType
+    from tracea_onnx.ir.expr import Expr, Instr
+    from tracea_onnx.ir.expr_program import compile_program
 
     less = compile_program(Expr(2, (Instr("lt", (0, 1)),), 2), type="i64")
     log = compile_program(Expr(1, (Instr("log", (0,)),), 1), type="f32")
@@ -162,13 +164,13 @@ def test_staged_kernels_compile(stages: int) -> None:
     ints: dict[str, Any] = {"y_dtype": rows[-1]["dtype"], "x0_dtype": int(DType.I64), "x1_dtype": int(DType.I32)}
     for d in range(6):
         ints |= {f"n{d}": symbol("n") if d == 5 else 1, f"x0_{d}": int(d == 5), f"x1_{d}": 0}
-    kernels = registry.module("kernels", "cuda").emit(request("pointwise", DType.F32, ints, operands=("x0", "x1", "y"), program={"n_in": 2, "stages": rows}))
+    kernels = discovery.module("kernels", "cuda").emit(request("pointwise", DType.F32, ints, operands=("x0", "x1", "y"), program={"n_in": 2, "stages": rows}))
     compile_kernels(kernels, 90)
 
 
 def test_equal_layers_are_emitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    backend = registry.module("kernels", "cuda")
+    backend = discovery.module("kernels", "cuda")
     real = backend.emit
 
     def emit(request: Request) -> list[Kernel]:

@@ -26,7 +26,7 @@ def test_case(outcomes: dict[str, str | None], case: str) -> None:
     driver.check(outcomes[case])
 
 
-DEVICE = ["-c", "from tracea_onnx import native_cuda\ntry: native_cuda.device()\nexcept Exception as e: print(e)"]
+DEVICE = ["-c", "from tracea_onnx.runtime import cuda_harness\ntry: cuda_harness.device()\nexcept Exception as e: print(e)"]
 
 
 def test_no_driver_is_one_line(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracea_onnx import dims as D
-from tracea_onnx.plan import PlanBuilder
+from tracea_onnx.ir import dims as D
+from tracea_onnx.plan.builder import PlanBuilder
 
 BINARY: dict[str, tuple[Callable[[D.DimLike, D.DimLike], D.DimLike], Callable[[int, int], int]]] = {
     "add": (D.add, lambda a, b: a + b),

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tracea_onnx import doctor, nvrtc
+from tracea_onnx.doctor import diagnosis
 from tracea_onnx.errors import TraceaError
+from tracea_onnx.runtime import nvrtc
 
 
 def test_every_check_has_a_line_and_a_fix() -> None:
-    checks = doctor.run()
+    checks = diagnosis.run()
     assert {"python", "onnx", "onnxruntime", "provider library", "provider registers", "instruction set", "cache", "CUDA driver", "NVRTC", "cupy"} == {
         c.name for c in checks if not c.name.startswith("GPU ")
     }
@@ -26,20 +27,20 @@ def test_a_broken_library_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch
     def crash() -> str:
         raise OSError("cannot open shared object\nsecond line")
 
-    monkeypatch.setattr(doctor, "_library", missing)
-    monkeypatch.setattr(doctor, "_registers", crash)
-    found = {c.name: c for c in doctor.run()}
+    monkeypatch.setattr(diagnosis, "_library", missing)
+    monkeypatch.setattr(diagnosis, "_registers", crash)
+    found = {c.name: c for c in diagnosis.run()}
     assert (found["provider library"].ok, found["provider library"].fix) == (False, "reinstall it")
     assert not found["provider registers"].ok and "second line" not in found["provider registers"].detail
 
 
 def test_packages_too_old_or_missing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "version", lambda name: "1.2.3")
-    assert not doctor._package("onnx", (1, 17), "upgrade").ok
-    monkeypatch.setattr(doctor, "version", lambda name: "1.17.0rc1+local")
-    assert doctor._package("onnx", (1, 17), "upgrade").ok
+    monkeypatch.setattr(diagnosis, "version", lambda name: "1.2.3")
+    assert not diagnosis._package("onnx", (1, 17), "upgrade").ok
+    monkeypatch.setattr(diagnosis, "version", lambda name: "1.17.0rc1+local")
+    assert diagnosis._package("onnx", (1, 17), "upgrade").ok
     monkeypatch.undo()
-    assert doctor._package("no-such-distribution-here", (1,), "install").detail == "not installed"
+    assert diagnosis._package("no-such-distribution-here", (1,), "install").detail == "not installed"
 
 
 # --- which compiler ----------------------------------------------------------------------------------------------------------
@@ -63,12 +64,12 @@ def test_a_compiler_newer_than_the_driver_is_an_ailment(monkeypatch: pytest.Monk
     monkeypatch.setattr(nvrtc, "load", lambda: (nvrtc.Compiler("/x/libnvrtc.so.13", 13), None))
     monkeypatch.setattr(nvrtc, "version", lambda _: (13, 0))
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 12040)
-    found = doctor._compiler()
+    found = diagnosis._compiler()
     assert not found.ok and "13.0" in found.detail and "CUDA 12.4" in found.detail and "[gpu]" in found.fix
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 13010)
     monkeypatch.setattr(nvrtc, "architectures", lambda _: [80, 89, 90])
-    monkeypatch.setattr(doctor, "_architectures", lambda: [90, 120])
-    older = doctor._compiler()
+    monkeypatch.setattr(diagnosis, "_architectures", lambda: [90, 120])
+    older = diagnosis._compiler()
     assert not older.ok and "older than the GPU (sm_120)" in older.detail and "pip install" in older.fix
-    monkeypatch.setattr(doctor, "_architectures", lambda: [90])
-    assert doctor._compiler().ok and "CUDA 13.1" in doctor._compiler().detail
+    monkeypatch.setattr(diagnosis, "_architectures", lambda: [90])
+    assert diagnosis._compiler().ok and "CUDA 13.1" in diagnosis._compiler().detail

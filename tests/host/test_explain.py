@@ -13,17 +13,19 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.decoders import greedy_search
 from tests.host.pipeline_models import RULES, Array, normal, parse, small_cnn
-from tracea_onnx import compiler, explain, page, registry
-from tracea_onnx.core import DOMAIN
+from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import UsageError
-from tracea_onnx.graph import Graph
+from tracea_onnx.explain import explanation, html_page
+from tracea_onnx.ir.contracts import DOMAIN
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import rule_set
 
 
-def account(model: ModelProto, **options: object) -> explain.Account:
-    return explain.explain(model, backend="cpu", **options)  # type: ignore[arg-type]
+def account(model: ModelProto, **options: object) -> explanation.Account:
+    return explanation.explain(model, backend="cpu", **options)  # type: ignore[arg-type]
 
 
-def left(model: ModelProto, op: str, **options: object) -> explain.Explanation:
+def left(model: ModelProto, op: str, **options: object) -> explanation.Explanation:
     return next(e for e in account(model, **options).anchors if e.op == op and not e.fused_by)
 
 
@@ -87,7 +89,7 @@ def test_every_unfused_anchor_of_generated_models_has_a_reason(seed: int) -> Non
     found = account(random_model(seed))
     told = {e.anchor: e for e in found.anchors if not e.fused_by}
     for n in found.model.graph.node:
-        if n.op_type in _HEAVY or n.op_type in {op for r in registry.rules() for op in r.anchors}:
+        if n.op_type in _HEAVY or n.op_type in {op for r in rule_set.rules() for op in r.anchors}:
             e = told.pop(n.name)
             assert e.refusals and all(r.reason and r.node is not None for r in e.refusals)
             assert n.op_type not in _HEAVY or not e.light
@@ -137,7 +139,7 @@ def test_the_exporter_wrote_the_scale_as_a_graph_input() -> None:
     assert "not a constant scalar" in e.refusals[0].reason and e.refusals[0].rule == "attention"
     assert e.fix == "the exporter wrote 'scale' as a graph input: re-export with it as a constant (export_params=True)"
     said = account(attention(", float scale", scale="scale"))
-    assert any("fix: the exporter wrote 'scale'" in line for line in explain.text(said))
+    assert any("fix: the exporter wrote 'scale'" in line for line in explanation.text(said))
     assert next(a for a in said.to_json()["anchors"] if a["op"] == "Softmax")["nearest"]["node"] == "Mul_b"
 
 
@@ -219,7 +221,7 @@ def leaving() -> ModelProto:
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None:
-    found = explain.explain(leaving(), backend=backend, provider=True).coverage
+    found = explanation.explain(leaving(), backend=backend, provider=True).coverage
     assert found is not None and (found.backend, found.total) == (backend, 3)
     assert {n.op: n.reason for n in found.leaving} == {
         "EyeLike": "no kernel computes EyeLike",
@@ -229,16 +231,16 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
 
 
 def test_the_gpu_backend_is_the_one_that_sessions_compile_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[compiler.Backend] = []
-    honest = compiler.compile_graph
+    asked: list[partition_compiler.Backend] = []
+    honest = partition_compiler.compile_graph
 
-    def compile_graph(graph: Graph, backend: compiler.Backend, **more: bool) -> compiler.Compiled:
+    def compile_graph(graph: Graph, backend: partition_compiler.Backend, **more: bool) -> partition_compiler.Compiled:
         asked.append(backend)
         return honest(graph, backend, **more)
 
-    monkeypatch.setattr(compiler, "compile_graph", compile_graph)
-    explain.explain(leaving(), backend="cuda", provider=True)
-    session = compiler.backend_of({"backend": "cuda", "arch": "90"})
+    monkeypatch.setattr(partition_compiler, "compile_graph", compile_graph)
+    explanation.explain(leaving(), backend="cuda", provider=True)
+    session = partition_compiler.backend_of({"backend": "cuda", "arch": "90"})
     assert session.target.folds_norms and session.target.bundles
     assert [(b.target, b.rates) for b in asked] == [(session.target, session.rates)]
 
@@ -257,19 +259,19 @@ def test_running_sums_of_positions_stay_on_the_gpu() -> None:
         table=normal(64, 8),
         w=normal(8, 8),
     )
-    left = {b: [n.op for n in explain.explain(m, backend=b, provider=True).coverage.leaving] for b in ("cpu", "cuda")}  # type: ignore[union-attr]
+    left = {b: [n.op for n in explanation.explain(m, backend=b, provider=True).coverage.leaving] for b in ("cpu", "cuda")}  # type: ignore[union-attr]
     assert "CumSum" in left["cpu"] and left["cuda"] == []
 
 
 def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:
-    found = explain.explain(greedy_search(), backend="cuda", provider=True).coverage
+    found = explanation.explain(greedy_search(), backend="cuda", provider=True).coverage
     assert found is not None and found.partitions == 0 and len(found.leaving) == found.total
     assert {n.reason for n in found.leaving if not n.op.endswith("GreedySearch")} == {"GreedySearch reads on the host what its body makes"}
 
 
 def test_light_nodes_alone_stay_with_the_runtime() -> None:
     m = parse("g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) { y = Relu (x) }")
-    (n,) = explain.explain(m, backend="cpu", provider=True).coverage.leaving  # type: ignore[union-attr]
+    (n,) = explanation.explain(m, backend="cpu", provider=True).coverage.leaving  # type: ignore[union-attr]
     assert "light" in n.reason
 
 
@@ -297,7 +299,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
-    text = page.page(account(leaving(), provider=True))
+    text = html_page.page(account(leaving(), provider=True))
     found = Page(text)
     boxes = [{"class": "", **a} for t, a in found.tags if t == "g" and "data-tip" in a]
     assert [b["class"] for b in boxes].count("fused") == 1
@@ -311,7 +313,7 @@ def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
 
 
 def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
-    text = page.page(account(random_model(7)))
+    text = html_page.page(account(random_model(7)))
     at = [(float(a["x"] or 0), float(a["y"] or 0)) for t, a in Page(text).tags if t == "rect" and "x" in a]
     assert len(at) == len(set(at)) > 10
     rows: dict[float, list[float]] = {}
@@ -327,7 +329,7 @@ def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
 def test_names_are_escaped() -> None:
     m = small_cnn()
     m.graph.node[0].name, m.graph.name = "<script>&\"'", "<b>"
-    text = page.page(account(m, rules=RULES))
+    text = html_page.page(account(m, rules=RULES))
     assert "<script>&" not in text and "<b></title>" not in text and Page(text).tags
 
 
@@ -336,14 +338,14 @@ def test_bodies_are_drawn_too() -> None:
         "g (float[3] x, bool c) => (float[3] y) { y = If (c) <then_branch = t () => (float[3] u) { s = Add (x, x) u = Relu (s) },"
         " else_branch = e () => (float[3] v) { v = Neg (x) }> }"
     )
-    text = page.page(account(m, rules=RULES))
+    text = html_page.page(account(m, rules=RULES))
     assert text.count('class="drawing"') == 3 and text.count("<option") == 3
 
 
 def test_without_networkx_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(UsageError, match=r"pip install \"tracea-onnx\[html\]\""):
-        page.page(account(small_cnn(), rules=RULES))
+        html_page.page(account(small_cnn(), rules=RULES))
 
 
 def test_the_checker_accepts_the_generated_models() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tracea_onnx import dims as D
-from tracea_onnx.extents import Extent, extents, limits
-from tracea_onnx.families import FAMILIES
+from tracea_onnx.ir import dims as D
+from tracea_onnx.plan.extents import Extent, extents, limits
+from tracea_onnx.plan.kernel_families import FAMILIES
 
 #: What indices reach is compared by the kernel; the result of `copies` is made of its parts.
 UNBOUNDED = {"scatter_tuples": {"y"}, "gather_tuples": {"x"}, "copies": {"y"}}

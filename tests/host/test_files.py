@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracea_onnx import files
-from tracea_onnx.cache import Cache, default_folder
+from tracea_onnx.support import files
+from tracea_onnx.support.artifact_cache import Cache, default_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,11 @@ def test_links_and_pipes_in_the_place_of_an_entry_are_no_entries(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "code", ["import tracea_onnx.cache as c; print(c.default_folder(), c.Cache().fault())", "from tracea_onnx.cli import main; main(['cache', 'size'])"]
+    "code",
+    [
+        "import tracea_onnx.support.artifact_cache as c; print(c.default_folder(), c.Cache().fault())",
+        "from tracea_onnx.cli.main import main; main(['cache', 'size'])",
+    ],
 )
 def test_a_user_without_a_home_has_no_cache(tmp_path: Path, code: str) -> None:
     """As in a container whose user has no entry in /etc/passwd: a process with a user id of nobody in particular."""
@@ -117,7 +121,7 @@ def test_what_killed_writers_left_goes_and_what_living_ones_write_stays(tmp_path
 
 
 def test_a_full_cache_is_counted_again_by_each_process(tmp_path: Path) -> None:
-    code = "import sys; from tracea_onnx.cache import Cache; from pathlib import Path; Cache(Path(sys.argv[1]), 3000).put(sys.argv[2], bytes(900))"
+    code = "import sys; from tracea_onnx.support.artifact_cache import Cache; from pathlib import Path; Cache(Path(sys.argv[1]), 3000).put(sys.argv[2], bytes(900))"
     for k in range(6):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "c"), str(k)], cwd=_ROOT, check=True)
     assert 900 < Cache(tmp_path / "c").size() <= 3000

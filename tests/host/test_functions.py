@@ -8,9 +8,10 @@ import pytest
 from onnx import ModelProto, helper
 
 from tests.host.pipeline_models import RULES, copy, normal, ops, run, same_bits
-from tracea_onnx import functions, io, pipeline
-from tracea_onnx.core import DOMAIN
 from tracea_onnx.errors import ModelError
+from tracea_onnx.ir.contracts import DOMAIN
+from tracea_onnx.model_io import function_calls, model_file
+from tracea_onnx.pipeline import optimizer
 
 MINE = ', "mine" : 1'
 
@@ -26,14 +27,14 @@ def body(text: str) -> str:
     return f'<domain: "mine", opset_import: ["" : 17{MINE}]> {text}'
 
 
-def optimized(model: ModelProto) -> pipeline.OptimizeResult:
-    return pipeline.optimize(model, rules=RULES, backend="cpu")
+def optimized(model: ModelProto) -> optimizer.OptimizeResult:
+    return optimizer.optimize(model, rules=RULES, backend="cpu")
 
 
-def expand(model: ModelProto) -> tuple[ModelProto, list[functions.Expansion], list[str]]:
+def expand(model: ModelProto) -> tuple[ModelProto, list[function_calls.Expansion], list[str]]:
     notes: list[str] = []
     out = copy(model)
-    found = functions.expand(out, notes)
+    found = function_calls.expand(out, notes)
     onnx.checker.check_model(out, full_check=True)
     return out, found, notes
 
@@ -107,7 +108,7 @@ def test_what_is_inside_fuses_across_the_border_and_in_bodies() -> None:
         feeds = {"x": normal(1, 2, 4, 4), "c": np.array(c)}
         assert same_bits(run(m, feeds), run(result.model, feeds))
     assert any("2 calls of the model's own functions" in n for n in result.report.notes)
-    assert io.serialize(optimized(result.model).model) == io.serialize(result.model)
+    assert model_file.serialize(optimized(result.model).model) == model_file.serialize(result.model)
 
 
 @pytest.mark.parametrize("literal", ["", "k = Constant <value = float {2.0}> ()  "])
@@ -122,7 +123,7 @@ def test_a_function_in_which_nothing_changes_stays(literal: str) -> None:
     assert list(result.model.functions)[:2] == list(m.functions)[:2] and not result.model.graph.initializer
     assert result.report.nodes_before == 4 and result.report.nodes_after == 3
     assert same_bits(run(m, {"x": normal(5)}), run(result.model, {"x": normal(5)}))
-    assert io.serialize(optimized(result.model).model) == io.serialize(result.model)
+    assert model_file.serialize(optimized(result.model).model) == model_file.serialize(result.model)
 
 
 def test_a_call_whose_inner_value_serves_another_is_not_put_back() -> None:
@@ -140,7 +141,7 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
     m = with_functions("g (float[5] x) => (float[5] y) { a = mine.Old (x)  y = mine.Fine (a) }", body("Fine (x) => (y) { y = Neg (x) }"))
     m.functions.append(helper.make_function("mine", "Old", ["x"], ["y"], [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [helper.make_opsetid("", 11)]))
     notes: list[str] = []
-    functions.expand(m, notes)
+    function_calls.expand(m, notes)
     assert ops(m) == ["Old", "Neg"] and notes == [
         "the function mine.Old was not searched: Softmax means something else in its operator set (11) than in the model's (17)"
     ]
@@ -150,4 +151,4 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
 def test_a_call_with_more_than_the_function_has_is_one_line(call: str, line: str) -> None:
     model: ModelProto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ {call} }} {ACT}')
     with pytest.raises(ModelError, match=line):
-        functions.expand(model, [])
+        function_calls.expand(model, [])

@@ -12,15 +12,18 @@ import pytest
 from onnx import ModelProto, NodeProto
 
 from tests.host.pipeline_models import CONV_RELU, RULES, copy, normal, run, same_bits, small_cnn
-from tracea_onnx import cli, fused_names, io, pipeline
-from tracea_onnx.core import DOMAIN, Match, Rule, Spec
+from tracea_onnx.cli import main
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.ir import fused_op_names
+from tracea_onnx.ir.contracts import DOMAIN, Match, Rule, Spec
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer
 
 
 @pytest.fixture(scope="module")
 def optimized() -> ModelProto:
-    return pipeline.optimize(small_cnn(), rules=RULES, backend="cpu").model
+    return optimizer.optimize(small_cnn(), rules=RULES, backend="cpu").model
 
 
 def _calls(model: ModelProto) -> list[NodeProto]:
@@ -82,21 +85,21 @@ CHANGES: dict[Callable[[ModelProto], None], str] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_whose_specs_bodies_and_names_differ_is_refused(change: Callable[[ModelProto], None], optimized: ModelProto) -> None:
     model = copy(optimized)
-    io.load(model)
+    model_file.load(model)
     change(model)
     with pytest.raises(ModelError, match=re.escape(CHANGES[change])) as e:
-        io.load(model)
+        model_file.load(model)
     assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("command", ["optimize {}", "explain {}", "inspect {}", "verify {} {}", "verify GOOD {}", "tune {}"])
 def test_every_command_says_so_in_one_line(command: str, optimized: ModelProto, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.onnx", tmp_path / "bad.onnx"
-    io.save(io.Source(copy(optimized)), good)
+    model_file.save(model_file.Source(copy(optimized)), good)
     changed = copy(optimized)
     other_spec(changed)
-    io.save(io.Source(changed), bad)
-    assert cli.main(command.replace("GOOD", str(good)).format(bad, bad).split()) == 3
+    model_file.save(model_file.Source(changed), bad)
+    assert main.main(command.replace("GOOD", str(good)).format(bad, bad).split()) == 3
     err = capfd.readouterr().err
     assert "has a description or a body that was changed" in err and err.count("\n") == 1
 
@@ -105,9 +108,9 @@ def test_every_command_says_so_in_one_line(command: str, optimized: ModelProto, 
 def test_inline_goes_by_the_bodies(change: Callable[[ModelProto], None], optimized: ModelProto, tmp_path: Path) -> None:
     changed = copy(optimized)
     change(changed)
-    io.save(io.Source(changed), tmp_path / "m.onnx")
-    assert cli.main(["inline", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "plain.onnx")]) == 0
-    plain = io.load(tmp_path / "plain.onnx").model
+    model_file.save(model_file.Source(changed), tmp_path / "m.onnx")
+    assert main.main(["inline", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "plain.onnx")]) == 0
+    plain = model_file.load(tmp_path / "plain.onnx").model
     feeds = {"image": normal(2, 3, 8, 8)}
     assert not plain.functions and same_bits(run(small_cnn(), feeds), run(plain, feeds))
 
@@ -120,7 +123,7 @@ def test_notes_do_not_count(optimized: ModelProto) -> None:
             n.name, n.doc_string = "part", "of a chain"
     for n in model.graph.node:
         n.name += "!"
-    io.load(model)
+    model_file.load(model)
 
 
 def test_one_body_with_two_specs_is_two_functions() -> None:
@@ -135,22 +138,22 @@ def test_one_body_with_two_specs_is_two_functions() -> None:
     model = onnx.parser.parse_model(text)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in (("w", normal(3, 3, 3, 3)), ("b", normal(3))))
     rule = Rule("conv_relu", "Conv", CONV_RELU.anchors, match, "")
-    made = pipeline.optimize(model, rules=[rule], backend="cpu", verify=False).model
+    made = optimizer.optimize(model, rules=[rule], backend="cpu", verify=False).model
     assert len(made.functions) == len({n.op_type for n in made.graph.node}) == 2
-    io.load(made)
+    model_file.load(made)
 
 
 def test_a_name_that_is_taken_gets_a_mark() -> None:
     """The mark has no part in the hash, and whoever shows the name knows it."""
-    name = next(n.op_type for n in pipeline.optimize(small_cnn(), rules=RULES, backend="cpu").model.graph.node if n.domain == DOMAIN)
+    name = next(n.op_type for n in optimizer.optimize(small_cnn(), rules=RULES, backend="cpu").model.graph.node if n.domain == DOMAIN)
     model = small_cnn()
     model.functions.append(
         onnx.helper.make_function(DOMAIN, name, ["a"], ["b"], [onnx.helper.make_node("Neg", ["a"], ["b"])], [onnx.helper.make_opsetid("", 17)])
     )
-    made = pipeline.optimize(model, rules=RULES, backend="cpu").model
+    made = optimizer.optimize(model, rules=RULES, backend="cpu").model
     assert name + "_" in {n.op_type for n in made.graph.node}
-    io.load(made)
-    assert fused_names.op_of(name) == fused_names.op_of(name + "_") == name.rsplit("_", 1)[0]
+    model_file.load(made)
+    assert fused_op_names.op_of(name) == fused_op_names.op_of(name + "_") == name.rsplit("_", 1)[0]
     for n in (name, name + "_"):
-        assert fused_names.readable(f"{DOMAIN}.{n} reads it, {DOMAIN}.{n}") == f"the fused {fused_names.op_of(n)} reads it, the fused {fused_names.op_of(n)}"
-    assert fused_names.op_of("Relu_6") == "Relu_6"
+        assert fused_op_names.readable(f"{DOMAIN}.{n} reads it, {DOMAIN}.{n}") == f"the fused {fused_op_names.op_of(n)} reads it, the fused {fused_op_names.op_of(n)}"
+    assert fused_op_names.op_of("Relu_6") == "Relu_6"

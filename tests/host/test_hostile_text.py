@@ -10,9 +10,10 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 import tracea_onnx
-from tracea_onnx import cli, fused_names
+from tracea_onnx.cli import main
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import tensor_array
+from tracea_onnx.ir import fused_op_names
+from tracea_onnx.ir.graph import tensor_array
 
 _TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }'
 
@@ -24,7 +25,7 @@ def _model() -> ModelProto:
 
 
 def _said(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    code = cli.main([*argv])
+    code = main.main([*argv])
     return code, capfd.readouterr().err
 
 
@@ -66,7 +67,7 @@ def test_a_damaged_spec_is_one_line(damaged: bytes, named: bool, tmp_path: Path,
     call = next(n for n in model.graph.node if n.domain == "ai.tracea")
     next(a for a in call.attribute if a.name == "spec").s = damaged
     if named and damaged != b"\xff":
-        call.op_type = model.functions[0].name = fused_names.name("Gemm", model.functions[0], damaged.decode())
+        call.op_type = model.functions[0].name = fused_op_names.name("Gemm", model.functions[0], damaged.decode())
     source = tmp_path / "m.onnx"
     onnx.save(model, source)
     code, text = _said(capfd, "inspect", str(source))

@@ -12,10 +12,10 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.host.test_pooled import Launch, Recorded
-from tracea_onnx import compiler
-from tracea_onnx.dims import evaluate
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.target import CUDA
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.ir.dims import evaluate
+from tracea_onnx.ir.graph import Graph
 
 
 def lowered(op: str, shape: tuple[Any, ...], inputs: dict[str, Any], *, dtype: Any = np.float16, **attrs: Any) -> list[Launch]:
@@ -32,7 +32,7 @@ def launches(nodes: list[NodeProto], infos: list[ValueInfoProto], constants: Seq
     graph = helper.make_graph(nodes, "g", infos[:-1], infos[-1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     seen: list[Launch] = []
-    compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
     return [launch for launch in seen if launch[0] != "nhwc_to_nchw"]
 
 

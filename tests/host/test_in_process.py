@@ -13,10 +13,11 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import normal, parse
-from tracea_onnx import io, pipeline
-from tracea_onnx.cli import main
+from tracea_onnx.cli.main import main
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import MEMORY_LOCATION, Graph, request_array
+from tracea_onnx.ir.graph import MEMORY_LOCATION, Graph, request_array
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer
 
 ORT_MEMORY = "*/_ORT_MEM_ADDR_/*"
 _SECRET = (ctypes.c_float * 4)(1, 2, 3, 4)
@@ -107,10 +108,10 @@ def test_no_model_from_outside_says_an_address(tmp_path: Path, place: Callable[[
     path.write_bytes(m.SerializeToString())
     for given in (path, m):
         with pytest.raises(ModelError, match="address in memory") as e:
-            io.load(given)
+            model_file.load(given)
         assert "\n" not in str(e.value) and location in str(e.value)
         with pytest.raises(ModelError, match="address in memory"):
-            pipeline.optimize(given, backend="cpu")
+            optimizer.optimize(given, backend="cpu")
 
 
 def test_a_second_location_hides_nothing(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_second_location_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(1 << 12))
     (tmp_path / "m.onnx").write_bytes(m.SerializeToString())
     with pytest.raises(ModelError, match="address in memory"):
-        io.load(tmp_path / "m.onnx")
+        model_file.load(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("command", ["optimize", "explain", "inspect", "inline", "verify", "tune"])
@@ -176,5 +177,5 @@ def test_tensors_of_attributes_are_read_from_the_models_folder(tmp_path: Path, m
     (tmp_path / "model" / "c.bin").write_bytes(bytes(_SECRET))
     (tmp_path / "c.bin").write_bytes(bytes(16))
     monkeypatch.chdir(tmp_path)
-    found = Graph(io.load(tmp_path / "model" / "m.onnx").model).const("c")
+    found = Graph(model_file.load(tmp_path / "model" / "m.onnx").model).const("c")
     assert found is not None and found.tolist() == [1, 2, 3, 4]

@@ -9,22 +9,23 @@ import pytest
 from onnx import ModelProto, TensorProto, TypeProto, helper
 
 from tests.host.pipeline_models import normal, parse
-from tracea_onnx import inputs, io, verify
 from tracea_onnx.errors import ModelError, TraceaError, UsageError, VerificationError
-from tracea_onnx.modelbuilder import Net
+from tracea_onnx.model_io import model_file
+from tracea_onnx.model_io.builder import Net
+from tracea_onnx.verify import input_values, verification
 
 
 def shapes(model: ModelProto, **kwargs: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs the model is verified with: it must run with the first that are made."""
-    fed = next(iter(inputs.generate(model, **kwargs)))
+    fed = next(iter(input_values.generate(model, **kwargs)))
     names = [o.name for o in model.graph.output]
-    verify.session(io.Source(model)).run(names, fed)
+    verification.session(model_file.Source(model)).run(names, fed)
     return {k: v.shape for k, v in fed.items()}
 
 
 def refused(model: ModelProto, **kwargs: Any) -> TraceaError:
     with pytest.raises(TraceaError) as caught:
-        verify.measure(io.Source(model), **kwargs)
+        verification.measure(model_file.Source(model), **kwargs)
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -99,7 +100,7 @@ def test_branches_that_ask_for_different_sizes_give_one_or_the_other() -> None:
         m = parse(text, thenw=normal(24, 3), elsew=normal(80, 3), on=np.float32(1 if flag else -1), zero=np.float32(0))
         assert shapes(m)["x"][1] == (24 if flag else 80)
         m = parse(text.replace("(float[a, b] x)", "(float[a, b] x, float on)"), thenw=normal(24, 3), elsew=normal(80, 3), zero=np.float32(0))
-        runs = verify.measure(io.Source(m), seed=0 if flag else 1)  # the two seeds draw `on` of either sign
+        runs = verification.measure(model_file.Source(m), seed=0 if flag else 1)  # the two seeds draw `on` of either sign
         assert runs.fed["x"].shape[1] == (24 if runs.fed["on"] > 0 else 80)
 
 
@@ -230,7 +231,7 @@ def test_sizes_that_lead_to_too_much_are_not_tried() -> None:
     e = refused(parse(outer, k=np.zeros(1 << 15, np.float32), one=np.array([1]), zero=np.array([0])))
     assert isinstance(e, ModelError) and "--input-shape x:32768" in e.fix
     m = parse("g (float[n, m] x) => (float[p] y) { s = Shape (x) r = Concat <axis = 0> (s, s, s) t = Concat <axis = 0> (r, r) y = Expand (x, t) }")
-    assert next(iter(inputs.generate(m)))["x"].shape == (2, 7)
+    assert next(iter(input_values.generate(m)))["x"].shape == (2, 7)
 
 
 def test_sizes_that_are_towers_of_squares_are_followed() -> None:
@@ -245,7 +246,7 @@ def test_what_cannot_be_told_is_asked_for_with_the_option_to_give() -> None:
     )
     e = refused(m)
     assert isinstance(e, VerificationError) and "--input-shape x:2," in e.fix and "z:" not in e.fix
-    assert verify.measure(io.Source(m), shapes={"x": (1000,)}).fed["x"].shape == (1000,)
+    assert verification.measure(model_file.Source(m), shapes={"x": (1000,)}).fed["x"].shape == (1000,)
     m.graph.input[0].name = "my input;x"
     m.graph.node[0].input[0] = "my input;x"
     assert "--input-shape 'my input;x:2'" in refused(m).fix  # as a shell takes it
@@ -257,22 +258,22 @@ def test_large_inputs_are_drawn_in_part() -> None:
     for kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT8):
         m = parse("g (float[5000, 5000] x) => (float[5000, 5000] y) { y = Neg (x) }")
         m.graph.input[0].type.tensor_type.elem_type = m.graph.output[0].type.tensor_type.elem_type = kind
-        (x,) = next(iter(inputs.generate(m))).values()
+        (x,) = next(iter(input_values.generate(m))).values()
         assert x.shape == (5000, 5000) and (x[0] != x[1]).any()
-        assert (x.reshape(-1)[:1000] == x.reshape(-1)[inputs._DRAWN :][:1000]).all()
+        assert (x.reshape(-1)[:1000] == x.reshape(-1)[input_values._DRAWN :][:1000]).all()
 
 
 @pytest.mark.parametrize(("kind", "low", "high"), [(np.uint8, 0, 256), (np.int8, 0, 128), (np.int64, 0, 300)])
 def test_ids_fit_their_type_and_their_table(kind: type, low: int, high: int) -> None:
-    drawn = inputs._integers("ids", np.dtype(kind), (4000,), np.random.default_rng(0), inputs.Range(0, 300))
+    drawn = input_values._integers("ids", np.dtype(kind), (4000,), np.random.default_rng(0), input_values.Range(0, 300))
     assert drawn.dtype == kind and drawn.min() >= low and high * 0.9 < drawn.max() < high
 
 
-@pytest.mark.parametrize("table", [inputs.Range(0, 0), inputs.Range(-5, -2), inputs.Range(3, 3), inputs.Range(0, 1)])
-def test_tables_without_rows_are_safe(table: inputs.Range) -> None:
+@pytest.mark.parametrize("table", [input_values.Range(0, 0), input_values.Range(-5, -2), input_values.Range(3, 3), input_values.Range(0, 1)])
+def test_tables_without_rows_are_safe(table: input_values.Range) -> None:
     for name in ("ids", "position_ids"):
         for shape in ((), (0,), (3,), (2, 0)):
-            drawn = inputs._integers(name, np.dtype(np.int64), shape, np.random.default_rng(0), table)
+            drawn = input_values._integers(name, np.dtype(np.int64), shape, np.random.default_rng(0), table)
             assert drawn.shape == shape and (drawn >= 0).all()
 
 
@@ -286,7 +287,7 @@ def test_ids_that_a_body_looks_up_stay_in_its_table() -> None:
         """,
         words=normal(1, 4),
     )
-    assert not next(iter(inputs.generate(m)))["ids"].any()
+    assert not next(iter(input_values.generate(m)))["ids"].any()
 
 
 def test_sequences_count_what_they_hold() -> None:
@@ -295,4 +296,4 @@ def test_sequences_count_what_they_hold() -> None:
     assert isinstance(m.graph.input[0].type, TypeProto)
     assert isinstance(refused(m), ModelError)
     m.graph.input[0].type.sequence_type.elem_type.tensor_type.shape.dim[0].dim_value = 3
-    assert [v.shape for v in next(iter(inputs.generate(m)))["x"]] == [(3, 7), (3, 7)]
+    assert [v.shape for v in next(iter(input_values.generate(m)))["x"]] == [(3, 7), (3, 7)]

@@ -16,9 +16,12 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.host.pipeline_models import normal, parse, run, same_bits, small_cnn
-from tracea_onnx import data_files, external, infer, io, pipeline
 from tracea_onnx.errors import ModelError, UsageError
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import external, model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import data_files
 
 
 def big() -> ModelProto:
@@ -26,7 +29,7 @@ def big() -> ModelProto:
 
 
 def saved(folder: Path, external: str = "always", name: str = "m.onnx") -> Path:
-    io.save(io.Source(big()), folder / name, external_data=external)
+    model_file.save(model_file.Source(big()), folder / name, external_data=external)
     return folder / name
 
 
@@ -47,34 +50,34 @@ def test_what_is_not_a_model_is_told_apart(tmp_path: Path, content: bytes, says:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=says) as e:
-        io.load(path)
+        model_file.load(path)
     assert "\n" not in str(e.value) and str(path) in str(e.value)
 
 
 def test_missing_files_folders_and_cut_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
-        io.load(tmp_path / "none.onnx")
+        model_file.load(tmp_path / "none.onnx")
     with pytest.raises(ModelError, match="is a folder"):
-        io.load(tmp_path)
-    data = io.serialize(big())
+        model_file.load(tmp_path)
+    data = model_file.serialize(big())
     for cut in range(1, len(data), 97):  # every prefix is refused, some with another reason
         (tmp_path / "cut.onnx").write_bytes(data[:cut])
         with pytest.raises(ModelError):
-            io.load(tmp_path / "cut.onnx")
+            model_file.load(tmp_path / "cut.onnx")
 
 
 def test_models_from_the_future_and_without_operators_are_refused() -> None:
     m = big()
     m.opset_import[0].version = 999
     with pytest.raises(ModelError, match="uses opset 999"):
-        io.load(m)
+        model_file.load(m)
     m.ir_version = 999
     with pytest.raises(ModelError, match="IR version 999"):
-        io.load(m)
+        model_file.load(m)
     with pytest.raises(ModelError, match="imports no operator set"):
-        io.load(_without_opset())
+        model_file.load(_without_opset())
     with pytest.raises(ModelError, match="not an ONNX model"):
-        io.load(ModelProto())
+        model_file.load(ModelProto())
 
 
 def _without_opset() -> ModelProto:
@@ -86,42 +89,42 @@ def _without_opset() -> ModelProto:
 def test_unknown_operators_and_cycles_are_named() -> None:
     m = parse("g (float[3] x) => (float[3] y) { y = Frobnicate (x) }")
     with pytest.raises(ModelError, match="unknown operator Frobnicate"):
-        pipeline.optimize(m, backend="cpu")
+        optimizer.optimize(m, backend="cpu")
     m = parse("g (float[3] x) => (float[3] y) { y = acme.Op (x) }", extra=', "acme" : 1')
     with pytest.raises(ModelError, match=r"unknown operator acme.Op"):
-        pipeline.optimize(m, backend="cpu")
+        optimizer.optimize(m, backend="cpu")
     m = parse("g (float[3] x) => (float[3] y) { a = Add (x, b) b = Relu (a) y = Neg (b) }")
     with pytest.raises(ModelError, match="cycle"):
-        pipeline.optimize(m, backend="cpu")
+        optimizer.optimize(m, backend="cpu")
     m = parse("g (float[3] x) => (float[3] y) { y = Add (x, nowhere) }")
     with pytest.raises(ModelError, match="nowhere"):
-        pipeline.optimize(m, backend="cpu")
+        optimizer.optimize(m, backend="cpu")
 
 
 def test_what_only_the_runtime_knows_is_taken_with_a_note() -> None:
     m = parse("g (float[3] x) => (float[3] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }", extra=', "com.microsoft" : 1')
-    infer.check(m, "m")
-    assert pipeline.optimize(m, backend="cpu").report.notes == []
+    onnx_inference.check(m, "m")
+    assert optimizer.optimize(m, backend="cpu").report.notes == []
 
 
 # --- external data -------------------------------------------------------------------------------------------------------
 def test_external_data_round_trip(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
-    source = io.load(path)
+    source = model_file.load(path)
     assert {t.name for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL} == {"w"}  # small ones stay inside
     onnx.checker.check_model(str(path))
     loaded = onnx.load(str(path))
     assert same_bits(run(big(), {"x": normal(2, 64)}), run(loaded, {"x": normal(2, 64)}))
     whole = tmp_path / "whole.onnx"
-    io.save(source, whole, external_data="never")
+    model_file.save(source, whole, external_data="never")
     assert same_bits([numpy_helper.to_array(t) for t in onnx.load(str(whole)).graph.initializer], [numpy_helper.to_array(t) for t in big().graph.initializer])
 
 
 def test_auto_keeps_the_way_of_the_source(tmp_path: Path) -> None:
-    external = io.load(saved(tmp_path))
-    inside = io.load(saved(tmp_path, "never", "n.onnx"))
-    assert len(io.save(external, tmp_path / "a.onnx")) == 2 and len(io.save(inside, tmp_path / "b.onnx")) == 1
+    external = model_file.load(saved(tmp_path))
+    inside = model_file.load(saved(tmp_path, "never", "n.onnx"))
+    assert len(model_file.save(external, tmp_path / "a.onnx")) == 2 and len(model_file.save(inside, tmp_path / "b.onnx")) == 1
 
 
 def test_saving_is_deterministic(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_saving_is_deterministic(tmp_path: Path) -> None:
 
 def test_a_model_in_memory_cannot_have_external_data(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="give the model's path"):
-        io.load(io.load(saved(tmp_path)).model)
+        model_file.load(model_file.load(saved(tmp_path)).model)
 
 
 def _edit(path: Path, key: str, value: str) -> None:
@@ -170,7 +173,7 @@ def test_external_data_that_leads_astray_is_refused(tmp_path: Path, key: str, va
     (tmp_path / "m.onnx.data").write_bytes(bytes(64 * 32 * 4))
     _edit(path, key, value)
     with pytest.raises(ModelError, match=says):
-        io.load(path)
+        model_file.load(path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="hard links")
@@ -178,12 +181,12 @@ def test_a_hard_link_in_the_place_of_the_data_is_refused(tmp_path: Path) -> None
     """It leads out of the folder where no path says so; onnx refuses it, too. The model itself may have any number of names."""
     path = saved(tmp_path)
     os.link(path, tmp_path / "another.onnx")
-    io.load(path)
+    model_file.load(path)
     os.link(tmp_path / "m.onnx.data", tmp_path / "another.data")
     with pytest.raises(ModelError, match=r"has 2 names.*copy it"):
-        io.load(path)
+        model_file.load(path)
     (tmp_path / "another.data").unlink()
-    io.load(path)
+    model_file.load(path)
 
 
 def test_a_truncated_data_file_is_refused(tmp_path: Path) -> None:
@@ -191,16 +194,16 @@ def test_a_truncated_data_file_is_refused(tmp_path: Path) -> None:
     data = path.with_name("m.onnx.data")
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(ModelError, match="truncated"):
-        io.load(path)
+        model_file.load(path)
 
 
-def _read_all(source: io.Source, target: Path) -> list[str]:
+def _read_all(source: model_file.Source, target: Path) -> list[str]:
     """What each way to the weights of a loaded model says; "" where it gives them."""
     t = next(t for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
     said = []
     for way in (
         lambda: Graph(source.model, folder=source.folder).const(t.name), lambda: external.raw_bytes(t, source.folder), lambda: external.stored(t, source.folder),
-        lambda: io.save(source, target, external_data="never"), lambda: io.save(source, target.with_name("apart.onnx"), external_data="always"),
+        lambda: model_file.save(source, target, external_data="never"), lambda: model_file.save(source, target.with_name("apart.onnx"), external_data="always"),
     ):  # fmt: skip
         try:
             way()
@@ -222,7 +225,7 @@ def test_files_exchanged_after_the_check_are_not_read(tmp_path: Path) -> None:
         "became shorter": lambda: data.write_bytes(b"short"),
     }  # fmt: skip
     for says, exchange in exchanged.items():
-        source = io.load(saved(tmp_path / "in"))
+        source = model_file.load(saved(tmp_path / "in"))
         assert _read_all(source, target) == [""] * 5
         data.unlink()
         exchange()
@@ -240,7 +243,7 @@ def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(tmp_path: Pa
     (tmp_path / "in" / "m.onnx.data").rename(weights)
     (tmp_path / "out" / "w").write_bytes(b"s" * 64 * 32 * 4)
     _edit(path, "location", "sub/w")
-    source = io.load(path)
+    source = model_file.load(path)
     honest = data_files._descend
 
     def exchanged(root: Path, real: Path) -> int:
@@ -268,7 +271,7 @@ def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) ->
     (tmp_path / "m.onnx.data").rename(blobs / "bbb")
     (snapshot / "m.onnx").symlink_to("../../blobs/aaa")
     (snapshot / "m.onnx.data").symlink_to("../../blobs/bbb")
-    result = pipeline.optimize(snapshot / "m.onnx", output=tmp_path / "out.onnx", backend="cpu")
+    result = optimizer.optimize(snapshot / "m.onnx", output=tmp_path / "out.onnx", backend="cpu")
     assert result.report.verify is not None and result.report.verify.ok
     assert same_bits(run(big(), {"x": normal(2, 64)}), run(onnx.load(str(tmp_path / "out.onnx")), {"x": normal(2, 64)}))
     secret = tmp_path / "secret"
@@ -276,14 +279,14 @@ def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) ->
     (snapshot / "m.onnx.data").unlink()
     (snapshot / "m.onnx.data").symlink_to(secret)
     with pytest.raises(ModelError, match="leads outside"):
-        io.load(snapshot / "m.onnx")
+        model_file.load(snapshot / "m.onnx")
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------
 def test_a_model_may_replace_itself_and_its_data(tmp_path: Path) -> None:
     path = saved(tmp_path)
     before = run(onnx.load(str(path)), {"x": normal(2, 64)})
-    pipeline.optimize(path, output=path, backend="cpu")
+    optimizer.optimize(path, output=path, backend="cpu")
     assert same_bits(before, run(onnx.load(str(path)), {"x": normal(2, 64)}))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
 
@@ -292,14 +295,14 @@ def test_the_weights_of_another_model_are_not_overwritten(tmp_path: Path) -> Non
     path = saved(tmp_path, name="b.onnx")
     _ = path.rename(tmp_path / "a.onnx")
     with pytest.raises(UsageError, match="holds the weights of"):
-        io.save(io.load(tmp_path / "a.onnx"), tmp_path / "b.onnx")
+        model_file.save(model_file.load(tmp_path / "a.onnx"), tmp_path / "b.onnx")
 
 
 def test_unwritable_targets_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        io.check_output(tmp_path / "no" / "m.onnx")
+        model_file.check_output(tmp_path / "no" / "m.onnx")
     with pytest.raises(UsageError, match="is a folder"):
-        io.check_output(tmp_path)
+        model_file.check_output(tmp_path)
 
 
 def test_a_failing_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,14 +314,14 @@ def test_a_failing_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="No space left"):
-        io.save(io.Source(small_cnn()), target)
+        model_file.save(model_file.Source(small_cnn()), target)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"] and target.read_bytes() == b"old"
 
 
 _WRITER = """
 import sys, time
 from pathlib import Path
-import tracea_onnx.io as io
+import tracea_onnx.model_io.model_file as io
 from tests.host.test_io import big
 target = Path(sys.argv[1])
 print("ready", flush=True)
@@ -344,8 +347,8 @@ def test_a_killed_writer_never_leaves_a_partial_model(tmp_path: Path, external: 
 _STUCK = """
 import sys, time
 from pathlib import Path
-import tracea_onnx.io as io
-from tracea_onnx import files
+import tracea_onnx.model_io.model_file as io
+from tracea_onnx.support import files
 from tests.host.test_io import big
 honest = files.NewFile.write
 def half(self, data):
@@ -372,26 +375,26 @@ def test_a_writer_killed_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_file_system_without_nameless_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    io.save(io.Source(big()), tmp_path / "m.onnx")
-    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and io.load(tmp_path / "m.onnx").model == big()
+    model_file.save(model_file.Source(big()), tmp_path / "m.onnx")
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and model_file.load(tmp_path / "m.onnx").model == big()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    io.save(io.Source(big()), path)
+    model_file.save(model_file.Source(big()), path)
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
     path.chmod(0o640)
-    io.save(io.Source(big()), path)
+    model_file.save(model_file.Source(big()), path)
     assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_sub_byte_tensors_are_measured_packed() -> None:
     t = TensorProto(data_type=TensorProto.INT4, dims=[3, 3])
-    assert io.tensor_bytes(t) == 5
-    assert io.tensor_bytes(numpy_helper.from_array(np.zeros((3, 5), np.float16))) == 30
+    assert model_file.tensor_bytes(t) == 5
+    assert model_file.tensor_bytes(numpy_helper.from_array(np.zeros((3, 5), np.float16))) == 30
 
 
 def test_every_tensor_is_found() -> None:
@@ -406,12 +409,12 @@ def test_every_tensor_is_found() -> None:
         """,
         w=normal(3),
     )
-    assert sum(1 for _ in io.tensors(m)) == 3
+    assert sum(1 for _ in model_file.tensors(m)) == 3
 
 
 def test_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
     m = big()
     m.graph.node[0].name = "quite_a_long_name"
-    (tmp_path / "m.onnx").write_bytes(io.serialize(m).replace(b"quite_a_long", b"quite\xff\xfe_long"))
+    (tmp_path / "m.onnx").write_bytes(model_file.serialize(m).replace(b"quite_a_long", b"quite\xff\xfe_long"))
     with pytest.raises(ModelError, match="not valid text"):
-        io.load(tmp_path / "m.onnx")
+        model_file.load(tmp_path / "m.onnx")

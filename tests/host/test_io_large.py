@@ -10,16 +10,18 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from tests.host.pipeline_models import RULES, normal, parse, small_cnn
-from tracea_onnx import external, io, lazy, pipeline, verify
 from tracea_onnx.errors import ModelError
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import external, model_file, weight_streaming
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.verify import verification
 
 
 @pytest.fixture
 def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as large, and every tensor of 64 bytes."""
-    monkeypatch.setattr(lazy, "FILE", 1)
-    monkeypatch.setattr(lazy, "TENSOR", 64)
+    monkeypatch.setattr(weight_streaming, "FILE", 1)
+    monkeypatch.setattr(weight_streaming, "TENSOR", 64)
 
 
 def test_a_large_file_is_read_without_its_weights(tmp_path: Path, lazily: None) -> None:
@@ -27,27 +29,27 @@ def test_a_large_file_is_read_without_its_weights(tmp_path: Path, lazily: None) 
     for t in m.graph.initializer:
         t.data_location = TensorProto.DEFAULT  # as onnx.load leaves it when weights came from other files
     onnx.save(m, str(tmp_path / "m.onnx"))
-    source = io.load(tmp_path / "m.onnx")
+    source = model_file.load(tmp_path / "m.onnx")
     places = {t.name: t.data_location for t in source.model.graph.initializer}
     assert [n for n, p in places.items() if p == TensorProto.EXTERNAL] == ["w1", "w2", "w3"]
     assert np.array_equal(Graph(source.model, folder=source.folder).const("w2"), numpy_helper.to_array(m.graph.initializer[2]))  # type: ignore[arg-type]
-    assert verify.verify(io.Source(m), source).ok
+    assert verification.verify(model_file.Source(m), source).ok
     external.bring_in(source, lambda _: True)
     assert [numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer] == [numpy_helper.to_array(t).tobytes() for t in m.graph.initializer]
 
 
 def test_optimizing_a_large_file_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(small_cnn(), str(tmp_path / "m.onnx"))
-    whole = pipeline.optimize(tmp_path / "m.onnx", output=tmp_path / "a.onnx", rules=RULES, backend="cpu")
-    monkeypatch.setattr(lazy, "FILE", 1)
-    monkeypatch.setattr(lazy, "TENSOR", 64)
-    parts = pipeline.optimize(tmp_path / "m.onnx", output=tmp_path / "b.onnx", rules=RULES, backend="cpu")
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes() and io.serialize(whole.model) == io.serialize(parts.model)
+    whole = optimizer.optimize(tmp_path / "m.onnx", output=tmp_path / "a.onnx", rules=RULES, backend="cpu")
+    monkeypatch.setattr(weight_streaming, "FILE", 1)
+    monkeypatch.setattr(weight_streaming, "TENSOR", 64)
+    parts = optimizer.optimize(tmp_path / "m.onnx", output=tmp_path / "b.onnx", rules=RULES, backend="cpu")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes() and model_file.serialize(whole.model) == model_file.serialize(parts.model)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "m.onnx"]
-    pipeline.optimize(tmp_path / "m.onnx", output=tmp_path / "m.onnx", rules=RULES, backend="cpu")  # in place
+    optimizer.optimize(tmp_path / "m.onnx", output=tmp_path / "m.onnx", rules=RULES, backend="cpu")  # in place
     assert (tmp_path / "m.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
-    pipeline.optimize(tmp_path / "b.onnx", output=tmp_path / "c.onnx", rules=RULES, backend="cpu", external_data="always")
-    assert verify.verify(io.load(tmp_path / "a.onnx"), io.load(tmp_path / "c.onnx")).ok and (tmp_path / "c.onnx.data").is_file()
+    optimizer.optimize(tmp_path / "b.onnx", output=tmp_path / "c.onnx", rules=RULES, backend="cpu", external_data="always")
+    assert verification.verify(model_file.load(tmp_path / "a.onnx"), model_file.load(tmp_path / "c.onnx")).ok and (tmp_path / "c.onnx.data").is_file()
 
 
 def test_a_large_file_behind_a_link_loads(tmp_path: Path, lazily: None) -> None:
@@ -55,7 +57,7 @@ def test_a_large_file_behind_a_link_loads(tmp_path: Path, lazily: None) -> None:
     (tmp_path / "models").mkdir()
     onnx.save(small_cnn(), str(tmp_path / "blobs" / "abc123"))
     (tmp_path / "models" / "m.onnx").symlink_to(tmp_path / "blobs" / "abc123")
-    assert verify.verify(io.Source(small_cnn()), io.load(tmp_path / "models" / "m.onnx")).ok
+    assert verification.verify(model_file.Source(small_cnn()), model_file.load(tmp_path / "models" / "m.onnx")).ok
 
 
 def test_a_damaged_large_file_is_still_one_line(tmp_path: Path, lazily: None) -> None:
@@ -67,7 +69,7 @@ def test_a_damaged_large_file_is_still_one_line(tmp_path: Path, lazily: None) ->
             cut[int(rng.integers(len(cut)))] ^= 1 << int(rng.integers(8))
         (tmp_path / "m.onnx").write_bytes(bytes(cut))
         try:
-            io.load(tmp_path / "m.onnx")
+            model_file.load(tmp_path / "m.onnx")
         except ModelError as e:
             assert "\n" not in e.what
 
@@ -75,7 +77,7 @@ def test_a_damaged_large_file_is_still_one_line(tmp_path: Path, lazily: None) ->
 def test_equal_weights_are_merged_wherever_they_lie(tmp_path: Path, lazily: None) -> None:
     m = parse("g (float[1, 64] x) => (float[1, 64] y) { a = Mul (x, u)  b = Add (a, v)  y = Sub (b, w) }", u=normal(64), v=normal(64), w=normal(64, seed=2))
     onnx.save(m, str(tmp_path / "m.onnx"))
-    result = pipeline.optimize(tmp_path / "m.onnx", rules=RULES, backend="cpu").model
+    result = optimizer.optimize(tmp_path / "m.onnx", rules=RULES, backend="cpu").model
     assert [t.name for t in result.graph.initializer] == ["u", "w"] and all(t.HasField("raw_data") for t in result.graph.initializer)
 
 
@@ -87,7 +89,7 @@ def test_one_file_from_many(tmp_path: Path, lazily: None) -> None:
         (tmp_path / name).write_bytes(b"head" + t.raw_data)
         external.point(t, name, 4, 256)
     onnx.save(m, str(tmp_path / "m.onnx"))
-    source = io.load(tmp_path / "m.onnx")
-    assert io.save(source, tmp_path / "n.onnx", external_data="never") == [tmp_path / "n.onnx"]
-    assert verify.verify(source, io.Source(onnx.load(str(tmp_path / "n.onnx"), load_external_data=False))).ok
+    source = model_file.load(tmp_path / "m.onnx")
+    assert model_file.save(source, tmp_path / "n.onnx", external_data="never") == [tmp_path / "n.onnx"]
+    assert verification.verify(source, model_file.Source(onnx.load(str(tmp_path / "n.onnx"), load_external_data=False))).ok
     assert m.graph.initializer[0].external_data  # the source stays as it was

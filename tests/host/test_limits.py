@@ -13,11 +13,12 @@ import pytest
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import tracea_onnx
-from tracea_onnx import cli, functions, io
+from tracea_onnx.cli import main
 from tracea_onnx.errors import ModelError, VerificationError
-from tracea_onnx.graph import Graph
-from tracea_onnx.infer import infer, user_types
-from tracea_onnx.patterns_shape import shapes
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import function_calls, model_file
+from tracea_onnx.shapes.onnx_inference import infer, user_types
+from tracea_onnx.shapes.symbolic import shapes
 
 #: Beyond what memory holds when it is doubled as often.
 _DOUBLINGS = 60
@@ -116,14 +117,14 @@ _ENORMOUS = {
 def test_a_model_that_stands_for_an_enormous_one_is_refused(case: str) -> None:
     model, line = _ENORMOUS[case]
     with pytest.raises(ModelError, match=line):
-        io.load(model)
+        model_file.load(model)
 
 
 def test_functions_within_the_limits_are_taken() -> None:
     model = _model(_call("mine"), (), _functions("mine", 10, 2))
     notes: list[str] = []
-    model = io.load(model).model
-    functions.expand(model, notes)
+    model = model_file.load(model).model
+    function_calls.expand(model, notes)
     assert [n.op_type for n in model.graph.node] == ["Relu"] * 1024 and not notes
 
 
@@ -136,7 +137,7 @@ def _inferred(model: ModelProto) -> dict[str, Any]:
 def test_constants_that_double_are_optimized(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
     """onnx's data propagation, which follows vectors of known length, would not end; what runs is the user's."""
     model = _model([*_doubled("c", "long"), *_scaled_by("long")], [numpy_helper.from_array(values, "c"), _ZERO])
-    assert _inferred(io.load(model).model)["factor"].elem_type == TensorProto.FLOAT
+    assert _inferred(model_file.load(model).model)["factor"].elem_type == TensorProto.FLOAT
 
 
 def test_a_vector_input_of_any_length_is_inferred() -> None:
@@ -183,7 +184,7 @@ def test_a_model_that_runs_for_ever_is_not_verified_for_ever(tmp_path: Path, cap
     with pytest.raises(VerificationError, match=r"runs longer than 0\.2 s; give smaller inputs"):
         tracea_onnx.optimize(_endless(), time_limit=0.2)
     onnx.save(_endless(), tmp_path / "m.onnx")
-    assert cli.main(["optimize", str(tmp_path / "m.onnx"), "--time-limit", "0.2"]) == 4
+    assert main.main(["optimize", str(tmp_path / "m.onnx"), "--time-limit", "0.2"]) == 4
     assert "--time-limit" in capfd.readouterr().err and not (tmp_path / "m.tracea.onnx").exists()
 
 
@@ -194,16 +195,16 @@ def test_calls_of_functions_are_put_back_in_linear_time() -> None:
     body = helper.make_function("mine", "Block", ["x"], ["y"], inner, [helper.make_opsetid("", 17)])
     names = ["x", *(f"v{k}" for k in range(1, count)), "y"]
     model = _model([helper.make_node("Block", [a], [b], domain="mine") for a, b in pairwise(names)], (), [body])
-    expansions = functions.expand(model, [])
+    expansions = function_calls.expand(model, [])
     assert len(expansions) == count and len(model.graph.node) == 2 * count
-    assert functions.restore(model, expansions) == [] and [n.op_type for n in model.graph.node] == ["Block"] * count
+    assert function_calls.restore(model, expansions) == [] and [n.op_type for n in model.graph.node] == ["Block"] * count
 
 
 @pytest.mark.parametrize("axis", [1 << 31, 1 << 40, -(1 << 31) - 1])
 def test_an_axis_beyond_32_bits_is_refused(axis: int) -> None:
     """onnx narrows it, and its inference of a LayerNormalization then ends the process."""
     with pytest.raises(ModelError, match=f"has axis {axis}"):
-        io.load(_model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)]))
+        model_file.load(_model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)]))
 
 
 def test_an_expanded_number_is_no_list_of_sizes() -> None:

@@ -10,13 +10,18 @@ import pytest
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import parse
-from tracea_onnx import branches, compiler, functions, inputs, io, pipeline, surgery, verify
+from tracea_onnx.canonicalize import constant_ifs
+from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import ModelError, TraceaError
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.graph import Graph
-from tracea_onnx.patterns_shape import shapes
-from tracea_onnx.plan import read_pack
-from tracea_onnx.recognise import evaluate
+from tracea_onnx.ir import edit
+from tracea_onnx.ir.activations import evaluate
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io import function_calls, model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.plan.builder import read_pack
+from tracea_onnx.shapes.symbolic import shapes
+from tracea_onnx.verify import input_values, verification
 
 _F, _I = TensorProto.FLOAT, TensorProto.INT64
 
@@ -31,8 +36,8 @@ def model_of(node: NodeProto, given: dict[str, tuple[int, ...]], opset: int = 23
 def reason(model: ModelProto) -> str:
     """Why the provider does not run the model's one node; a defect would be an error."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", compiler.Fault)
-        [(_, why)] = compiler.compile_graph(Graph(model), compiler.CPU_BACKEND, everything=True).refused
+        warnings.simplefilter("error", partition_compiler.Fault)
+        [(_, why)] = partition_compiler.compile_graph(Graph(model), partition_compiler.CPU_BACKEND, everything=True).refused
     return why
 
 
@@ -84,7 +89,7 @@ def test_a_request_for_a_backend_that_there_is_not_compiles_nothing() -> None:
     m = model_of(helper.make_node("Relu", ["x"], ["y"]), {"x": (2, 3)})
     m.metadata_props.add(key="backend", value="cp")
     with pytest.raises(TraceaError, match="the backend 'cp'"):
-        compiler.compile_request(m.SerializeToString())
+        partition_compiler.compile_request(m.SerializeToString())
 
 
 def test_an_operand_too_many_is_not_written_to() -> None:
@@ -98,8 +103,8 @@ def test_an_operand_too_many_is_not_written_to() -> None:
 def test_a_dim_that_is_gathered_where_there_is_none() -> None:
     m = parse("g (float[N, 3] x) => (int64[1] y) { s = Shape (x) y = Gather <axis = 0> (s, k) }", k=np.array([5], np.int64))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", compiler.Fault)
-        refused = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True).refused
+        warnings.simplefilter("error", partition_compiler.Fault)
+        refused = partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True).refused
     assert any("Gather at 5 of 2 elements" in why for _, why in refused)
 
 
@@ -122,7 +127,7 @@ def test_shapes_of_axes_that_are_not_there_are_not_known(node: NodeProto) -> Non
 def test_nodes_in_a_circle_are_one_line() -> None:
     m = parse("g (float[2] x) => (float[2] y) { a = Add (x, b) b = Relu (a) y = Sin (b) }")
     with pytest.raises(ModelError, match="in a circle"):
-        compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True)
+        partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True)
 
 
 def test_a_negative_dim_of_a_request_is_of_unknown_size() -> None:
@@ -142,15 +147,15 @@ def _renamed(new: bytes) -> ModelProto:
 @pytest.mark.parametrize("name", [b"a\xffbcd", b"a\0bcd", b"\0\0\0\0\0"])
 def test_a_name_that_is_no_text_is_refused_and_not_compiled(name: bytes) -> None:
     with pytest.raises(ModelError, match="not valid text"):
-        io.load(_renamed(name))
-    assert read_pack(compiler.compile_request(_renamed(name).SerializeToString()))[0]["entries"] == []
+        model_file.load(_renamed(name))
+    assert read_pack(partition_compiler.compile_request(_renamed(name).SerializeToString()))[0]["entries"] == []
 
 
 def test_a_producer_that_is_no_text_matters_to_nothing() -> None:
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { t = Relu (x) y = Sin (t) }")
     m.producer_name = m.graph.doc_string = "nnnnn"
     damaged = ModelProto.FromString(m.SerializeToString().replace(b"nnnnn", b"caf\xe9s"))
-    assert pipeline.optimize(damaged, backend="cpu").report.verify
+    assert optimizer.optimize(damaged, backend="cpu").report.verify
 
 
 def test_properties_of_a_request_that_are_no_text_are_none() -> None:
@@ -158,16 +163,16 @@ def test_properties_of_a_request_that_are_no_text_are_none() -> None:
     m.metadata_props.add(key="nnnnn", value="v")
     damaged = ModelProto()
     damaged.ParseFromString(m.SerializeToString().replace(b"nnnnn", b"\xff\xfe\xff\xfe\xff"))
-    assert compiler.properties(damaged) == {"claim": "all"}
+    assert partition_compiler.properties(damaged) == {"claim": "all"}
 
 
 def test_one_operator_set_has_one_version() -> None:
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
     m.opset_import.append(helper.make_opsetid("ai.onnx", m.opset_import[0].version))
-    assert io.load(m)
+    assert model_file.load(m)
     m.opset_import.append(helper.make_opsetid("ai.onnx", 2))
     with pytest.raises(ModelError, match=r"in versions \d+ and 2"):
-        io.load(m)
+        model_file.load(m)
 
 
 def _refers(nodes: GraphProto | FunctionProto) -> None:
@@ -179,23 +184,23 @@ def test_an_attribute_of_a_function_is_taken_in_functions_alone() -> None:
     f = helper.make_function("local", "F", ["a"], ["b"], [helper.make_node("LeakyRelu", ["a"], ["b"])], [helper.make_opsetid("", 17)], ["slope"])
     _refers(f)
     m.functions.append(f)
-    assert not surgery.unreadable(m)
+    assert not edit.unreadable(m)
     _refers(m.graph)
     with pytest.raises(ModelError, match="takes an attribute from a function"):
-        io.load(m)
+        model_file.load(m)
 
 
 def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
     """ONNX Runtime runs the operator."""
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
     m.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [helper.make_node("Sqrt", ["a"], ["b"])], [helper.make_opsetid("", 17)]))
-    assert functions.expand(m, []) == [] and m.graph.node[0].op_type == "Relu"
+    assert function_calls.expand(m, []) == [] and m.graph.node[0].op_type == "Relu"
 
 
 def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
     branch = "() => (float[2] a) { a = Relu (x) }"
     m = parse(f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}", c=np.array(True))
-    assert branches.settle(m, Graph(m)) == 0
+    assert constant_ifs.settle(m, Graph(m)) == 0
 
 
 def test_sizes_are_found_where_one_name_is_every_size() -> None:
@@ -206,21 +211,21 @@ def test_sizes_are_found_where_one_name_is_every_size() -> None:
         f"g (float[n, n, n] a) => (float[k, l, o, p] y) {{ m = MatMul (a, w) {q} {k} y = MatMul (t, c) }}",
         s=np.array([-1, 6, 2, 8]), w=np.zeros((16, 16), np.float32),
     )  # fmt: skip
-    assert next(iter(inputs.generate(m)))["a"].shape == (16, 16, 16)
+    assert next(iter(input_values.generate(m)))["a"].shape == (16, 16, 16)
 
 
 def test_shape_values_beyond_64_bits_are_not_folded() -> None:
     m = parse("g (float[n, 3] x) => (int64[2] y) { s = Shape (x) y = Add (s, s) }")
     m.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "99999999999999999999"
-    assert [n.op_type for n in pipeline.optimize(m, verify=False).model.graph.node] == ["Shape", "Add"]
+    assert [n.op_type for n in optimizer.optimize(m, verify=False).model.graph.node] == ["Shape", "Add"]
 
 
 def test_a_float_constant_among_integers_is_refused_with_a_reason() -> None:
     """Types that no model could have: a request claims them where inference was misled."""
     m = parse("g (bool[3] c, int64[3] x) => (int64[3] y) { y = Where (c, x, low) }", low=np.float32(-3.4028234663852886e38))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", compiler.Fault)
-        [(_, why)] = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True).refused
+        warnings.simplefilter("error", partition_compiler.Fault)
+        [(_, why)] = partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True).refused
     assert "no program computes" in why
 
 
@@ -229,5 +234,5 @@ def test_an_error_of_onnx_runtime_is_said_once(capfd: pytest.CaptureFixture[str]
     node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=b"\xc8\xff")
     x, y = (helper.make_tensor_value_info(n, t, [1]) for n, t in (("x", TensorProto.STRING), ("y", TensorProto.BOOL)))
     m = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    assert not verify.loads(io.Source(m))
+    assert not verification.loads(model_file.Source(m))
     assert "EP Error" not in capfd.readouterr().out

@@ -7,24 +7,24 @@ from dataclasses import replace
 import pytest
 
 from tests.host.pipeline_models import ADD_RELU, RULES, parse, small_cnn
-from tracea_onnx import match
-from tracea_onnx.core import Match, Rule, Spec
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx.ir.contracts import Match, Rule, Spec
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match import find
 
 
 def test_matches_and_refusals_come_in_node_order() -> None:
-    matches, refusals = match.find(Graph(small_cnn()), rules=RULES)
+    matches, refusals = find.find(Graph(small_cnn()), rules=RULES)
     assert [(m.rule, m.anchor.outputs[0], len(m.nodes)) for m in matches] == [("conv_relu", "a", 2), ("add_relu", "s", 2)]
     assert [(r.rule, r.anchor, r.near) for r in refusals] == [("conv_relu", "c", True)]
 
 
 def test_rules_are_chosen_by_name() -> None:
     graph = Graph(small_cnn())
-    assert {m.rule for m in match.find(graph, only=["add_relu"], rules=RULES)[0]} == {"add_relu"}
-    assert {m.rule for m in match.find(graph, skip=["add_relu"], rules=RULES)[0]} == {"conv_relu"}
+    assert {m.rule for m in find.find(graph, only=["add_relu"], rules=RULES)[0]} == {"add_relu"}
+    assert {m.rule for m in find.find(graph, skip=["add_relu"], rules=RULES)[0]} == {"conv_relu"}
     with pytest.raises(UsageError, match="no rule called 'typo'; choose from add_relu, conv_relu"):
-        match.find(graph, skip=["typo"], rules=RULES)
+        find.find(graph, skip=["typo"], rules=RULES)
 
 
 def test_a_rule_that_raises_is_named_with_its_node() -> None:
@@ -32,7 +32,7 @@ def test_a_rule_that_raises_is_named_with_its_node() -> None:
         raise KeyError("axis")
 
     with pytest.raises(TraceaError, match=r"rule 'add_relu' failed on node 's'.*--skip add_relu"):
-        match.find(Graph(small_cnn()), rules=[replace(ADD_RELU, match=broken)])
+        find.find(Graph(small_cnn()), rules=[replace(ADD_RELU, match=broken)])
 
 
 def _claims(nodes: str, inputs: str, outputs: str, roles: str) -> Rule:
@@ -60,10 +60,10 @@ def _claims(nodes: str, inputs: str, outputs: str, roles: str) -> Rule:
 def test_a_match_that_breaks_the_contract_is_caught(claim: tuple[str, str, str, str], says: str) -> None:
     m = parse("g (float[3] x) => (float[3] c, float[3] d) { a = Neg (x) b = Exp (a) c = Abs (a) d = Relu (b) }")
     with pytest.raises(TraceaError, match=says):
-        match.find(Graph(m), rules=[_claims(*claim)])
+        find.find(Graph(m), rules=[_claims(*claim)])
 
 
 def test_a_chain_with_a_path_around_it_is_refused() -> None:
     m = parse("g (float[3] x) => (float[3] c) { a = Neg (x) b = Exp (a) c = Add (a, b) }")
-    matches, refusals = match.find(Graph(m), rules=[_claims("a c", "x b", "a c", "x0 x1")])
+    matches, refusals = find.find(Graph(m), rules=[_claims("a c", "x b", "a c", "x0 x1")])
     assert not matches and "cycle" in refusals[0].reason

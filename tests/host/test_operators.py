@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from tracea_onnx import compiler, infer, match, operators
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower import LOWER
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.lower import LOWER
+from tracea_onnx.ir import operator_versions
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import find
+from tracea_onnx.shapes import onnx_inference
 
 F32 = TensorProto.FLOAT
 
@@ -22,7 +25,7 @@ def graph(op: str, inputs: Mapping[str, tuple[int, ...]], *, opset: int = 25, do
     made = helper.make_tensor_value_info("y", F32, None)
     opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
     m: ModelProto = helper.make_model(helper.make_graph([node], "g", given, [made]), opset_imports=opsets, ir_version=12)
-    infer.infer(m, {})
+    onnx_inference.infer(m, {})
     return Graph(m)
 
 
@@ -32,44 +35,44 @@ HEADS = {"q": (2, 4, 5, 8), "k": (2, 4, 7, 8), "v": (2, 4, 7, 8)}
 @pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
 def test_attention_in_a_window_is_left(window: str) -> None:
     g = graph("Attention", HEADS, attrs={window: 2})
-    matches, refusals = match.find(g)
+    matches, refusals = find.find(g)
     assert not matches and any(window in r.reason for r in refusals)
-    compiled = compiler.compile_graph(g, everything=True)
+    compiled = partition_compiler.compile_graph(g, everything=True)
     assert not compiled.entries and window in compiled.refused[0][1]
 
 
 @pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
 def test_a_window_of_everything_is_none(window: str) -> None:
-    compiled = compiler.compile_graph(graph("Attention", HEADS, attrs={window: -1}), everything=True)
+    compiled = partition_compiler.compile_graph(graph("Attention", HEADS, attrs={window: -1}), everything=True)
     assert len(compiled.entries) == 1 and not compiled.refused
 
 
 def test_an_attribute_of_tomorrow_is_left() -> None:
     g = graph("Relu", {"x": (2, 3)}, attrs={"slope": 0.5})
     assert "slope" in g.nodes[0].unread
-    compiled = compiler.compile_graph(g, everything=True)
+    compiled = partition_compiler.compile_graph(g, everything=True)
     assert not compiled.entries and "slope" in compiled.refused[0][1]
     g = graph("Gelu", {"x": (2, 3)}, domain="com.microsoft", attrs={"exactness": 1})
-    assert "exactness" in compiler.compile_graph(g, everything=True).refused[0][1]
+    assert "exactness" in partition_compiler.compile_graph(g, everything=True).refused[0][1]
 
 
 def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "NEWEST", 21)  # AveragePool changed in opset 22, Softmax did not
+    monkeypatch.setattr(operator_versions, "NEWEST", 21)  # AveragePool changed in opset 22, Softmax did not
     pool = graph("AveragePool", {"x": (1, 3, 8, 8)}, opset=22, attrs={"kernel_shape": [2, 2]})
     assert "newer" in pool.nodes[0].unread
     assert not graph("Softmax", {"x": (1, 3)}, opset=22).nodes[0].unread
-    compiled = compiler.compile_graph(pool, everything=True)
+    compiled = partition_compiler.compile_graph(pool, everything=True)
     assert not compiled.entries and "newer" in compiled.refused[0][1]
 
 
 def test_an_opset_that_onnx_itself_does_not_know_is_left() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"])
-    assert "newer" in operators.unread("Softmax", node, 999)
+    assert "newer" in operator_versions.unread("Softmax", node, 999)
 
 
 def test_every_operator_with_a_kernel_is_in_the_table() -> None:
     kinds = {k for k in LOWER if not k.startswith(":")}
-    assert kinds <= operators.READ.keys()
+    assert kinds <= operator_versions.READ.keys()
 
 
 def test_a_model_with_an_operator_of_tomorrow_keeps_its_results() -> None:

@@ -7,9 +7,9 @@ import pytest
 from onnx import helper
 
 from tests.host.test_pooled import Launch, Recorded
-from tracea_onnx import compiler
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.target import CUDA
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.ir.graph import Graph
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -20,7 +20,7 @@ def test_the_value_has_the_type_of_the_elements(dtype: type, value: float) -> No
     graph = helper.make_graph([pad], "g", [helper.make_tensor_value_info("x", element, [3, 4])], [helper.make_tensor_value_info("y", element, None)])
     seen: list[Launch] = []
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
-    compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
     ints = next(ints for family, ints in seen if family == "pad")
     assert ints["elem"] == np.dtype(dtype).itemsize
     assert np.asarray(ints["value"], np.int64).tobytes()[: np.dtype(dtype).itemsize] == np.asarray(value, dtype).tobytes()

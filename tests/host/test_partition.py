@@ -13,12 +13,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.host.rules_oracle import node
-from tracea_onnx import compiler, partition
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.op import of_node
-from tracea_onnx.lower.target import CPU
-from tracea_onnx.lower.value import Unsupported
-from tracea_onnx.plan import PlanBuilder
+from tracea_onnx.compiler import partition_compiler, partitioning
+from tracea_onnx.compiler.lower.op import of_node
+from tracea_onnx.compiler.lower.target import CPU
+from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder
 
 
 def random_graph(r: Random) -> Graph:
@@ -35,9 +35,9 @@ def random_graph(r: Random) -> Graph:
 def test_contracted_groups_have_no_cycle(seed: int) -> None:
     r = Random(seed)
     graph = random_graph(r)
-    ops = partition.topological([of_node(n, graph, False) for n in graph.nodes], graph)
+    ops = partitioning.topological([of_node(n, graph, False) for n in graph.nodes], graph)
     supported = [r.random() < 0.7 for _ in ops]
-    groups = partition.groups(ops, supported, graph)
+    groups = partitioning.groups(ops, supported, graph)
     assert sorted(k for g in groups for k in g) == [k for k, ok in enumerate(supported) if ok]
     vertex = {k: ("group", g) for g, members in enumerate(groups) for k in members}
     maker = {o: k for k, op in enumerate(ops) for o in op.outputs}
@@ -52,8 +52,8 @@ def test_contracted_groups_have_no_cycle(seed: int) -> None:
 
 def test_one_group_when_everything_is_supported() -> None:
     graph = random_graph(Random(3))
-    ops = partition.topological([of_node(n, graph, False) for n in graph.nodes], graph)
-    assert len(partition.groups(ops, [True] * len(ops), graph)) == 1
+    ops = partitioning.topological([of_node(n, graph, False) for n in graph.nodes], graph)
+    assert len(partitioning.groups(ops, [True] * len(ops), graph)) == 1
 
 
 class _Fails(PlanBuilder):
@@ -83,7 +83,7 @@ def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
             made.append(name)
         return PlanBuilder(name) if probe else _Fails(name)
 
-    found = compiler.compile_graph(Graph(model), compiler.Backend(CPU, plan), everything=True)
+    found = partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CPU, plan), everything=True)
     assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
     assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
     assert len(made) == len(weights)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx import compiler
-from tracea_onnx.caps import usual
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.dims import DimLike
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.target import CUDA
-from tracea_onnx.ops import DType
-from tracea_onnx.plan import Ref
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import Ref
+from tracea_onnx.pricing.device_caps import usual
 
 Launch = tuple[str, dict[str, DimLike]]
 _POOL = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
@@ -61,7 +61,7 @@ def lowered(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     seen: list[Launch] = []
-    compiler.compile_graph(Graph(model), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
     return seen
 
 

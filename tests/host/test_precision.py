@@ -11,14 +11,18 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import normal, parse, run, small_cnn
-from tracea_onnx import bisect, io, narrow_cast, pipeline, registry
-from tracea_onnx.core import DOMAIN
+from tracea_onnx.ir import narrow_floats
+from tracea_onnx.ir.contracts import DOMAIN
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.support import discovery
+from tracea_onnx.verify import delta_debugging
 
-KINDS = [narrow_cast.FP16, narrow_cast.BF16]
+KINDS = [narrow_floats.FP16, narrow_floats.BF16]
 
 
-def narrowed(model: ModelProto, kind: narrow_cast.Kind, **options: object) -> pipeline.OptimizeResult:
-    return pipeline.optimize(model, precision=kind.name, backend="cpu", **options)  # type: ignore[arg-type]
+def narrowed(model: ModelProto, kind: narrow_floats.Kind, **options: object) -> optimizer.OptimizeResult:
+    return optimizer.optimize(model, precision=kind.name, backend="cpu", **options)  # type: ignore[arg-type]
 
 
 def weights(model: ModelProto) -> dict[str, int]:
@@ -31,7 +35,7 @@ def types(model: ModelProto, names: Sequence[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_products_are_narrow_and_the_interface_is_not(kind: narrow_cast.Kind) -> None:
+def test_products_are_narrow_and_the_interface_is_not(kind: narrow_floats.Kind) -> None:
     result = narrowed(small_cnn(), kind)
     model, feeds = result.model, {"image": normal(2, 3, 8, 8)}
     assert [v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)] == [TensorProto.FLOAT] * 2
@@ -44,17 +48,17 @@ def test_products_are_narrow_and_the_interface_is_not(kind: narrow_cast.Kind) ->
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_a_second_time_changes_nothing(kind: narrow_cast.Kind) -> None:
-    once = io.serialize(narrowed(small_cnn(), kind).model)
+def test_a_second_time_changes_nothing(kind: narrow_floats.Kind) -> None:
+    once = model_file.serialize(narrowed(small_cnn(), kind).model)
     again = onnx.load_from_string(once)
-    assert io.serialize(narrowed(again, kind).model) == once
-    assert io.serialize(pipeline.optimize(onnx.load_from_string(once), backend="cpu").model) == once
+    assert model_file.serialize(narrowed(again, kind).model) == once
+    assert model_file.serialize(optimizer.optimize(onnx.load_from_string(once), backend="cpu").model) == once
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
-def test_a_transformer_with_additive_mask(kind: narrow_cast.Kind) -> None:
+def test_a_transformer_with_additive_mask(kind: narrow_floats.Kind) -> None:
     """Rows with hardly anything left to attend to must not turn to NaN where -3.4e38 is beyond the range."""
-    model = registry.module("models", "bert_base").build(batch=2, seq=9, dynamic=False, layers=1, hidden=32, heads=2, inner=64, vocab=50, positions=9)
+    model = discovery.module("models", "bert_base").build(batch=2, seq=9, dynamic=False, layers=1, hidden=32, heads=2, inner=64, vocab=50, positions=9)
     result = narrowed(model, kind)
     assert result.report.verify is not None and result.report.verify.ok
     feeds = {i.name: np.ones((2, 9), np.int64) for i in model.graph.input}
@@ -66,13 +70,13 @@ def test_a_transformer_with_additive_mask(kind: narrow_cast.Kind) -> None:
 
 def test_steep_and_reducing_operators_stay_fp32() -> None:
     text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) s = ReduceSum (b, one) y = Div (b, s) }"
-    result = narrowed(parse(text, w=normal(4, 4), one=np.array([1])), narrow_cast.FP16, skip=["softmax", "pointwise", "gemm"])
+    result = narrowed(parse(text, w=normal(4, 4), one=np.array([1])), narrow_floats.FP16, skip=["softmax", "pointwise", "gemm"])
     assert types(result.model, ["b", "s"]) == [TensorProto.FLOAT] * 2 and weights(result.model)["w/fp16"] == TensorProto.FLOAT16
 
 
 def test_a_fused_op_that_ends_in_a_steep_operator_stays_fp32() -> None:
     text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Exp (a) y = MatMul (b, w) }"
-    found = narrowed(parse(text, w=normal(4, 4)), narrow_cast.FP16).report.precision
+    found = narrowed(parse(text, w=normal(4, 4)), narrow_floats.FP16).report.precision
     assert found is not None and found.kept == {"MatMul_a/Gemm": "the result of Exp may leave the range of fp16 or lose its digits there"} and len(found.nodes) == 1
 
 
@@ -80,37 +84,37 @@ def test_constants_beyond_the_range_keep_their_node_fp32_and_weights_are_clamped
     text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = Transpose (a) c = Transpose (b) y = Add (c, big) }"
     w = normal(4, 4)
     w[0, 0] = 1e6
-    result = narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_cast.FP16, verify=False, skip=["gemm"])
+    result = narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_floats.FP16, verify=False, skip=["gemm"])
     found = result.report.precision
     assert found is not None and found.clamped == ["w"] and weights(result.model)["big"] == TensorProto.FLOAT
-    assert not narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_cast.BF16, verify=False).report.precision.clamped  # type: ignore[union-attr]
+    assert not narrowed(parse(text, w=w, big=np.full(4, 7e4, np.float32)), narrow_floats.BF16, verify=False).report.precision.clamped  # type: ignore[union-attr]
 
 
 def test_a_node_that_overflows_stays_fp32_alone() -> None:
     text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = MatMul (a, up) c = MatMul (b, down) y = MatMul (c, w) }"
     model = parse(text, w=normal(4, 4), up=np.diag(np.full(4, 5e4, np.float32)), down=np.diag(np.full(4, 2e-5, np.float32)))
-    result = narrowed(model, narrow_cast.FP16)
+    result = narrowed(model, narrow_floats.FP16)
     found = result.report.precision
     assert found is not None and result.report.verify is not None and result.report.verify.ok
     assert len(found.nodes) >= 2 and len(found.kept) in (1, 2) and any("stay fp32" in n for n in result.report.notes)
-    assert narrowed(model, narrow_cast.BF16).report.precision.kept == {}  # type: ignore[union-attr]
+    assert narrowed(model, narrow_floats.BF16).report.precision.kept == {}  # type: ignore[union-attr]
 
 
 def test_bf16_of_an_old_operator_set_says_so() -> None:
     text = "g (float[2,4] x) => (float[2,4] y) { y = MatMul (x, w) }"
-    found = narrowed(parse(text, opset=12, w=normal(4, 4)), narrow_cast.BF16).report.precision
+    found = narrowed(parse(text, opset=12, w=normal(4, 4)), narrow_floats.BF16).report.precision
     assert found is not None and not found.nodes and found.kept == {"MatMul_y/Gemm": "operator set 12 has no bf16: re-export with opset 13 or later"}
 
 
 def test_plain_onnx_runs_bf16_since_every_body_is_fp32_between_casts() -> None:
-    model = narrowed(small_cnn(), narrow_cast.BF16).model
+    model = narrowed(small_cnn(), narrow_floats.BF16).model
     bodies = [f for f in model.functions if f.domain == DOMAIN]
     assert bodies and all({"Cast"} <= {n.op_type for n in f.node} for f in bodies)
 
 
 def test_lone_norms_and_products_stay_in_bf16() -> None:
     text = "g (float[2,4] x) => (float[2,4] y) { a = MatMul (x, w) b = LayerNormalization (a, s, z) c = Transpose (b) d = Transpose (c) y = MatMul (d, w) }"
-    result = narrowed(parse(text, w=normal(4, 4), s=normal(4, seed=1), z=normal(4, seed=2)), narrow_cast.BF16)
+    result = narrowed(parse(text, w=normal(4, 4), s=normal(4, seed=1), z=normal(4, seed=2)), narrow_floats.BF16)
     assert [n.op_type.split("_")[0] for n in result.model.graph.node] == ["Cast", "Gemm", "LayerNorm", "Transpose", "Transpose", "Gemm", "Cast"]
     assert result.report.verify is not None and result.report.verify.ok
 
@@ -123,7 +127,7 @@ def test_quantised_products_stay_as_they_are() -> None:
     }
     """
     model = parse(text, s=np.float32(0.05), z=np.int8(0), w8=np.arange(16, dtype=np.int8).reshape(4, 4))
-    result = narrowed(model, narrow_cast.FP16)
+    result = narrowed(model, narrow_floats.FP16)
     found = result.report.precision
     assert found is not None and not found.nodes and found.kept == {"MatMul_a": "it is a quantised operator, which runs faster as it is"}
     assert "Cast" not in {n.op_type for n in result.model.graph.node}
@@ -131,19 +135,19 @@ def test_quantised_products_stay_as_they_are() -> None:
 
 def test_double_graphs_stay_as_they_are() -> None:
     text = "g (double[2,4] x) => (double[2,4] y) { y = MatMul (x, w) }"
-    result = narrowed(parse(text, w=normal(4, 4).astype(np.float64)), narrow_cast.FP16)
+    result = narrowed(parse(text, w=normal(4, 4).astype(np.float64)), narrow_floats.FP16)
     assert result.report.precision is not None and not result.report.precision.nodes and set(weights(result.model).values()) == {TensorProto.DOUBLE}
 
 
 def test_longest_is_a_beginning_or_an_end_that_passes() -> None:
-    assert bisect.longest(list(range(10)), lambda kept: 2 in kept) == [3, 4, 5, 6, 7, 8, 9]
-    assert bisect.longest(list(range(10)), lambda kept: 8 in kept) == list(range(8))
-    assert bisect.longest(list(range(10)), lambda kept: len(kept) > 0) == []
+    assert delta_debugging.longest(list(range(10)), lambda kept: 2 in kept) == [3, 4, 5, 6, 7, 8, 9]
+    assert delta_debugging.longest(list(range(10)), lambda kept: 8 in kept) == list(range(8))
+    assert delta_debugging.longest(list(range(10)), lambda kept: len(kept) > 0) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @pytest.mark.parametrize("tail", ["Relu", ""])
-def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_cast.Kind, tail: str) -> None:
+def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_floats.Kind, tail: str) -> None:
     """Before a convolution: variances beyond the narrow range must not be clamped, and the image is read and written narrow."""
     after = f"n = BatchNormalization(a, scale, bias, mean, var) r = {tail}(n)" if tail else "r = BatchNormalization(a, scale, bias, mean, var)"
     model = parse(
@@ -154,7 +158,7 @@ def test_a_norm_of_a_batch_keeps_its_statistics(kind: narrow_cast.Kind, tail: st
     kept = {t.name: t.data_type for t in result.model.graph.initializer}
     assert all(kept[n] == TensorProto.FLOAT for n in ("scale", "bias", "mean", "var") if n in kept)
     casts = [n for n in result.model.graph.node if n.op_type == "Cast" and n.input[0] != "x" and n.output[0] != "y"]
-    assert not casts or (kind is narrow_cast.BF16 and not tail)
+    assert not casts or (kind is narrow_floats.BF16 and not tail)
     feeds = {"x": normal(2, 4, 5, 5)}
     expected, got = run(model, feeds)[0], run(result.model, feeds)[0]
     assert float(np.abs(got - expected).max() / np.abs(expected).max()) < 8 * kind.eps
@@ -175,7 +179,7 @@ def test_a_norm_spelled_out_loads_in_onnx_runtime() -> None:
     given, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 8]) for n in "xy")
     stored = [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in weights.items()]
     model = helper.make_model(helper.make_graph(nodes, "g", [given], [result], stored), opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    found = pipeline.optimize(model, backend="cuda", precision="fp16", verify=False)
+    found = optimizer.optimize(model, backend="cuda", precision="fp16", verify=False)
     assert any(f.name.startswith("LayerNorm") for f in found.model.functions)
     x = rng.standard_normal((3, 8)).astype(np.float32)
     got, want = (ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0] for m in (found.model, model))
@@ -193,7 +197,7 @@ def test_a_body_and_the_graph_around_it_make_different_names() -> None:
         }""",
         w=normal(8, 8),
     )
-    result = narrowed(m, narrow_cast.FP16, verify=False).model
+    result = narrowed(m, narrow_floats.FP16, verify=False).model
     onnx.checker.check_model(result)
     feeds = {"x": normal(4, 8), "c": np.array(True)}
     np.testing.assert_allclose(run(result, feeds)[0], run(m, feeds)[0], rtol=2e-2, atol=2e-1)

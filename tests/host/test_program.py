@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import OPCODES
-from tracea_onnx.program import EpilogueForm, classify_activation, classify_epilogue, compile_program, evaluate, simplify
+from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import EpilogueForm, classify_activation, classify_epilogue, compile_program, evaluate, simplify
 
 
 def _f(value: float) -> float:

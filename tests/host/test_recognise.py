@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.ops import DType
-from tracea_onnx.recognise import classify_activation, unrounded
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.activations import classify_activation, unrounded
+from tracea_onnx.ir.expr import Expr, Instr
 
 
 def _rounded(value: float, dtype: DType) -> float:

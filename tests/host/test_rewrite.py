@@ -13,16 +13,20 @@ from onnx import ModelProto
 
 import tracea_onnx
 from tests.host.pipeline_models import RULES, copy, normal, ops, parse, run, same_bits, small_cnn
-from tracea_onnx import explain, inspect_model, io, pipeline, registry, rewrite
-from tracea_onnx.core import DOMAIN, Match, Rule, Spec
 from tracea_onnx.errors import MissingFusionError, UsageError
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.inline import inline
-from tracea_onnx.report import text
+from tracea_onnx.explain import contents, explanation
+from tracea_onnx.ir.contracts import DOMAIN, Match, Rule, Spec
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.pipeline.report import text
+from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.rewrite.inline import inline
+from tracea_onnx.support import discovery
 
 
-def optimized(model: ModelProto, **kwargs: object) -> pipeline.OptimizeResult:
-    return pipeline.optimize(model, rules=RULES, backend="cpu", **kwargs)  # type: ignore[arg-type]
+def optimized(model: ModelProto, **kwargs: object) -> optimizer.OptimizeResult:
+    return optimizer.optimize(model, rules=RULES, backend="cpu", **kwargs)  # type: ignore[arg-type]
 
 
 def test_a_chain_becomes_a_call_of_a_function_with_its_body() -> None:
@@ -33,7 +37,7 @@ def test_a_chain_becomes_a_call_of_a_function_with_its_body() -> None:
     assert [list(n.output) for n in calls] == [["r"], ["t"]]
     bodies = {f.name: [n.op_type for n in f.node] for f in r.functions}
     assert [bodies[n.op_type] for n in calls] == [["Conv", "Relu"], ["Add", "Relu"]]
-    assert rewrite.read_spec(calls[0]) == Spec("conv", ("x", "w", "b"), {})
+    assert fused_calls.read_spec(calls[0]) == Spec("conv", ("x", "w", "b"), {})
     assert list(calls[0].input) == ["image", "w1", "b1"]
     feeds = {"image": normal(2, 3, 8, 8)}
     assert same_bits(run(m, feeds), run(r, feeds))
@@ -81,7 +85,7 @@ def test_small_constants_become_literals_and_large_ones_extra_inputs() -> None:
     m = parse(
         "g (float[6] x) => (float[6] y) { a = Mul (x, two) b = Add (a, table) y = Max (b, low) }", two=np.float32(2), table=normal(6), low=np.float32(0.25)
     )
-    r = pipeline.optimize(m, rules=[rule], backend="cpu").model
+    r = optimizer.optimize(m, rules=[rule], backend="cpu").model
     (call,) = r.graph.node
     assert list(call.input) == ["x", "table"] and [t.name for t in r.graph.initializer] == ["table"]
     body = r.functions[0]
@@ -99,8 +103,8 @@ def test_one_value_under_two_roles() -> None:
 def test_optimizing_twice_gives_the_same_bytes() -> None:
     once = optimized(small_cnn()).model
     twice = optimized(once)
-    assert not twice.report.fused and io.serialize(twice.model) == io.serialize(once)
-    assert io.serialize(optimized(small_cnn()).model) == io.serialize(once)
+    assert not twice.report.fused and model_file.serialize(twice.model) == model_file.serialize(once)
+    assert model_file.serialize(optimized(small_cnn()).model) == model_file.serialize(once)
 
 
 def test_a_chain_that_lost_its_neighbour_is_fused_in_the_next_round() -> None:
@@ -119,7 +123,7 @@ def test_a_chain_that_lost_its_neighbour_is_fused_in_the_next_round() -> None:
         w=normal(1, 1, 1, 1),
         v=normal(1, 1, 1, 1, seed=1),
     )
-    r = pipeline.optimize(m, rules=[Rule("grow", "Conv", frozenset({"Conv"}), grow, "")], backend="cpu")
+    r = optimizer.optimize(m, rules=[Rule("grow", "Conv", frozenset({"Conv"}), grow, "")], backend="cpu")
     assert [n.domain for n in r.model.graph.node] == [DOMAIN, DOMAIN]
     assert sorted(len(f.nodes) for f in r.report.fused) == [2, 4]
 
@@ -144,7 +148,7 @@ def test_bodies_are_rewritten_and_captures_count_as_uses() -> None:
     for c in (True, False):
         feeds = {"x": normal(3), "z": normal(3, seed=1), "c": np.array(c)}
         assert same_bits(run(m, feeds), run(r, feeds))
-    assert io.serialize(optimized(r).model) == io.serialize(r)
+    assert model_file.serialize(optimized(r).model) == model_file.serialize(r)
 
 
 def test_an_overridable_initializer_is_respected() -> None:
@@ -179,7 +183,7 @@ def test_inline_gives_the_nodes_and_the_bits_back() -> None:
     assert [n.name for n in plain.graph.node][:2] == ["Conv_a", "Relu_r"]
     feeds = {"image": normal(3, 3, 8, 8)}
     assert same_bits(run(r, feeds), run(plain, feeds))
-    assert io.serialize(optimized(plain).model) == io.serialize(r)
+    assert model_file.serialize(optimized(plain).model) == model_file.serialize(r)
 
 
 # --- the pipeline --------------------------------------------------------------------------------------------------------
@@ -212,41 +216,41 @@ def test_only_and_skip() -> None:
 
 def test_unknown_options_are_named() -> None:
     with pytest.raises(UsageError, match="backend 'tpu' is unknown"):
-        pipeline.optimize(small_cnn(), backend="tpu")
+        optimizer.optimize(small_cnn(), backend="tpu")
     with pytest.raises(UsageError, match="precision 'int3' is unknown"):
-        pipeline.optimize(small_cnn(), precision="int3", backend="cpu")
+        optimizer.optimize(small_cnn(), precision="int3", backend="cpu")
     with pytest.raises(UsageError, match="no rule called 'typo'"):
         optimized(small_cnn(), only=["typo"])
 
 
 def test_the_package_exports_the_pipeline() -> None:
-    assert tracea_onnx.optimize is pipeline.optimize and tracea_onnx.OptimizeResult is pipeline.OptimizeResult
+    assert tracea_onnx.optimize is optimizer.optimize and tracea_onnx.OptimizeResult is optimizer.OptimizeResult
 
 
 def test_every_anchor_is_explained() -> None:
-    account = explain.explain(small_cnn(), rules=RULES, backend="cpu")
+    account = explanation.explain(small_cnn(), rules=RULES, backend="cpu")
     found = {e.anchor: e for e in account.anchors}
     assert {a: e.fused_by for a, e in found.items() if a.startswith(("Conv", "Add"))} == {"Conv_a": "conv_relu", "Add_s": "add_relu", "Conv_c": ""}
     assert found["Conv_a"].nodes == ("Conv_a", "Relu_r") and found["Conv_c"].refusals[0].reason == "no Relu alone reads the result"
-    assert any("Conv_c" in line for line in explain.text(account))
+    assert any("Conv_c" in line for line in explanation.text(account))
 
 
 def test_inspect_tells_what_is_inside() -> None:
-    found = inspect_model.inspect(io.Source(optimized(small_cnn()).model))
+    found = contents.inspect(model_file.Source(optimized(small_cnn()).model))
     assert found["nodes"] == 6 and found["operators"]["ai.tracea.Conv"] == 1 and found["opsets"][DOMAIN] == 1
     assert [f["rule"] for f in found["fused"]] == ["conv_relu", "add_relu"] and found["fused"][0]["nodes"] == ["Conv_a", "Relu_r"]
     assert found["inputs"] == [{"name": "image", "type": "float", "shape": ["batch", 3, 8, 8]}]
-    assert any("conv_relu" in line for line in inspect_model.text(found, everything=True))
+    assert any("conv_relu" in line for line in contents.text(found, everything=True))
 
 
 @pytest.mark.parametrize("name", ["demo", "minilm"])
 def test_models_of_the_zoo_with_every_rule(name: str) -> None:
-    model = registry.module("models", name).build()
-    r = pipeline.optimize(model, backend="cpu")
+    model = discovery.module("models", name).build()
+    r = optimizer.optimize(model, backend="cpu")
     onnx.checker.check_model(r.model, full_check=True)
     assert r.report.verify is not None and r.report.verify.ok and r.report.nodes_after < r.report.nodes_before
-    again = pipeline.optimize(r.model, backend="cpu", verify=False)
-    assert io.serialize(again.model) == io.serialize(r.model)
+    again = optimizer.optimize(r.model, backend="cpu", verify=False)
+    assert model_file.serialize(again.model) == model_file.serialize(r.model)
 
 
 def test_a_result_the_runtime_would_not_load_is_made_without_folding() -> None:
@@ -284,8 +288,8 @@ def test_stock_onnx_runtime_makes_the_same_graph_of_it(tmp_path: Path) -> None:
         ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return sorted(ops(onnx.load(str(tmp_path / name))))
 
-    model = registry.module("models", "demo").build()
-    result = pipeline.optimize(model, backend="cpu").model
+    model = discovery.module("models", "demo").build()
+    result = optimizer.optimize(model, backend="cpu").model
     assert optimised_by_ort(model, "a.onnx") == optimised_by_ort(result, "b.onnx")
 
 
@@ -294,9 +298,9 @@ def test_a_function_that_is_not_ours_keeps_its_name() -> None:
     import onnx
 
     import tracea_onnx
-    from tracea_onnx import registry
+    from tracea_onnx.support import discovery
 
-    model = registry.module("models", "demo").build(image=33)
+    model = discovery.module("models", "demo").build(image=33)
     ours = tracea_onnx.optimize(model, verify=False).model
     taken = onnx.ModelProto()
     taken.CopyFrom(model)
@@ -318,7 +322,7 @@ def test_numbers_that_json_does_not_have_leave_the_chain_as_it_is() -> None:
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[3, 4] x) => (float[3, 4] y) { t = Gemm (x, w)  y = Relu (t) }')
     model.graph.initializer.append(weight)
     model.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", float("inf")))
-    result = pipeline.optimize(model, verify=False, backend="cpu")
+    result = optimizer.optimize(model, verify=False, backend="cpu")
     assert [n.op_type for n in result.model.graph.node] == ["Gemm", "Relu"]
     assert "is infinite or not a number" in " ".join(r.reason for r in result.report.refused)
 
@@ -331,7 +335,7 @@ def test_a_layer_norm_of_onnx_runtime_itself_loads_from_a_body() -> None:
         y = Transpose <perm = [0, 3, 1, 2]> (n)
     }"""
     m = parse(text, opset=16, w=normal(4), b=normal(4))
-    result = pipeline.optimize(m, verify=False).model
+    result = optimizer.optimize(m, verify=False).model
     [body] = [f for f in result.functions if f.domain == DOMAIN]
     [norm] = [n for n in body.node if n.op_type == "LayerNormalization"]
     assert "stash_type" in {a.name for a in norm.attribute}

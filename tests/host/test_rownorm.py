@@ -10,15 +10,15 @@ import onnx
 import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from tracea_onnx import compiler, registry
-from tracea_onnx.cuda_plan import CudaPlanBuilder
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.rownorm import Folded
-from tracea_onnx.lower.value import Value
-from tracea_onnx.modelbuilder import Net
-from tracea_onnx.modelbuilder import Value as Tensor
-from tracea_onnx.ops import DType
-from tracea_onnx.plan import Ref
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.gpu_plan import CudaPlanBuilder
+from tracea_onnx.compiler.lower.value import Folded, Value
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.model_io.builder import Net
+from tracea_onnx.model_io.builder import Value as Tensor
+from tracea_onnx.plan.builder import Ref
+from tracea_onnx.support import discovery
 
 
 def launches(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, *, arch: int = 90, half: bool = True) -> list[str]:
@@ -38,7 +38,7 @@ def launches(model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, *, arch: i
         converted.graph.initializer.add().CopyFrom(node.attribute[0].t)
         converted.graph.initializer[-1].name = node.output[0]
         converted.graph.node.remove(node)
-    result = compiler.compile_graph(Graph(converted), compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": "132"}))
+    result = partition_compiler.compile_graph(Graph(converted), partition_compiler.backend_of({"backend": "cuda", "arch": str(arch), "sms": "132"}))
     assert len(result.entries) == 1 and not result.refused
     return found
 
@@ -77,7 +77,7 @@ def test_before_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two layers' norms the first adds up embeddings, and the last is read by a Gather."""
-    model = registry.module("models", "vit_b16").build(image=32, patch=16, layers=2, hidden=128, heads=2, inner=256, classes=8)
+    model = discovery.module("models", "vit_b16").build(image=32, patch=16, layers=2, hidden=128, heads=2, inner=256, classes=8)
     found = [f for f in launches(model, monkeypatch) if f.startswith(("gemm", "layernorm", "attention"))]
     layer = ["attention", "gemm_normy", "gemm_normx", "gemm_normy", "gemm_normx"]
     assert found == ["layernorm_sum", "gemm", *layer, "attention", "gemm_normy", "gemm_normx", "gemm", "layernorm", "gemm"]
@@ -85,7 +85,7 @@ def test_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_post_norm_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query, key and value projections are one product, of rows that are normalised as it reads them."""
-    model = registry.module("models", "bert_base").build(seq=16, dynamic=False, layers=2, hidden=128, heads=2, inner=256, vocab=50, positions=16)
+    model = discovery.module("models", "bert_base").build(seq=16, dynamic=False, layers=2, hidden=128, heads=2, inner=256, vocab=50, positions=16)
     found = [f for f in launches(model, monkeypatch) if f.startswith(("gemm", "layernorm", "attention"))]
     layer = ["attention", "gemm_normy", "gemm_normx", "gemm_normry"]
     assert found == ["layernorm_sum", "gemm", *layer, "gemm_normx", "attention", "gemm_normry", "gemm_normx", "gemm_normr", "layernorm", "gemm"]

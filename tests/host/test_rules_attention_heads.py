@@ -9,7 +9,7 @@ from onnx import TensorProto
 from tests.host.attention_graphs import B, D, F, H, Net, S, T, X, ints, join_heads, scores, split_heads, whole
 from tests.host.rules_oracle import Array, node, only, reason
 from tests.host.rules_oracle_attention import check_spec
-from tracea_onnx import explain
+from tracea_onnx.explain import explanation
 
 
 @pytest.mark.parametrize("how", ["split", "slice", "reshape gather", "reshape split", "head major"])
@@ -274,7 +274,7 @@ def test_operators_that_do_more_than_attention_say_so_and_what_to_do(op: str, in
     n.constants = {"w": np.ones((X, 3 * X), F), "b": np.ones(3 * X, F)}
     m = n.model(n.add(f"com.microsoft.{op}", *inputs.split(), name="y", num_heads=H, **attrs))
     assert why in reason(m, "attention_op", "n_y")
-    (said,) = [e for e in explain.explain(m).anchors if e.anchor == "n_y"]
+    (said,) = [e for e in explanation.explain(m).anchors if e.anchor == "n_y"]
     assert said.refusals[0].rule == "attention_op" and "exporter's own file" in said.fix
 
 

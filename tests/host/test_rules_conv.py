@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from tests.host.rules_oracle import ACTIVATIONS, activation, check, find, model, node, only, ops, reason
-from tracea_onnx.expr import Expr
-from tracea_onnx.recognise import classify_activation
+from tracea_onnx.ir.activations import classify_activation
+from tracea_onnx.ir.expr import Expr
 
 C, K = 5, 7
 

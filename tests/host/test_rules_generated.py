@@ -19,10 +19,13 @@ from tests.exports.matrix import wrong
 from tests.host.near_miss import BASES
 from tests.host.near_miss_mutations import MUTATIONS, mutate
 from tests.host.rules_oracle import plain_session, run_all
-from tracea_onnx import canonical, registry, rewrite
-from tracea_onnx import match as matching
-from tracea_onnx.core import DOMAIN, Match, Saving
-from tracea_onnx.graph import Graph
+from tracea_onnx.canonicalize import canonical_form
+from tracea_onnx.ir.contracts import DOMAIN, Match, Saving
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import find as matching
+from tracea_onnx.match import rule_set
+from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.support import discovery
 
 COUNT = int(os.environ.get("TRACEA_GENERATED", "100"))
 SIZES = {"batch": 2}
@@ -126,9 +129,9 @@ def judged(m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int) -
 
 def fused(m: ModelProto, graph: Graph, found: Sequence[Match]) -> ModelProto:
     """The model of `graph`, rewritten in place with as many matches as fit together, the longest first."""
-    ops = {r.name: r.op for r in registry.rules()}
-    chosen, _ = registry.module("scheduler", "priority").schedule(graph, [(x, Saving(float(len(x.nodes))), 0) for x in found])
-    rewrite.apply(m, graph, [(x, ops[x.rule]) for x, _ in chosen])
+    ops = {r.name: r.op for r in rule_set.rules()}
+    chosen, _ = discovery.module("scheduler", "priority").schedule(graph, [(x, Saving(float(len(x.nodes))), 0) for x in found])
+    fused_calls.apply(m, graph, [(x, ops[x.rule]) for x, _ in chosen])
     return m
 
 
@@ -142,7 +145,7 @@ def takes(rule: str, m: ModelProto, seed: int) -> bool:
     if seed % 2:
         work = ModelProto()
         work.CopyFrom(m)
-        canonical.canonicalise(work, keep_initializer_inputs=True)
+        canonical_form.canonicalise(work, keep_initializer_inputs=True)
     made.CopyFrom(work)
     graph = Graph(made)
     found, _ = matching.find(graph)
@@ -191,4 +194,4 @@ def test_near_misses_are_left_alone_or_understood(rule: str) -> None:
 
 
 def test_every_rule_has_a_generator() -> None:
-    assert set(BASES) == {r.name for r in registry.rules()}
+    assert set(BASES) == {r.name for r in rule_set.rules()}

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.host.rules_oracle import ACTIVATIONS, activation, check, compute, find, model, node, only, ops, reason
-from tracea_onnx.expr import Expr
+from tracea_onnx.ir.expr import Expr
 
 SHAPE = (2, 3, 4, 5)
 
@@ -199,7 +199,7 @@ def test_random_graphs_fuse_without_changing_a_value(start: str, block: int) -> 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_chain_grows_to_the_last_node_that_can_join(seed: int) -> None:
     """After the chosen prefix no longer one is closed: adding the sole reader of the result would always break a guard."""
-    from tracea_onnx.patterns import POINTWISE
+    from tracea_onnx.match.epilogue import POINTWISE
 
     m = random_model(seed, "Conv")
     graph, matches, _ = find(m, "conv")

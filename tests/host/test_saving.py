@@ -14,17 +14,18 @@ from onnx import ModelProto, numpy_helper
 
 from tests.host.pipeline_models import normal, run, same_bits, small_cnn
 from tests.host.test_io import big, saved
-from tracea_onnx import external, io, pipeline
-from tracea_onnx.cli import main
+from tracea_onnx.cli.main import main
 from tracea_onnx.errors import UsageError
+from tracea_onnx.model_io import external, model_file
+from tracea_onnx.pipeline import optimizer
 
 
 def test_files_to_be_written_are_apart(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    source = io.load(path)
+    source = model_file.load(path)
     data, other = tmp_path / "m.onnx.data", tmp_path / "o.onnx"
-    io.check_apart(source, path, [tmp_path / "m.pack"])
-    io.check_apart(source, other, [tmp_path / "o.pack"])
+    model_file.check_apart(source, path, [tmp_path / "m.pack"])
+    model_file.check_apart(source, other, [tmp_path / "o.pack"])
     (tmp_path / "link").symlink_to(path)
     for model, others, says in (
         (data, [], "holds weights of the model that is read"),
@@ -35,7 +36,7 @@ def test_files_to_be_written_are_apart(tmp_path: Path) -> None:
         (None, [other, other], "would be written twice"),
     ):
         with pytest.raises(UsageError, match=says):
-            io.check_apart(source, model, others)
+            model_file.check_apart(source, model, others)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_data_file_of_nobody_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "m.onnx.data").write_bytes(b"somebody else's weights")
     with pytest.raises(UsageError, match="may belong to another one"):
         saved(tmp_path)
-    (tmp_path / "m.onnx").write_bytes(io.serialize(small_cnn()))
+    (tmp_path / "m.onnx").write_bytes(model_file.serialize(small_cnn()))
     with pytest.raises(UsageError, match="may belong to another one"):
         saved(tmp_path)
     assert (tmp_path / "m.onnx.data").read_bytes() == b"somebody else's weights"
@@ -70,9 +71,9 @@ def test_a_data_file_of_nobody_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_model_replaced_with_its_weights_is_the_new_one_in_memory_too(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    result = pipeline.optimize(path, output=path, backend="cpu")
+    result = optimizer.optimize(path, output=path, backend="cpu")
     expected = onnx.load(str(path))
-    external.bring_in(io.Source(result.model, result.folder, path), lambda t: True)
+    external.bring_in(model_file.Source(result.model, result.folder, path), lambda t: True)
     assert [numpy_helper.to_array(t).tobytes() for t in result.model.graph.initializer] == [
         numpy_helper.to_array(t).tobytes() for t in expected.graph.initializer
     ]
@@ -111,34 +112,34 @@ def test_weights_and_model_change_together_wherever_a_kill_comes(tmp_path: Path,
         folder.mkdir()
         path = folder / "m.onnx"
         if not fresh:
-            io.save(io.Source(old), path, external_data="always")
+            model_file.save(model_file.Source(old), path, external_data="always")
         child = os.fork()
         if child == 0:
             with monkeypatch.context() as m:
                 _steps(m, stop)
-                io.save(io.Source(new), path, external_data="always")
+                model_file.save(model_file.Source(new), path, external_data="always")
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if path.exists():
-            io.load(path)
+            model_file.load(path)
             got = run(onnx.load(str(path)), feeds)
             seen.add([same_bits(got, r) for r in results].index(True))
         else:
             assert fresh
-        io.save(io.Source(new), path, external_data="always")  # the next run
+        model_file.save(model_file.Source(new), path, external_data="always")  # the next run
         assert sorted(p.name for p in folder.iterdir()) == ["m.onnx", "m.onnx.data"]
         reference = {p.name: p.read_bytes() for p in folder.iterdir()}
         if code == 0:
             break
     assert code == 0 and stop >= 2 and seen == ({1} if fresh else {0, 1})
-    io.save(io.Source(new), tmp_path / "m.onnx", external_data="always")
+    model_file.save(model_file.Source(new), tmp_path / "m.onnx", external_data="always")
     assert reference == {name: (tmp_path / name).read_bytes() for name in reference}
 
 
 _SAVER = """
 import sys
 from pathlib import Path
-import tracea_onnx.io as io
+import tracea_onnx.model_io.model_file as io
 from tests.host.test_saving import scaled
 for k in range(20):
     io.save(io.Source(scaled(int(sys.argv[2]))), Path(sys.argv[1]), external_data="always")
@@ -173,7 +174,7 @@ def test_the_umask_is_read_and_never_changed(monkeypatch: pytest.MonkeyPatch, tm
     before = os.umask(0o027)
     try:
         monkeypatch.setattr(os, "umask", changed)
-        io.save(io.Source(big()), tmp_path / "m.onnx")
+        model_file.save(model_file.Source(big()), tmp_path / "m.onnx")
         assert (tmp_path / "m.onnx").stat().st_mode & 0o777 == 0o640
     finally:
         monkeypatch.undo()

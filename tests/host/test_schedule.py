@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from tests.host.pipeline_models import RULES, parse, small_cnn
-from tracea_onnx import caps, compiler, match, price, registry, tuning
-from tracea_onnx.core import Match, Refusal, Saving, Spec
+from tracea_onnx.codegen import kernel_choice
+from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import UsageError
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir.contracts import Match, Refusal, Saving, Spec
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import find
+from tracea_onnx.pricing import cost_model, device_caps
+from tracea_onnx.support import discovery
 
 Priced = list[tuple[Match, Saving, int]]
 
 
 def schedule(graph: Graph, priced: Priced) -> tuple[list[tuple[Match, Saving]], list[Refusal]]:
-    chosen, refused = registry.module("scheduler", "priority").schedule(graph, priced)
+    chosen, refused = discovery.module("scheduler", "priority").schedule(graph, priced)
     return list(chosen), list(refused)
 
 
@@ -127,13 +131,13 @@ def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(problem: tuple
 # --- prices --------------------------------------------------------------------------------------------------------------
 def priced_by(model: ModelProto, backend: str = "cpu") -> dict[str, Saving]:
     graph = Graph(model)
-    return {m.anchor.outputs[0]: price.price(graph, m, backend) for m in match.find(graph, rules=RULES)[0]}
+    return {m.anchor.outputs[0]: cost_model.price(graph, m, backend) for m in find.find(graph, rules=RULES)[0]}
 
 
 def test_a_price_is_the_rooflines_difference() -> None:
     m = parse("g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }")
     n = 64 * 1000 * 4
-    dev = price.device("cpu")
+    dev = cost_model.device("cpu")
     saving = priced_by(_typed(m))["a"]
     # Add moves 3 tensors and Relu 2; fused, 3 tensors cross the border.
     assert saving.bytes_removed == 2 * n and saving.launches_removed == 1
@@ -141,7 +145,7 @@ def test_a_price_is_the_rooflines_difference() -> None:
 
 
 def _typed(m: ModelProto) -> ModelProto:
-    from tracea_onnx.canonical import canonicalise
+    from tracea_onnx.canonicalize.canonical_form import canonicalise
 
     return canonicalise(m)
 
@@ -152,26 +156,26 @@ def test_a_larger_tensor_saves_more_and_every_backend_has_rates() -> None:
     assert 0 < small.us < large.us
     assert all(s.us > 0 for s in priced_by(_typed(small_cnn()), "cuda").values())
     with pytest.raises(UsageError, match="no cost model for backend 'abacus'"):
-        price.device("abacus")
+        cost_model.device("abacus")
 
 
 def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's fusions are priced by its own GPU's memory and arithmetic, not by an H200's."""
-    h200, l4 = price.gpu(caps.usual(90)), price.gpu(caps.usual(89))
-    assert (h200.gflops, h200.gbytes) == (price.device("cuda").gflops, price.device("cuda").gbytes)
+    h200, l4 = cost_model.gpu(device_caps.usual(90)), cost_model.gpu(device_caps.usual(89))
+    assert (h200.gflops, h200.gbytes) == (cost_model.device("cuda").gflops, cost_model.device("cuda").gbytes)
     assert l4.gbytes == pytest.approx(h200.gbytes * 300 / 4800) and h200.gflops / 20 < l4.gflops < h200.gflops / 8
-    half = price.gpu(replace(caps.usual(90), sms=66))
+    half = cost_model.gpu(replace(device_caps.usual(90), sms=66))
     assert half.gflops == h200.gflops / 2 and half.gbytes == h200.gbytes
-    seen, priced = set(), price.price
+    seen, priced = set(), cost_model.price
 
-    def recorded(graph: Graph, match: Match, by: str | price.Device) -> Saving:
+    def recorded(graph: Graph, match: Match, by: str | cost_model.Device) -> Saving:
         seen.add(by)
         return priced(graph, match, by)
 
-    monkeypatch.setattr(compiler, "price", recorded)
+    monkeypatch.setattr(partition_compiler, "price", recorded)
     graph = Graph(_typed(small_cnn()))
-    backend = compiler.cuda_backend(caps.usual(89), tf32=False, choices=tuning.BY_PRICE, compile_kernels=False)
-    compiler.compile_graph(graph, backend)
+    backend = partition_compiler.cuda_backend(device_caps.usual(89), tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False)
+    partition_compiler.compile_graph(graph, backend)
     assert seen == {l4}
 
 
@@ -185,15 +189,15 @@ def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_peaks_of_gpus_are_those_that_nvidia_documents(arch: int, name: str, sms: int, mhz: int, tflops: float) -> None:
     """Dense fp16 with sums in fp32."""
-    h200, made = caps.usual(90), replace(caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000)
-    ratio = price.gpu(made).gflops / price.gpu(h200).gflops
+    h200, made = device_caps.usual(90), replace(device_caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000)
+    ratio = cost_model.gpu(made).gflops / cost_model.gpu(h200).gflops
     assert ratio * h200.sms * h200.clock * 4096 * 1e3 == pytest.approx(tflops * 1e12, rel=0.02)
 
 
 def test_a_node_alone_saves_nothing() -> None:
     g = Graph(parse("g (float[3] x) => (float[3] y) { y = Relu (x) }"))
     lone = Match("r", g.nodes[0], (g.nodes[0],), ("x",), ("y",), Spec("pointwise", ("x0",)))
-    saving = price.price(g, lone, "cpu")
+    saving = cost_model.price(g, lone, "cpu")
     assert saving.us <= 0 and "nothing to fuse" in saving.reason
 
 
@@ -202,4 +206,4 @@ def test_a_view_does_not_make_unknown_sizes_cost_more() -> None:
     text = "g (float[1, n, m, k] x) => (float[n, m, k] y) { s = Squeeze (x, ax) a = Relu (s) y = Sigmoid (a) }"
     g = Graph(_typed(parse(text, ax=[0])))
     chain_of = Match("r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {}))
-    assert price.price(g, chain_of, "cpu").us > price.device("cpu").launch / 2
+    assert cost_model.price(g, chain_of, "cpu").us > cost_model.device("cpu").launch / 2

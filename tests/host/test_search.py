@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tracea_onnx.search import Search
+from tracea_onnx.tuning.bayesian import Search
 
 
 def _drawn(seed: int, count: int = 24) -> tuple[dict[str, float], dict[str, float]]:

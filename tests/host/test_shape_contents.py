@@ -8,8 +8,9 @@ import pytest
 from onnx import ModelProto
 
 from tests.host.pipeline_models import parse
-from tracea_onnx import dims, patterns_shape
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir import dims
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.shapes import symbolic
 
 DIVISORS = (3, -3, 1, -1, 4)
 
@@ -35,7 +36,7 @@ def test_quotients_and_remainders_of_negative_numbers(node: str) -> None:
                 continue  # ONNX Runtime computes these in float64
             m = _model(node, left, right)
             graph = Graph(m)  # which shapes refer to weakly
-            shapes = patterns_shape.shapes(graph)
+            shapes = symbolic.shapes(graph)
             found = shapes.content("y")
             if found is None:
                 continue

@@ -9,22 +9,23 @@ import pytest
 
 import tracea_onnx
 from tests.session.test_models import SMALL, small
-from tracea_onnx import fused_names, specs
-from tracea_onnx.core import Spec
-from tracea_onnx.lower import LOWER
+from tracea_onnx.compiler.lower import LOWER
+from tracea_onnx.ir import fused_op_names
+from tracea_onnx.ir.contracts import Spec
+from tracea_onnx.match import spec_table
 
 
 def test_every_op_that_is_lowered_is_in_the_table() -> None:
-    assert {f":{op}" for op in specs.OPS} == {kind for kind in LOWER if kind.startswith(":")}
+    assert {f":{op}" for op in spec_table.OPS} == {kind for kind in LOWER if kind.startswith(":")}
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_what_the_rules_write_passes(name: str) -> None:
-    calls = list(fused_names.calls(tracea_onnx.optimize(small(name), backend="cuda", verify=False).model))
+    calls = list(fused_op_names.calls(tracea_onnx.optimize(small(name), backend="cuda", verify=False).model))
     assert calls
     for n in calls:
-        spec, why = specs.read(fused_names.spec_text(n))
-        assert spec is not None and not why and specs.fault(spec, n.input, n.output) == ""
+        spec, why = spec_table.read(fused_op_names.spec_text(n))
+        assert spec is not None and not why and spec_table.fault(spec, n.input, n.output) == ""
 
 
 RELU = {"n_in": 1, "out": 1, "code": [["relu", [0], 0.0]]}
@@ -77,16 +78,16 @@ WRONG: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("op", "roles", "attrs", "why"), WRONG)
 def test_whatever_else_is_refused(op: str, roles: tuple[str, ...], attrs: dict[str, Any], why: str) -> None:
-    said = specs.fault(Spec(op, roles, attrs), ["a", "b", "c", "d", "e"], ["y"])
+    said = spec_table.fault(Spec(op, roles, attrs), ["a", "b", "c", "d", "e"], ["y"])
     assert why in said and "\n" not in said
 
 
 def test_results_are_counted() -> None:
     norm = {"axis": -1, "eps": 1e-5}
-    assert specs.fault(Spec("layernorm", ("x", "res"), norm), ["a", "b"], ["y", "sum"]) == ""
-    assert "a sum as its result" in specs.fault(Spec("layernorm", ("x",), norm), ["a"], ["y", "sum"])
-    assert "it has 2 results" in specs.fault(Spec("softmax", ("x",), {"axis": -1}), ["a"], ["y", "z"])
-    assert "roles for" in specs.fault(Spec("layernorm", ("x", "res"), norm), ["a", ""], ["y"])
+    assert spec_table.fault(Spec("layernorm", ("x", "res"), norm), ["a", "b"], ["y", "sum"]) == ""
+    assert "a sum as its result" in spec_table.fault(Spec("layernorm", ("x",), norm), ["a"], ["y", "sum"])
+    assert "it has 2 results" in spec_table.fault(Spec("softmax", ("x",), {"axis": -1}), ["a"], ["y", "z"])
+    assert "roles for" in spec_table.fault(Spec("layernorm", ("x", "res"), norm), ["a", ""], ["y"])
 
 
 BADLY_MADE: list[dict[str, Any]] = [{"op": "conv", "roles": [1], "attrs": {}}, {"op": 1, "roles": [], "attrs": {}}, {"op": "conv", "roles": ["x"]}]
@@ -94,5 +95,5 @@ BADLY_MADE: list[dict[str, Any]] = [{"op": "conv", "roles": [1], "attrs": {}}, {
 
 @pytest.mark.parametrize("text", [None, "", "[" * 100_000, "{}", "[1]", *map(json.dumps, BADLY_MADE)])
 def test_what_cannot_be_read_is_no_spec(text: str | None) -> None:
-    spec, why = specs.read(text)
+    spec, why = spec_table.read(text)
     assert spec is None and why

@@ -14,14 +14,20 @@ from onnx import ModelProto, StringStringEntryProto
 
 from tests.backend.cuda_requests import request
 from tests.host.pipeline_models import parse
-from tracea_onnx import caps, cli, files, nvrtc, plan_cache, records, tune, tuning
-from tracea_onnx.cache import Cache
-from tracea_onnx.caps import usual
+from tracea_onnx.cli import main
+from tracea_onnx.codegen import kernel_choice, tuning_records
+from tracea_onnx.codegen.kernel_choice import Choices
+from tracea_onnx.codegen.tuning_records import Measured
+from tracea_onnx.compiler import plan_cache
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.graph import Graph
-from tracea_onnx.ops import DType
-from tracea_onnx.records import Measured
-from tracea_onnx.tuning import Choices
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.pricing import device_caps
+from tracea_onnx.pricing.device_caps import usual
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import files
+from tracea_onnx.support.artifact_cache import Cache
+from tracea_onnx.tuning import measure
 
 ONE = Measured("HopperTile(bm=128)", 3.5, 4.0, [{"batch": 8}])
 H200 = usual(90, 132)
@@ -34,65 +40,65 @@ def fresh_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert records.load(H200) == {} and records.choices(H200) == tuning.BY_PRICE
-    assert records.listed() == [] and records.clear() == 0
+    assert tuning_records.load(H200) == {} and tuning_records.choices(H200) == kernel_choice.BY_PRICE
+    assert tuning_records.listed() == [] and tuning_records.clear() == 0
 
 
 def test_records_are_kept_by_kind_of_gpu() -> None:
-    records.add(H200, {"a": ONE})
-    assert records.load(H200) == {"a": ONE}
-    assert records.choices(H200) == Choices({"a": "HopperTile(bm=128)"}, None, ({"batch": 8},))
+    tuning_records.add(H200, {"a": ONE})
+    assert tuning_records.load(H200) == {"a": ONE}
+    assert tuning_records.choices(H200) == Choices({"a": "HopperTile(bm=128)"}, None, ({"batch": 8},))
     named = replace(H200, identity="NVIDIA H200, 150754820096 bytes, driver 13000")
     for other in (usual(90, 114), usual(80, 132), named, replace(named, identity="NVIDIA H200, 150754820096 bytes, driver 12080")):
-        assert records.load(other) == {}
+        assert tuning_records.load(other) == {}
 
 
 def test_another_version_of_the_kernels_or_of_nvrtc_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    records.add(H200, {"a": ONE})
-    for module, name, value in ((records, "__version__", "999"), (nvrtc, "present", lambda: "99.9")):
+    tuning_records.add(H200, {"a": ONE})
+    for module, name, value in ((tuning_records, "__version__", "999"), (nvrtc, "present", lambda: "99.9")):
         with monkeypatch.context() as m:
             m.setattr(module, name, value)
-            assert records.load(H200) == {}
-    assert records.load(H200) == {"a": ONE}
+            assert tuning_records.load(H200) == {}
+    assert tuning_records.load(H200) == {"a": ONE}
 
 
 def test_one_model_never_takes_from_another() -> None:
     """The launches that two models share are theirs at the sizes of both, with the kernel that gains more."""
     better = Measured("SplitTile(rows=64)", 1.0, 2.0, [{"rows": 3, "sequence": 128}])
     worse = Measured("HopperTile(bm=64)", 1.9, 2.0, [{"n": 1}, {"batch": 8}])
-    records.add(H200, {"a": ONE, "b": ONE, "c": ONE})
-    records.add(H200, {"b": better, "c": worse})
-    found = records.load(H200)
+    tuning_records.add(H200, {"a": ONE, "b": ONE, "c": ONE})
+    tuning_records.add(H200, {"b": better, "c": worse})
+    found = tuning_records.load(H200)
     assert found["a"] == ONE
     assert found["b"] == replace(better, sizes=[{"batch": 8}, {"rows": 3, "sequence": 128}])
     assert found["c"] == replace(ONE, sizes=[{"batch": 8}, {"n": 1}])
-    assert records.choices(H200).sizes == ({"batch": 8}, {"n": 1}, {"rows": 3, "sequence": 128})
+    assert tuning_records.choices(H200).sizes == ({"batch": 8}, {"n": 1}, {"rows": 3, "sequence": 128})
 
 
 def test_neither_a_full_nor_a_cleared_cache_takes_a_record() -> None:
-    records.add(H200, {"a": ONE})
+    tuning_records.add(H200, {"a": ONE})
     cache = Cache(limit=1000)
     assert cache.put("k", bytes(900)) and cache.put("l", bytes(900))
-    assert cli.main(["cache", "clear"]) == 0 and cache.entries() == []
-    assert records.load(H200) == {"a": ONE}
-    assert cli.main(["cache", "clear", "--tuning"]) == 0
-    assert records.load(H200) == {} and records.listed() == []
+    assert main.main(["cache", "clear"]) == 0 and cache.entries() == []
+    assert tuning_records.load(H200) == {"a": ONE}
+    assert main.main(["cache", "clear", "--tuning"]) == 0
+    assert tuning_records.load(H200) == {} and tuning_records.listed() == []
 
 
 def test_records_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    records.add(replace(H200, identity="NVIDIA H200, driver 13000"), {"a": ONE, "b": ONE})
+    tuning_records.add(replace(H200, identity="NVIDIA H200, driver 13000"), {"a": ONE, "b": ONE})
     for action, says in (("list", "NVIDIA H200, driver 13000"), ("size", "1 devices, 2 launches")):
-        assert cli.main(["cache", action, "--tuning"]) == 0
+        assert main.main(["cache", action, "--tuning"]) == 0
         assert says in capsys.readouterr().err
-    assert cli.main(["cache", "size", "--tuning", "--folder", "x"]) == UsageError.exit_code
+    assert main.main(["cache", "size", "--tuning", "--folder", "x"]) == UsageError.exit_code
 
 
 _ADDER = """
 import sys
 from tests.host.test_tuning import H200, ONE
-from tracea_onnx import records
+from tracea_onnx.codegen import tuning_records
 for k in range(25):
-    records.add(H200, {f"{sys.argv[1]} {k}": ONE})
+    tuning_records.add(H200, {f"{sys.argv[1]} {k}": ONE})
 """
 
 
@@ -100,7 +106,7 @@ def test_two_processes_that_tune_at_once_lose_nothing() -> None:
     root = Path(__file__).resolve().parents[2]
     adders = [subprocess.Popen([sys.executable, "-c", _ADDER, str(k)], cwd=root) for k in range(2)]
     assert [p.wait() for p in adders] == [0, 0]
-    assert len(records.load(H200)) == 50
+    assert len(tuning_records.load(H200)) == 50
 
 
 _ODD = (
@@ -112,11 +118,11 @@ _ODD = (
 
 @pytest.mark.parametrize("data", _ODD, ids=range(len(_ODD)))
 def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
-    path = records.add(H200, {"b": ONE})
+    path = tuning_records.add(H200, {"b": ONE})
     path.write_bytes(data)
-    assert records.load(H200) == {} and records.choices(H200) == tuning.BY_PRICE and len(records.listed()) == 1
-    records.add(H200, {"a": ONE})
-    assert records.load(H200) == {"a": ONE}
+    assert tuning_records.load(H200) == {} and tuning_records.choices(H200) == kernel_choice.BY_PRICE and len(tuning_records.listed()) == 1
+    tuning_records.add(H200, {"a": ONE})
+    assert tuning_records.load(H200) == {"a": ONE}
 
 
 @pytest.mark.parametrize(
@@ -128,32 +134,32 @@ def test_a_record_that_cannot_be_read_is_none(data: bytes) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_damaged_entry_takes_no_other_with_it(odd: dict[str, object]) -> None:
-    path = records.add(H200, {"a": ONE, "b": ONE})
+    path = tuning_records.add(H200, {"a": ONE, "b": ONE})
     found = json.loads(path.read_bytes())
     found["launches"]["b"].update(odd)
     path.write_text(json.dumps(found))
-    assert records.load(H200) == {"a": ONE}
-    records.add(H200, {"b": ONE})
-    assert records.load(H200) == {"a": ONE, "b": ONE}
+    assert tuning_records.load(H200) == {"a": ONE}
+    tuning_records.add(H200, {"b": ONE})
+    assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
 
 
 def test_a_stopped_process_does_not_keep_a_record_from_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_PATIENCE", 0.1)
-    records.add(H200, {"a": ONE})
-    with files.private(records.default_folder()) as folder, folder.locked(0) as locked:
+    monkeypatch.setattr(tuning_records, "_PATIENCE", 0.1)
+    tuning_records.add(H200, {"a": ONE})
+    with files.private(tuning_records.default_folder()) as folder, folder.locked(0) as locked:
         assert locked
-        records.add(H200, {"b": ONE})
-    assert records.load(H200) == {"a": ONE, "b": ONE}
+        tuning_records.add(H200, {"b": ONE})
+    assert tuning_records.load(H200) == {"a": ONE, "b": ONE}
 
 
 def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
-    path = records.add(H200, {"a": ONE})
+    path = tuning_records.add(H200, {"a": ONE})
     path.parent.chmod(0o777)
-    assert records.load(H200) == {}
+    assert tuning_records.load(H200) == {}
     with pytest.raises(TraceaError, match="open to other users"):
-        records.add(H200, {"b": ONE})
+        tuning_records.add(H200, {"b": ONE})
     with pytest.raises(TraceaError, match="open to other users"):
-        records.require()
+        tuning_records.require()
 
 
 def test_a_cached_plan_is_not_used_with_another_record() -> None:
@@ -161,10 +167,10 @@ def test_a_cached_plan_is_not_used_with_another_record() -> None:
     props = {"backend": "cuda", "arch": "90", "sms": "132"}
     plan_cache.Slot(request, props).put(Graph(request), b"pack")
     assert plan_cache.Slot(request, props).get() == b"pack"
-    device = caps.of_request(props)
-    records.add(device, {"a": ONE})
+    device = device_caps.of_request(props)
+    tuning_records.add(device, {"a": ONE})
     assert plan_cache.Slot(request, props).get() is None
-    records.clear()
+    tuning_records.clear()
     assert plan_cache.Slot(request, props).get() == b"pack"
 
 
@@ -175,7 +181,7 @@ def _graph() -> Graph:
 
 
 def test_sizes_of_symbols_follow_from_shapes() -> None:
-    assert tune.sizes_of(_graph(), {"x": (2, 3, 5, 8), "u": (2, 7)}) == {"batch": 2, "h": 5, "n": 7}
+    assert measure.sizes_of(_graph(), {"x": (2, 3, 5, 8), "u": (2, 7)}) == {"batch": 2, "h": 5, "n": 7}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def test_sizes_of_symbols_follow_from_shapes() -> None:
 )
 def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]], line: str) -> None:
     with pytest.raises(UsageError) as e:
-        tune.sizes_of(_graph(), shapes)
+        measure.sizes_of(_graph(), shapes)
     assert str(e.value) == line
 
 
@@ -201,17 +207,17 @@ def test_shapes_that_do_not_fit_are_one_line(shapes: dict[str, tuple[int, ...]],
 def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.MonkeyPatch, slower: str, kept: set[str]) -> None:
     """Each is faster by itself, but those in `slower` let the next launch begin later."""
     product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
-    part = tune.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
+    part = measure.Part({}, [], {}, [], {"rows": 5}, ["a", "b", "b"], {"a": product, "b": product})
 
-    def compared(_: tune._Subject, records: tuning.Records, __: int) -> tune._Compared:
+    def compared(_: measure._Subject, records: kernel_choice.Records, __: int) -> measure._Compared:
         total = 100.0 + sum(10.0 if key in slower else -2.0 for key in records)
-        return tune._Compared({"a": 9.0, "b": 18.0}, {key: us * (0.5 if key in records else 1.0) for key, us in (("a", 9.0), ("b", 18.0))}, [(100.0, total)] * 3)
+        return measure._Compared({"a": 9.0, "b": 18.0}, {key: us * (0.5 if key in records else 1.0) for key, us in (("a", 9.0), ("b", 18.0))}, [(100.0, total)] * 3)
 
-    monkeypatch.setattr(tune._Subject, "compared", compared)
-    monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
-    result = tune.Tuned(usual(90, 132))
-    tune._keep(tune._Subject(ModelProto(), {"rows": 5}, [part], 0), {"a": "Tile(2)", "b": "Tile(2)"}, "ab", result)
-    assert records.load(H200) == {key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept}
+    monkeypatch.setattr(measure._Subject, "compared", compared)
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
+    result = measure.Tuned(usual(90, 132))
+    measure._keep(measure._Subject(ModelProto(), {"rows": 5}, [part], 0), {"a": "Tile(2)", "b": "Tile(2)"}, "ab", result)
+    assert tuning_records.load(H200) == {key: Measured("Tile(2)", 4.5, 9.0, [{"rows": 5}]) for key in kept}
     assert result.kept == len(kept) and result.after == 100.0 - 2.0 * len(kept)
     assert [(x.what, x.count, x.kernel) for x in result.launches] == [
         ("gemm F16 M=5 N=8 K=16", count, "Tile(2)" if key in kept else "") for key, count in (("a", 1), ("b", 2))
@@ -220,24 +226,24 @@ def test_kernels_that_make_the_whole_slower_are_left_out(monkeypatch: pytest.Mon
 
 def test_tuning_that_finds_nothing_erases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time was left, or the whole was not faster this time."""
-    records.add(H200, {"a": ONE})
+    tuning_records.add(H200, {"a": ONE})
     product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
-    part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
-    monkeypatch.setattr(tune._Subject, "compared", lambda *_: tune._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]))
-    monkeypatch.setattr(tune._Subject, "alike", lambda *_: True)
+    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(measure._Subject, "compared", lambda *_: measure._Compared({"a": 9.0}, {"a": 9.0}, [(9.0, 9.0)]))
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: True)
     for chosen in ({}, {"a": "Tile(2)"}):
-        tune._keep(tune._Subject(ModelProto(), {}, [part], 0), chosen, "a", tune.Tuned(H200))
-        assert records.load(H200) == {"a": ONE}
+        measure._keep(measure._Subject(ModelProto(), {}, [part], 0), chosen, "a", measure.Tuned(H200))
+        assert tuning_records.load(H200) == {"a": ONE}
 
 
 def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     product = request("gemm", DType.F16, {"M": 5, "N": 8, "K": 16, "ldx": 16, "ldy": 8}, operands=("x", "w", "y"))
-    part = tune.Part({}, [], {}, [], {}, ["a"], {"a": product})
-    monkeypatch.setattr(tune._Subject, "compared", lambda *_: tune._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
-    monkeypatch.setattr(tune._Subject, "alike", lambda *_: False)
-    result = tune.Tuned(usual(90, 132))
-    tune._keep(tune._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
-    assert records.load(H200) == {} and result.kept == 0 and result.before == result.after == 9.0
+    part = measure.Part({}, [], {}, [], {}, ["a"], {"a": product})
+    monkeypatch.setattr(measure._Subject, "compared", lambda *_: measure._Compared({"a": 9.0}, {"a": 5.0}, [(9.0, 5.0)]))
+    monkeypatch.setattr(measure._Subject, "alike", lambda *_: False)
+    result = measure.Tuned(usual(90, 132))
+    measure._keep(measure._Subject(ModelProto(), {}, [part], 0), {"a": "Tile(2)"}, "a", result)
+    assert tuning_records.load(H200) == {} and result.kept == 0 and result.before == result.after == 9.0
 
 
 @pytest.mark.parametrize(
@@ -250,4 +256,4 @@ def test_results_that_differ_keep_the_record_empty(monkeypatch: pytest.MonkeyPat
 def test_results_are_the_same_but_for_rounding(dtype: DType, y: list[float], same: bool) -> None:
     kind = {DType.F32: np.float32, DType.F16: np.float16, DType.I64: np.int64}[dtype]
     x = np.array([1.0, -4.0, np.inf], np.float64) if dtype != DType.I64 else np.array([1, 5, 3])
-    assert tune._same(dtype, x.astype(kind), np.array(y).astype(kind)) == same
+    assert measure._same(dtype, x.astype(kind), np.array(y).astype(kind)) == same

@@ -11,12 +11,15 @@ import pytest
 from onnx import ModelProto
 
 from tests.host.pipeline_models import Array, normal, parse, small_cnn
-from tracea_onnx import cli, inputs, io, report, verify
+from tracea_onnx.cli import main
 from tracea_onnx.errors import ModelError, UsageError, VerificationError
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import report
+from tracea_onnx.verify import input_values, verification
 
 
-def compare(a: ModelProto, b: ModelProto, **kwargs: object) -> verify.Verification:
-    return verify.verify(io.Source(a), io.Source(b), **kwargs)  # type: ignore[arg-type]
+def compare(a: ModelProto, b: ModelProto, **kwargs: object) -> verification.Verification:
+    return verification.verify(model_file.Source(a), model_file.Source(b), **kwargs)  # type: ignore[arg-type]
 
 
 def scaled(factor: float) -> ModelProto:
@@ -118,7 +121,7 @@ def test_what_cannot_run_says_so() -> None:
 
 # --- generated inputs -----------------------------------------------------------------------------------------------------
 def first(model: ModelProto, **kwargs: object) -> dict[str, Array]:
-    return next(iter(inputs.generate(model, **kwargs)))  # type: ignore[arg-type]
+    return next(iter(input_values.generate(model, **kwargs)))  # type: ignore[arg-type]
 
 
 def test_symbols_are_consistent_and_ids_stay_in_their_table() -> None:
@@ -163,23 +166,23 @@ def test_given_shapes_bind_symbols() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("x:1,3", ("x", (1, 3))), ("a:b:2", ("a:b", (2,))), ("x:", ("x", ())), ("x:0,2", ("x", (0, 2)))])
 def test_shapes_are_parsed(text: str, value: tuple[str, tuple[int, ...]]) -> None:
-    assert inputs.parse_shape(text) == value
+    assert input_values.parse_shape(text) == value
 
 
 @pytest.mark.parametrize("text", ["x", ":1,2", "x:1,b", "x:-1", "x 1,2"])
 def test_malformed_shapes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an input shape"):
-        inputs.parse_shape(text)
+        input_values.parse_shape(text)
 
 
 def test_inputs_are_loaded_without_pickles(tmp_path: Path) -> None:
     np.savez(tmp_path / "ok.npz", x=normal(2))
     np.savez(tmp_path / "bad.npz", x=np.array([object()], object))
     (tmp_path / "text.npz").write_text("hello")
-    assert inputs.load_inputs(tmp_path / "ok.npz")["x"].shape == (2,)
+    assert input_values.load_inputs(tmp_path / "ok.npz")["x"].shape == (2,)
     for name in ("bad.npz", "text.npz", "none.npz"):
         with pytest.raises(UsageError):
-            inputs.load_inputs(tmp_path / name)
+            input_values.load_inputs(tmp_path / name)
 
 
 def test_comparing_large_outputs_takes_little_memory() -> None:
@@ -188,15 +191,15 @@ def test_comparing_large_outputs_takes_little_memory() -> None:
     y = x.copy()
     y[1, 7] = 0.5
     tracemalloc.start()
-    found = verify._compare("y", x, y, verify.Bounds(1e-3, 0.0, 1, 0.0))
+    found = verification._compare("y", x, y, verification.Bounds(1e-3, 0.0, 1, 0.0))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 10 * 8 * verify._CHUNK < 2 * 8 * x.size
+    assert most < 10 * 8 * verification._CHUNK < 2 * 8 * x.size
     assert not found.ok and found.max_abs == 0.5
     count = x.size - 1
     assert found.rmse == pytest.approx(0.5 / np.sqrt(count)) and found.max_rel == pytest.approx(0.5 / (3.0 / np.sqrt(count)))
     y[2, -1] = -np.inf
-    assert "infinities" in verify._compare("y", x, y, verify.Bounds(1e-3, 0.0, 1, 0.0)).note
+    assert "infinities" in verification._compare("y", x, y, verification.Bounds(1e-3, 0.0, 1, 0.0)).note
 
 
 def test_an_input_of_more_axes_than_an_array_has() -> None:
@@ -213,6 +216,6 @@ def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     m = scaled(1.0)
     path = tmp_path / "m.onnx"
     path.write_bytes(m.SerializeToString())
-    monkeypatch.setattr(inputs, "generate", fails)
-    assert cli.main(["optimize", str(path), "-o", str(tmp_path / "o.onnx")]) == ModelError.exit_code
+    monkeypatch.setattr(input_values, "generate", fails)
+    assert main.main(["optimize", str(path), "-o", str(tmp_path / "o.onnx")]) == ModelError.exit_code
     assert "not enough memory" in capsys.readouterr().err

@@ -8,11 +8,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-import tracea_onnx.compiler
+import tracea_onnx.compiler.partition_compiler
 from tests.session.provider_plans import Entries, Install
 from tracea_onnx import provider
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import write_pack
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import write_pack
 
 ort.set_default_logger_severity(4)
 
@@ -28,7 +28,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
             packs.append(write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "test"))
             return packs[-1]
 
-        monkeypatch.setattr(tracea_onnx.compiler, "compile_request", compile_request)
+        monkeypatch.setattr(tracea_onnx.compiler.partition_compiler, "compile_request", compile_request)
 
     install.packs = packs  # type: ignore[attr-defined]
     yield install

@@ -10,7 +10,7 @@ import numpy as np
 from tests.session.cuda_session import answer, bound, check_cube, cube_model, cube_plan, device_tensor, empty_tensor, vector
 from tests.session.provider_plans import Entries
 from tracea_onnx import provider
-from tracea_onnx.graph import Graph
+from tracea_onnx.ir.graph import Graph
 
 
 def _live() -> dict[str, int]:

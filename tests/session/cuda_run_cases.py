@@ -33,10 +33,10 @@ from tests.session.cuda_session import (
     vector,
 )
 from tests.session.provider_plans import Entries, key, model
-from tracea_onnx import dims as D
 from tracea_onnx import provider
-from tracea_onnx.cuda import Fault, Int32
-from tracea_onnx.graph import Graph
+from tracea_onnx.codegen.kernel_request import Fault, Int32
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
 
 # --- several runs and sessions
 

@@ -12,15 +12,15 @@ import onnxruntime as ort
 import pytest
 from onnx import helper as h
 
-import tracea_onnx.compiler
+import tracea_onnx.compiler.partition_compiler
 from tests.fake.driver import Log
 from tests.fake.plans import HandPlan
 from tests.session.provider_plans import Entries, key, model
-from tracea_onnx import dims as D
 from tracea_onnx import provider
-from tracea_onnx.cuda import Float32, Int32
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import write_pack
+from tracea_onnx.codegen.kernel_request import Float32, Int32
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import write_pack
 
 ort.set_default_logger_severity(4)
 log = Log()
@@ -38,7 +38,7 @@ def answer(make: Callable[[Graph], Entries]) -> None:
         packs.append(write_pack(make(Graph(requests[-1], in_process=True)), "test"))
         return packs[-1]
 
-    tracea_onnx.compiler.compile_request = compile_request
+    tracea_onnx.compiler.partition_compiler.compile_request = compile_request
     provider.register()
 
 

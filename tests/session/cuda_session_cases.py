@@ -36,12 +36,12 @@ from tests.session.cuda_session import (
     without_compiler,
 )
 from tests.session.provider_plans import MUL, Entries, chain_model, chain_plan, check_chain, elementwise, key, model
-from tracea_onnx import dims as D
 from tracea_onnx import provider
-from tracea_onnx.cuda import Float32, Int32
+from tracea_onnx.codegen.kernel_request import Float32, Int32
 from tracea_onnx.errors import TraceaError
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import PlanBuilder, merge_packs
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder, merge_packs
 
 # --- which device a session gets
 

@@ -16,10 +16,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.fake.driver import Log
-from tracea_onnx import cli, native_cuda, provider, records, registry, tune
+from tracea_onnx import provider
+from tracea_onnx.cli import main
+from tracea_onnx.codegen import tuning_records
+from tracea_onnx.runtime import cuda_harness
+from tracea_onnx.support import discovery
+from tracea_onnx.tuning import measure
 
 log = Log()
-vars(registry.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
+vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
 
 
 def _model(batch: int | str) -> Path:
@@ -48,7 +53,7 @@ def _launches(path: Path, rows: int) -> list[str]:
 def _tune(path: Path, *more: str) -> dict[str, object]:
     out = StringIO()
     with redirect_stdout(out):
-        assert cli.main(["tune", str(path), "--json", *more]) == 0
+        assert main.main(["tune", str(path), "--json", *more]) == 0
     found: dict[str, object] = json.loads(out.getvalue())
     return found
 
@@ -57,7 +62,7 @@ def case_a_session_launches_what_was_measured_to_be_the_fastest() -> None:
     path = _model(640)
     before = _launches(path, 640)
     found = _tune(path)
-    record = records.load(native_cuda.device())
+    record = tuning_records.load(cuda_harness.device())
     assert found["kept"] == len(record) > 0
     assert float(str(found["after"])) < 0.997 * float(str(found["before"]))
     after = _launches(path, 640)
@@ -74,12 +79,12 @@ def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
     assert _tune(path, "--input-shape", "x:640,192")["kept"]
     after = {rows: _launches(path, rows) for rows in (7, 640, 1500)}
     assert after[640] != before[640] and after[7] == before[7] and after[1500] == before[1500]
-    assert {tuple(one.items()) for m in records.load(native_cuda.device()).values() for one in m.sizes} >= {(("batch", 640),)}
+    assert {tuple(one.items()) for m in tuning_records.load(cuda_harness.device()).values() for one in m.sizes} >= {(("batch", 640),)}
 
 
 def case_requests_have_their_constants_when_the_session_is_gone() -> None:
     path = _model(7)
-    (request,) = tune.requests_of(path, {"backend": "cuda"})
+    (request,) = measure.requests_of(path, {"backend": "cuda"})
     gc.collect()
     stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
     asked = {t.name: t for t in request.graph.initializer}
@@ -89,24 +94,24 @@ def case_requests_have_their_constants_when_the_session_is_gone() -> None:
 
 
 def case_a_size_that_is_not_known_is_one_line() -> None:
-    assert cli.main(["tune", str(_model("batch"))]) == 2
+    assert main.main(["tune", str(_model("batch"))]) == 2
 
 
 def case_ctrl_c_keeps_what_was_found() -> None:
     path = _model(640)
-    real, calls = tune._next, iter(range(2))
+    real, calls = measure._next, iter(range(2))
 
     def interrupted(*args: Any) -> str | None:
         if next(calls, None) is None:  # the second round
             raise KeyboardInterrupt
         return real(*args)
 
-    vars(tune)["_next"] = interrupted
+    vars(measure)["_next"] = interrupted
     try:
-        assert cli.main(["tune", str(path)]) == 130
+        assert main.main(["tune", str(path)]) == 130
     finally:
-        vars(tune)["_next"] = real
-    assert records.load(native_cuda.device())
+        vars(measure)["_next"] = real
+    assert tuning_records.load(cuda_harness.device())
 
 
 def case_a_second_model_leaves_the_first_tuned() -> None:

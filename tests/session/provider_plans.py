@@ -11,10 +11,10 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from tracea_onnx import dims as D
-from tracea_onnx.graph import Graph, Node
-from tracea_onnx.ops import OPCODES
-from tracea_onnx.plan import PlanBuilder, Ref
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.plan.builder import PlanBuilder, Ref
 
 F32 = 1
 Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]

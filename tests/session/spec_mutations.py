@@ -20,15 +20,18 @@ import onnx
 from tests.fuzz import workers
 from tests.fuzz.workers import Limits, Verdict
 from tests.session.test_models import feeds
-from tracea_onnx import compiler, fused_names, provider, specs
-from tracea_onnx.core import SPEC_ATTRIBUTE
-from tracea_onnx.ops import OPCODES
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.ir import fused_op_names
+from tracea_onnx.ir.abi import OPCODES
+from tracea_onnx.ir.contracts import SPEC_ATTRIBUTE
+from tracea_onnx.match import spec_table
 
 INTS = (0, -1, 1, 2, 3, 7, 1 << 20, 1 << 40, -(1 << 40))
 FLOATS = (0.0, -1.0, 1e-30, 1e38, 1e308, -1e308, float("nan"), float("inf"))
 OTHERS: tuple[Any, ...] = (None, True, "", "x" * 1000, [], {}, [[]], {"layout": "bsx"}, 1.5, 3, "-inf", "kv")
 STRINGS = ("none", "add", "bool", "drop", "bsx", "bhsd", "bshd", "bhds", "bs3x", "sb3x", "hsd", "bxs", "bs999x", "kv", "-inf", "nan", "VALID", "SAME_UPPER", "gemm", "")
-ROLES = sorted({r for op in specs.OPS.values() for r in (*op.roles, *op.optional)} | {"e0", "e1", "e9", "x0", "x1", "y"})
+ROLES = sorted({r for op in spec_table.OPS.values() for r in (*op.roles, *op.optional)} | {"e0", "e1", "e9", "x0", "x1", "y"})
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -66,7 +69,7 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
             break
         kind, roles, attrs = rng.random(), out.get("roles"), out.get("attrs")
         if kind < 0.1:
-            out["op"] = rng.choice((*specs.OPS, "nothing"))
+            out["op"] = rng.choice((*spec_table.OPS, "nothing"))
         elif kind < 0.3 and isinstance(roles, list) and roles:
             a, b = rng.randrange(len(roles)), rng.randrange(len(roles))
             if rng.random() < 0.5:
@@ -76,7 +79,7 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
         elif kind < 0.4:
             out["attrs"] = copy.deepcopy(rng.choice(others).get("attrs"))
         elif kind < 0.5 and isinstance(attrs, dict):
-            op = rng.choice(list(specs.OPS.values()))
+            op = rng.choice(list(spec_table.OPS.values()))
             if op.attrs:
                 attrs[rng.choice(list(op.attrs))] = rng.choice((*INTS, *FLOATS, *STRINGS, *OTHERS))
         else:
@@ -93,8 +96,8 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
 def work(path: Path, seed: int) -> workers.Work:
     model = onnx.load(path)
     inputs = feeds(model, 2, 5, 0)
-    at = [k for k, n in enumerate(model.graph.node) if fused_names.spec_text(n) is not None]
-    texts = [fused_names.spec_text(model.graph.node[k]) or "" for k in at]
+    at = [k for k, n in enumerate(model.graph.node) if fused_op_names.spec_text(n) is not None]
+    texts = [fused_op_names.spec_text(model.graph.node[k]) or "" for k in at]
     known = [json.loads(t) for t in texts]
 
     honest = model.SerializeToString()
@@ -109,11 +112,11 @@ def work(path: Path, seed: int) -> workers.Work:
         text = json.dumps(mutate(known[which], known, rng))
         attribute = next(a for a in node.attribute if a.name == SPEC_ATTRIBUTE)
         attribute.s = text.encode()
-        spec, why = specs.read(text)
-        refused = bool(why) or spec is None or bool(specs.fault(spec, node.input, node.output))
+        spec, why = spec_table.read(text)
+        refused = bool(why) or spec is None or bool(spec_table.fault(spec, node.input, node.output))
         try:
             found = _run(model.SerializeToString(), inputs, folder / "cache")
-        except compiler.Fault as e:
+        except partition_compiler.Fault as e:
             return Verdict("fault", str(e), str(e), f"{node.op_type} {text}")
         except Exception as e:
             line = str(e).strip()
@@ -132,7 +135,7 @@ def work(path: Path, seed: int) -> workers.Work:
 
 def _run(model: bytes, inputs: dict[str, Any], cache: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", compiler.Fault)
+        warnings.simplefilter("error", partition_compiler.Fault)
         session = provider.create_session(model, {"backend": "cpu", "specs": "trust", "cache_dir": str(cache)})
         return session.run(None, inputs)
 

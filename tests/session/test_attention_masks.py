@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 
 from tests.host.attention_graphs import B, D, F, H, Net, T
 from tests.session.test_few_launches import run
-from tracea_onnx import compiler
+from tracea_onnx.compiler import partition_compiler
 
 LOWEST = np.finfo(F).min
 
@@ -51,7 +51,7 @@ def test_masks(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
     if kind == "operator":  # zeros where nothing is left to see: ONNX Runtime's own since some version after 1.24, which averages
         want = np.where(data["keep"].any(-1, keepdims=True), want, F(0))
-    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     assert "attention" in launches
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -69,6 +69,6 @@ def test_scores_that_are_not_numbers(cleaned: str, rows: int, monkeypatch: pytes
     data["keep"] = np.ones((B, 1, rows, T), bool)
     data["q"][0, 0, 0, 0], data["q"][-1, -1, -1, 1] = np.nan, np.inf
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
-    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     assert "attention" in launches and np.isnan(want).any() == (cleaned == "masked")
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

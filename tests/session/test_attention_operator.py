@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
-from tracea_onnx import compiler, provider
-from tracea_onnx.plan import read_pack
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.plan.builder import read_pack
 
 CASES: dict[str, tuple[int, dict[str, Any], str]] = {
     "heads": (4, {}, ""), "causal": (4, {"is_causal": 1}, ""), "scaled": (4, {"scale": 0.5}, ""), "added": (4, {}, "float"), "hidden": (4, {}, "bool"),
@@ -70,7 +71,7 @@ def test_a_single_query_with_heads_in_the_batch() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
     data = {n: rng.standard_normal((t, 3, 32)).astype(np.float32) for n, t in (("q", 1), ("k", 7), ("v", 7))}
     want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
-    with compiler.recording() as packs:
+    with partition_compiler.recording() as packs:
         session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
     assert [launch["k"] for e in read_pack(packs[-1])[0]["entries"] for launch in e["plan"]["run"]].count("attention") == 1
     np.testing.assert_allclose(session.run(None, data)[0], want[0], rtol=1e-4, atol=1e-5)

@@ -7,10 +7,12 @@ import onnx
 import pytest
 
 from tests.host.pipeline_models import normal, parse
-from tracea_onnx import pipeline, provider, registry
-from tracea_onnx.core import Match, Rule, Spec
-from tracea_onnx.expr import Expr, Instr
-from tracea_onnx.graph import Graph, Node
+from tracea_onnx import provider
+from tracea_onnx.ir.contracts import Match, Rule, Spec
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.match import rule_set
+from tracea_onnx.pipeline import optimizer
 
 PROVIDERS = (provider.PROVIDER_NAME, "CPUExecutionProvider")
 
@@ -40,10 +42,10 @@ def rule(liar: str) -> Rule:
 @pytest.mark.parametrize("liar", ["", "conv2"])
 def test_a_wrong_spec_is_turned_back(liar: str) -> None:
     provider.register()
-    assert "conv" in {r.name for r in registry.rules()}  # what the provider itself fuses is right
-    result = pipeline.optimize(model(), rules=[rule(liar)], backend="cpu", providers=PROVIDERS)
+    assert "conv" in {r.name for r in rule_set.rules()}  # what the provider itself fuses is right
+    result = optimizer.optimize(model(), rules=[rule(liar)], backend="cpu", providers=PROVIDERS)
     assert [f.anchor for f in result.report.fused] == [f"conv{k}" for k in range(4) if f"conv{k}" != liar]
     assert [r.anchor for r in result.report.refused if "turned back" in r.reason] == ([liar] if liar else [])
     assert result.report.verify is not None and result.report.verify.ok
-    stock = pipeline.optimize(model(), rules=[rule(liar)], backend="cpu")
+    stock = optimizer.optimize(model(), rules=[rule(liar)], backend="cpu")
     assert len(stock.report.fused) == 4  # its body is right, so stock ONNX Runtime sees no difference

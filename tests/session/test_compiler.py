@@ -15,8 +15,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tracea_onnx
-from tracea_onnx import compiler, provider, registry
-from tracea_onnx.lower import lower
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.lower import lower
+from tracea_onnx.match import rule_set
 from tracea_onnx.provider import create_session
 
 Array = npt.NDArray[Any]
@@ -232,10 +234,10 @@ def test_a_lowering_that_fails_costs_its_node(monkeypatch: pytest.MonkeyPatch, t
     def broken(graph: Any, anchor: Any) -> Any:
         raise KeyError("spec")
 
-    monkeypatch.setattr(compiler, "lower", fails)
-    rules = registry.rules()
-    monkeypatch.setattr(registry, "rules", lambda: (*rules, replace(rules[0], name="broken", anchors=frozenset({"MatMul"}), match=broken)))
-    with pytest.warns(compiler.Fault) as said:
+    monkeypatch.setattr(partition_compiler, "lower", fails)
+    rules = rule_set.rules()
+    monkeypatch.setattr(rule_set, "rules", lambda: (*rules, replace(rules[0], name="broken", anchors=frozenset({"MatMul"}), match=broken)))
+    with pytest.warns(partition_compiler.Fault) as said:
         session = provider.create_session(source, {"claim": "all", "cache_dir": str(tmp_path / "cache")})
     lines = {str(w.message).split(" (")[0] for w in said}
     assert any(line.startswith("the lowering of ") for line in lines)

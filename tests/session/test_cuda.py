@@ -11,7 +11,7 @@ import pytest
 
 from tests.cpp import compiler
 from tests.fake import driver
-from tracea_onnx import native
+from tracea_onnx.runtime import native_library
 
 MODULES = ("cuda_session_cases", "cuda_run_cases", "cuda_growth_cases", "cuda_stream_cases")
 CASES = [(m, c) for m in MODULES for c in driver.cases(Path(__file__).with_name(f"{m}.py"))]
@@ -101,7 +101,8 @@ def test_a_lost_context_is_named_by_every_later_call(folder: Path, options: dict
 
 NO_GRAPHS = """
 from tests.session.cuda_session import *
-from tracea_onnx import native_cuda, nvrtc, pipeline
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.runtime import cuda_harness, nvrtc
 assert (native_cuda.listed(), nvrtc.driver_version(), pipeline.choose_backend("auto")) == (1, 13000, "cuda")
 assert "initialise" not in log.take()
 answer(cube_plan)
@@ -280,8 +281,8 @@ def test_copies_between_devices_come_in_order(folder: Path) -> None:
 
 def test_lanes_of_nested_runs_and_of_threads(folder: Path) -> None:
     """Compiled from the launcher's own sources: ONNX Runtime alone nests no runs."""
-    sources = Path(native.__file__).parent / "ep"
-    parts = [str(sources / f"{name}.cc") for name in ("cuda_lane", "cuda_device", "cuda_driver", "cuda_listing", "sha256", "stats")]
+    sources = Path(native_library.__file__).parents[1] / "ep"
+    parts = [str(sources / f"{name}.cc") for name in ("cuda/lane", "cuda/device", "cuda/driver", "cuda/listing", "plan/sha256", "plan/stats")]
     program = folder / "lanes"
     flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(sources)]
     command = [*compiler(), *flags, "-o", str(program), str(Path(driver.__file__).with_name("lanes.cc")), *parts, "-ldl"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tracea_onnx import doctor, nvrtc
+from tracea_onnx.doctor import diagnosis
+from tracea_onnx.runtime import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +20,7 @@ _STACKS = ("-m", "benchmarks.operator_fuzz", "--backend", "cuda", "--kinds", "st
 @pytest.mark.cuda
 @pytest.mark.parametrize("command", [("benchmarks/cuda_smoke.py", "--no-build"), _STACKS], ids=["smoke", "stacks"])
 def test_on_the_device(command: tuple[str, ...]) -> None:
-    if not doctor.cuda_devices():
+    if not diagnosis.cuda_devices():
         pytest.skip("no CUDA device")
     if nvrtc.load() is None:
         pytest.skip("no NVRTC")

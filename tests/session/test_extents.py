@@ -12,12 +12,13 @@ import pytest
 import tracea_onnx
 from tests.session.provider_plans import Entries, Install
 from tests.session.test_models import feeds, small
-from tracea_onnx import compiler, provider
-from tracea_onnx.graph import Graph
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.ir.graph import Graph
 
 
 def plans(g: Graph) -> Entries:
-    compiled = compiler.compile_graph(g)
+    compiled = partition_compiler.compile_graph(g)
     return [([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in compiled.entries]
 
 

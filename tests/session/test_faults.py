@@ -16,10 +16,14 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tracea_onnx.compiler
+import tracea_onnx.compiler.partition_compiler
 from tests.host.pipeline_models import normal, parse, run
-from tracea_onnx import compiler, explain, pipeline, provider, registry
-from tracea_onnx.graph import Graph
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.explain import explanation
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.match import rule_set
+from tracea_onnx.pipeline import optimizer
 
 FAULTS = [KeyError("axis"), IndexError("list index out of range"), ZeroDivisionError("division by zero"), RecursionError("too deep")]
 _TEXT = "g (float[N, 64] x) => (float[N, 32] y) { p = MatMul (x, w) z = Add (p, b) q = Sigmoid (z) r = Tanh (q) s = Softmax <axis = -1> (r) y = Relu (s) }"
@@ -41,29 +45,29 @@ def fails(error: BaseException) -> Any:
 @pytest.mark.parametrize("error", FAULTS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("rule", ["gemm", "pointwise"])
 def test_a_rule_that_fails_costs_its_fusions(rule: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = pipeline.optimize(parse(_TEXT, w=normal(64, 32), b=normal(32)), backend="cpu")
+    whole = optimizer.optimize(parse(_TEXT, w=normal(64, 32), b=normal(32)), backend="cpu")
     assert "gemm" in {f.rule for f in whole.report.fused}
-    rules = tuple(replace(r, match=fails(error)) if r.name == rule else r for r in registry.rules())
-    monkeypatch.setattr(registry, "rules", lambda: rules)
+    rules = tuple(replace(r, match=fails(error)) if r.name == rule else r for r in rule_set.rules())
+    monkeypatch.setattr(rule_set, "rules", lambda: rules)
     m = parse(_TEXT, w=normal(64, 32), b=normal(32))
-    result = pipeline.optimize(m, backend="cpu")
+    result = optimizer.optimize(m, backend="cpu")
     assert rule not in {f.rule for f in result.report.fused} and result.report.verify is not None
     said = [r.reason for r in result.report.refused if "internal error" in r.reason]
     assert said and all(type(error).__name__ in s and "\n" not in s and f"'{rule}'" in s for s in said)
-    assert explain.explain(m, backend="cpu")
+    assert explanation.explain(m, backend="cpu")
 
 
 @pytest.mark.parametrize("error", FAULTS, ids=lambda e: type(e).__name__)
 def test_a_lowering_that_fails_costs_its_node(error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lower = vars(compiler)["lower"]
+    lower = vars(partition_compiler)["lower"]
 
     def sometimes(ctx: Any, op: Any) -> None:
         if op.kind == "Softmax":
             raise error
         lower(ctx, op)
 
-    monkeypatch.setattr(compiler, "lower", sometimes)
-    with pytest.warns(compiler.Fault, match=type(error).__name__):
+    monkeypatch.setattr(partition_compiler, "lower", sometimes)
+    with pytest.warns(partition_compiler.Fault, match=type(error).__name__):
         session = provider.create_session(small(), {"claim": "all", "cache_dir": str(tmp_path)})
     mine = provider.assigned_nodes(session)
     assert mine and "Softmax" not in mine and {"Sigmoid", "Relu"} <= set(mine)
@@ -78,7 +82,7 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
 
     def other() -> None:
         start.wait(60)
-        with compiler.recording() as packs:
+        with partition_compiler.recording() as packs:
             provider.create_session(small("theirs"), {"claim": "all", "cache_dir": str(tmp_path / "t")})
             asked.set()
             ended.wait(60)
@@ -86,7 +90,7 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
 
     t = threading.Thread(target=other)
     t.start()
-    with compiler.recording() as packs, compiler.listening() as requests:
+    with partition_compiler.recording() as packs, partition_compiler.listening() as requests:
         start.set()
         assert asked.wait(60)
         provider.create_session(small("mine"), {"claim": "all", "cache_dir": str(tmp_path / "m")})
@@ -99,7 +103,7 @@ def test_packs_of_threads_do_not_mix(tmp_path: Path) -> None:
 def test_ctrl_c_while_a_model_compiles_ends_the_load(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if plain and tuple(map(int, ort.__version__.split(".")[:3])) < provider.PROVIDERS_LIST_ORT:
         pytest.skip("this ONNX Runtime takes plugin providers only through session options")
-    monkeypatch.setattr(tracea_onnx.compiler, "compile_request", fails(KeyboardInterrupt()))
+    monkeypatch.setattr(tracea_onnx.compiler.partition_compiler, "compile_request", fails(KeyboardInterrupt()))
     provider.register()
     with pytest.raises(KeyboardInterrupt):
         if plain:
@@ -114,7 +118,7 @@ def test_ctrl_c_while_a_model_compiles_ends_the_load(plain: bool, monkeypatch: p
 
 
 def test_what_asks_a_thread_to_end_is_raised_behind_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracea_onnx.compiler, "compile_request", fails(SystemExit(7)))
+    monkeypatch.setattr(tracea_onnx.compiler.partition_compiler, "compile_request", fails(SystemExit(7)))
     with pytest.raises(SystemExit, match="7"):
         provider.create_session(small())
 
@@ -181,6 +185,6 @@ def test_a_slice_of_bounds_that_are_not_equally_many_is_refused() -> None:
     stored = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in constants.items()]
     model = helper.make_model(helper.make_graph([slices], "g", [x], [y], stored), opset_imports=[helper.make_opsetid("", 17)])
     with warnings.catch_warnings():
-        warnings.simplefilter("error", compiler.Fault)
-        found = compiler.compile_graph(Graph(model), compiler.CPU_BACKEND, everything=True)
+        warnings.simplefilter("error", partition_compiler.Fault)
+        found = partition_compiler.compile_graph(Graph(model), partition_compiler.CPU_BACKEND, everything=True)
     assert not found.entries

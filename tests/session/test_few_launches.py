@@ -12,17 +12,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.session.test_models import feeds, small
-from tracea_onnx import compiler, pipeline, provider
-from tracea_onnx.modelbuilder import Net
-from tracea_onnx.plan import PlanBuilder, read_pack
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.model_io.builder import Net
+from tracea_onnx.pipeline import optimizer
+from tracea_onnx.plan.builder import PlanBuilder, read_pack
 
-FEW = compiler.Backend(replace(compiler.CPU_BACKEND.target, few_launches=True), lambda name, probe: PlanBuilder(name))
+FEW = partition_compiler.Backend(replace(partition_compiler.CPU_BACKEND.target, few_launches=True), lambda name, probe: PlanBuilder(name))
 
 
-def run(model: Any, x: dict[str, Any], backend: compiler.Backend, monkeypatch: pytest.MonkeyPatch, cache: Path) -> tuple[list[Any], list[str]]:
+def run(model: Any, x: dict[str, Any], backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, cache: Path) -> tuple[list[Any], list[str]]:
     """Outputs on the provider with this backend, and the families its partitions launch."""
-    monkeypatch.setattr(compiler, "backend_of", lambda props: backend)
-    with compiler.recording() as packs:
+    monkeypatch.setattr(partition_compiler, "backend_of", lambda props: backend)
+    with partition_compiler.recording() as packs:
         session = provider.create_session(model.SerializeToString(), {"claim": "all", "cache_dir": str(cache / str(backend.target.few_launches))})
     launches = [launch["k"] for entry in read_pack(packs[-1])[0]["entries"] for launch in entry["plan"]["run"]]
     return session.run(None, x), launches
@@ -33,7 +35,7 @@ def test_zoo(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     model = small(name)
     x = feeds(model, 2, 7, 1)
     want = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)
-    usual, launches = run(model, x, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    usual, launches = run(model, x, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     got, fewer = run(model, x, FEW, monkeypatch, tmp_path)
     for a, b, w in zip(got, usual, want, strict=True):
         scale = np.abs(w).max()
@@ -93,7 +95,7 @@ def test_embeddings_are_one_launch(late: bool, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(("tokens", "word"), [(10, 0), (4, 11)])
 def test_a_row_that_no_table_has_is_an_error(tokens: int, word: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = {"ids": np.full((1, tokens), word), "kinds": np.zeros((1, tokens), np.int64)}
-    for backend in (FEW, compiler.CPU_BACKEND):
+    for backend in (FEW, partition_compiler.CPU_BACKEND):
         with pytest.raises(Exception, match=r"out of range|is 9, less than"):
             run(embeddings(9), data, backend, monkeypatch, tmp_path)
 
@@ -134,7 +136,7 @@ def test_a_mask_looked_up_by_positions_is_a_view(tokens: int, monkeypatch: pytes
     model = net.model([("y", net.act(looked_up, "relu"), np.float32, ["batch", "rest"])])
     rng = np.random.default_rng(0)
     data = {"like": rng.standard_normal((3, tokens), dtype=np.float32), "mask": rng.standard_normal((3, 9), dtype=np.float32)}
-    for backend in (FEW, compiler.CPU_BACKEND):
+    for backend in (FEW, partition_compiler.CPU_BACKEND):
         if tokens > 9:
             with pytest.raises(Exception, match="is 9, less than"):
                 run(model, data, backend, monkeypatch, tmp_path)
@@ -153,7 +155,7 @@ def test_rows_looked_up_by_tuples_of_one(counted: bool, monkeypatch: pytest.Monk
     model = net.model([("y", net.act(rows, "relu"), np.float32, ["n", 4])])
     rng = np.random.default_rng(0)
     data: dict[str, Any] = {"table": rng.standard_normal((9, 4), dtype=np.float32), "ids": rng.integers(-9, 9, 5)}
-    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     np.testing.assert_array_equal(got, np.maximum(data["table"][np.arange(5) if counted else data["ids"]], 0))
     assert launches == (["pointwise"] if counted else ["gather", "pointwise"])
 
@@ -165,7 +167,7 @@ def test_elements_looked_up_by_positions_are_a_view(monkeypatch: pytest.MonkeyPa
     columns = net.op("Expand", columns, net.concat([net.op("Unsqueeze", net.dim(x, 0), np.asarray([0], i64)), net.constant([4])], axis=0))
     model = net.model([("y", net.act(net.op("GatherElements", x, columns, axis=1), "relu"), np.float32, ["batch", 4])])
     data = {"x": np.random.default_rng(0).standard_normal((3, 8), dtype=np.float32)}
-    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     np.testing.assert_array_equal(got, np.maximum(data["x"][:, ::2], 0))
     assert launches == ["pointwise"]
 
@@ -188,7 +190,7 @@ def test_rotary_embedding_as_one_operator(flat: bool, interleaved: int, rotated:
         (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, data)
     except Exception as e:
         pytest.skip(f"this ONNX Runtime does not run it: {str(e)[:80]}")
-    (got,), launches = run(model, data, compiler.CPU_BACKEND, monkeypatch, tmp_path)
+    (got,), launches = run(model, data, partition_compiler.CPU_BACKEND, monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert launches.count("rope") == 1
 
@@ -213,8 +215,8 @@ def test_tokens_and_lines_of_channels_are_the_same(channels: int, monkeypatch: p
     assert "nhwc_to_nchw" not in launches
 
 
-@pytest.mark.parametrize("backend", [compiler.CPU_BACKEND, FEW])
-def test_batch_norm_of_columns_goes_into_the_weights(backend: compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", [partition_compiler.CPU_BACKEND, FEW])
+def test_batch_norm_of_columns_goes_into_the_weights(backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two such layers of one input, each with its own norm; the model as it came and optimized."""
     rng = np.random.default_rng(0)
     nodes, constants = [], {"flat": np.array([-1, 16]), "back": np.array([-1, 5, 16])}
@@ -231,7 +233,7 @@ def test_batch_norm_of_columns_goes_into_the_weights(backend: compiler.Backend, 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     (want,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, x)
-    for m in (model, pipeline.optimize(model, backend="cpu").model):
+    for m in (model, optimizer.optimize(model, backend="cpu").model):
         (got,), launches = run(m, x, backend, monkeypatch, tmp_path)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
         assert launches.count("gemm") == 2 and "pointwise" not in launches

@@ -12,7 +12,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from tests.session.test_few_launches import FEW, run
-from tracea_onnx import compiler, pipeline
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.pipeline import optimizer
 
 _RNG = np.random.default_rng(7)
 #: Into another order of axes; a `copy_nhwc` may also make room for a border.
@@ -116,9 +117,9 @@ def test_images_stay_where_they_are(name: str, monkeypatch: pytest.MonkeyPatch, 
     assert {k: launches.count(k) for k in _MOVES if k in launches} == most
 
 
-@pytest.mark.parametrize("backend", [compiler.CPU_BACKEND, FEW])
+@pytest.mark.parametrize("backend", [partition_compiler.CPU_BACKEND, FEW])
 @pytest.mark.parametrize("steps", ["Mul", "Add", "Mul Add", "Add Mul", "Mul Mul"])
-def test_factors_and_sums_per_channel_go_into_the_weights(steps: str, backend: compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_factors_and_sums_per_channel_go_into_the_weights(steps: str, backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a TensorFlow model has where its BatchNormalization was folded, with a residual and an activation behind it."""
     g = Graph(16)
     y = g.op("Conv", "x", g.weight(16, 16, 3, 3), g.weight(16), pads=[1] * 4)
@@ -127,6 +128,6 @@ def test_factors_and_sums_per_channel_go_into_the_weights(steps: str, backend: c
     model = g.model(g.op("Relu", g.op("Add", y, "x")))
     x = {"x": _RNG.standard_normal((3, 16, 6, 7), dtype=np.float32)}
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)
-    (got,), launches = run(pipeline.optimize(model, backend="cpu").model, x, backend, monkeypatch, tmp_path)
+    (got,), launches = run(optimizer.optimize(model, backend="cpu").model, x, backend, monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     assert "pointwise_nhwc" not in launches

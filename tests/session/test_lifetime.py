@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.host.pipeline_models import normal, parse, small_cnn
-from tracea_onnx import graph, pipeline, provider
+from tracea_onnx import provider
+from tracea_onnx.ir import graph
+from tracea_onnx.pipeline import optimizer
 
 
 def _threads() -> int:
@@ -33,7 +35,7 @@ def born(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[graph.Graph]]:
 
 
 def test_optimize_keeps_no_graph(born: list[weakref.ref[graph.Graph]]) -> None:
-    pipeline.optimize(small_cnn(), backend="cpu")
+    optimizer.optimize(small_cnn(), backend="cpu")
     gc.collect()
     assert born and not [r for r in born if r() is not None]
 
@@ -115,7 +117,7 @@ def test_threads_that_load_the_first_models_of_a_process_all_use_the_provider(tm
 
 _EMITTERS = """
 import threading
-from tracea_onnx import registry
+from tracea_onnx.support import discovery
 
 start, found = threading.Barrier(6), []
 

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from tracea_onnx import registry
+from tracea_onnx.support import discovery
 
 #: Options that keep each architecture's structure and make it small.
 SMALL: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def small(name: str, **options: Any) -> onnx.ModelProto:
-    model: onnx.ModelProto = registry.module("models", name).build(**{**SMALL[name], **options})
+    model: onnx.ModelProto = discovery.module("models", name).build(**{**SMALL[name], **options})
     return model
 
 
@@ -51,7 +51,7 @@ def feeds(model: onnx.ModelProto, batch: int, seq: int, seed: int) -> dict[str, 
 
 
 def test_every_model_is_tested() -> None:
-    assert set(SMALL) == set(registry.names("models"))
+    assert set(SMALL) == set(discovery.names("models"))
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))

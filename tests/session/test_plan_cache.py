@@ -13,8 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tracea_onnx import compiler, nvrtc, plan_cache, registry
+from tracea_onnx.compiler import partition_compiler, plan_cache
 from tracea_onnx.provider import assigned_nodes, create_session
+from tracea_onnx.runtime import nvrtc
+from tracea_onnx.support import discovery
 
 S, D = 40, 48  # the mask and each weight are larger than what a node's key covers
 
@@ -49,13 +51,13 @@ X = np.random.default_rng(0).standard_normal((1, S, D)).astype(np.float32)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever a graph is really compiled."""
     calls: list[int] = []
-    original = compiler.compile_graph
+    original = partition_compiler.compile_graph
 
-    def counted(*args: Any, **kwargs: Any) -> compiler.Compiled:
+    def counted(*args: Any, **kwargs: Any) -> partition_compiler.Compiled:
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(compiler, "compile_graph", counted)
+    monkeypatch.setattr(partition_compiler, "compile_graph", counted)
     return calls
 
 
@@ -116,7 +118,7 @@ def test_the_model_of_these_tests_is_valid() -> None:
 
 def test_the_key_covers_what_the_code_says_not_when_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels that are built reproducibly give files of two versions the same time, and often the same size."""
-    real, package = registry.folder, tmp_path / "package"
+    real, package = discovery.folder, tmp_path / "package"
     rules = package / "fusion_rules"
     rules.mkdir(parents=True)
     monkeypatch.setattr(plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind))

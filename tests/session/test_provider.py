@@ -14,10 +14,10 @@ from onnx import TensorProto as T
 from onnx import helper as h
 
 from tests.session.provider_plans import ADD, F32, MUL, Entries, Install, chain_model, chain_plan, check_chain, elementwise, key, model, whole_graph
-from tracea_onnx import dims as D
 from tracea_onnx import provider
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import PlanBuilder
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])

@@ -16,7 +16,7 @@ from onnx import numpy_helper as nh
 
 from tests.cpp import compiler
 from tracea_onnx import provider
-from tracea_onnx.compiler import build_pack
+from tracea_onnx.pipeline.pack import build_pack
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "cpp" / "run.cc"
 

@@ -32,11 +32,11 @@ from tests.session.provider_plans import (
     model,
     whole_graph,
 )
-from tracea_onnx import dims as D
 from tracea_onnx import provider
 from tracea_onnx.errors import TraceaError, UsageError
-from tracea_onnx.graph import Graph
-from tracea_onnx.plan import PlanBuilder
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder
 
 
 def test_pack_of_another_model_claims_nothing(answer: Install, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.cpp import compiler
 from tests.fake import driver
 from tests.host.pipeline_models import normal
 from tests.session.test_faults import fails, small
-from tracea_onnx import compiler as model_compiler
 from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler as model_compiler
 
 SOURCE = Path(driver.__file__).with_name("memory.cc")
 

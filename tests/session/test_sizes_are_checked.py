@@ -14,8 +14,9 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tracea_onnx import compiler, provider
-from tracea_onnx.graph import Graph
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.ir.graph import Graph
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 Dims = Sequence[int | str]
@@ -118,7 +119,7 @@ def short_bias(op: str) -> bytes:
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_a_bias_shorter_than_the_channels_is_left_to_onnx_runtime(op: str) -> None:
-    compiled = compiler.compile_graph(Graph(onnx.load_from_string(short_bias(op))), everything=True)
+    compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(short_bias(op))), everything=True)
     assert not compiled.entries and "a convolution to 64 channels with a bias of shape [1]" in compiled.refused[0][1]
 
 
@@ -126,5 +127,5 @@ def test_groups_of_a_norm_share_its_channels() -> None:
     m = model([node("GroupNormalization", "x s b", num_groups=3)], {"x": (1, 4, 5)}, {"s": normal(4), "b": normal(4)})
     with pytest.raises(Exception, match=r"(?i)reshape|group"):
         provider.create_session(m, {"backend": "cpu", "claim": "all"}).run(None, {"x": normal(1, 4, 5)})
-    compiled = compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
+    compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
     assert not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]

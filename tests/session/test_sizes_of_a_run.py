@@ -10,9 +10,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.test_pooled import Launch, Recorded
-from tracea_onnx import compiler, provider
-from tracea_onnx.graph import Graph
-from tracea_onnx.lower.target import CUDA
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.compiler.lower.target import CUDA
+from tracea_onnx.ir.graph import Graph
 
 Nodes = list[tuple[str, str, str, dict[str, Any]]]
 
@@ -28,7 +29,7 @@ def model(nodes: Nodes, inputs: dict[str, tuple[int, tuple[Any, ...]]], constant
 def cuda(m: ModelProto) -> tuple[list[Launch], list[str]]:
     """Launches, and why nodes leave."""
     seen: list[Launch] = []
-    found = compiler.compile_graph(Graph(m), compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    found = partition_compiler.compile_graph(Graph(m), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
     return seen, [reason for _, reason in found.refused]
 
 
@@ -146,7 +147,7 @@ def test_dilated_windows_that_mostly_see_padding_are_left(shape: tuple[Any, ...]
     spatial = len(shape) - 2
     weight = {"w": np.ones((8, 8, *([3] * spatial)), np.float32)}
     m = model([("Conv", "x w", "y", {"dilations": [dilation] * spatial, "pads": [dilation] * (2 * spatial)})], {"x": (F, shape)}, weight)
-    found = compiler.compile_graph(Graph(m), compiler.CPU_BACKEND, everything=True)
+    found = partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True)
     assert [("zeros around the image" in reason) for _, reason in found.refused] == ([True] if left else [])
     assert not cuda(m)[1]
 

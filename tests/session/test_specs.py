@@ -14,9 +14,10 @@ import pytest
 
 import tracea_onnx
 from tests.session.test_models import feeds, small
-from tracea_onnx import compiler, provider
-from tracea_onnx.core import DOMAIN, SPEC_ATTRIBUTE
-from tracea_onnx.plan import read_pack
+from tracea_onnx import provider
+from tracea_onnx.compiler import partition_compiler
+from tracea_onnx.ir.contracts import DOMAIN, SPEC_ATTRIBUTE
+from tracea_onnx.plan.builder import read_pack
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_bodies_fuse_again(optimized: onnx.ModelProto, tmp_path: Path) -> None:
     """No fused op is lost by not believing it: Plans launch the same kernels."""
 
     def launched(options: dict[str, str]) -> list[str]:
-        with compiler.recording() as packs:
+        with partition_compiler.recording() as packs:
             provider.create_session(optimized.SerializeToString(), {"backend": "cpu", "cache_dir": str(tmp_path / "cache"), **options})
         header, _ = read_pack(packs[-1])
         return sorted(launch["k"] for e in header["entries"] for launch in e["plan"]["run"])

@@ -8,7 +8,8 @@ import onnx
 import pytest
 
 from tests.fake import driver
-from tracea_onnx import cli, nvrtc
+from tracea_onnx.cli import main
+from tracea_onnx.runtime import nvrtc
 
 MODULE = "cuda_tune_cases"
 
@@ -28,6 +29,6 @@ def test_without_a_gpu_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
         pytest.skip("there is a driver")
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'), path)
-    assert cli.main(["tune", str(path)]) == 1
+    assert main.main(["tune", str(path)]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("error: no NVIDIA driver is installed")

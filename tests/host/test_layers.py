@@ -1,0 +1,74 @@
+"""Imports point one way: from later packages of the pipeline to earlier ones, and never in a circle. Imports inside functions count."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Packages and modules of `tracea_onnx`, the lowest first. Each may import itself and what stands before it.
+LAYERS = (
+    "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing", "plan", "runtime", "codegen", "compiler",
+    "provider", "rewrite", "verify", "pipeline", "explain", "tuning", "doctor", "cli", "__main__",
+)  # fmt: skip
+#: Folders that are found by name; what they may import.
+OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "kernels": "compiler"}
+
+
+def _modules(folder: str) -> dict[str, Path]:
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in (ROOT / folder).rglob("*.py")}
+
+
+INSIDE = _modules("tracea_onnx")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Modules of `tracea_onnx` that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found = [f"{node.module}.{a.name}" for a in node.names]
+        for name in found:
+            while name.startswith("tracea_onnx.") and name not in INSIDE:
+                name = name.rpartition(".")[0]
+            if name.startswith("tracea_onnx."):
+                yield name
+
+
+def _layer(module: str) -> int:
+    return LAYERS.index(module.split(".")[1])
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {m.split(".")[1] for m in INSIDE if m != "tracea_onnx"} - {"ep"} == set(LAYERS)
+
+
+def test_imports_point_to_earlier_layers() -> None:
+    upward = [
+        f"{module} imports {name}"
+        for module, path in INSIDE.items()
+        if module != "tracea_onnx" and module.split(".")[1] != "ep"
+        for name in _imported(path)
+        if _layer(name) > _layer(module)
+    ]
+    assert not upward
+
+
+def test_the_outer_folders_import_no_later_layer_than_they_need() -> None:
+    late = [
+        f"{module} imports {name}"
+        for folder, last in OUTER.items()
+        for module, path in _modules(folder).items()
+        for name in _imported(path)
+        if LAYERS.index(last) < _layer(name)
+    ]
+    assert not late
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {m: {n for n in _imported(p) if n != m} for m, p in INSIDE.items() if m != "tracea_onnx"}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError with the modules

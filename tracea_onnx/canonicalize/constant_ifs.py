@@ -1,0 +1,55 @@
+"""An If whose condition is constant is replaced by the branch it takes: TorchScript writes one around every squeeze and every traced comparison of sizes."""
+
+from __future__ import annotations
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from tracea_onnx.ir import edit
+from tracea_onnx.ir.graph import Graph
+
+
+def settle(model: ModelProto, graph: Graph) -> int:
+    """Put the nodes of the branches that are always taken in place of their If; returns how many went."""
+    settled: dict[int, GraphProto] = {}
+    for n in graph.nodes:
+        # Exactly one element: anything else ONNX Runtime refuses when it runs the model.
+        condition = graph.const(n.input(0)) if n.op == "If" else None
+        if condition is not None and condition.size == 1:
+            taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
+            if taken_branch is not None and len(taken_branch.output) == len(n.outputs):  # ONNX Runtime says what is wrong with others
+                settled[n.index] = taken_branch
+    if not settled:
+        return 0
+    taken = edit.all_names(model)
+    nodes: list[NodeProto] = []
+    weights: list[TensorProto] = []
+    for k, n in enumerate(graph.proto.node):
+        if k in settled:
+            nodes += _spliced(n, settled[k], taken, weights)
+        else:
+            nodes.append(n)
+    edit.replace_nodes(graph.proto, nodes)
+    graph.proto.initializer.extend(weights)
+    edit.name_nodes(graph.proto)
+    return len(settled)
+
+
+def _spliced(call: NodeProto, body: GraphProto, taken: set[str], weights: list[TensorProto]) -> list[NodeProto]:
+    """The nodes of `body` under names of their own, writing the outputs of `call`; `weights` receives the body's initializers."""
+    made = {o for n in body.node for o in n.output if o}
+    new = {name: edit.unique(name, taken) for name in sorted(made | {t.name for t in body.initializer})}
+    copies: list[NodeProto] = []
+    for value, target in zip(body.output, call.output, strict=True):
+        if not target:
+            continue
+        if value.name in made:
+            made.remove(value.name)
+            new[value.name] = target
+        else:  # a captured value, a weight, or a value given out twice
+            copies.append(helper.make_node("Identity", [value.name], [target]))
+    for t in body.initializer:
+        weights.append(TensorProto())
+        weights[-1].CopyFrom(t)
+        weights[-1].name = new[t.name]
+    copies = [helper.make_node("Identity", [new.get(c.input[0], c.input[0])], c.output) for c in copies]
+    return [*(edit.renamed(n, new) for n in body.node), *copies]

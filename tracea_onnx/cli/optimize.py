@@ -1,0 +1,74 @@
+"""tracea-onnx optimize: fuse, verify, write."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tracea_onnx.cli import options
+from tracea_onnx.cli.progress import Bar
+from tracea_onnx.model_io import model_file
+from tracea_onnx.pipeline import optimizer, report
+
+
+def add(subparsers: options.Subparsers) -> None:
+    p = subparsers.add_parser("optimize", help="fuse what the rules find, verify the result, write it", description=__doc__)
+    p.add_argument("model", type=Path)
+    p.add_argument("-o", "--output", type=Path, help="where to write (default: MODEL.tracea.onnx beside the model)")
+    options.add_backend(p)
+    p.add_argument("--precision", choices=optimizer.PRECISIONS, default="keep", help="precision kernels compute in (default: the model's own)")
+    options.add_rules(p)
+    p.add_argument("--dry-run", action="store_true", help="show the fusions and what each saves, write nothing")
+    p.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="compare with the original before writing (default: yes)")
+    options.add_verification(p)
+    options.add_initializer_inputs(p)
+    p.add_argument("--external-data", choices=model_file.EXTERNAL_DATA, default="auto", help="weights in a file of their own (default: as the model has them)")
+    p.add_argument("--pack", type=Path, metavar="FILE", help="also compile the model and write the pack a program without Python loads")
+    p.add_argument("-v", "--verbose", action="store_true", help="show every refusal and every fusion")
+    options.add_json(p)
+    p.set_defaults(run=run)
+
+
+def default_output(model: Path) -> Path:
+    return model.parent / f"{model.stem}.tracea.onnx"
+
+
+def run(args: argparse.Namespace) -> int:
+    bar = Bar()
+    try:
+        result = optimizer.optimize(
+            args.model,
+            output=None if args.dry_run else args.output or default_output(args.model),
+            backend=args.backend,
+            precision=args.precision,
+            only=args.only,
+            skip=args.skip,
+            dry_run=args.dry_run,
+            verify=args.verify,
+            rtol=args.rtol,
+            atol=args.atol,
+            seed=args.seed,
+            inputs=options.values(args),
+            input_shapes=options.shapes(args),
+            time_limit=args.time_limit,
+            external_data=args.external_data,
+            keep_initializer_inputs=args.keep_initializer_inputs,
+            pack=None if args.dry_run else args.pack,
+            providers=options.providers(args),
+            progress=bar,
+        )
+    except optimizer.FailedVerification as e:
+        bar.done()
+        _show(args, e.report)
+        raise
+    finally:
+        bar.done()
+    _show(args, result.report)
+    return 0
+
+
+def _show(args: argparse.Namespace, found: report.Report) -> None:
+    lines = report.text(found, prices=args.dry_run or args.verbose, verbose=args.verbose)
+    options.say([*lines, *(f"wrote {f}" for f in found.files), f"{found.seconds:.1f} s" if found.seconds else ""])
+    if args.json:
+        options.emit(found.to_json())

@@ -1,0 +1,96 @@
+"""Options that several sub-commands share, and how they speak."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tracea_onnx.verify import input_values
+from tracea_onnx.verify.verification import TIME_LIMIT
+
+Subparsers = Any  # argparse._SubParsersAction is private
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", action="append", default=[], metavar="RULE", help="use this rule alone (repeatable); exit 5 when it fuses nothing")
+    parser.add_argument("--skip", action="append", default=[], metavar="RULE", help="do without this rule (repeatable)")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="what the fusions are priced for (default: auto)")
+
+
+def add_initializer_inputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep-initializer-inputs", action="store_true", help="leave initializers that are also inputs as they are (never fused)")
+
+
+def add_verification(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rtol", type=float, help="relative bound (default: from the data type and the longest reduction)")
+    parser.add_argument("--atol", type=float, help="absolute bound (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
+    parser.add_argument("--load-inputs", type=Path, metavar="FILE.npz", help="use these inputs instead of generated ones")
+    add_input_shapes(parser)
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=f"how long one run of a model may take (default: {TIME_LIMIT:g})"
+    )
+    parser.add_argument(
+        "--provider",
+        choices=("cpu", "tracea"),
+        default="cpu",
+        help="what runs the result (default: ONNX Runtime's CPU provider); tracea believes the specs of fused ops (specs=trust), to compare what they say",
+    )
+
+
+def add_input_shapes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224", help="shape of a generated input (repeatable)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="write the report to stdout as JSON")
+
+
+def shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    return dict(input_values.parse_shape(s) for s in args.input_shape)
+
+
+def values(args: argparse.Namespace) -> dict[str, Any] | None:
+    return input_values.load_inputs(args.load_inputs) if args.load_inputs is not None else None
+
+
+def providers(args: argparse.Namespace) -> list[str]:
+    """The execution providers `--provider` stands for; ours is registered when it is among them."""
+    if args.provider == "cpu":
+        return ["CPUExecutionProvider"]
+    from tracea_onnx.provider import PROVIDER_NAME, register
+
+    register()
+    return [PROVIDER_NAME, "CPUExecutionProvider"]
+
+
+def say(lines: Sequence[str]) -> None:
+    """Text for people goes to stderr."""
+    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """One line without control characters: names of a model could write to the terminal, or begin lines of their own."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def emit(value: Any) -> None:
+    """JSON for programs goes to stdout; a NaN or infinity becomes a string, since JSON has neither."""
+    print(json.dumps(_plain(value), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

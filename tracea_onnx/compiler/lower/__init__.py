@@ -1,0 +1,50 @@
+"""Lowering: ops to kernel launches. `LOWER` maps an op kind to the function that lowers it."""
+
+from __future__ import annotations
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import UNTRUSTED, WRONG, Op
+from tracea_onnx.compiler.lower.ops import attention, contrib, conv, copies, einsum, gemm, image, indexed, movement, norm, padding, pointwise, topk
+from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.ir.pointwise_ops import POINTWISE
+
+LOWER = {
+    **dict.fromkeys(POINTWISE, pointwise.pointwise), ":pointwise": pointwise.pointwise, "Cast": pointwise.cast,
+    **movement.OPS, **copies.OPS, **indexed.OPS, **padding.OPS, **conv.OPS, **gemm.OPS, **einsum.OPS, **attention.OPS, **norm.OPS, **image.OPS,
+    **topk.OPS, **contrib.OPS,
+}  # fmt: skip
+#: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
+COMPUTE = frozenset({*conv.OPS, *gemm.OPS, *einsum.OPS, *attention.OPS, *contrib.OPS, *norm.OPS, *image.OPS, ":pointwise"})
+
+#: Kinds whose first operand has a batch and channels.
+_CHANNELS = frozenset({*norm.CHANNELS, "GlobalAveragePool", "GlobalMaxPool"})
+#: Operands that are lists of sizes, places or factors, so of rank 1. Axes may be a scalar.
+_LISTS: dict[str, tuple[int, ...]] = {
+    "Slice": (1, 2, 3, 4), "Split": (1,), "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Resize": (2, 3), "Upsample": (1,), "Pad": (1,),
+}  # fmt: skip
+
+
+def _check_ranks(ctx: Lowering, op: Op) -> None:
+    """Raise Unsupported for operands of ranks that the operator does not define: ONNX Runtime looks at some only when it runs the node."""
+    if op.kind in _CHANNELS and (rank := _rank(ctx, op.input(0))) < 2:
+        raise Unsupported(f"{op.kind} of rank {rank}, which has no channels")
+    for k in _LISTS.get(op.kind, ()):
+        if op.input(k) and (rank := _rank(ctx, op.input(k))) != 1:
+            raise Unsupported(f"{op.kind} with a list of rank {rank} ('{op.input(k)}')")
+
+
+def _rank(ctx: Lowering, name: str) -> int:
+    known = ctx.values.get(name)
+    return known.rank if known is not None else len(ctx.graph.shape(name) or ())
+
+
+def lower(ctx: Lowering, op: Op) -> None:
+    """Emit the launches of `op` and define its outputs; raises Unsupported with a sentence."""
+    fn = LOWER.get(op.kind)
+    if op.kind == UNTRUSTED:
+        wrong = op.attr(WRONG)
+        raise Unsupported(f"the description of the fused op is wrong: {wrong}" if wrong else "ONNX Runtime inlines the fused op, and the rules match its body")
+    if fn is None:
+        raise Unsupported((op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}")
+    _check_ranks(ctx, op)
+    fn(ctx, op)

@@ -1,0 +1,385 @@
+"""State of one partition while it is lowered: values, layouts and the Plan under construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.target import CPU, Target
+from tracea_onnx.compiler.lower.value import Blocks, Deferred, Dims, Folded, Nhwc, Unsupported, Value, View, contiguous, same_strides
+from tracea_onnx.compiler.lower.views import image_in
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, factor
+from tracea_onnx.ir.graph import Graph
+from tracea_onnx.plan.builder import PlanBuilder, Ref
+from tracea_onnx.plan.kernel_families import COPIES, packed_elements, widened_elements
+
+#: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init launches).
+CONTENT_LIMIT = 4096
+Border = tuple[int, int, int, int]
+
+
+class Lowering:
+    """Lowers ops one by one into `plan`. Ops are lowered in topological order; `values` holds what is known so far."""
+
+    def __init__(self, graph: Graph, plan: PlanBuilder, target: Target = CPU) -> None:
+        self.graph, self.plan, self.target = graph, plan, target
+        self.values: dict[str, Value] = {}
+        self.borders: dict[str, Border] = {}  # zero border the readers of a value need
+        self.alias: dict[str, str] = {}  # value -> group output that is a reshape of it
+        self.slots: dict[str, tuple[str, int]] = {}  # value -> (concatenation it is a channel slice of, first channel)
+        self.concats: dict[str, Nhwc] = {}
+        self.block_concats: set[str] = set()  # concatenations that one convolution reads, which could read what they slice instead
+        self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
+        self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
+        self.deferrable: set[str] = set()  # values whose reader may compute them on the way
+        self.staged: dict[str, int] = {}  # values that so many pointwise expressions read, and nothing else
+        self.pooled: dict[str, Op] = {}  # results of convolutions that only a max pooling reads -> that pooling
+        self.unread: set[str] = set()  # values of which only the shape is asked for
+        self.measured: set[str] = set()  # results of products whose rows will be normalised
+        self.statistics: dict[str, Ref] = {}  # those of their rows
+        self.folded: dict[str, Folded] = {}  # norms left to the products that read them
+        self._outputs: dict[str, Ref] = {}
+        self._packed: dict[tuple[Any, ...], Ref] = {}
+
+    # --- values -----------------------------------------------------------------------------------------------------
+    def value(self, name: str) -> Value:
+        """The tensor called `name`: lowered already, a partition input, or a constant of the graph."""
+        v = self.values.get(name)
+        if v is None:
+            v = self._constant(name)
+            self.values[name] = v
+        return v
+
+    def optional(self, name: str | None) -> Value | None:
+        return self.value(name) if name else None
+
+    def _constant(self, name: str) -> Value:
+        if not self.graph.is_const(name):
+            raise Unsupported(f"the type of '{name}' is not known")
+        dtype, shape = self.graph.dtype(name), self.graph.shape(name)
+        dt = element_type(name, dtype)
+        if shape is None or any(not isinstance(d, int) for d in shape):
+            raise Unsupported(f"constant '{name}' has no static shape")
+        dims: Dims = tuple(int(d) for d in shape if isinstance(d, int))
+        v = Value(name, dt, dims, initializer=name)
+        if int(math.prod(int(d) for d in shape if isinstance(d, int))) * dt.size <= CONTENT_LIMIT:
+            v.data = self.graph.const(name)
+            if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size <= 64:
+                v.ints = tuple(int(x) for x in v.data.reshape(-1))
+            if v.data is not None and dt in (DType.I64, DType.I32) and v.data.size > 1:
+                v.counting = _counting(v.data)
+        return v
+
+    def define(self, name: str, dtype: DType, shape: Sequence[DimLike]) -> Value:
+        """Declare the output of an op. A run fails in which one of its dims is negative."""
+        for axis, d in enumerate(shape):
+            if not D.never_negative(d):
+                self.at_least(d, 0, f"axis {axis} of '{name.partition(chr(0))[0]}'")
+        v = Value(name, dtype, tuple(shape))
+        self.values[name] = v
+        return v
+
+    def defer(self, v: Value, kind: str, parts: Sequence[Value], make: Callable[[], None], stage: object = None) -> None:
+        """Leave it to the readers of `v` whether it is made."""
+        v.deferred = Deferred(kind, tuple(parts), make, stage)
+
+    def contents(self, name: str, what: str) -> np.ndarray[Any, Any]:
+        """Values of a small constant the Plan may depend on."""
+        v = self.value(name)
+        if v.data is None:
+            raise Unsupported(f"{what} '{name}' is not a small constant")
+        return v.data
+
+    def int_list(self, name: str, what: str) -> Dims:
+        """Contents of an integer tensor, possibly symbolic."""
+        v = self.value(name)
+        if v.ints is None:
+            raise Unsupported(f"{what} '{name}' is computed at run time from tensor contents")
+        return v.ints
+
+    def one(self, name: str, what: str) -> int:
+        """The integer in a small constant of one element."""
+        data = self.contents(name, what)
+        if data.size != 1:
+            raise Unsupported(f"{what} '{name}' has {data.size} elements where one is wanted")
+        return int(data.reshape(-1)[0])
+
+    def one_int(self, name: str, what: str) -> DimLike:
+        """The content of an integer tensor of one element, possibly symbolic."""
+        found = self.int_list(name, what)
+        if len(found) != 1:
+            raise Unsupported(f"{what} '{name}' has {len(found)} elements where one is wanted")
+        return found[0]
+
+    def require(self, v: Value, what: str) -> None:
+        """Refuse a tensor whose element type the backend's compute kernels do not take."""
+        if v.dtype not in self.target.types:
+            raise Unsupported(
+                f"{what} of type {v.dtype.name} ('{v.name}'); the {self.target.name} kernels take {', '.join(sorted(t.name for t in self.target.types))}"
+            )
+
+    def same(self, a: DimLike, b: DimLike, what: str) -> None:
+        """Sizes that ONNX wants to be equal: where only a run knows them, it compares them and fails with `what` and both."""
+        if not self.plan.require(a, b, what):
+            raise Unsupported(f"{what} differ: {a} and {b}")
+
+    def multiple(self, a: DimLike, of: int, what: str) -> None:
+        """A size that ONNX wants to be a multiple of a positive number."""
+        if of < 1 or (isinstance(a, int) and a % of):
+            raise Unsupported(f"{what} is {a}, no multiple of {of}")
+        if factor(a) % of:
+            self.same(D.mul(D.floordiv(a, of), of), a, f"{what}, rounded down to a multiple of {of}, and its size")
+
+    def at_least(self, a: DimLike, least: DimLike, what: str) -> None:
+        """A size that ONNX wants to be no less."""
+        if not self.plan.require_at_least(a, least, what):
+            raise Unsupported(f"{what} is {a}, less than {least}")
+
+    # --- storage ----------------------------------------------------------------------------------------------------
+    def add_outputs(self, names: Sequence[str]) -> None:
+        for n in names:
+            self._outputs[n] = self.plan.add_output(n)
+
+    def new_plain(self, v: Value) -> Ref:
+        """Give `v` contiguous row-major storage that the next launch fills."""
+        target = v.name if v.name in self._outputs else self.alias.get(v.name, "")
+        ref = self._outputs[target] if target else self.plan.arena(D.mul(v.elements, v.dtype.size))
+        v.view = View(ref, contiguous(v.shape))
+        return ref
+
+    def new_nhwc(self, v: Value) -> Nhwc:
+        """Give the image `v` channels-last storage with the zero border its readers need."""
+        n, c, h, w = v.image()
+        if not isinstance(c, int):
+            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+        if v.name in self.slots:
+            whole, first = self.slots[v.name]
+            base = self._concat_storage(whole, v)
+            v.nhwc = Nhwc(base.ref.at(v.dtype.size * first), base.cs, base.rs, base.ns, base.border)
+            return v.nhwc
+        v.nhwc = self._nhwc_storage(v.dtype, n, c, h, w, self.borders.get(v.name, (0, 0, 0, 0)))
+        return v.nhwc
+
+    def images(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike) -> Nhwc:
+        """Channels-last storage of images that no tensor of the model is."""
+        return self._nhwc_storage(dtype, n, c, h, w, (0, 0, 0, 0))
+
+    def _nhwc_storage(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike, border: Border, pitch: int = 0) -> Nhwc:
+        t, left, b, r = border
+        cs = pitch or self.target.channel_pitch(c)
+        rs = D.mul(w + (left + r), cs)
+        ns = D.mul(h + (t + b), rs)
+        ref = self.plan.arena(D.mul(D.mul(n, ns), dtype.size))
+        inner = ref.at(D.mul(D.mul(rs, t) + left * cs, dtype.size))
+        out = Nhwc(inner, cs, rs, ns, border)
+        if any(border):
+            self.plan.launch(
+                "zero_border",
+                {},
+                {"y": inner},
+                {"N": n, "H": h, "W": w, "PT": t, "PL": left, "PB": b, "PR": r, "y_cs": cs, "y_rs": rs, "y_ns": ns},
+                whole=False,
+                dtype=dtype,
+            )
+        return out
+
+    def _concat_storage(self, whole: str, part: Value) -> Nhwc:
+        if whole not in self.concats:
+            n, _, h, w = part.image()
+            channels = self.concat_channels[whole]
+            self.concats[whole] = self._nhwc_storage(part.dtype, n, channels, h, w, self.borders.get(whole, (0, 0, 0, 0)))
+        return self.concats[whole]
+
+    #: Total channels of each concatenation in `slots`.
+    concat_channels: dict[str, int]
+
+    def plain(self, v: Value) -> Ref:
+        """Contiguous row-major storage of `v`, converting if it lies elsewhere."""
+        return self.strided(v, exact=contiguous(v.shape)).ref
+
+    def settle(self, v: Value) -> None:
+        """Make a deferred tensor now."""
+        if v.deferred is None or v.view is not None:
+            return
+        make, v.deferred = v.deferred.make, None
+        make()
+        made = self.values[v.name]  # `make` may have defined it anew
+        v.view, v.nhwc = made.view, made.nhwc
+        self.values[v.name] = v
+
+    def strided(self, v: Value, exact: Dims | None = None) -> View:
+        """`v` as a strided view; `exact` demands these strides."""
+        self.settle(v)
+        if v.view is not None and (exact is None or same_strides(v.view.strides, exact, v.shape)):
+            return v.view
+        if v.view is not None:
+            old = v.view
+            self.copy(old, self.fresh(v), v.shape, v.dtype)
+        elif v.nhwc is not None:
+            n, c, h, w = v.image()
+            src = v.nhwc
+            ref = self.fresh(v)
+            self.plan.launch(
+                "nhwc_to_nchw", {"x": src.ref}, {"y": ref.ref}, {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns}, dtype=v.dtype
+            )
+        elif v.ints is not None and v.data is None:
+            self._store_ints(v)
+        elif v.initializer:
+            v.view = View(self.plan.initializer(v.initializer), contiguous(v.shape))
+        elif v.data is not None:
+            v.view = View(self.plan.blob(v.data), contiguous(v.shape))
+        else:
+            raise AssertionError(f"value {v.name} lies nowhere")
+        return self.strided(v, exact)
+
+    def as_view(self, v: Value) -> View:
+        """`v` as a strided view for a reader to whom the order of its axes in memory does not matter."""
+        if v.view is None and v.nhwc is not None and self.target.few_launches:
+            return View(v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs))
+        return self.strided(v)
+
+    def fresh(self, v: Value) -> View:
+        self.new_plain(v)
+        assert v.view is not None
+        return v.view
+
+    def _store_ints(self, v: Value) -> None:
+        assert v.ints is not None
+        if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:
+            raise Unsupported(f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name}")
+        ref = self.new_plain(v)
+        self.plan.launch("store_ints", {}, {"y": ref}, {"count": len(v.ints), "dtype": int(v.dtype), **{f"v{k}": d for k, d in enumerate(v.ints)}})
+
+    def copy(self, src: View, dst: View, shape: Dims, dtype: DType, *, whole: bool = True) -> None:
+        """Strided copy; adjacent dims that are contiguous on both sides are merged, at most 6 remain."""
+        rows = merge_dims(shape, [src.strides, dst.strides])
+        if len(rows) > 6:
+            raise Unsupported(f"a copy over {len(rows)} separate dims (the kernel takes 6)")
+        rows = pad_rows(rows, 6, 2)
+        ints: dict[str, DimLike] = {"elem": dtype.size}
+        for k, (n, s) in enumerate(rows):
+            ints |= {f"n{k}": n, f"x{k}": s[0], f"y{k}": s[1]}
+        self.plan.launch("copy", {"x": src.ref}, {"y": dst.ref}, ints, whole=whole)
+
+    def copy_all(self, to: View, dtype: DType, parts: Sequence[tuple[View, DimLike, Dims]]) -> None:
+        """Strided copies (from, first element of `to`, shape) that do not overlap: in one launch those of few dims, where the target can."""
+        few: list[tuple[Ref, dict[str, DimLike]]] = []
+        for k, (src, at, shape) in enumerate(parts):
+            rows = merge_dims(shape, [src.strides, to.strides]) or [(1, [1, 1])]
+            if not self.target.copies or len(rows) > 3 or rows[-1][1][1] != 1 or _is_turned(rows) or (k == len(parts) - 1 and not few):
+                self.copy(src, View(to.ref.at(D.mul(at, dtype.size)), to.strides), shape, dtype, whole=False)
+                continue
+            (n0, (x0, y0)), (n1, (x1, y1)), (n2, (x2, _)) = pad_rows(rows, 3, 2)
+            few.append((src.ref, {"n0": n0, "n1": n1, "n2": n2, "x0": x0, "x1": x1, "x2": x2, "y0": y0, "y1": y1, "at": at}))
+        for first in range(0, len(few), COPIES):
+            group = few[first : first + COPIES]
+            ints = {"elem": dtype.size, **{f"p{k}_{name}": d for k, (_, dims) in enumerate(group) for name, d in dims.items()}}
+            self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": to.ref}, ints, whole=False)
+
+    def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
+        """`v` channels-last with at least this zero border. `stem` allows a smaller pitch of up to 4 channels."""
+        n, c, h, w = v.image()
+        self.require(v, "an image")
+        if not isinstance(c, int):
+            raise Unsupported(f"'{v.name}' has a symbolic channel count")
+        if v.nhwc is not None and all(have >= want for have, want in zip(v.nhwc.border, border, strict=True)):
+            return v.nhwc
+        if v.nhwc is None and h == 1 and w == 1 and not any(border) and (c % 16 == 0):
+            ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
+            v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
+            return v.nhwc
+        lying = image_in(v) if v.nhwc is None and self.target.few_launches else None
+        if lying is not None and not any(border) and all(factor(s) % self.target.vector == 0 for s in (c, lying.cs, lying.rs, lying.ns)):
+            v.nhwc = lying
+            return lying
+        wanted = self.borders.get(v.name, (0, 0, 0, 0))
+        both = (max(border[0], wanted[0]), max(border[1], wanted[1]), max(border[2], wanted[2]), max(border[3], wanted[3]))
+        if c <= 4 and self.target.border:
+            pitch: DimLike = c if stem else D.round_up(c, 16)
+        else:
+            pitch = 4 if stem and c <= 4 and v.dtype.size == 4 else self.target.channel_pitch(c)  # 4 of f32 are 16 bytes
+        old = v.nhwc or lying
+        new = self._nhwc_storage(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
+        shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}
+        if old is not None:
+            self.plan.launch("copy_nhwc", {"x": old.ref}, {"y": new.ref}, {**shape, "x_cs": old.cs, "x_rs": old.rs, "x_ns": old.ns}, whole=False, dtype=v.dtype)
+        else:
+            self.plan.launch("nchw_to_nhwc", {"x": self.plain(v)}, {"y": new.ref}, shape, whole=False, dtype=v.dtype)
+        v.nhwc = new
+        return new
+
+    def finish(self) -> None:
+        """Bring every output of the partition to its buffer."""
+        for name, ref in self._outputs.items():
+            v = self.value(name)
+            goal = contiguous(v.shape)
+            if v.view is None and v.nhwc is not None:
+                self.strided(v)
+            if v.view is None and v.ints is not None and v.data is None:
+                self._store_ints(v)
+            view = self.strided(v)
+            if view.ref != ref or not same_strides(view.strides, goal, v.shape):
+                self.copy(view, View(ref, goal), v.shape, v.dtype)
+            self.plan.finish_output(name, v.dtype, v.shape)
+
+    # --- constants prepared once ------------------------------------------------------------------------------------------
+    def packed(
+        self, family: str, inputs: Mapping[str, Ref | None], params: Mapping[str, int], floats: Mapping[str, float] | None = None, *, dtype: DType = DType.F32
+    ) -> Ref:
+        """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal requests."""
+        given = sorted((k, v) for k, v in inputs.items() if v is not None)
+        key = (family, dtype, repr(given), repr(sorted(params.items())), repr(sorted((floats or {}).items())))
+        if key not in self._packed:
+            size = DType.F32.size if family == "pack_bias" else dtype.size
+            widened = family == "pack_conv2d" and self.target.bundles and dtype.size == 2
+            ref = self.plan.arena(size * (packed_elements(family, **params) + (widened_elements(**params) if widened else 0)))
+            self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
+            if not self.plan.is_constant(ref):
+                raise Unsupported(f"{family} of an operand that is not constant")
+            self._packed[key] = ref
+        return self._packed[key]
+
+
+def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
+    """Whether a copy should go through tiles: its source jumps along the last dim, but not along another."""
+    return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
+
+
+def _counting(data: np.ndarray[Any, Any]) -> View | None:
+    """Integers that are a start and a step along each axis."""
+    origin = data.reshape(-1)[0]
+    steps = [int(np.take(data, 1, axis).reshape(-1)[0] - origin) if n > 1 else 0 for axis, n in enumerate(data.shape)]
+    grid = np.indices(data.shape)
+    if not np.array_equal(origin + sum(g * s for g, s in zip(grid, steps, strict=True)), data):
+        return None
+    return View(Ref(-1, int(origin)), tuple(steps))
+
+
+def element_type(name: str, dtype: int | None) -> DType:
+    try:
+        return DType(dtype or 0)
+    except ValueError:
+        raise Unsupported(f"'{name}' has element type {dtype}, which no kernel reads") from None
+
+
+def matrix_rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
+    """`v` as a matrix [rows, last]: pointer and row pitch. A view whose leading dims chain is read in place."""
+    view = ctx.strided(v)
+    last, lead = v.shape[-1], v.shape[:-1]
+    if view.strides[-1] == 1 or last == 1:
+        merged = merge_dims(lead, [view.strides[:-1]])
+        if not merged:
+            return view.ref, last
+        if len(merged) == 1:
+            return view.ref, merged[0][1][0]
+    return ctx.plain(v), last
+
+
+LowerFn = Callable[["Lowering", Any], None]

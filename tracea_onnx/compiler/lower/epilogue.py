@@ -1,0 +1,75 @@
+"""What follows a compute kernel: the fused epilogue of a convolution or matrix product, or a pointwise kernel of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.epilogue_kinds import FULL, operand_kind
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
+from tracea_onnx.ir.abi import ACTIVATIONS, DType
+from tracea_onnx.ir.activations import unrounded
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr
+from tracea_onnx.ir.expr_program import classify_activation, classify_epilogue, compile_program
+from tracea_onnx.plan.builder import Ref
+
+
+@dataclass
+class Epilogue:
+    """Parameters of a conv/gemm launch beyond bias: built-in activation and residual, or a program with operands."""
+
+    ints: dict[str, DimLike] = field(default_factory=dict)
+    floats: dict[str, float] = field(default_factory=dict)
+    operands: dict[str, Ref | None] = field(default_factory=dict)
+    residual: Value | None = None
+    full: list[tuple[int, Value]] = field(default_factory=list)  # program operands read like the output
+    program: dict[str, Any] | None = None
+
+
+def plan_epilogue(ctx: Lowering, expr: Expr | None, extras: Sequence[Value], dtype: DType, out: Dims, channel_axis: int) -> Epilogue | None:
+    """The fused form of `expr`, or None when it needs a pointwise kernel of its own."""
+    if expr is None:
+        return Epilogue()
+    expr = unrounded(expr, dtype)
+    if any(v.dtype != dtype for v in extras) or len(extras) > 4:
+        return None
+    kinds = [operand_kind(v, out, channel_axis) for v in extras]
+    if any(k is None for k in kinds):
+        return None
+    known = classify_epilogue(expr)
+    if known is not None and known.act in ACTIVATIONS:
+        epi = Epilogue({"act": ACTIVATIONS.index(known.act)}, {"p0": known.p0, "p1": known.p1})
+        if known.residual is None:
+            return epi
+        r = known.residual - 1
+        if kinds[r] == FULL:
+            epi.residual = extras[r]
+            epi.ints["res_mode"] = known.res_mode
+            return epi
+    epi = Epilogue(program=compile_program(expr, type="f32"))
+    for k, (v, kind) in enumerate(zip(extras, kinds, strict=True)):
+        assert kind is not None
+        epi.ints[f"o{k}_kind"] = kind
+        if kind == FULL:
+            epi.full.append((k, v))
+        else:
+            epi.operands[f"o{k}"] = ctx.plain(v)
+    return epi
+
+
+def expression(op_attr: Any) -> Expr | None:
+    return Expr.from_json(op_attr) if op_attr is not None else None
+
+
+def activation_only(expr: Expr | None, dtype: DType = DType.F32) -> tuple[int, float, float]:
+    """(act, p0, p1) of a one-input expression; Unsupported when it is not a built-in activation."""
+    if expr is None:
+        return 0, 0.0, 0.0
+    known = classify_activation(unrounded(expr, dtype))
+    if known is None:
+        raise Unsupported("an activation that is not built in")
+    act, p0, p1 = known
+    return ACTIVATIONS.index(act), p0, p1

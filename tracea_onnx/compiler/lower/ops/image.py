@@ -1,0 +1,276 @@
+"""Pooling, resizing and squeeze-excite over channels-last images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.epilogue import activation_only, expression
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.conv import conv
+from tracea_onnx.compiler.lower.ops.gemm import gemm
+from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
+from tracea_onnx.compiler.lower.passes import conv3d_by_2d
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.window import pooling
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr, Instr
+
+
+def pool(ctx: Lowering, op: Op) -> None:
+    """MaxPool and AveragePool over one or two spatial dims."""
+    if op.outputs[0] in ctx.values:
+        return  # the convolution that made its input pooled it
+    x = ctx.value(op.input(0))
+    mode = 0 if op.kind == "MaxPool" else 2 if op.attr("count_include_pad", 0) else 1
+    if x.rank == 5:
+        conv3d_by_2d.pool(ctx, op, x, mode)
+        return
+    p = pooling(op, x)
+    n, c, h, w = x.image()
+    (oh, ow), (kh, kw), (sh, sw), (dh, dw), pads = p.out, p.kernel, p.strides, p.dilations, p.pads
+    shape: Dims = (n, c, oh, ow) if x.rank == 4 else (n, c, ow)
+    ctx.require(x, "pooling")
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "mode": mode, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
+        "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3], "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
+        "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+
+
+def global_pool(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    ctx.require(x, "global pooling")
+    out = ctx.define(op.outputs[0], x.dtype, (x.shape[0], x.shape[1], *(1 for _ in x.shape[2:])))
+    _global_pool(ctx, x, out, 0 if op.kind == "GlobalMaxPool" else 1)
+
+
+def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
+    if x.nhwc is None or x.view is not None:
+        # plain storage: a reduction over contiguous rows
+        ints: dict[str, DimLike] = {
+            "kind": 2 if mode == 0 else 1,
+            "outer": D.mul(x.shape[0], x.shape[1]),
+            "n": D.product(x.shape[2:]),
+            "inner": 1,
+            "dtype": int(x.dtype),
+        }
+        ctx.plan.launch("reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype)
+        return
+    n, c, h, w = x.image()
+    src = x.nhwc
+    ctx.plan.launch(
+        "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
+        {"mode": mode, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
+        dtype=x.dtype,
+    )  # fmt: skip
+
+
+_COORD = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3}
+#: "": of operator sets before 11, where ONNX Runtime rounds up what shrinks and down what grows.
+_ROUNDING = {"round_prefer_floor": 0, "floor": 1, "ceil": 2, "round_prefer_ceil": 3, "": 4}
+
+
+def resize(ctx: Lowering, op: Op) -> None:
+    """Nearest, linear and cubic Resize (and Upsample) of one or two spatial dims."""
+    x = ctx.value(op.input(0))
+    if x.rank not in (3, 4):
+        raise Unsupported(f"Resize of a rank-{x.rank} tensor")
+    mode = op.attr("mode", "nearest")
+    if mode not in ("nearest", "linear", "cubic") or (mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))):
+        raise Unsupported(f"Resize in mode '{mode}'")
+    old = op.kind == "Upsample" or op.opset < 11
+    coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
+    if coord not in _COORD or op.attr("antialias", 0) or op.attr("axes") is not None or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
+    rounding = "floor" if op.kind == "Upsample" else "" if old else op.attr("nearest_mode", "round_prefer_floor")
+    if rounding not in _ROUNDING or (rounding == "" and not old):
+        raise Unsupported(f"Resize that rounds by '{rounding}'")
+    n, c, h, w = x.image()
+    scales_at, sizes_at = (1, 99) if old else (2, 3)
+    if op.input(sizes_at):
+        sizes = ctx.int_list(op.input(sizes_at), "the sizes")
+        if len(sizes) != x.rank or not (sizes[0] is n or sizes[0] == n) or sizes[1] != c:
+            raise Unsupported("Resize of the batch or channel dim")
+        oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
+        scale_h, scale_w = _ratio(oh, h), _ratio(ow, w)
+    else:
+        scales = [float(s) for s in op.attr("scales")] if op.attr("scales") is not None else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
+        if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
+            raise Unsupported("Resize of the batch or channel dim")
+        scale_h, scale_w = (scales[2], scales[3]) if x.rank == 4 else (1.0, scales[2])
+        oh, ow = _scaled(h, scale_h), _scaled(w, scale_w)
+    cubic = mode == "cubic"
+    how = _Sampling(
+        "resize_cubic" if cubic else "resize2d",
+        {"coord": _COORD[coord]} | ({} if cubic else {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}),
+        {"scale_h": scale_h, "scale_w": scale_w} | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
+    )
+    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow) if x.rank == 4 else (n, c, ow))
+    if not isinstance(c, int):  # images of one channel each
+        planes, made = (ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size)) for k, size in (("planes", (h, w)), ("resized", (oh, ow))))
+        planes.view = View(ctx.plain(x), contiguous(planes.shape))
+        _resize(ctx, planes, made, how)
+        out.view = View(ctx.plain(made), contiguous(out.shape))
+        return
+    _resize(ctx, x, out, how)
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    family: str
+    ints: dict[str, int]
+    floats: dict[str, float]
+
+
+def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
+    n, c, h, w = x.image()
+    _, _, oh, ow = out.image()
+    src, dst = ctx.nhwc(x), ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
+
+
+def lrn(ctx: Lowering, op: Op) -> None:
+    """Local response normalisation, of channels."""
+    x = ctx.value(op.input(0))
+    if not ctx.target.samples:
+        raise Unsupported("no kernel computes LRN, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.rank != 4:
+        raise Unsupported(f"LRN of a rank-{x.rank} tensor")
+    n, c, h, w = x.image()
+    src = ctx.nhwc(x)
+    dst = ctx.new_nhwc(ctx.define(op.outputs[0], x.dtype, x.shape))
+    ints: dict[str, DimLike] = {
+        "size": int(op.attr("size")), "N": n, "C": c, "H": h, "W": w,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    floats = {"alpha": float(op.attr("alpha", 1e-4)), "beta": float(op.attr("beta", 0.75)), "bias": float(op.attr("bias", 1.0))}
+    ctx.plan.launch("lrn", {"x": src.ref}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+
+
+_SAMPLING = {"nearest": 0, "linear": 1, "bilinear": 1, "cubic": 2, "bicubic": 2}
+_OUTSIDE = {"zeros": 0, "border": 1, "reflection": 2}
+
+
+def grid_sample(ctx: Lowering, op: Op) -> None:
+    """An image read where a grid says."""
+    x, grid = (ctx.value(n) for n in op.inputs)
+    mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
+    if not ctx.target.samples:
+        raise Unsupported("no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype not in (x.dtype, DType.F32):
+        raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
+    n, c, h, w = x.image()
+    _, oh, ow, pair = grid.shape
+    ctx.same(grid.shape[0], n, f"the batches of GridSample '{op.label}'")
+    ctx.same(pair, 2, f"the coordinates of GridSample '{op.label}' and the axes of an image")
+    out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow))
+    src, places = ctx.nhwc(x), ctx.plain(grid)
+    dst = ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "mode": _SAMPLING[mode], "pad": _OUTSIDE[pad], "corners": int(op.attr("align_corners", 0)),
+        "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
+        "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+    }  # fmt: skip
+    ctx.plan.launch("grid_sample", {"x": src.ref, "grid": places}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+
+
+def _ratio(out: DimLike, of: DimLike) -> float:
+    """The scale that makes `of` positions `out`; 0 (of the sizes themselves, as the kernels take it) where they are known at run time only."""
+    return out / of if isinstance(out, int) and isinstance(of, int) else 0.0
+
+
+def _scaled(n: DimLike, scale: float) -> DimLike:
+    if isinstance(n, int):
+        return int(np.float32(n) * np.float32(scale))  # as ONNX Runtime multiplies
+    part = Fraction(scale)
+    if part.denominator > 256:  # else float32 multiplies a dim by it exactly
+        raise Unsupported(f"Resize of a symbolic dim by {scale}")
+    return D.floordiv(D.mul(n, part.numerator), part.denominator)
+
+
+def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
+    """Squeeze-excite as one launch; False where that cannot be."""
+    weights = [ctx.value(op.role(f"w{k}")) for k in (1, 2)]
+    biases = [ctx.optional(op.role(f"b{k}")) for k in (1, 2)]
+    c = x.shape[1] if x.rank == 4 else None
+    constant = all(v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None)
+    if not ctx.target.few_launches or x.nhwc is None or x.view is not None or not isinstance(c, int) or not constant:
+        return False
+    try:
+        act1, act2 = (activation_only(expression(op.attr(f"expr{k}")), x.dtype) for k in (1, 2))
+    except Unsupported:
+        return False
+    rows = op.attr("kind") == "conv" or bool(op.attr("trans_b", 0))  # weights are [out, in]
+    r = int(weights[0].elements) // c if isinstance(weights[0].elements, int) else 0
+    if r * c != weights[0].elements or weights[0].elements != weights[1].elements:
+        return False
+    if any(b is not None and b.elements != n for b, n in zip(biases, (r, c), strict=True)):
+        return False
+    size = {"K": c, "N": r, "n0": 0, "N_total": r}
+    packed = [
+        ctx.packed("pack_gemm", {"w": ctx.plain(w)}, {**size, "trans": int(t), "ldw": c if t else r}, {"alpha": 1.0}, dtype=x.dtype)
+        for w, t in zip(weights, (rows, not rows), strict=True)
+    ]
+    bias = [ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype) if b is not None else None for b, n in zip(biases, (r, c), strict=True)]
+    n, _, h, w = x.image()
+    src = x.nhwc
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    dst = ctx.new_nhwc(out)
+    ints: dict[str, DimLike] = {
+        "N": n, "C": c, "R": r, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+        "act1": act1[0], "act2": act2[0],
+    }  # fmt: skip
+    floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
+    operands = {"x": src.ref, "w1": packed[0], "b1": bias[0], "w2": packed[1], "b2": bias[1]}
+    try:
+        ctx.plan.launch("squeeze_excite", operands, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+    except Unsupported:
+        del ctx.values[out.name]
+        return False
+    return True
+
+
+def squeeze_excite(ctx: Lowering, op: Op) -> None:
+    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products and a channel-wise multiply."""
+    x = ctx.value(op.role("x"))
+    base = op.outputs[0]
+    ctx.require(x, "squeeze-excite")
+    if _excite(ctx, op, x):
+        return
+    pooled = ctx.define(base + "\0pool", x.dtype, (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]))
+    if x.rank != 4:
+        raise Unsupported(f"squeeze-excite of a rank-{x.rank} tensor")
+    _global_pool(ctx, x, pooled, 1)
+    step = pooled.name
+    for k in (1, 2):
+        roles = {"x": step, "w": op.role(f"w{k}"), **({"b": op.role(f"b{k}")} if op.role(f"b{k}") else {})}
+        step = f"{base}\0fc{k}"
+        attrs = {"expr": op.attr(f"expr{k}"), "trans_b": op.attr("trans_b", 0)}
+        part = Op(":conv" if op.attr("kind") == "conv" else ":gemm", op.label, tuple(roles.values()), (step,), attrs, op.nodes, tuple(roles), op.opset, roles)
+        (conv if op.attr("kind") == "conv" else gemm)(ctx, part)
+    gate = ctx.value(step)
+    if gate.rank == 2:
+        shaped = ctx.define(base + "\0gate", x.dtype, (*gate.shape, 1, 1))
+        shaped.view = View(ctx.plain(gate), contiguous(shaped.shape))
+        gate = shaped
+    lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), [x, gate], base, x.dtype)
+
+
+OPS = {
+    "MaxPool": pool, "AveragePool": pool, "GlobalAveragePool": global_pool, "GlobalMaxPool": global_pool, "Resize": resize, "Upsample": resize,
+    "GridSample": grid_sample, "LRN": lrn,
+    ":squeeze_excite": squeeze_excite,
+}  # fmt: skip

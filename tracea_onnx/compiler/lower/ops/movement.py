@@ -1,0 +1,406 @@
+"""Shape arithmetic and views: they cost nothing, because a view or a symbolic value is enough.
+
+Small integer tensors (the Shape/Gather/Concat towers of dynamic exports) are followed symbolically; they reach memory only
+when something really reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tracea_onnx.compiler.lower.axes import axis_of, broadcast, broadcast_strides
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
+from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, View, contiguous
+from tracea_onnx.compiler.lower.views import regrouped, reshape_view
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import Array
+
+#: Channels that an image kernel takes at a time.
+_VECTOR = 16
+
+
+def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
+    """Axes from the attribute (old opsets) or from the constant input."""
+    if op.attr("axes") is not None:
+        return [int(a) for a in op.attr("axes")]
+    if op.input(position):
+        return [int(a) for a in ctx.contents(op.input(position), "axes").reshape(-1)]
+    return None
+
+
+def _moved(ctx: Lowering, op: Op, x: Value, shape: Dims, move: Callable[[View, int], View], *, image: bool = False) -> None:
+    """The output as `move` of the view of x and the size of an element. Integers that merely count go on counting; they are moved in memory only
+    when something reads them there. `image`: any order of axes in memory will do."""
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+
+    def make() -> None:
+        out.view = move(ctx.as_view(x) if image else ctx.strided(x), x.dtype.size)
+
+    if x.counting is None:
+        make()
+    else:
+        out.counting = move(x.counting, 1)
+        ctx.defer(out, "", [x], make)
+
+
+def shape(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    rank = x.rank
+    start, end = int(op.attr("start", 0)), op.attr("end")
+    dims = x.shape[slice(start, None if end is None else int(end))] if rank else ()
+    out = ctx.define(op.outputs[0], DType.I64, (len(dims),))
+    out.ints = tuple(dims)
+
+
+def size(ctx: Lowering, op: Op) -> None:
+    out = ctx.define(op.outputs[0], DType.I64, ())
+    out.ints = (ctx.value(op.input(0)).elements,)
+
+
+def identity(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    ctx.settle(x)
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
+
+
+def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
+    """Same elements in the same order under another shape, which has as many of them."""
+    ctx.same(D.product(new), x.elements, f"the elements of {op.kind} '{op.label}', of its result and its input,")
+    out = ctx.define(op.outputs[0], x.dtype, new)
+    out.counting = reshape_view(x.counting, x.shape, new) if x.counting is not None else None
+    if out.counting is not None and x.deferred is not None and x.view is None:
+
+        def make() -> None:
+            out.view = View(ctx.plain(x), contiguous(new))
+
+        ctx.defer(out, "", [x], make)
+        return
+    if x.ints is not None:
+        out.ints = x.ints
+        if x.data is not None:
+            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
+        return
+    if x.initializer:
+        out.view = View(ctx.plan.initializer(x.initializer), contiguous(new))
+        if x.data is not None:
+            out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
+        return
+    view = ctx.as_view(x) if x.view is not None or (x.nhwc is not None and ctx.target.few_launches) else None
+    out.view = reshape_view(view, x.shape, new) if view is not None else None
+    if out.view is None and view is not None and _to_image(ctx, out, view, x.shape):
+        return
+    if out.view is None:
+        out.view = View(ctx.plain(x), contiguous(new))
+
+
+def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
+    """Where channels that lie side by side are reordered (shuffled between groups), the copy makes a channels-last image again."""
+    if not ctx.target.few_launches or out.rank != 4 or not isinstance(out.shape[1], int) or out.dtype not in ctx.target.types or out.name in ctx.alias:
+        return False
+    if len(old) < 5 or view.strides[-1] == 1 or 1 not in view.strides[1:-2]:
+        return False
+    if regrouped(View(view.ref, (1, 1, 1, 1)), out.shape, old) is None:
+        return False
+    to = ctx.new_nhwc(out)
+    turned = regrouped(View(to.ref, (to.ns, 1, to.rs, to.cs)), out.shape, old)
+    assert turned is not None  # dims are split, never joined
+    ctx.copy(view, turned, old, out.dtype, whole=False)
+    return True
+
+
+def reshape(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    target = tuple(int(v) for v in op.attr("shape")) if op.attr("shape") is not None else ctx.int_list(op.input(1), "the shape")
+    keep_zero = bool(op.attr("allowzero", 0))
+    dims: list[DimLike] = []
+    unknown = -1
+    for k, d in enumerate(target):
+        if isinstance(d, int) and d == 0 and not keep_zero:
+            if k >= x.rank:
+                raise Unsupported(f"Reshape copies dim {k} of a rank-{x.rank} tensor")
+            dims.append(x.shape[k])
+        elif isinstance(d, int) and d == -1:
+            unknown = k
+            dims.append(1)
+        else:
+            dims.append(d)
+    if unknown >= 0:
+        rest = [d for k, d in enumerate(dims) if k != unknown]
+        left = list(x.shape)
+        for d in list(rest):  # cancel equal factors before dividing
+            for e in left:
+                if e is d or (isinstance(e, int) and isinstance(d, int) and e == d):
+                    left.remove(e)
+                    rest.remove(d)
+                    break
+        over, under = D.product(left), D.product(rest)
+        if isinstance(over, int) and isinstance(under, int) and (under == 0 or over % under):
+            raise Unsupported(f"Reshape of {over} elements into multiples of {under}")
+        dims[unknown] = D.floordiv(over, under)
+    relabel(ctx, op, x, tuple(dims))
+
+
+def flatten(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axis = axis_of(int(op.attr("axis", 1)), x.rank) if op.attr("axis", 1) != x.rank else x.rank
+    relabel(ctx, op, x, (D.product(x.shape[:axis]), D.product(x.shape[axis:])))
+
+
+def squeeze(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axes = _axes(ctx, op, 1)
+    if axes is None:
+        if not D.is_static(x.shape):
+            raise Unsupported("Squeeze without axes of a tensor with symbolic dims")
+        gone = {k for k, d in enumerate(x.shape) if d == 1}
+    else:
+        gone = {axis_of(a, x.rank) for a in axes}
+        if any(x.shape[k] != 1 for k in gone):
+            raise Unsupported("Squeeze of a dim that is not known to be 1")
+    _placed(ctx, op, x, [k for k in range(x.rank) if k not in gone])
+
+
+def unsqueeze(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    axes = _axes(ctx, op, 1) or []
+    rank = x.rank + len(axes)
+    put = {axis_of(a, rank) for a in axes}
+    rest = iter(range(x.rank))
+    _placed(ctx, op, x, [None if k in put else next(rest) for k in range(rank)])
+
+
+def _placed(ctx: Lowering, op: Op, x: Value, axes: Sequence[int | None]) -> None:
+    """x with dims of 1 taken away or put in (None)."""
+    new = tuple(1 if a is None else x.shape[a] for a in axes)
+    if not pointwise_stages.placed(ctx, x, axes, Value(op.outputs[0], x.dtype, new)):
+        relabel(ctx, op, x, new)
+
+
+def transpose(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    perm = [int(p) for p in op.attr("perm") or range(x.rank - 1, -1, -1)]
+    if sorted(perm) != list(range(x.rank)):
+        raise Unsupported(f"a Transpose of rank {x.rank} by {perm}")
+    if x.dtype.size not in (1, 2, 4, 8):
+        raise Unsupported("an element size the copy kernel does not move")
+    if x.ints is not None and x.data is None and x.rank > 1:
+        out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
+        out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
+        return
+    _moved(ctx, op, x, tuple(x.shape[p] for p in perm), lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)), image=True)
+
+
+def _numbered(x: Value) -> Array:
+    """The place among `x.ints` of each of its elements."""
+    return np.arange(len(x.ints or ())).reshape([int(d) for d in x.shape if isinstance(d, int)])
+
+
+def _clamp(v: DimLike, lo: DimLike, hi: DimLike) -> DimLike:
+    return D.minimum(D.maximum(v, lo), hi)
+
+
+def slice_(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if op.attr("starts") is not None:
+        starts: Dims = tuple(op.attr("starts"))
+        ends: Dims = tuple(op.attr("ends"))
+        axes = list(op.attr("axes") or range(len(starts)))
+        steps = [1] * len(starts)
+    else:
+        starts, ends = ctx.int_list(op.input(1), "the starts"), ctx.int_list(op.input(2), "the ends")
+        axes = [int(a) for a in ctx.contents(op.input(3), "the axes")] if op.input(3) else list(range(len(starts)))
+        steps = [int(s) for s in ctx.contents(op.input(4), "the steps")] if op.input(4) else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Unsupported("a Slice whose starts, ends, axes and steps are not equally many")
+    if 0 in steps or len({axis_of(a, x.rank) for a in axes}) < len(axes):
+        raise Unsupported("a Slice with a step of 0, or of one axis twice")
+    shape_, offset = list(x.shape), [0] * x.rank
+    step_of = [1] * x.rank
+    begin: list[DimLike] = list(offset)
+    for a, s, e, st in zip(axes, starts, ends, steps, strict=True):
+        k = axis_of(a, x.rank)
+        n = x.shape[k]
+        first, last = _from_end(s, n), _from_end(e, n)
+        if st > 0:
+            first, last = _clamp(first, 0, n), _clamp(last, 0, n)
+            length = D.maximum(D.ceildiv(last - first, st), 0)
+            if first != 0:
+                first = D.maximum(D.minimum(first, n - 1), 0)  # an empty slice begins within its operand, too
+        else:
+            if not isinstance(n, int) or not isinstance(first, int) or not isinstance(last, int):
+                raise Unsupported("a backward Slice of a symbolic dim")
+            first = min(max(first, 0), n - 1)
+            last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
+            length = max(-(-(last - first) // st), 0)
+        begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
+    if x.ints is not None and (x.rank == 1 or x.data is None) and all(isinstance(d, int) for d in (*begin, *shape_)):
+        places = [[b + st * i for i in range(n)] for b, st, n in zip(begin, step_of, shape_, strict=True) if isinstance(b, int) and isinstance(n, int)]
+        out = ctx.define(op.outputs[0], x.dtype, tuple(shape_))
+        out.ints = tuple(x.ints[int(k)] for k in _numbered(x)[np.ix_(*places)].reshape(-1))
+        return
+
+    if x.view is None and x.nhwc is not None and _cut_image(ctx, ctx.define(op.outputs[0], x.dtype, tuple(shape_)), x, begin, step_of):
+        return
+
+    def move(view: View, size: int) -> View:
+        start: DimLike = 0
+        for b, s in zip(begin, view.strides, strict=True):
+            start = start + D.mul(b, s)
+        return View(view.ref.at(D.mul(start, size)), tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)))
+
+    _moved(ctx, op, x, tuple(shape_), move, image=True)
+
+
+def _cut_image(ctx: Lowering, out: Value, x: Value, begin: Sequence[DimLike], steps: Sequence[int]) -> bool:
+    """`out` as part of a channels-last image in place; not where its channels would not begin at a vector."""
+    assert x.nhwc is not None
+    first, old = begin[1], x.nhwc
+    if not ctx.target.few_launches or not isinstance(first, int) or first % _VECTOR or steps[1] != 1 or not isinstance(out.shape[1], int) or min(steps) < 1:
+        return False
+    *rows, column = (0, *begin[2:]) if x.rank == 3 else begin[2:]
+    *row_steps, column_step = (1, *steps[2:]) if x.rank == 3 else steps[2:]
+    at = D.mul(begin[0], old.ns) + first + D.mul(rows[0], old.rs) + D.mul(column, old.cs)
+    whole = all(a is b or a == b for a, b in zip(out.shape[2:], x.shape[2:], strict=True))
+    out.nhwc = Nhwc(
+        old.ref.at(D.mul(at, x.dtype.size)), D.mul(old.cs, column_step), D.mul(old.rs, row_steps[0]), D.mul(old.ns, steps[0]),
+        old.border if whole else (0, 0, 0, 0),
+    )  # fmt: skip
+    return True
+
+
+def _from_end(v: DimLike, n: DimLike) -> DimLike:
+    if isinstance(v, int):
+        if v >= 2**31 - 1:
+            return n
+        return v if v >= 0 else D.maximum(n + v, 0) if v > -(2**31) else 0
+    return D.select(D.less(v, 0), v + n, v)
+
+
+def _known_length(x: Value, axis: int, start: DimLike, end: DimLike, step: int, length: DimLike) -> DimLike:
+    """Plain spellings of common symbolic slices: everything, and up to a dim that is no longer than the axis."""
+    n = x.shape[axis]
+    if step == 1 and isinstance(start, int) and start == 0 and ((isinstance(end, int) and end >= 2**31 - 1) or end is n):
+        return n
+    return length
+
+
+def split(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    n = x.shape[k]
+    sizes: Dims
+    if op.attr("split") is not None:
+        sizes = tuple(op.attr("split"))
+    elif op.input(1):
+        sizes = ctx.int_list(op.input(1), "the split sizes")
+    else:
+        if not isinstance(n, int):
+            raise Unsupported("an even Split of a symbolic dim")
+        each = -(-n // len(op.outputs))
+        sizes = tuple(min(each, n - each * i) for i in range(len(op.outputs)))
+    if len(sizes) != len(op.outputs):
+        raise Unsupported(f"a Split into {len(op.outputs)} parts of {len(sizes)} sizes")
+    if x.ints is not None and x.rank == 1 and all(isinstance(s, int) for s in sizes):
+        at = 0
+        for name, s in zip(op.outputs, sizes, strict=True):
+            assert isinstance(s, int)
+            ctx.define(name, x.dtype, (s,)).ints = x.ints[at : at + s]
+            at += s
+        return
+    total: DimLike = 0
+    for s in sizes:
+        total = total + s
+        if not D.never_negative(s):
+            ctx.at_least(s, 0, f"a part of Split '{op.label}'")
+    ctx.same(total, n, f"the sum of the parts of Split '{op.label}' and the size of the axis")
+    start: DimLike = 0
+    for name, s in zip(op.outputs, sizes, strict=True):
+        if name:
+            out = ctx.define(name, x.dtype, (*x.shape[:k], s, *x.shape[k + 1 :]))
+            if x.view is not None or x.nhwc is None or not _cut_image(ctx, out, x, [start if a == k else 0 for a in range(x.rank)], [1] * x.rank):
+                view = ctx.as_view(x)
+                out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
+        start = start + s
+
+
+def expand(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    target = ctx.int_list(op.input(1), "the shape")
+    shape_ = broadcast([x.shape, target], [op.input(0), "the target shape"])
+    if x.ints is not None and len(x.ints) == 1 and len(shape_) == 1 and isinstance(shape_[0], int) and shape_[0] <= 8:
+        ctx.define(op.outputs[0], x.dtype, shape_).ints = x.ints * shape_[0]
+        return
+    if pointwise_stages.placed(ctx, x, [*[None] * (len(shape_) - x.rank), *range(x.rank)], Value(op.outputs[0], x.dtype, shape_)):
+        return
+    _moved(ctx, op, x, shape_, lambda view, _: View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
+
+
+def _picked(view: View, axis: int, first: DimLike, steps: Dims, size: int) -> View:
+    """The view with `axis` indexed by first + sum(index * step)."""
+    stride = view.strides[axis]
+    return View(view.ref.at(D.mul(D.mul(first, stride), size)), (*view.strides[:axis], *(D.mul(s, stride) for s in steps), *view.strides[axis + 1 :]))
+
+
+def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
+    """Whether indices of this shape that count stay in 0..n; the Plan checks at run time what the symbols do not show."""
+    last = counting.ref.offset
+    if not all(D.never_negative(d) for d in (last, *counting.strides)):
+        return False
+    for d, s in zip(shape, counting.strides, strict=True):
+        last = last + D.mul(d - 1, s)
+    if isinstance(last, int) and isinstance(n, int):
+        return last < n
+    return ctx.plan.require_at_least(n, last + 1, "an axis that is read at each position up to a size of the inputs")
+
+
+def gather(ctx: Lowering, op: Op) -> None:
+    x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
+    k = axis_of(int(op.attr("axis", 0)), x.rank)
+    shape_ = (*x.shape[:k], *idx.shape, *x.shape[k + 1 :])
+    n = x.shape[k]
+    if idx.ints is not None and all(isinstance(i, int) for i in idx.ints):
+        picks = [int(i) for i in idx.ints if isinstance(i, int)]
+        if x.ints is not None and x.rank == 1:
+            if any(not -len(x.ints) <= i < len(x.ints) for i in picks):
+                raise Unsupported(f"a Gather at {', '.join(map(str, picks))} of {len(x.ints)} elements")
+            out = ctx.define(op.outputs[0], x.dtype, shape_)
+            out.ints = tuple(x.ints[i] for i in picks)
+            return
+        if len(picks) == 1:
+            at = n + picks[0] if picks[0] < 0 else picks[0]
+            ctx.at_least(n, picks[0] + 1 if picks[0] >= 0 else -picks[0], f"the axis that Gather '{op.label}' reads at {picks[0]}")
+            _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size))
+            return
+    if idx.counting is not None and inside(ctx, idx.counting, idx.shape, n):
+        first, steps = idx.counting.ref.offset, idx.counting.strides
+        _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, first, steps, size))
+        return
+    if idx.dtype not in (DType.I64, DType.I32):
+        raise Unsupported(f"Gather with indices of type {idx.dtype.name}")
+    out = ctx.define(op.outputs[0], x.dtype, shape_)
+    ints: dict[str, DimLike] = {
+        "elem": x.dtype.size, "outer": D.product(x.shape[:k]), "n": n, "inner": D.product(x.shape[k + 1 :]), "count": idx.elements, "idx_dtype": int(idx.dtype),
+    }  # fmt: skip
+
+    def make() -> None:
+        ctx.plan.launch("gather", {"x": ctx.plain(x), "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
+
+    if out.name in ctx.deferrable and x.rank == 2 and k == 0 and summed_rows.fits(ctx, out, [x]):
+        ctx.defer(out, "rows", [x, idx], make)
+    else:
+        make()
+
+
+OPS = {
+    "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape, "Flatten": flatten, "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split, "Expand": expand, "Gather": gather,
+}  # fmt: skip
+#: Ops whose output is the input's elements in the same order (an output buffer may be written by their producer).
+RESHAPES = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})

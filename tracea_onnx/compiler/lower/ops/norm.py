@@ -1,0 +1,313 @@
+"""Normalisations, softmax and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tracea_onnx.compiler.lower.axes import axis_of, broadcast_strides
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.epilogue import activation_only, expression
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.ops.pointwise import lower_expression
+from tracea_onnx.compiler.lower.passes import gemm_norm, summed_rows
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.plan.builder import Ref
+
+
+def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
+    """A per-element weight of the normalised dims."""
+    if not name:
+        return None
+    v = ctx.value(name)
+    ctx.require(v, "a norm weight")
+    if v.elements is not n and v.elements != n:
+        raise Unsupported(f"a norm weight of {v.elements} elements over {n}")
+    return ctx.plain(v)
+
+
+def layernorm(ctx: Lowering, op: Op) -> None:
+    """y = norm(x + res + xbias) * gamma + beta; the optional second output is the sum."""
+    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
+    x = ctx.value(roles["x"])
+    ctx.require(x, "a norm")
+    rms = op.attr("rms", 0) or op.kind == "RMSNormalization"
+    axis = int(op.attr("axis", -1))
+    channels = op.fused and axis == 1  # an image over its channels
+    if channels:
+        x = _channels_last(ctx, x)
+    axis = x.rank - 1 if channels else axis_of(axis, x.rank)
+    n = D.product(x.shape[axis:])
+    if not op.fused and len([o for o in op.outputs if o]) > 1:
+        raise Unsupported("LayerNormalization with its mean and deviation as outputs")
+    eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
+    rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
+    if axis == x.rank - 1 and not channels and gemm_norm.leave(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op)):
+        return
+    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
+    if axis == x.rank - 1 and not channels and _over_sum(ctx, op, x, [ctx.value(roles[r]) for r in ("res", "xbias") if roles.get(r)], operands, rule, eps):
+        return
+    operands["x"] = ctx.plain(x)
+    if roles.get("xbias"):
+        operands["xbias"] = _vector(ctx, roles["xbias"], n)
+    if roles.get("res"):
+        res = ctx.value(roles["res"])
+        ctx.require(res, "a norm residual")
+        res = _channels_last(ctx, res) if channels else res
+        if res.shape != x.shape:
+            wide = ctx.define(f"{op.outputs[0]}\0res", x.dtype, x.shape)
+            wide.view = View((view := ctx.strided(res)).ref, broadcast_strides(ctx.plan, view, res.shape, x.shape))
+            res = wide
+        operands["res"] = ctx.plain(res)
+    made = [ctx.define(o + ("\0last" if channels else ""), x.dtype, x.shape) for o in op.outputs if o]
+    outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(v) for v in made), strict=False))
+    for o, last in zip(op.outputs, made if channels else (), strict=False):
+        ctx.define(o, x.dtype, _first(last.shape)).view = View(ctx.plain(last), _first(contiguous(last.shape)))
+    ctx.plan.launch("layernorm", operands, outs, {"rows": D.product(x.shape[:axis]), "N": n, **rule}, {"eps": eps}, dtype=x.dtype)
+
+
+def _over_sum(
+    ctx: Lowering, op: Op, x: Value, others: Sequence[Value], weights: Mapping[str, Ref | None], rule: Mapping[str, int], eps: float
+) -> bool:  # fmt: skip
+    """Normalise rows that the kernel adds up itself, where that saves launches."""
+    if not summed_rows.fits(ctx, x, others) or not summed_rows.worth([x, *(o for o in others if o.rank > 1)], x.shape):
+        return False
+    found = summed_rows.operands(ctx, [x, *others], x.shape)
+    if found is None:
+        return False
+    refs, ints = found
+    outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(ctx.define(o, x.dtype, x.shape)) for o in op.outputs if o), strict=False))
+    if x.view is None and not others and "skip" not in outs and len(ctx.graph.consumers(x.name)) > 1:
+        outs["skip"] = ctx.new_plain(x)  # for its other readers
+    ctx.plan.launch("layernorm_sum", {**refs, **weights}, outs, {**ints, **rule}, {"eps": eps}, dtype=x.dtype)
+    return True
+
+
+def _channels_last(ctx: Lowering, x: Value) -> Value:
+    """[N, C, ...] as [N, ..., C]; an image that lies so already is read in place."""
+    moved = ctx.define(x.name + "\0last", x.dtype, (x.shape[0], *x.shape[2:], x.shape[1]))
+    if x.rank == 4 and x.nhwc is not None and x.view is None:
+        moved.view = View(x.nhwc.ref, (x.nhwc.ns, x.nhwc.rs, x.nhwc.cs, 1))
+    else:
+        view = ctx.strided(x)
+        moved.view = View(view.ref, (view.strides[0], *view.strides[2:], view.strides[1]))
+    return moved
+
+
+def _first(dims: Dims) -> Dims:
+    """Dims or strides of [N, ..., C] in the order [N, C, ...]."""
+    return (dims[0], dims[-1], *dims[1:-1])
+
+
+def groupnorm(ctx: Lowering, op: Op) -> None:
+    """Group (or instance: groups = -1) normalisation over [N, C, ...] with an optional activation."""
+    if op.fused:
+        roles = op.by_role
+        groups = int(op.attr("groups"))
+    else:
+        roles = {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
+        groups = -1 if op.kind == "InstanceNormalization" else int(op.attr("num_groups"))
+        if op.kind == "GroupNormalization" and op.opset < 21:
+            raise Unsupported("GroupNormalization-18 whose scale is per group")
+    x = ctx.value(roles["x"])
+    ctx.require(x, "a norm")
+    c = x.shape[1]
+    if not isinstance(c, int):
+        raise Unsupported("a group norm over symbolic channels")
+    groups = c if groups == -1 else groups
+    if groups < 1 or c % groups:
+        raise Unsupported(f"a group norm of {c} channels in {groups} groups")
+    act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
+    eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
+    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), c), "beta": _vector(ctx, roles.get("beta", ""), c)}
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    floats = {"eps": eps, "p0": p0, "p1": p1}
+    if x.nhwc is not None and x.view is None:
+        n, _, h, w = x.image()
+        src, dst = x.nhwc, ctx.new_nhwc(out)
+        ints: dict[str, DimLike] = {
+            "N": n, "C": c, "G": groups, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
+            "act": act,
+        }  # fmt: skip
+        ctx.plan.launch("groupnorm_nhwc", {"x": src.ref, **operands}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+        return
+    shape: dict[str, DimLike] = {"B": x.shape[0], "C": c, "G": groups, "inner": D.product(x.shape[2:]), "act": act}
+    ctx.plan.launch("groupnorm", {"x": ctx.plain(x), **operands}, {"y": ctx.new_plain(out)}, shape, floats, dtype=x.dtype)
+
+
+def softmax(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.inputs[0])
+    ctx.require(x, "a softmax")
+    log = int(bool(op.attr("log", 0))) if op.fused else int(op.kind == "LogSoftmax")
+    old = not op.fused and op.opset < 13
+    axis = axis_of(int(op.attr("axis", 1 if old else -1)), x.rank)
+    outer, n, inner = D.product(x.shape[:axis]), x.shape[axis], D.product(x.shape[axis + 1 :])
+    if old:  # before opset 13 the tensor is coerced to 2-d at the axis
+        n, inner = D.mul(n, inner), 1
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    ctx.plan.launch("softmax", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"outer": outer, "n": n, "inner": inner, "log": log}, dtype=x.dtype)
+
+
+_KINDS = {
+    "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceL1": 5, "ReduceL2": 6, "ReduceSumSquare": 7,
+    "ReduceLogSum": 8, "ReduceLogSumExp": 9,
+}  # fmt: skip
+
+
+def _sum(values: Sequence[DimLike]) -> DimLike:
+    total: DimLike = 0
+    for v in values:
+        total = total + v
+    return total
+
+
+#: Reductions of a symbolic shape vector.
+_SYMBOLIC: dict[int, Callable[[Sequence[DimLike]], DimLike]] = {0: _sum, 4: D.product}
+
+
+def reduce(ctx: Lowering, op: Op) -> None:
+    """Reduction over adjacent axes (others are transposed next to each other first)."""
+    x = ctx.value(op.input(0))
+    kind = _KINDS[op.kind]
+    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types} or (x.dtype not in ctx.target.types and kind not in (0, 2, 3, 4)):
+        raise Unsupported(f"{op.kind} of type {x.dtype.name}")
+    if op.attr("axes") is not None:
+        axes = [int(a) for a in op.attr("axes")]
+    elif op.input(1):
+        axes = [int(a) for a in ctx.contents(op.input(1), "the axes").reshape(-1)]
+    else:
+        axes = []
+    keep = bool(op.attr("keepdims", 1))
+    if x.ints is not None and x.rank == 1 and kind in _SYMBOLIC:
+        ctx.define(op.outputs[0], x.dtype, (1,) if keep else ()).ints = (_SYMBOLIC[kind](x.ints),)
+        return
+    if not axes:
+        if op.attr("noop_with_empty_axes", 0):
+            raise Unsupported(f"{op.kind} that does nothing")
+        axes = list(range(x.rank))
+    gone = sorted({axis_of(a, x.rank) for a in axes})
+    shape: Dims = tuple(1 if k in gone else d for k, d in enumerate(x.shape) if keep or k not in gone)
+    if gone and gone == [2, 3] and x.rank == 4 and x.nhwc is not None and x.view is None and kind in (1, 2):
+        n, c, h, w = x.image()
+        assert isinstance(c, int)
+        out = ctx.define(op.outputs[0], x.dtype, shape)
+        src = x.nhwc
+        ctx.plan.launch(
+            "global_pool", {"x": src.ref}, {"y": ctx.new_plain(out)},
+            {"mode": 1 if kind == 1 else 0, "N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_ns": c},
+            dtype=x.dtype,
+        )  # fmt: skip
+        return
+    if gone != list(range(gone[0], gone[-1] + 1)) if gone else False:
+        kept = [k for k in range(x.rank) if k not in gone]
+        order = kept + gone
+        view = ctx.strided(x)
+        moved = ctx.define(op.outputs[0] + "\0moved", x.dtype, tuple(x.shape[k] for k in order))
+        moved.view = View(view.ref, tuple(view.strides[k] for k in order))
+        source, outer, n_, inner = ctx.plain(moved), D.product(moved.shape[: len(kept)]), D.product(moved.shape[len(kept) :]), 1
+        dims: tuple[DimLike, DimLike, DimLike] = (outer, n_, inner)
+    else:
+        first, last = (gone[0], gone[-1]) if gone else (x.rank, x.rank - 1)
+        source = ctx.plain(x)
+        dims = (D.product(x.shape[:first]), D.product(x.shape[first : last + 1]), D.product(x.shape[last + 1 :]))
+    out = ctx.define(op.outputs[0], x.dtype, shape)
+    ctx.plan.launch(
+        "reduce",
+        {"x": source},
+        {"y": ctx.new_plain(out)},
+        {"kind": kind, "outer": dims[0], "n": dims[1], "inner": dims[2], "dtype": int(x.dtype)},
+        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
+    )
+
+
+def argmax(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    whole = {DType.I64, DType.I32} if ctx.target.name == "cuda" else {DType.I64}
+    if x.dtype not in whole | ctx.target.types:
+        raise Unsupported(f"{op.kind} of type {x.dtype.name}")
+    axis = axis_of(int(op.attr("axis", 0)), x.rank)
+    ctx.at_least(x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,")
+    keep = bool(op.attr("keepdims", 1))
+    shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
+    out = ctx.define(op.outputs[0], DType.I64, shape)
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "min": int(op.kind == "ArgMin"),
+        "last": int(op.attr("select_last_index", 0)), "dtype": int(x.dtype),
+    }  # fmt: skip
+    ctx.plan.launch("argmax", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+
+
+def cumsum(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if ctx.target.name != "cuda":
+        raise Unsupported("no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
+        raise Unsupported(f"CumSum of type {x.dtype.name}")
+    axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
+    out = ctx.define(op.outputs[0], x.dtype, x.shape)
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
+        "reverse": int(op.attr("reverse", 0)), "dtype": int(x.dtype),
+    }  # fmt: skip
+    ctx.plan.launch("cumsum", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+
+
+def _by_statistics(ctx: Lowering, op: Op, x: Value, parts: Sequence[Value]) -> None:
+    """BatchNormalization with statistics of a run (what TensorFlow makes of a layer norm), as it is written."""
+    columns = []
+    for p in parts:
+        column = ctx.define(f"{op.outputs[0]}\0{p.name}", p.dtype, (*p.shape, *(1 for _ in x.shape[2:])))
+        column.view = View(ctx.plain(p), contiguous(column.shape))
+        columns.append(column)
+    eps = Instr("const", (), float(op.attr("epsilon", 1e-5)))
+    code = (Instr("sub", (0, 3)), eps, Instr("add", (4, 6)), Instr("sqrt", (7,)), Instr("div", (1, 8)), Instr("fma", (5, 9, 2)))
+    lower_expression(ctx, Expr(5, code, 10), [x, *columns], op.outputs[0], x.dtype)
+
+
+def batchnorm(ctx: Lowering, op: Op) -> None:
+    """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale + shift, ...) per channel."""
+    roles = op.by_role if op.fused else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
+    x = ctx.value(roles["x"])
+    if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
+        raise Unsupported("BatchNormalization in training mode")
+    if not op.attr("spatial", 1):
+        raise Unsupported("BatchNormalization of each element by itself (spatial=0)")
+    parts = [ctx.value(roles[f"bn_{r}"]) for r in ("scale", "bias", "mean", "var")]
+    ctx.require(x, "a norm")
+    kinds = {p.dtype for p in parts}
+    if not op.fused and kinds == {x.dtype} and not all(p.is_constant for p in parts):
+        _by_statistics(ctx, op, x, parts)
+        return
+    if not all(p.is_constant for p in parts) or len(kinds) > 1 or not kinds <= ctx.target.types:
+        raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
+    c = x.shape[1]
+    if not isinstance(c, int) or any(p.elements != c for p in parts):
+        raise Unsupported(f"BatchNormalization of {c} channels with {', '.join(str(p.elements) for p in parts)} statistics")
+    scale, shift = (ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:]))) for s in ("\0scale", "\0shift"))
+    outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
+    names = ("gamma", "beta", "mean", "var")
+    eps = float(op.attr("bn_eps", op.attr("epsilon", 1e-5)))
+    ctx.plan.launch("fold_bn", {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)}, outs, {"C": c}, {"eps": eps}, dtype=kinds.pop())
+    follow = expression(op.attr("expr")) or Expr(1, (), 0)
+    extras = [ctx.value(n) for n in op.extras]
+    # inputs of the whole: x, scale, shift, then the epilogue's own operands
+    first = 2 + follow.n_in
+
+    def moved(i: int) -> int:
+        return first if i == 0 else i + 2 if i < follow.n_in else i - follow.n_in + first + 1
+
+    code = (Instr("fma", (0, 1, 2)), *(Instr(i.op, tuple(moved(a) for a in i.args), i.imm) for i in follow.code))
+    lower_expression(ctx, Expr(first, code, moved(follow.out)), [x, scale, shift, *extras], op.outputs[0], x.dtype)
+
+
+#: Kinds of this module whose first operand is [N, C, ...].
+CHANNELS = ("InstanceNormalization", "GroupNormalization", ":groupnorm", "BatchNormalization", ":batchnorm")
+OPS = {
+    "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm, ":groupnorm": groupnorm,
+    "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax, "LogSoftmax": softmax, ":softmax": softmax,
+    "ArgMax": argmax, "ArgMin": argmax, "CumSum": cumsum, "BatchNormalization": batchnorm, ":batchnorm": batchnorm,
+    **dict.fromkeys(_KINDS, reduce),
+}  # fmt: skip

@@ -1,0 +1,222 @@
+"""Pointwise expressions: symbolic on shape arithmetic, channels-last when their operands are, plain with broadcasting otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tracea_onnx.compiler.lower.axes import broadcast
+from tracea_onnx.compiler.lower.context import Lowering, element_type
+from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
+from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import I64_OPCODES, DType
+from tracea_onnx.ir.activations import unrounded
+from tracea_onnx.ir.contracts import Refuse
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.expr_program import compile_program
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
+from tracea_onnx.plan.builder import Ref
+
+_INTEGER = frozenset({DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32})
+_FLOAT = frozenset({DType.F32, DType.F16, DType.BF16})
+_IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
+
+
+def pointwise(ctx: Lowering, op: Op) -> None:
+    """A fused chain (`expr` over its inputs) or one ONNX pointwise node."""
+    if op.fused:
+        expr, names = Expr.from_json(op.attr("expr")), list(op.inputs)
+    else:
+        found = node_expression(ctx.graph, op.nodes[0])
+        if found is None:
+            raise Unsupported(f"no kernel computes {op.kind} with these attributes")
+        expr, names = found
+    values = [ctx.value(n) for n in names]
+    dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
+    out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
+    kind = "" if out.name in ctx.unread else "sum" if out.name in ctx.deferrable and summed_rows.is_sum(expr) and summed_rows.fits(ctx, out, values) else None
+    if kind is not None:
+        ctx.values[out.name] = out
+        ctx.defer(out, kind, values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
+        return
+    lower_expression(ctx, expr, values, op.outputs[0], dtype)
+
+
+def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
+    """One ONNX pointwise node as an expression and its tensor operands; None for a form the expression language cannot say."""
+    code = Code()
+    ids: list[int] = []
+    ranks = [graph.rank(name) or 0 for name in node.inputs if name and graph.scalar(name) is None]
+    for name in node.inputs:
+        if name:
+            value = graph.scalar(name)
+            if value is not None and (graph.rank(name) or 0) > max(ranks, default=0):
+                value = None  # it gives the result its rank
+            exact = value is not None and math.isfinite(value) and (graph.dtype(name) in (1, 10, 16) or abs(value) < 2**24)
+            ids.append(code.const(value) if exact and value is not None else code.operand(name))
+    if not code.operands:
+        return None
+    try:
+        return code.finish(POINTWISE[node.op](code, graph, node, ids)), code.operands
+    except Refuse:
+        return None
+
+
+def cast(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    to = element_type(op.outputs[0], int(op.attr("to")))
+    if to == x.dtype:
+        out = ctx.define(op.outputs[0], to, x.shape)
+        ctx.settle(x)
+        out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
+        return
+    lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
+
+
+def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType) -> None:
+    """name = expr(inputs) with ONNX broadcasting."""
+    shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
+    if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
+        ints = _symbolic(expr, [v.ints or () for v in inputs], shape)
+        if ints is not None:
+            ctx.define(name, dtype, shape).ints = ints
+            return
+    kinds_in, kind_out = {v.dtype for v in inputs}, dtype
+    if not (kinds_in | {kind_out}) <= _INTEGER | _FLOAT:
+        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}")
+    narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
+    if narrow and expr.code:
+        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert")
+    if kinds_in <= _INTEGER and kind_out in _INTEGER:
+        expr = _unclipped(expr)
+    integer = kinds_in <= _INTEGER and kind_out in _INTEGER and all(i.op in I64_OPCODES for i in expr.code)
+    if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
+        raise Unsupported("float arithmetic on integers wider than a float's mantissa")
+    if not integer:
+        expr = unrounded(expr, dtype)
+    if not integer and _image(ctx, expr, inputs, name, dtype, shape):
+        return
+    _plain(ctx, expr, inputs, name, dtype, shape, integer)
+
+
+def _unclipped(expr: Expr) -> Expr:
+    """Without `clip`, which integers do not have: min(max(a, b), c)."""
+    place = list(range(expr.n_in))
+    code: list[Instr] = []
+    for ins in expr.code:
+        args = tuple(place[a] for a in ins.args)
+        if ins.op == "clip":
+            code.append(Instr("max", args[:2]))
+            args = (expr.n_in + len(code) - 1, args[2])
+        code.append(Instr("min" if ins.op == "clip" else ins.op, args, ins.imm))
+        place.append(expr.n_in + len(code) - 1)
+    return Expr(expr.n_in, tuple(code), place[expr.out])
+
+
+def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims) -> bool:
+    """Channels-last, when some operand already is and the rest can follow."""
+    if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types:
+        return False
+    if not any(v.nhwc is not None and v.view is None for v in inputs):
+        return False
+    kinds = [_image_kind(v, shape, dtype) for v in inputs]
+    if any(k is None for k in kinds) or FULL not in kinds or not isinstance(shape[1], int):
+        return False
+    out = ctx.define(name, dtype, shape)
+    n, c, h, w = out.image()
+    operands: dict[str, Ref | None] = {}
+    ints: dict[str, DimLike] = {"N": n, "C": c, "H": h, "W": w}
+    for k, (v, kind) in enumerate(zip(inputs, kinds, strict=True)):
+        assert kind is not None
+        ints[f"x{k}_kind"] = kind
+        if kind == FULL:
+            src = ctx.nhwc(v)
+            operands[f"x{k}"] = src.ref
+            ints |= {f"x{k}_cs": src.cs, f"x{k}_rs": src.rs, f"x{k}_ns": src.ns}
+        else:
+            operands[f"x{k}"] = ctx.plain(v)
+            ints[f"x{k}_ns"] = c if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
+    dst = ctx.new_nhwc(out)
+    ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
+    ctx.plan.launch("pointwise_nhwc", operands, {"y": dst.ref}, ints, None, compile_program(expr, type="f32"), whole=False, dtype=dtype)
+    return True
+
+
+def _image_kind(v: Value, shape: Dims, dtype: DType) -> int | None:
+    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1]), which may be f32 whatever the rest is."""
+    kind = operand_kind(v, shape, 1)
+    if kind not in (FULL, SCALAR, CHANNEL):
+        gate = v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
+        kind = CHANNEL if gate else None
+    if v.dtype != dtype:
+        return CHANNEL_F32 if kind == CHANNEL and v.dtype == DType.F32 else None
+    return kind
+
+
+def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:
+    if len(inputs) > _PLAIN_INPUTS:
+        raise Unsupported(f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})")
+    try:
+        program = compile_program(expr, type="i64" if integer else "f32")
+    except ValueError as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
+        raise Unsupported(f"pointwise arithmetic that no program computes: {e}") from None
+    out = Value(name, dtype, shape)
+    read = _within_limits(ctx, inputs, shape)
+    if pointwise_stages.worth(ctx, out, read):
+        pointwise_stages.wait(ctx, out, pointwise_stages.Stage(program, dtype, tuple(read)))
+        return
+    pointwise_stages.launch(ctx, read, ctx.define(name, dtype, shape), program)
+
+
+def _within_limits(ctx: Lowering, inputs: Sequence[Value], shape: Dims) -> list[Value | pointwise_stages.Stage]:
+    """The inputs, those that were left to their readers as stages as far as one launch reads what these do."""
+    read = [pointwise_stages.of(v) for v in inputs]
+    while any(isinstance(x, pointwise_stages.Stage) for x in read) and not _fits(ctx, read, shape):
+        widest = max((k for k, x in enumerate(read) if isinstance(x, pointwise_stages.Stage)), key=lambda k: len(pointwise_stages.leaves([read[k]])))
+        ctx.settle(inputs[widest])
+        read = [pointwise_stages.of(v) for v in inputs]
+    if not _fits(ctx, read, shape):
+        raise Unsupported("a broadcast over more separate dims than the kernel takes (6)")
+    return read
+
+
+def _fits(ctx: Lowering, inputs: Sequence[Value | pointwise_stages.Stage], shape: Dims) -> bool:
+    leaves = pointwise_stages.leaves(inputs)
+    return len(leaves) <= _PLAIN_INPUTS and len(pointwise_stages.rows_of(ctx, leaves, shape)) <= 6
+
+
+_SYMBOLIC: dict[str, Callable[..., DimLike]] = {
+    "copy": lambda a: a, "add": D.add, "sub": D.sub, "mul": D.mul, "min": D.minimum, "max": D.maximum, "eq": D.equal, "lt": D.less,
+    "where": D.select, "neg": lambda a: D.mul(a, -1), "not": lambda a: D.equal(a, 0), "and": D.mul,
+}  # fmt: skip
+
+
+def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
+    """The expression on symbolic integers, element by element; None when an operation has no symbolic form."""
+    count = shape[0] if shape else 1
+    if not isinstance(count, int):
+        return None
+    out: list[DimLike] = []
+    for j in range(count):
+        v: list[DimLike] = [x[j if len(x) > 1 else 0] for x in inputs]
+        for ins in expr.code:
+            a = [v[k] for k in ins.args]
+            if ins.op == "const" and ins.imm == int(ins.imm):
+                v.append(int(ins.imm))
+            elif ins.op == "div" and (quotient := D.truncdiv(a[0], a[1])) is not None:
+                v.append(quotient)
+            elif ins.op == "mod" and isinstance(a[1], int) and a[1] > 0:
+                v.append(D.sub(a[0], D.mul(D.floordiv(*a), a[1])))
+            elif ins.op == "le":
+                v.append(D.sub(1, D.less(a[1], a[0])))
+            elif ins.op in _SYMBOLIC:
+                v.append(_SYMBOLIC[ins.op](*a))
+            else:
+                return None
+        out.append(v[expr.out])
+    return tuple(out)

@@ -1,0 +1,40 @@
+"""The largest or smallest elements along an axis, and their places."""
+
+from __future__ import annotations
+
+from tracea_onnx.compiler.lower.axes import axis_of
+from tracea_onnx.compiler.lower.context import Lowering
+from tracea_onnx.compiler.lower.op import Op
+from tracea_onnx.compiler.lower.value import Unsupported
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+
+
+def topk(ctx: Lowering, op: Op) -> None:
+    x = ctx.value(op.input(0))
+    if ctx.target.name != "cuda":
+        raise Unsupported("no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it")
+    if x.dtype not in {DType.I32, *ctx.target.types}:
+        raise Unsupported(f"TopK of type {x.dtype.name}")
+    k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
+    if not isinstance(k, int):
+        raise Unsupported(f"TopK of {k} results, a number that depends on sizes of a run")
+    axis = axis_of(int(op.attr("axis", -1)), x.rank)
+    ctx.at_least(x.shape[axis], k, f"axis {axis} of '{x.name}', of which TopK takes {k},")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    source = ctx.plain(x)
+    written = {
+        role: ctx.new_plain(ctx.define(name, dtype, shape))
+        for role, name, dtype in zip(("y", "at"), op.outputs, (x.dtype, DType.I64), strict=False)
+        if name
+    }  # fmt: skip
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "k": k, "largest": int(op.attr("largest", 1)),
+        "dtype": int(x.dtype),
+    }  # fmt: skip
+    if k:
+        ctx.plan.launch("topk", {"x": source}, written, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+
+
+OPS = {"TopK": topk}

@@ -1,0 +1,134 @@
+"""What the compiler knows of one tensor while it lowers a partition: type, dims, and where its elements lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike, mul, product
+from tracea_onnx.ir.graph import Array
+from tracea_onnx.plan.builder import Ref
+
+Dims = tuple[DimLike, ...]
+
+
+class Unsupported(Exception):
+    """A node the provider does not run; the sentence says why. ORT's own provider keeps it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements at `ref` + sum(index * stride); strides in elements."""
+
+    ref: Ref
+    strides: Dims
+
+
+@dataclass(frozen=True)
+class Nhwc:
+    """Channels-last storage of a [N, C, H, W] tensor (rank 3 counts as H = 1): pitches per pixel, row and image, and the zero
+    border (top, left, bottom, right) around each image."""
+
+    ref: Ref
+    cs: DimLike
+    rs: DimLike
+    ns: DimLike
+    border: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A tensor that lies nowhere until something reads it (`make`), because its likely reader can do without, or compute it from `parts` on the way: rows
+    of a table (`rows`: the table, the indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`),
+    tuples of integers that count (`tuples`: their members). stage: the `staged.Stage` that computes it, if it is pointwise."""
+
+    kind: str
+    parts: tuple[Value, ...]
+    make: Callable[[], None]
+    stage: object = None
+
+
+@dataclass
+class Value:
+    """One tensor. At least one of `data`/`ints` (contents known), `view`, `nhwc`, `initializer` or `deferred` tells where it is."""
+
+    name: str
+    dtype: DType
+    shape: Dims
+    view: View | None = None
+    nhwc: Nhwc | None = None
+    initializer: str = ""
+    ints: Dims | None = None  # contents of a small integer tensor, row-major, possibly symbolic
+    data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
+    deferred: Deferred | None = field(default=None, repr=False)
+    prepared: bool = False  # made once per session, of constants
+    counting: View | None = None  # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means nothing)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> DimLike:
+        return product(self.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.initializer) or self.data is not None or self.prepared
+
+    def image(self) -> tuple[DimLike, DimLike, DimLike, DimLike]:
+        """(N, C, H, W) of a rank-3 or rank-4 tensor."""
+        if self.rank == 4:
+            return self.shape[0], self.shape[1], self.shape[2], self.shape[3]
+        if self.rank == 3:
+            return self.shape[0], self.shape[1], 1, self.shape[2]
+        raise Unsupported(f"'{self.name}' has rank {self.rank}; convolution and pooling kernels take rank 3 or 4")
+
+
+def contiguous(shape: Sequence[DimLike]) -> Dims:
+    """Row-major strides in elements."""
+    out: list[DimLike] = []
+    step: DimLike = 1
+    for d in reversed(shape):
+        out.append(step)
+        step = mul(step, d)
+    return tuple(reversed(out))
+
+
+def same_strides(a: Dims, b: Dims, shape: Dims) -> bool:
+    """Equal wherever it matters (a stride along a dim of 1 does not)."""
+    return all(x is y or x == y or d == 1 for x, y, d in zip(a, b, shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Channel (dy * row_step + dx * column_step) * channels + c of a concatenation is channel c of `image` at offset (dy, dx) of each 2x2 block."""
+
+    image: Value
+    row_step: int
+    column_step: int
+
+
+@dataclass(frozen=True)
+class Folded:
+    """norm(x) * (gamma + gamma_add) + beta of rows with these statistics."""
+
+    x: Value
+    statistics: Ref
+    gamma: Value | None
+    beta: Value | None
+    eps: float
+    rms: bool
+    gamma_add: int
+
+    @property
+    def unscale(self) -> float:
+        """A power of two that weights are divided by, so that gamma * w keeps its bits in 16-bit types."""
+        if self.gamma is None or self.gamma.data is None:
+            return 1.0
+        most = float(np.abs(np.asarray(self.gamma.data, np.float64) + self.gamma_add).max(initial=0.0))
+        return 2.0 ** math.ceil(math.log2(most)) if 0.0 < most < math.inf else 1.0

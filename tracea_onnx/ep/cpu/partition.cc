@@ -1,0 +1,129 @@
+#include "cpu/partition.h"
+
+#include <cstring>
+
+#include "plan/extent.h"
+#include "plan/failure.h"
+#include "cpu/run_state.h"
+
+namespace tracea {
+Partition::Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) : plan_(std::move(plan)) {
+  const size_t n = plan_->buffers.size();
+  std::vector<char> used(n, 0);  // by a run launch: initializers and blobs that only init launches read are not copied
+  for (const LaunchSpec& l : plan_->run)
+    for (const OperandSpec& o : l.operands)
+      if (o.buffer >= 0) used[size_t(o.buffer)] = 1;
+
+  layout_.offset.assign(n, -1);
+  layout_.bytes.assign(n, 0);
+  std::vector<Blob> source(n, {nullptr, 0});
+  size_t total = 0;
+  for (size_t k = 0; k < n; k++) {
+    const BufferSpec& b = plan_->buffers[k];
+    if (b.kind == BufferKind::kInitializer) source[k] = initializer(b.name);
+    if (b.kind == BufferKind::kBlob) source[k] = plan_->pack->blobs()[size_t(b.index)];
+    const bool own = b.kind == BufferKind::kConst;
+    if (!own && !source[k].data) continue;
+    layout_.bytes[k] = own ? b.bytes : int64_t(source[k].bytes);
+    if (!own && !used[k]) continue;
+    layout_.offset[k] = int64_t(total);
+    total += align_up(size_t(layout_.bytes[k]) + kSlack, kAlign);
+  }
+  layout_.total = total;
+  constants_ = Memory(total);
+
+  std::vector<const char*> base(n, nullptr);
+  for (size_t k = 0; k < n; k++) {
+    base[k] = layout_.offset[k] >= 0 ? constants_.data() + layout_.offset[k] : source[k].data;
+    if (layout_.offset[k] >= 0 && source[k].bytes) memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
+  }
+  run_init(base);
+}
+
+Partition::~Partition() = default;
+
+// Packs weights. One thread: sessions of one process often load at the same time, and there is no pool to borrow outside a run.
+void Partition::run_init(const std::vector<const char*>& base) {
+  const std::vector<int64_t> value = plan_->evaluate({});
+  Memory scratch;
+  for (const LaunchSpec& l : plan_->init) {
+    std::vector<void*> operands;
+    std::vector<int64_t> ints, before;
+    std::vector<Room> rooms;
+    for (const OperandSpec& o : l.operands) {
+      if (o.buffer < 0) {
+        operands.push_back(nullptr);
+        rooms.push_back({false, 0}), before.push_back(0);
+        continue;
+      }
+      const int64_t offset = value[size_t(o.offset)];
+      if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
+      operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
+      rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
+    }
+    for (int e : l.ints) ints.push_back(value[size_t(e)]);
+    check_extents(l, ints.data(), rooms.data(), before.data());
+    int error = 0;
+    const Launch launch{operands.data(), ints.data(), l.floats.data(), l.has_program ? &l.program : nullptr, &error};
+    const size_t bytes = l.kernel->scratch ? l.kernel->scratch(launch, 1) : 0;
+    if (scratch.size() < bytes) scratch = Memory(bytes);
+    const int64_t tasks = l.kernel->tasks(launch, 1);
+    for (int64_t t = 0; t < tasks; t++) l.kernel->run(launch, t, tasks, scratch.data());
+    if (error) {
+      bad_constants_ = std::string("'") + l.name() + "' met an index out of range of its tensor in constants (partition '" + plan_->name + "')";
+      return;
+    }
+  }
+}
+
+Partition::Run::Run(Partition& partition) : partition_(partition) {
+  {
+    const std::lock_guard<std::mutex> lock(partition_.mutex_);
+    if (!partition_.idle_.empty()) {
+      state_ = std::move(partition_.idle_.back());
+      partition_.idle_.pop_back();
+    }
+  }
+  if (!state_) state_ = std::make_unique<RunState>();
+}
+
+Partition::Run::~Run() {
+  contained(
+      [&] {
+        const std::lock_guard<std::mutex> lock(partition_.mutex_);
+        partition_.idle_.push_back(std::move(state_));
+      },
+      [](const char*) {});  // without memory to keep it, the next run makes a new one
+}
+
+std::vector<InputTensor>& Partition::Run::inputs() { return state_->inputs; }
+
+std::vector<void*>& Partition::Run::outputs() { return state_->outputs; }
+
+const Bound& Partition::Run::bind() {
+  if (state_->bound && fits(partition_.plan(), *state_->bound, state_->inputs)) {
+    bound_ = state_->bound;
+    return *bound_;
+  }
+  bound_ = partition_.bounds_.get(partition_.plan(), partition_.layout_, state_->inputs);
+  // A state that is set up for these shapes saves setting this one up.
+  const std::lock_guard<std::mutex> lock(partition_.mutex_);
+  for (auto& other : partition_.idle_)
+    if (other->bound == bound_) {
+      std::swap(other->inputs, state_->inputs);
+      std::swap(other, state_);
+      break;
+    }
+  return *bound_;
+}
+
+void Partition::Run::execute(const Parallel& parallel) {
+  if (!partition_.bad_constants_.empty()) throw Failure(partition_.bad_constants_);
+  const Plan& plan = partition_.plan();
+  state_->attach(plan, bound_, partition_.constants_.data(), parallel.threads);
+  state_->run(parallel);
+  const int failed = state_->take_failure();
+  if (failed >= 0) throw Failure(std::string("'") + plan.run[size_t(failed)].name() + "' met an index out of range of its tensor (partition '" + plan.name + "')");
+}
+
+}  // namespace tracea

@@ -1,0 +1,65 @@
+// One compiled partition of a session: its plan, its constants, and what repeated and concurrent runs share.
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "plan/bound.h"
+#include "ort/boundary.h"
+
+namespace tracea {
+
+// Runs body(context, k) for k in [0, n), on as many threads as there are; bodies may run one after the other on one thread.
+// What threads of a pool run.
+using Work = Callback<void(void* context, size_t k)>;
+
+struct Parallel {
+  int threads;  // 1: never call `run`
+  void (*run)(void* self, Work body, size_t n, void* context);
+  void* self;
+};
+
+struct RunState;
+
+class Partition : Counted<&Stats::live_partitions> {
+ public:
+  // `initializer` gives the contents of a constant by name; they are read only during construction. Runs the init launches. Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);
+  ~Partition();
+
+  const Plan& plan() const { return *plan_; }
+
+  // One run in flight. Any number may exist at once, each used by one thread. What it needs is borrowed from the partition, so a run like an earlier one
+  // allocates nothing.
+  class Run {
+   public:
+    explicit Run(Partition& partition);
+    ~Run();
+    Run(const Run&) = delete;
+
+    std::vector<InputTensor>& inputs();  // the caller fills them, then binds,
+    const Bound& bind();                 // the plan for their shapes (the last sets of shapes are remembered; throws Failure),
+    std::vector<void*>& outputs();       // then fills these,
+    void execute(const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
+
+   private:
+    Partition& partition_;
+    std::unique_ptr<RunState> state_;
+    std::shared_ptr<const Bound> bound_;
+  };
+
+ private:
+  void run_init(const std::vector<const char*>& base);
+
+  std::shared_ptr<const Plan> plan_;
+  ConstantLayout layout_;
+  Memory constants_;
+  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch met an index out of range
+  std::mutex mutex_;
+  BoundPlans bounds_;
+  std::vector<std::unique_ptr<RunState>> idle_;          // one per run that was ever concurrent
+};
+
+}  // namespace tracea

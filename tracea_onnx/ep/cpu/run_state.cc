@@ -1,0 +1,132 @@
+#include "cpu/run_state.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "plan/failure.h"
+
+namespace tracea {
+namespace {
+
+alignas(kAlign) char empty_tensor[kAlign + kSlack];  // stands for the data of a tensor without elements: null means "absent" to a kernel
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads) {
+  const bool fresh = bound != next || threads_ != threads;
+  const struct Undo {  // what was set up in part must not pass for whole in a later run
+    RunState& state;
+    const int before;
+    ~Undo() { if (std::uncaught_exceptions() > before) state.bound = nullptr; }
+  } undo{*this, std::uncaught_exceptions()};
+  if (fresh) {
+    bound = next;
+    threads_ = threads;
+    if (arena_.size() < bound->arena_bytes || !arena_.data()) arena_ = Memory(bound->arena_bytes);
+    operands_.assign(bound->operands.size(), nullptr);
+    patches_.clear();
+    for (size_t k = 0; k < operands_.size(); k++) {
+      const Place& p = bound->operands[k];
+      switch (p.base) {
+        case Base::kAbsent: break;
+        case Base::kArena: operands_[k] = arena_.data() + p.offset; break;
+        case Base::kConst: operands_[k] = constants + p.offset; break;
+        default: patches_.push_back({k, p.base, p.index, p.offset});
+      }
+    }
+  }
+  for (const Patch& p : patches_) {
+    // A kernel's operands are not const: which of them it writes is the family's convention.
+    char* base = p.base == Base::kInput ? static_cast<char*>(const_cast<void*>(inputs[size_t(p.index)].data)) : static_cast<char*>(outputs[size_t(p.index)]);
+    operands_[p.operand] = base ? base + p.offset : empty_tensor;
+  }
+  if (fresh) prepare(plan);
+}
+
+void RunState::prepare(const Plan& plan) {
+  const size_t n = plan.run.size();
+  errors_.assign(n, 0);
+  launches_.clear();
+  kernels_.clear();
+  phases_.clear();
+  steps_.clear();
+  scratch_each_ = 0;
+  parallel_ = false;
+  size_t operand = 0, integer = 0;
+  int64_t before = 0;
+  for (size_t l = 0; l < n; l++) {
+    const LaunchSpec& spec = plan.run[l];
+    launches_.push_back({operands_.data() + operand, bound->ints.data() + integer, spec.floats.data(), spec.has_program ? &spec.program : nullptr, &errors_[l]});
+    kernels_.push_back(spec.kernel);
+    operand += spec.operands.size();
+    integer += spec.ints.size();
+    const int64_t tasks = spec.kernel->tasks(launches_[l], threads_);
+    if (tasks <= 0) continue;
+    if (spec.kernel->scratch) scratch_each_ = std::max(scratch_each_, align_up(spec.kernel->scratch(launches_[l], threads_), kAlign));
+    parallel_ |= tasks > 1;
+    steps_.push_back(int(l));
+    const int end = int(steps_.size());
+    // A chain of one-task launches stays on one thread: handing it over would cost more than it does.
+    if (tasks == 1 && !phases_.empty() && phases_.back().tasks == 1) {
+      phases_.back().last = end;
+      continue;
+    }
+    phases_.push_back({end - 1, end, tasks, before, before + tasks});
+    before += tasks;
+  }
+  const size_t scratch = scratch_each_ * size_t(threads_);
+  if (scratch_.size() < scratch) scratch_ = Memory(scratch);
+}
+
+void RunState::execute(const Phase& phase, int64_t task, void* scratch) const {
+  for (int s = phase.first; s < phase.last; s++) {
+    const size_t l = size_t(steps_[size_t(s)]);
+    kernels_[l]->run(launches_[l], task, phase.tasks, scratch);
+  }
+}
+
+void RunState::work(size_t worker) {
+  char* scratch = scratch_.data() ? scratch_.data() + worker * scratch_each_ : nullptr;
+  size_t p = 0;
+  for (;;) {
+    const int64_t t = ticket_.fetch_add(1, std::memory_order_relaxed);
+    while (p < phases_.size() && t >= phases_[p].end) p++;
+    if (p == phases_.size()) return;
+    const Phase& phase = phases_[p];
+    // Every task of an earlier phase has a thread that is running it, so this wait ends whatever the other threads of the pool do.
+    for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++) spins < 4096 ? pause() : std::this_thread::yield();
+    execute(phase, t - phase.before, scratch);
+    done_.fetch_add(1, std::memory_order_acq_rel);
+  }
+}
+
+void RunState::run(const Parallel& parallel) {
+  if (threads_ == 1 || !parallel_) {
+    for (const Phase& phase : phases_)
+      for (int64_t task = 0; task < phase.tasks; task++) execute(phase, task, scratch_.data());
+    return;
+  }
+  ticket_.store(0, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  parallel.run(parallel.self, Work([](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }), size_t(threads_), this);
+}
+
+int RunState::take_failure() {
+  for (size_t k = 0; k < errors_.size(); k++)
+    if (errors_[k]) {
+      std::fill(errors_.begin(), errors_.end(), 0);
+      return int(k);
+    }
+  return -1;
+}
+
+}  // namespace tracea

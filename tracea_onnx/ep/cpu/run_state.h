@@ -1,0 +1,47 @@
+// What one run in flight needs for itself: arena, scratch, pointers, and the ticket counter its threads draw tasks from.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "cpu/partition.h"
+
+namespace tracea {
+
+struct RunState : Counted<&Stats::live_states> {
+  // Prepares for `bound` (a no-op when it is already prepared for it and for that many threads) and sets the run's tensors.
+  void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads);
+  void run(const Parallel& parallel);
+  // Index of the first launch that reported bad data, or -1; forgets it.
+  int take_failure();
+
+  std::shared_ptr<const Bound> bound;
+  std::vector<InputTensor> inputs;
+  std::vector<void*> outputs;
+
+ private:
+  struct Patch { size_t operand; Base base; int index; int64_t offset; };
+  // Steps [first, last): one launch of several tasks, or a chain of launches of one task each.
+  // Tickets before..end belong to it: a task may start when `before` tasks are done.
+  struct Phase { int first, last; int64_t tasks, before, end; };
+
+  void prepare(const Plan& plan);
+  void work(size_t worker);
+  void execute(const Phase& phase, int64_t task, void* scratch) const;
+
+  int threads_ = 0;
+  Memory arena_, scratch_;
+  size_t scratch_each_ = 0;
+  std::vector<void*> operands_;
+  std::vector<Patch> patches_;
+  std::vector<Launch> launches_;
+  std::vector<const Kernel*> kernels_;
+  std::vector<int> errors_;
+  std::vector<int> steps_;  // launches that have tasks for these shapes
+  std::vector<Phase> phases_;
+  bool parallel_ = false;  // whether any phase has more than one task
+  alignas(64) std::atomic<int64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+};
+
+}  // namespace tracea

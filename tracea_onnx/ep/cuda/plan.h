@@ -1,0 +1,42 @@
+// A launch of a CUDA Plan as it is written (docs/architecture.md, "CUDA"): what to launch and how its arguments are laid out.
+// The buffers, expressions and floats it uses are the LaunchSpec's operands, ints and floats, in the order the arguments use them:
+// ints begin with the grid; a tensor map takes one operand, then its dims and its strides.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/json.h"
+
+namespace tracea {
+
+struct Plan;
+struct LaunchSpec;
+
+enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, kTensorMap, kFault };
+
+constexpr int kMaxMapRank = 5;
+
+// The fixed part of a CUtensorMap. Innermost dimension first; `im2col`: lower and upper corner have rank - 2 entries.
+struct CudaMap {
+  int dtype, rank, swizzle, together;  // together: bytes that L2 reads of memory when a copy needs one of them
+  uint32_t box[kMaxMapRank], steps[kMaxMapRank];
+  bool im2col;
+  int lower[kMaxMapRank], upper[kMaxMapRank];
+  uint32_t channels, pixels;
+};
+
+struct CudaLaunch {
+  int cubin;  // blob
+  std::string symbol;
+  unsigned block, shared_bytes, cluster;
+  bool faults = false;  // may meet bad data: has an argument kFault
+  bool programmatic;    // starts while the launch before it ends; the kernel waits for its data itself
+  std::vector<CudaArgument> arguments;
+  std::vector<CudaMap> maps;
+};
+
+// Fills `launch` from one record of a plan whose buffers and expressions are known already. Throws Failure.
+void read_cuda_launch(const Json& row, bool init, const Plan& plan, LaunchSpec& launch);
+
+}  // namespace tracea

@@ -1,0 +1,297 @@
+#include "cuda/session.h"
+
+#include <climits>
+#include <cstdlib>
+#include <utility>
+
+#include "cuda/factory.h"
+#include "cuda/stream.h"
+#include "plan/failure.h"
+#include "ort/graph.h"
+#include "ort/provider.h"
+#include "plan/stats.h"
+
+namespace tracea::cuda {
+namespace {
+
+constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
+enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
+
+void copy_compute(OrtKernelContext* context) {
+  const OrtValue* from = nullptr;
+  OrtValue* to = nullptr;
+  tracea::check(ort.KernelContext_GetInput(context, 0, &from));
+  int type = 0;
+  const int64_t* dims = nullptr;
+  size_t rank = 0;
+  tracea::check(ort.GetTensorElementTypeAndShapeDataReference(from, &type, &dims, &rank));
+  tracea::check(ort.KernelContext_GetOutput(context, 0, dims, rank, &to));
+  copy_tensor(from, to);  // of a partition of this run, or to new memory
+  finish_copies(from, to);
+}
+
+const OrtKernelCreateFunc kCreateCopyKernel = [](void*, const OrtKernelInfo*, OrtKernelImpl** out) {
+  auto k = new OrtKernelImpl();
+  k->ort_version_supported = ort.abi;
+  k->Compute = [](OrtKernelImpl*, OrtKernelContext* context) { copy_compute(context); };
+  k->Release = [](OrtKernelImpl* self) { delete self; };
+  *out = k;
+};
+
+// For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host memory; with kernels of ours it does not.
+OrtKernelRegistry* make_copy_kernels() {
+  OrtKernelRegistry* registry = nullptr;
+  tracea::check(ort.CreateKernelRegistry(&registry));
+  std::vector<const OrtDataType*> types;
+  for (int t = 1; t <= kLastType; t++) {
+    const OrtDataType* type = nullptr;
+    if (t == kStringTensor) continue;
+    if (OrtStatus* s = ort.GetTensorDataType(t, &type))
+      ort.ReleaseStatus(s);
+    else if (type)
+      types.push_back(type);
+  }
+  for (const bool to_host : {false, true}) {
+    OrtKernelDefBuilder* b = nullptr;
+    OrtKernelDef* d = nullptr;
+    tracea::check(ort.CreateKernelDefBuilder(&b));
+    tracea::check(ort.KernelDefBuilder_SetOperatorType(b, to_host ? "MemcpyToHost" : "MemcpyFromHost"));
+    tracea::check(ort.KernelDefBuilder_SetDomain(b, ""));
+    tracea::check(ort.KernelDefBuilder_SetSinceVersion(b, 1, 1));
+    tracea::check(ort.KernelDefBuilder_SetExecutionProvider(b, kProviderName));
+    tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput) : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
+    tracea::check(ort.KernelDefBuilder_AddTypeConstraint(b, "T", types.data(), types.size()));
+    tracea::check(ort.KernelDefBuilder_Build(b, &d));
+    tracea::check(ort.KernelRegistry_AddKernel(registry, d, kCreateCopyKernel, nullptr));
+    ort.ReleaseKernelDef(d);
+    ort.ReleaseKernelDefBuilder(b);
+  }
+  return registry;
+}
+
+int graph_id(const OrtRunOptions* options) {
+  const char* text = options ? ort.GetRunConfigEntry(options, "gpu_graph_id") : nullptr;
+  if (!text || !*text) return 0;
+  char* end = nullptr;
+  const long id = strtol(text, &end, 10);
+  if (*end || id < -1 || id > INT_MAX) throw Failure(std::string("run option gpu_graph_id='") + text + "' is not a number from -1 to " + std::to_string(INT_MAX));
+  return int(id);
+}
+
+Session* (*session_of)(OrtEp*) = nullptr;
+
+}  // namespace
+
+Session::Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn)
+    : device_(Device::get(ordinal)), graphs_(options.cuda_graph), memory_limit_(options.memory_limit) {
+  device_.health.need();
+  if (graphs_ == GraphMode::kSession && (!device_memory || ort.abi < 26))
+    throw Failure(device_memory ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
+                                : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
+  if (graphs_ == GraphMode::kSession && options.sync_launches) throw Failure("sync_launches=1 waits for every launch, which enable_cuda_graph=session cannot record; leave one of them out");
+  Settings settings;
+  settings.graphs = graphs_ == GraphMode::kPartition;
+  settings.sync_launches = options.sync_launches;
+  settings.warn = std::move(warn);
+  if (options.user_stream) {
+    const Current current(device_);
+    const auto stream = reinterpret_cast<Stream>(*options.user_stream);
+    constexpr uint64_t kNamed = 2;  // the legacy default stream has two names, the one of each thread one
+    Context owner = device_.context();
+    if (*options.user_stream > kNamed) cuda::check(driver().stream_context(stream, &owner), "looking at the stream of user_compute_stream");
+    if (owner != device_.context()) throw Failure("the stream of the provider option user_compute_stream is not of CUDA device " + std::to_string(ordinal));
+    settings.user_stream = stream;
+  }
+  lanes_ = std::make_shared<Lanes>(device_, std::move(settings));
+  if (device_memory) copy_kernels_ = make_copy_kernels();
+  if (memory_limit_) device_.pool.add_limit(memory_limit_);
+}
+
+Session::~Session() {
+  lanes_->drain();
+  {
+    const Current current(device_, std::nothrow);
+    captures_.clear();
+  }
+  if (memory_limit_) device_.pool.remove_limit(memory_limit_);
+  if (copy_kernels_) ort.ReleaseKernelRegistry(copy_kernels_);
+}
+
+// ORT calls it for the inputs of a run and for its outputs (IOBinding). Inputs may come from streams that nothing else orders with ours. After
+// each replay of a whole session it does so as well, where waiting for everybody's work would be too much.
+void Session::synchronize() {
+  if (graphs_ != GraphMode::kSession) {
+    const Current current(device_);
+    cuda::check(driver().context_synchronize(), "running");
+  }
+  lanes_->synchronize();
+}
+
+void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
+  session_of = find;
+  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { session_of(self)->run_start(options); };
+  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { session_of(self)->run_end(synchronize); };
+  ep.Sync = [](OrtEp* self) { session_of(self)->synchronize(); };
+  if (copy_kernels_) {
+    ep.CreateSyncStreamForDevice = [](OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl** out) { *out = make_session_stream(); };
+    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) { *out = session_of(self)->copy_kernels(); };
+  }
+  if (graphs_ != GraphMode::kSession) return;
+  ep.IsGraphCaptureEnabled = [](const OrtEp*) { return true; };
+  ep.IsGraphCaptured = [](const OrtEp* self, int id) { return session_of(const_cast<OrtEp*>(self))->captured(id); };
+  ep.ReplayGraph = [](OrtEp* self, int id) { session_of(self)->replay(id); };
+  constexpr int kCpuForShapes = 1;  // their results are fixed as long as the bound tensors are
+  ep.GetGraphCaptureNodeAssignmentPolicy = [](const OrtEp*) { return kCpuForShapes; };
+  ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { session_of(self)->forget(id); };
+}
+
+std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
+  return std::make_shared<Partition>(std::move(plan), lanes_, initializer);
+}
+
+std::vector<std::pair<std::string, std::string>> Session::metadata() const {
+  return device_.properties();
+}
+
+Kernels Session::load(const Plan& plan) {
+  const Current current(device_);
+  return load_kernels(device_, plan);
+}
+
+std::string Session::description() const {
+  return "CUDA device " + std::to_string(device_.ordinal) + ", " + device_.about.name + ", sm_" + std::to_string(device_.about.arch) + ", " + std::to_string(device_.about.sms) + " multiprocessors";
+}
+
+void Session::run_start(const OrtRunOptions* options) {
+  Lane& lane = lanes_->enter();
+  forget_refusal();
+  if (graphs_ != GraphMode::kSession) return;
+  lane.record = {};
+  try {
+    const int id = graph_id(options);
+    if (id < 0) return;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      Capture& c = captures_[id];
+      if (c.done) return;
+      lane.record.id = id;
+      if (!c.runs++) return;  // the first run allocates and loads
+    }
+    const Current current(device_);
+    cuda::check(driver().capture_begin(lane.side, kCaptureRelaxed), "recording a graph");
+  } catch (...) {  // ORT does not end a run that did not begin
+    lanes_->leave(true);
+    throw;
+  }
+  lane.recording = true;
+  lane.record.generation = lane.generation;
+  lane.record.elsewhere = lanes_->elsewhere();
+}
+
+// Only what was recorded whole may be replayed: no copy from or to the host, no partition that failed, ran elsewhere or was not reached.
+bool Session::finish_recording(Lane& lane) {
+  lane.recording = false;
+  const Current current(device_);
+  Graph graph(device_, lane.side);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Capture& c = captures_[lane.record.id];
+  const bool whole = !lane.host_copies && !lane.failed && lane.partitions == std::exchange(c.partitions, lane.partitions) && lanes_->elsewhere() == lane.record.elsewhere;
+  if (!whole || lane.generation != lane.record.generation || c.done) return false;
+  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and the outputs are what they were
+  c.done = std::make_unique<Captured>(Captured{std::move(graph), &lane});
+  return true;
+}
+
+void Session::run_end(bool synchronize) {
+  Lane* lane = lanes_->here();
+  if (!lane) return;
+  if (!lane->recording) {
+    if (lane->record.id >= 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      captures_[std::exchange(lane->record.id, -1)].partitions = lane->partitions;
+    }
+    return lanes_->leave(synchronize);
+  }
+  bool keep = false;
+  try {
+    keep = finish_recording(*lane);
+  } catch (...) {
+    lane->release_held();
+    lanes_->leave(true);
+    throw;
+  }
+  if (!keep) lane->release_held();
+  lanes_->leave(true, keep);
+}
+
+bool Session::captured(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = captures_.find(id);
+  return it != captures_.end() && it->second.done;
+}
+
+void Session::replay(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);  // replays share their arena
+  const auto it = captures_.find(id);
+  if (it == captures_.end() || !it->second.done) throw Failure("no graph " + std::to_string(id) + " was captured");
+  const Current current(device_);
+  Lane& lane = *it->second.done->lane;
+  lane.join_all();  // ORT does not tell the stream of a run that it replays
+  lane.guests.clear();
+  it->second.done->graph.launch(lane.stream);
+  lane.synchronize();
+}
+
+void Session::forget(int id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = captures_.find(id);
+  if (it == captures_.end()) return;
+  if (it->second.done) {
+    const Current current(device_);
+    Lane& lane = *it->second.done->lane;
+    cuda::check(driver().stream_synchronize(lane.stream), "running");
+    it->second.done.reset();
+    lane.release_held();
+    lanes_->release(lane);
+  }
+  captures_.erase(it);
+}
+
+void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs, const std::vector<size_t>& outputs) {
+  const Current current(partition.lanes().device);
+  const Plan& plan = partition.plan();
+  std::vector<InputTensor> tensors(inputs.size());
+  std::vector<Tensor> in(inputs.size()), out(outputs.size());
+  for (size_t k = 0; k < inputs.size(); k++) {
+    const OrtValue* value = nullptr;
+    tracea::check(ort.KernelContext_GetInput(context, inputs[k], &value));
+    if (!value) throw Failure("input '" + plan.inputs[k].name + "' is missing");
+    InputTensor& t = tensors[k];
+    tracea::check(ort.GetTensorElementTypeAndShapeDataReference(value, &t.type, &t.dims, &t.rank));
+    tracea::check(ort.GetTensorData(value, &t.data));
+    in[k] = {const_cast<void*>(t.data), on_host(value)};
+  }
+  const auto bound = partition.bound(tensors);
+  Borrowed borrowed(partition.lanes());
+  void* given = nullptr;  // the stream of the run, if it was given one
+  tracea::check(ort.KernelContext_GetGPUComputeStream(context, &given));
+  if (given) borrowed.lane().join(static_cast<Stream>(given));
+  for (size_t k = 0; k < outputs.size(); k++) {
+    const auto& dims = bound->output_dims[k];
+    OrtValue* value = nullptr;
+    tracea::check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
+    tracea::check(ort.GetTensorMutableData(value, &out[k].data));
+    if (bound->output_bytes[k]) need_memory(out[k].data);
+    out[k].host = on_host(value);
+  }
+  try {
+    partition.run(borrowed.lane(), bound, in, out);
+  } catch (...) {
+    borrowed.lane().failed = true;
+    throw;
+  }
+  borrowed.done();
+  stats.runs++;
+}
+
+}  // namespace tracea::cuda

@@ -1,0 +1,33 @@
+#include "plan/extent.h"
+
+#include <string>
+
+#include "extents.h"
+#include "plan/failure.h"
+
+namespace tracea {
+namespace {
+
+std::string text(Wide v) {
+  if (v > INT64_MAX || v < INT64_MIN) return "more than 2^63";
+  return std::to_string(int64_t(v));
+}
+
+}  // namespace
+
+void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms, const int64_t* before) {
+  const std::string kernel = std::string("'") + launch.name() + "'";
+  Extent found[kMostOperands] = {};
+  unsigned present = 0;
+  for (size_t k = 0; k < launch.operands.size(); k++) present |= unsigned(rooms[k].present) << k;
+  if (const char* wrong = kExtents[family_index(launch.family)](ints, present, found))
+    throw Failure(kernel + " takes no " + wrong + " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
+  for (size_t k = 0; k < launch.operands.size(); k++) {
+    if (!rooms[k].present || found[k].low >= found[k].high) continue;
+    if (found[k].low < -Wide(before[k]) || found[k].high > rooms[k].bytes)
+      throw Failure(kernel + " would touch bytes " + text(found[k].low) + " to " + text(found[k].high) + " of operand " + std::to_string(k) + ", which has " +
+                    std::to_string(rooms[k].bytes) + " (and " + std::to_string(before[k]) + " before it): the sizes of the inputs do not fit the model, or the plan is damaged");
+  }
+}
+
+}  // namespace tracea

@@ -1,0 +1,95 @@
+// Runs one kernel on caller-owned memory: the C ABI the kernel tests and the tuner use. Nothing here runs inside a session.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "ort/boundary.h"
+#include "cpu/registry.h"
+
+using namespace tracea;
+
+namespace {
+
+struct Scratch {
+  explicit Scratch(size_t bytes) : p(bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr) { if (bytes && !p) throw std::bad_alloc(); }
+  ~Scratch() { std::free(p); }
+  void* p;
+};
+
+double now(bool thread_cpu) {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+  if (thread_cpu) {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+  }
+#endif
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void run_once(const Kernel& k, const Launch& launch, int threads, std::vector<void*>& scratch) {
+  const int64_t tasks = k.tasks(launch, threads);
+  std::atomic<int64_t> ticket{0};
+  auto work = [&](size_t t) {
+    for (int64_t i; (i = ticket.fetch_add(1, std::memory_order_relaxed)) < tasks;) k.run(launch, i, tasks, scratch[t]);
+  };
+  std::vector<std::thread> others;
+  others.reserve(size_t(threads));
+  for (int t = 1; t < threads; t++)
+    if (!contained([&] { others.emplace_back(work, size_t(t)); }, [](const char*) {})) break;  // fewer threads do as well
+  work(0);
+  for (auto& t : others) t.join();
+}
+
+}  // namespace
+
+TRACEA_EXPORT const char* tracea_best_isa() noexcept { return best_isa(); }
+
+TRACEA_EXPORT int tracea_has_isa(const char* isa) noexcept { return isa_available(isa); }
+
+TRACEA_EXPORT int tracea_has_kernel(const char* isa, const char* name) noexcept { return isa_available(isa) && find_kernel(isa, name); }
+
+// Runs a kernel `repeat` times and writes the seconds each run took: thread CPU time for one thread, wall-clock time for more.
+// Returns 0; 1 and a line in `message` when the kernel does not exist; 2 when the kernel reported bad data.
+TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program,
+                                      int threads, int repeat, double* seconds, char* message, size_t message_size) noexcept {
+  if (!isa_available(isa)) return snprintf(message, message_size, "instruction set %s is not available here", isa), 1;
+  const Kernel* k = find_kernel(isa, name);
+  if (!k) return snprintf(message, message_size, "no kernel called %s for %s", name, isa), 1;
+  return answered(1, message, message_size, [&] {
+    int error = 0;
+    const Launch launch{buf, ints, floats, program, &error};
+    const size_t bytes = k->scratch ? k->scratch(launch, threads) : 0;
+    std::vector<Scratch> owned;
+    owned.reserve(size_t(threads));
+    std::vector<void*> scratch;
+    for (int t = 0; t < threads; t++) scratch.push_back(owned.emplace_back(bytes).p);
+    for (int r = 0; r < repeat; r++) {
+      const double start = now(threads == 1);
+      run_once(*k, launch, threads, scratch);
+      seconds[r] = now(threads == 1) - start;
+    }
+    return error ? 2 : 0;
+  });
+}
+
+// How many tasks the kernel would split this launch into, -1 when it does not exist.
+TRACEA_EXPORT int64_t tracea_kernel_tasks(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program, int threads) noexcept {
+  const Kernel* k = isa_available(isa) ? find_kernel(isa, name) : nullptr;
+  int error = 0;
+  const Launch launch{buf, ints, floats, program, &error};
+  return k ? k->tasks(launch, threads) : -1;
+}
+
+TRACEA_EXPORT int tracea_run_kernel(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program, int threads,
+                                    char* message, size_t message_size) noexcept {
+  double seconds;
+  return tracea_bench_kernel(isa, name, buf, ints, floats, program, threads, 1, &seconds, message, message_size);
+}

@@ -1,0 +1,258 @@
+"""Which activation an expression computes, decided by evaluating it: any spelling of GELU, SiLU, HardSwish, ... is the same function.
+
+The expression is evaluated in float64 at fixed sample points and compared with every built-in activation, whose parameters are fitted first.
+The allowed difference is what rounding the expression's own constants to float32 (and its intermediate values to float64) can cause,
+so a chain with 0.0447 in place of 0.044715 is not GELU. No absolute tolerance is involved anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from tracea_onnx.ir.abi import ACTIVATIONS, OPCODE_ARITY, DType
+from tracea_onnx.ir.expr import Expr, Instr
+
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EpilogueForm:
+    """`act(acc + r)` (res_mode 1), `act(acc) + r` (res_mode 2) or `act(acc)` (res_mode 0, residual None); `residual` is r's input index."""
+
+    act: str
+    p0: float
+    p1: float
+    res_mode: int
+    residual: int | None
+
+
+def _sigmoid(x: F64) -> F64:
+    return np.asarray(special.expit(x))
+
+
+def _softplus(x: F64) -> F64:
+    return np.logaddexp(0.0, x)
+
+
+def _elu(x: F64, alpha: Any) -> F64:
+    return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0.0)), x)
+
+
+def _gelu_tanh(x: F64) -> F64:
+    return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+
+def _truth(value: npt.NDArray[np.bool_]) -> F64:
+    return value.astype(np.float64)
+
+
+#: Every opcode in float64: the reference the native interpreter is tested against.
+_OPS: dict[str, Callable[..., Any]] = {
+    "copy": lambda a: a, "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "fma": lambda a, b, c: a * b + c,
+    "min": np.minimum, "max": np.maximum, "neg": np.negative, "abs": np.abs, "sqrt": np.sqrt, "rsqrt": lambda a: 1 / np.sqrt(a),
+    "reciprocal": lambda a: 1 / a, "exp": np.exp, "log": np.log, "erf": special.erf, "tanh": np.tanh, "sigmoid": _sigmoid,
+    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sign": np.sign, "pow": np.power, "mod": np.mod, "fmod": np.fmod, "sin": np.sin, "cos": np.cos,
+    "eq": lambda a, b: _truth(a == b), "lt": lambda a, b: _truth(a < b), "le": lambda a, b: _truth(a <= b),
+    "and": lambda a, b: _truth((a != 0) & (b != 0)), "or": lambda a, b: _truth((a != 0) | (b != 0)), "not": lambda a: _truth(a == 0),
+    "xor": lambda a, b: _truth((a != 0) ^ (b != 0)), "where": lambda a, b, c: np.where(a != 0, b, c),
+    "isnan": lambda a: _truth(np.isnan(a)), "isinf": lambda a: _truth(np.isinf(a)),
+    "relu": lambda a: np.maximum(a, 0.0), "leaky_relu": lambda a, b: np.where(a < 0, b * a, a), "clip": lambda a, b, c: np.minimum(np.maximum(a, b), c),
+    "silu": lambda a: a * _sigmoid(a), "hard_sigmoid": lambda a, b, c: np.clip(b * a + c, 0.0, 1.0), "hard_swish": lambda a: a * np.clip(a / 6 + 0.5, 0.0, 1.0),
+    "elu": _elu, "gelu_erf": lambda a: 0.5 * a * special.erfc(-a / np.sqrt(2)), "gelu_tanh": _gelu_tanh, "quick_gelu": lambda a, b: a * _sigmoid(b * a),
+    "mish": lambda a: a * np.tanh(_softplus(a)), "softplus": _softplus, "square": np.square, "prelu": lambda a, b: np.where(a >= 0, a, b * a),
+    "atan": np.arctan, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "sinh": np.sinh, "cosh": np.cosh,
+    "selu": lambda a, b, c: c * _elu(a, b), "celu": lambda a, b: np.where(a < 0, b * np.expm1(np.minimum(a, 0.0) / b), a),
+    "softsign": lambda a: a / (1 + np.abs(a)), "trunc": np.trunc,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, inputs: Sequence[npt.ArrayLike], *, scale: tuple[int, float] | None = None) -> F64:
+    """The value of `expr` on `inputs` (broadcast against each other), computed in float64.
+
+    `scale` = (k, s) multiplies the value of instruction k by s: how sensitive the result is to an error made there.
+    """
+    values: list[Any] = [np.asarray(x, np.float64) for x in inputs]
+    if len(values) != expr.n_in:
+        raise ValueError(f"an expression of {expr.n_in} inputs got {len(values)}")
+    if any(len(i.args) != OPCODE_ARITY.get(i.op, 2) for i in expr.code):  # numpy would write into one operand too many
+        raise ValueError("an instruction has another number of operands than its opcode")
+    with np.errstate(all="ignore"):
+        for k, ins in enumerate(expr.code):
+            value = np.float64(ins.imm) if ins.op == "const" else _OPS[ins.op](*(values[a] for a in ins.args))
+            values.append(value * scale[1] if scale is not None and scale[0] == k else value)
+    shape = np.broadcast_shapes(*(np.shape(v) for v in values[: expr.n_in])) if expr.n_in else ()
+    return np.array(np.broadcast_to(values[expr.out], shape), np.float64)
+
+
+def _points() -> F64:
+    grid = np.linspace(-20, 20, 161) + 0.0137
+    small = 10.0 ** np.arange(-8, 5)
+    kinks = np.array([0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 50.0, 80.0])
+    near = np.concatenate([kinks, kinks + 1e-3, kinks - 1e-3, kinks * (1 + 1e-5)])
+    return np.concatenate([grid, small, -small, near, -near])
+
+
+_X = _points()
+_X.flags.writeable = False
+_SLOPE_STEP = 1e-3
+_PROBES = np.array([-1e30, -1e4, -1.0, -_SLOPE_STEP, 0.0, _SLOPE_STEP, 1.0, 1e30])
+_PROBES.flags.writeable = False
+#: Relative error of a constant written as float32, of a value computed in float64 (with room), and the most any of that may explain.
+_CONSTANT_ERROR, _VALUE_ERROR, _MOST = 2.0**-23, 1e-14, 1e-4
+
+
+def _act(name: str, x: F64, p0: float, p1: float) -> F64:
+    if name == "none":
+        return x
+    parameters = {"leaky_relu": (p0,), "clip": (p0, p1), "hard_sigmoid": (p0, p1), "elu": (p0,), "quick_gelu": (p0,)}.get(name, ())
+    with np.errstate(all="ignore"):
+        return np.asarray(_OPS[name](x, *parameters))
+
+
+def _fit(name: str, probe: F64) -> tuple[float, float] | None:
+    """Parameters the activation must have to give `probe` at `_PROBES`; None when it cannot."""
+    lowest, low, minus, before, zero, after, plus, highest = (float(v) for v in probe)
+    with np.errstate(all="ignore"):
+        if name == "leaky_relu":
+            return -minus, 0.0
+        if name == "clip":
+            return ((-np.inf if lowest <= -1e29 else lowest), (np.inf if highest >= 1e29 else highest)) if lowest < highest else None
+        if name == "hard_sigmoid":
+            return ((after - before) / (2 * _SLOPE_STEP), zero) if 0 < zero < 1 else None
+        if name == "elu":
+            return -low, 0.0
+        if name == "quick_gelu":
+            return float(special.logit(plus)), 0.0
+    return 0.0, 0.0
+
+
+def _close(f: F64, g: F64, relative: float) -> bool:
+    with np.errstate(all="ignore"):
+        return bool(np.all((f == g) | (np.abs(f - g) <= relative * (np.abs(f) + np.abs(g)) + 1e-9)))
+
+
+def _agrees(expr: Expr, inputs: Sequence[F64], f: F64, g: F64) -> bool:
+    """Whether f = expr(inputs) equals g up to the rounding of the expression's constants and of float64 arithmetic."""
+    allowed, noise = np.zeros_like(f), np.abs(f) * _VALUE_ERROR
+    with np.errstate(all="ignore"):
+        for k, ins in enumerate(expr.code):
+            error = _CONSTANT_ERROR if ins.op == "const" else 1e-11  # a larger step, scaled down: the difference itself is rounded
+            change = np.nan_to_num(np.abs(evaluate(expr, inputs, scale=(k, 1 + error)) - f), nan=0.0, posinf=0.0)  # NaN: powers need an integer
+            if ins.op == "const":
+                allowed += change
+            else:
+                noise += change * (_VALUE_ERROR / error)
+        near = np.abs(f - g) <= np.minimum(allowed, _MOST * np.abs(g)) + noise
+    return bool(np.all((f == g) | (np.isfinite(f) & np.isfinite(g) & near)))
+
+
+def single(value: float) -> float:
+    """`value` rounded to float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _candidates(f: F64, probe: F64) -> Iterator[tuple[str, float, float]]:
+    for name in ACTIVATIONS:
+        fitted = _fit(name, probe)
+        if fitted is None or np.isnan(fitted).any():
+            continue
+        p0, p1 = (single(p) for p in fitted)
+        if _close(f, _act(name, _X, p0, p1), 1e-3):
+            yield name, *fitted
+
+
+@lru_cache(maxsize=4096)
+def classify_activation(expr: Expr) -> tuple[str, float, float] | None:
+    """(name in `ops.ACTIVATIONS`, p0, p1) of the activation a one-input expression computes, or None.
+
+    Parameters are those the expression itself has, rounded to float32. An expression that overflows where the activation does not
+    (the naive log(1 + exp(x))) is not that activation.
+    """
+    if expr.n_in != 1:
+        return None
+    f, probe = evaluate(expr, [_X]), evaluate(expr, [_PROBES])
+    if np.isnan(f).any():
+        return None
+    for name, p0, p1 in _candidates(f, probe):
+        if _agrees(expr, [_X], f, _act(name, _X, p0, p1)):
+            return name, single(p0), single(p1)
+    return None
+
+
+#: Constants of spelled-out activations that 16-bit formats cannot hold.
+_NAMED = (0.5**0.5, 2.0**0.5, (2 / np.pi) ** 0.5, 2 * (2 / np.pi) ** 0.5, 0.044715, 0.044715 * (2 / np.pi) ** 0.5, 1.702, 1 / 6, 1 / 3)
+
+
+@lru_cache(maxsize=4096)
+def unrounded(expr: Expr, dtype: DType) -> Expr:
+    """`expr` of a model in a 16-bit type with its activations' constants as they were before they were rounded to that type.
+
+    Such a model means GELU when it divides by 1.4140625; the difference is below what rounding the result to the type makes."""
+    if dtype not in (DType.F16, DType.BF16):
+        return expr
+    meant = {_rounded(c, dtype): c for c in _NAMED}
+    meant |= {-k: -c for k, c in meant.items()}
+    code = tuple(replace(i, imm=meant[i.imm]) if i.op == "const" and i.imm in meant else i for i in expr.code)
+    return replace(expr, code=code)
+
+
+def _rounded(value: float, dtype: DType) -> float:
+    if dtype == DType.F16:
+        return float(np.float16(value))
+    bits = int(np.float32(value).view(np.uint32))
+    return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
+
+
+def inputs_used(expr: Expr) -> set[int]:
+    """Inputs that the result depends on."""
+    needed, stack = set[int](), [expr.out]
+    while stack:
+        k = stack.pop()
+        if k not in needed:
+            needed.add(k)
+            if k >= expr.n_in:
+                stack.extend(expr.code[k - expr.n_in].args)
+    return {k for k in needed if k < expr.n_in}
+
+
+def _with_zero(expr: Expr, residual: int) -> Expr:
+    """The one-input expression of the accumulator (input 0) when the residual is zero; no other input is used."""
+
+    def moved(a: int) -> int:
+        return 0 if a == 0 else 1 if a < expr.n_in else a - expr.n_in + 2
+
+    code = (Instr("const", (), 0.0), *(replace(i, args=tuple(moved(a) for a in i.args)) for i in expr.code))
+    return Expr(1, code, moved(expr.out))
+
+
+@lru_cache(maxsize=4096)
+def classify_epilogue(expr: Expr) -> EpilogueForm | None:
+    """The built-in form of an epilogue of (acc, residual), or None: it then runs as a general program.
+
+    Only forms whose residual enters with factor one are built in; a per-channel scale or bias left over makes a program.
+    """
+    used = inputs_used(expr)
+    if used == {0}:
+        alone = classify_activation(_with_zero(expr, 0)) if expr.n_in > 1 else classify_activation(expr)
+        return EpilogueForm(*alone, 0, None) if alone is not None else None
+    if len(used) != 2 or 0 not in used:
+        return None
+    residual = max(used)
+    known = classify_activation(_with_zero(expr, residual))
+    if known is None:
+        return None
+    acc, r = (v.ravel() for v in np.meshgrid(_X[::3], np.array([-7.3, -1.1, -1e-3, 0.0, 0.4, 2.9, 11.0])))
+    inputs = [acc if k == 0 else r for k in range(expr.n_in)]
+    f = evaluate(expr, inputs)
+    for mode, expected in ((1, _act(known[0], acc + r, known[1], known[2])), (2, _act(known[0], acc, known[1], known[2]) + r)):
+        if _agrees(expr, inputs, f, expected):
+            return EpilogueForm(*known, mode, residual)
+    return None

@@ -1,0 +1,93 @@
+"""The contracts: what a rule is, what it finds, and what it says when it declines.
+
+A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse` with a sentence; it never
+changes the graph. The scheduler prices matches and picks a non-overlapping, convex set; `rewrite` turns each into one
+call to a model-local function whose body is exactly the nodes it replaces; the partition compiler lowers its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracea_onnx.ir.graph import Graph, Node
+
+DOMAIN = "ai.tracea"
+DOMAIN_VERSION = 1
+SPEC_ATTRIBUTE = "spec"
+
+
+class Refuse(Exception):
+    """Raised by a rule: why this anchor is not fused, in one sentence. `near` = it looked like this rule's chain."""
+
+    def __init__(self, reason: str, node: Node | None = None, *, near: bool = True) -> None:
+        super().__init__(reason)
+        self.reason, self.node, self.near = reason, node, near
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A recorded `Refuse`: `anchor` is the node's name (or its first output when unnamed), `node` the one whose condition failed, `fix` what a user can do."""
+
+    rule: str
+    anchor: str
+    reason: str
+    near: bool = True
+    node: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a fused op computes, independent of how the exporter spelled it.
+
+    `op` names the lowering (`conv`, `gemm`, `attention`, ...); `roles` names each input of the fused op in order;
+    `attrs` holds JSON values only (ints, floats, strings, lists, and the epilogue/pointwise expression).
+    """
+
+    op: str
+    roles: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A chain one rule would fuse. `inputs` align with `spec.roles`; `outputs` are the values that leave the chain."""
+
+    rule: str
+    anchor: Node
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One fusible chain.
+
+    name:    how reports and `--only`/`--skip` call it.
+    op:      the fused op's name in the rewritten model (before the body hash).
+    anchors: op types that may start a match (the compute node of the chain).
+    match:   pure function (graph, anchor) -> Match, or raises Refuse.
+    summary: one line for the documentation.
+    """
+
+    name: str
+    op: str
+    anchors: frozenset[str]
+    match: Callable[[Graph, Node], Match]
+    summary: str
+    priority: int = 0  # breaks ties between equal savings: higher first
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Estimated microseconds a match saves on a backend, and the parts of the estimate."""
+
+    us: float
+    bytes_removed: float = 0.0
+    launches_removed: float = 0.0
+    reason: str = ""  # when us <= 0: why fusing would lose

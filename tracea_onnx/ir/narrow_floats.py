@@ -1,0 +1,96 @@
+"""fp16 and bf16: their range, and constants brought to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from tracea_onnx.ir import edit
+from tracea_onnx.ir.graph import Array, Graph, tensor_array
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A narrow floating-point type: ONNX's number and name, unit roundoff eps, and the largest finite value where that is below fp32's."""
+
+    name: str
+    type: int
+    text: str
+    eps: float
+    largest: float | None
+
+    def beyond(self, value: Array) -> bool:
+        """Whether some finite element is beyond the type's range."""
+        if self.largest is None or not value.size:
+            return False
+        return bool(np.any(np.abs(value[np.isfinite(value)]) > self.largest))
+
+    def convert(self, value: Array) -> Array:
+        """The bits of the values rounded to nearest, as uint16; finite stays finite, and what is not zero stays so (the smallest subnormal instead)."""
+        value = np.ascontiguousarray(value, np.float32)
+        if self.largest is None:
+            bits = value.view(np.uint32)
+            rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+            return np.where(np.isnan(value), np.uint16(0x7FC0), np.where(np.abs(value) > _BF16_MAX, bits >> 16, rounded).astype(np.uint16))
+        clamped = np.where(np.isfinite(value), np.clip(value, -self.largest, self.largest), value)
+        out = clamped.astype(np.float16)
+        lost = (out == 0) & (value != 0)
+        out[lost] = np.copysign(np.float16(2.0**-24), value[lost].astype(np.float16))
+        return out.view(np.uint16)
+
+
+#: From here on rounding up would give infinity: truncated instead (infinity itself is exact).
+_BF16_MAX = float(np.uint32(0x7F7F0000).view(np.float32))
+FP16 = Kind("fp16", int(TensorProto.FLOAT16), "tensor(float16)", 2.0**-10, 65504.0)
+BF16 = Kind("bf16", int(TensorProto.BFLOAT16), "tensor(bfloat16)", 2.0**-7, None)
+KINDS = {k.name: k for k in (FP16, BF16)}
+
+
+class Weights:
+    """Narrow twins of a graph's constants: initializers (`made`) or, in a function's body, literals."""
+
+    def __init__(self, g: Graph, kind: Kind, clamped: list[str]) -> None:
+        self.g, self.kind, self._clamped = g, kind, clamped
+        self.made: list[TensorProto] = []
+        self.literals: dict[str, NodeProto] = {}
+        self._scalars: dict[str, float] = {}
+        self._body = not g.proto.initializer and any(n.op == "Constant" for n in g.nodes)
+
+    def narrow(self, name: str, taken: set[str]) -> str | None:
+        """The name of the constant's narrow twin, which in a body is a literal still to be written; None for what is no constant."""
+        value = self._value(name)
+        if value is None:
+            return None
+        if self.kind.beyond(value):
+            self._clamped.append(name)
+        tensor = self._tensor(value)
+        tensor.name = edit.unique(f"{name}/{self.kind.name}", taken)
+        if not self._body:
+            self.made.append(tensor)
+            return tensor.name
+        self.literals[tensor.name] = helper.make_node("Constant", [], [tensor.name], value=tensor)
+        return tensor.name
+
+    def _value(self, name: str) -> Array | None:
+        """The constant's values, read for this once: kept, they would be a second copy of the model."""
+        scope: Graph | None = self.g
+        while scope is not None and scope.is_const(name):
+            stored = next((t for t in scope.proto.initializer if t.name == name), None)
+            if stored is not None:
+                return tensor_array(stored, scope.folder)
+            scope = scope.outer if scope.producer(name) is None else None
+        return self.g.const(name)
+
+    def _tensor(self, value: Array) -> TensorProto:
+        out = TensorProto(data_type=self.kind.type, dims=value.shape)
+        out.raw_data = self.kind.convert(value).tobytes()
+        return out
+
+    def add_scalar(self, name: str, value: float) -> None:
+        """An fp32 scalar the graph needs."""
+        self.made.append(helper.make_tensor(name, TensorProto.FLOAT, (), [value]))
+
+    def scalars(self) -> list[NodeProto]:
+        return [helper.make_node("Constant", [], [t.name], value=t) for t in self.made]

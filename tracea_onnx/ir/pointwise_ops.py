@@ -1,0 +1,272 @@
+"""Every pointwise ONNX operator as instructions of a pointwise expression: one table, one line per operator.
+
+A new spelling of an activation needs nothing here as long as it is made of these operators; a new operator costs a line.
+`emit(code, node, args)` appends what the node computes and returns the result's id, or raises `Refuse` for a form the
+expression language cannot say (integer arithmetic, an unknown mode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnx import TensorProto
+
+from tracea_onnx.ir.contracts import Refuse
+from tracea_onnx.ir.expr import Expr, Instr
+from tracea_onnx.ir.graph import Graph, Node
+
+BOOL = int(TensorProto.BOOL)
+#: Element types a float expression may run over (which of them a backend has kernels for is the backend's business).
+FLOATS = frozenset(int(t) for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
+
+_LOWEST, _HIGHEST = -3.4028234663852886e38, 3.4028234663852886e38
+
+
+class Code:
+    """An expression under construction. Equal instructions are written once; ids stay valid while it grows.
+
+    Ids >= 0 are instructions, id -1-k is operand k of `operands` (names of tensors).
+    """
+
+    def __init__(self, operands: Sequence[str] = ()) -> None:
+        self.operands: list[str] = list(operands)
+        self.code: list[Instr] = []
+        self._known: dict[Instr | tuple[str, str], int] = {}
+
+    def operand(self, name: str) -> int:
+        if name not in self.operands:
+            self.operands.append(name)
+        return -1 - self.operands.index(name)
+
+    def const(self, value: float) -> int:
+        return self._add(Instr("const", (), float(value)))
+
+    def op(self, op: str, *args: int) -> int:
+        return self._add(Instr(op, args))
+
+    def _add(self, instr: Instr) -> int:
+        # -0.0 == 0.0 and would share an entry, so a constant is known by its text.
+        key = ("const", repr(instr.imm)) if instr.op == "const" else instr
+        if key not in self._known:
+            self._known[key] = len(self.code)
+            self.code.append(instr)
+        return self._known[key]
+
+    def value_of(self, ident: int) -> float | None:
+        """The number an id stands for when it is a constant."""
+        return self.code[ident].imm if ident >= 0 and self.code[ident].op == "const" else None
+
+    def finish(self, out: int, n_in: int | None = None) -> Expr:
+        """The expression computing `out` from the first `n_in` operands; instructions nothing needs are dropped."""
+        n = len(self.operands) if n_in is None else n_in
+        needed: set[int] = set()
+        stack = [out]
+        while stack:
+            k = stack.pop()
+            if k >= 0 and k not in needed:
+                needed.add(k)
+                stack.extend(self.code[k].args)
+        place = {k: n + rank for rank, k in enumerate(sorted(needed))}
+        place.update({-1 - k: k for k in range(n)})
+        return Expr(n, tuple(Instr(self.code[k].op, tuple(place[a] for a in self.code[k].args), self.code[k].imm) for k in sorted(needed)), place[out])
+
+
+Emit = Callable[[Code, Graph, Node, list[int]], int]
+
+
+def _plain(op: str) -> Emit:
+    """The instruction of the same arguments."""
+    return lambda code, graph, node, a: code.op(op, *a)
+
+
+def _swapped(op: str) -> Emit:
+    return lambda code, graph, node, a: code.op(op, a[1], a[0])
+
+
+def _with(op: str, **defaults: float) -> Emit:
+    """An instruction whose further arguments are the node's attributes, in this order, with ONNX's defaults."""
+
+    def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+        return code.op(op, a[0], *(code.const(node.attr(k, v)) for k, v in defaults.items()))
+
+    return emit
+
+
+def _fold(op: str) -> Emit:
+    """A variadic operator, left to right."""
+
+    def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+        out = a[0]
+        for b in a[1:]:
+            out = code.op(op, out, b)
+        return out
+
+    return emit
+
+
+def _mean(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    return code.op("div", _fold("add")(code, graph, node, a), code.const(len(a))) if len(a) > 1 else a[0]
+
+
+def _clip(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    if graph.opset() < 11:
+        lo, hi = node.attr("min", _LOWEST), node.attr("max", _HIGHEST)
+        low = None if lo <= _LOWEST else code.const(lo)
+        high = None if hi >= _HIGHEST else code.const(hi)
+    else:
+        rest = iter(a[1:])
+        low = next(rest) if node.input(1) else None
+        high = next(rest) if node.input(2) else None
+    if low is not None and high is not None:
+        return code.op("clip", a[0], low, high)
+    if low is not None:
+        return code.op("max", a[0], low)
+    return code.op("min", a[0], high) if high is not None else a[0]
+
+
+def _pow(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    exponent = code.value_of(a[1])
+    if exponent == 1.0:
+        return a[0]
+    if exponent == 2.0:
+        return code.op("square", a[0])
+    if exponent == 3.0:
+        return code.op("mul", code.op("square", a[0]), a[0])
+    return code.op("pow", *a)
+
+
+def _gelu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    mode = node.attr("approximate", "none")
+    if mode not in ("none", "tanh"):
+        raise Refuse(f"{label(node)} has the unknown mode approximate='{mode}'", node)
+    return code.op("gelu_erf" if mode == "none" else "gelu_tanh", a[0])
+
+
+def _bias_then(op: str) -> Emit:
+    """op(x + bias), the bias optional."""
+    return lambda code, graph, node, a: code.op(op, code.op("add", a[0], a[1]) if len(a) > 1 else a[0])
+
+
+def _thresholded_relu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    return code.op("where", code.op("lt", code.const(node.attr("alpha", 1.0)), a[0]), a[0], code.const(0.0))
+
+
+def _shrink(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    lambd, bias = code.const(node.attr("lambd", 0.5)), code.const(node.attr("bias", 0.0))
+    low = code.op("lt", a[0], code.op("neg", lambd))
+    high = code.op("where", code.op("lt", lambd, a[0]), code.op("sub", a[0], bias), code.const(0.0))
+    return code.op("where", low, code.op("add", a[0], bias), high)
+
+
+def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)  # of floats, too, from opset 28 on
+
+
+def _isinf(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    if not (node.attr("detect_negative", 1) and node.attr("detect_positive", 1)):
+        raise Refuse(f"{label(node)} looks for one sign of infinity only", node)
+    return code.op("isinf", a[0])
+
+
+def _cast(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+    if node.attr("to") == BOOL:
+        return code.op("not", code.op("eq", a[0], code.const(0.0)))
+    return a[0]  # between floats, or 0/1 to float; `result_type` has refused the rest
+
+
+#: ONNX operator -> its instructions.
+_TABLE: dict[str, Emit] = {
+    **{
+        onnx: _plain(op)
+        for onnx, op in {
+            "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Neg": "neg", "Abs": "abs",
+            "Reciprocal": "reciprocal", "Floor": "floor", "Ceil": "ceil", "Round": "round", "Sign": "sign", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+            "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh", "Softplus": "softplus", "Softsign": "softsign", "Mish": "mish",
+            "HardSwish": "hard_swish", "IsNaN": "isnan", "Not": "not", "PRelu": "prelu",
+            "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "And": "and", "Or": "or", "Xor": "xor",
+            "Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Where": "where",
+        }.items()
+    },
+    "Identity": lambda code, graph, node, a: a[0],
+    "Greater": _swapped("lt"),
+    "GreaterOrEqual": _swapped("le"),
+    "Sum": _fold("add"),
+    "Min": _fold("min"),
+    "Max": _fold("max"),
+    "Mean": _mean,
+    "LeakyRelu": _with("leaky_relu", alpha=0.01),
+    "Elu": _with("elu", alpha=1.0),
+    "Celu": _with("celu", alpha=1.0),
+    "Selu": _with("selu", alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "HardSigmoid": _with("hard_sigmoid", alpha=0.2, beta=0.5),
+    "ThresholdedRelu": _thresholded_relu,
+    "Shrink": _shrink,
+    "Clip": _clip,
+    "Pow": _pow,
+    "Mod": _mod,
+    "IsInf": _isinf,
+    "Cast": _cast,
+    "Gelu": _gelu,
+    "Swish": _with("quick_gelu", alpha=1.0),
+    "com.microsoft.Gelu": _bias_then("gelu_erf"),
+    "com.microsoft.BiasGelu": _bias_then("gelu_erf"),
+    "com.microsoft.FastGelu": _bias_then("gelu_tanh"),
+    "com.microsoft.QuickGelu": _with("quick_gelu", alpha=1.702),
+}  # fmt: skip
+
+#: Attributes the emitters above read. Any other (the axis/broadcast form of arithmetic before opset 7, say) changes the meaning.
+_ATTRIBUTES = {
+    "LeakyRelu": {"alpha"}, "Elu": {"alpha"}, "Celu": {"alpha"}, "Selu": {"alpha", "gamma"}, "HardSigmoid": {"alpha", "beta"}, "Swish": {"alpha"},
+    "ThresholdedRelu": {"alpha"}, "Shrink": {"lambd", "bias"}, "Clip": {"min", "max"}, "Mod": {"fmod"}, "IsInf": {"detect_negative", "detect_positive"},
+    "Cast": {"to", "saturate", "round_mode"}, "Gelu": {"approximate"}, "com.microsoft.QuickGelu": {"alpha"},
+}  # fmt: skip
+
+
+def _guarded(emit: Emit, allowed: set[str]) -> Emit:
+    def guard(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
+        if odd := sorted(set(node.attrs) - allowed - {"consumed_inputs"}):
+            raise Refuse(f"{label(node)} has the attribute '{odd[0]}', whose meaning here no rule knows", node)
+        return emit(code, graph, node, a)
+
+    return guard
+
+
+#: ONNX operator -> emitter of its instructions; refuses a node with attributes it does not read.
+POINTWISE: dict[str, Emit] = {op: _guarded(emit, _ATTRIBUTES.get(op, set())) for op, emit in _TABLE.items()}
+
+#: Activation attributes of com.microsoft.FusedConv and FusedGemm: instruction and how many parameters it takes.
+_FUSED = {
+    "Relu": ("relu", 0), "Tanh": ("tanh", 0), "Sigmoid": ("sigmoid", 0),
+    "LeakyRelu": ("leaky_relu", 1), "Clip": ("clip", 2), "HardSigmoid": ("hard_sigmoid", 2),
+}  # fmt: skip
+
+
+def fused_activation(code: Code, node: Node, x: int, params: Sequence[float]) -> int:
+    """The node's `activation` attribute applied to `x`."""
+    name = str(node.attr("activation", ""))
+    if not name:
+        return x
+    op, count = _FUSED.get(name, ("", 0))
+    if not op or len(params) < count:
+        raise Refuse(f"{label(node)} has the activation '{name}' with parameters {list(params)}, which no kernel knows", node)
+    return code.op(op, x, *(code.const(p) for p in params[:count]))
+
+
+_TO_BOOL = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "And", "Or", "Xor", "Not"})
+
+
+def result_type(node: Node, first: int) -> int:
+    """Element type of the node's output when its (first float) argument has type `first`."""
+    if node.op in _TO_BOOL:
+        return BOOL
+    if node.op == "Cast":
+        to = int(node.attr("to", 0))
+        if to not in FLOATS and to != BOOL:
+            raise Refuse(f"{label(node)} makes integers, which a float kernel cannot hold", node)
+        return to
+    return first
+
+
+def label(node: Node) -> str:
+    """How sentences call a node."""
+    return f"{node.op} '{node.name}'"

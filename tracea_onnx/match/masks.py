@@ -1,0 +1,265 @@
+"""Masks: what a matrix of scores is masked with, read from constants, Trilu towers and comparisons of Range ramps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from tracea_onnx.ir import dims
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
+
+MASKED = -1.0e4  # an additive mask at or below this leaves a probability of exactly 0 in every float type exporters use
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """A matrix over (row s, column t): `below` where t <= s + offset, `above` elsewhere. Uniform when both are equal."""
+
+    below: Any
+    above: Any
+    offset: DimLike = 0
+
+    @property
+    def uniform(self) -> bool:
+        return bool(self.below == self.above)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A vector counting from `first` along the axis `axis` (-1 columns, -2 rows)."""
+
+    axis: int
+    first: DimLike
+
+
+_COMPARE = {"LessOrEqual": (1, 0), "Less": (1, -1), "GreaterOrEqual": (-1, 0), "Greater": (-1, -1)}
+_POINTWISE: dict[str, Callable[..., Any]] = {
+    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: np.float64(a) * b, "Div": lambda a, b: np.float64(a) / b, "Neg": lambda a: -a,
+    "Equal": lambda a, b: a == b, "Less": lambda a, b: a < b, "Greater": lambda a, b: a > b, "Min": min, "Max": max,
+    "Not": lambda a: not a, "And": lambda a, b: bool(a and b), "Or": lambda a, b: bool(a or b), "Where": lambda c, a, b: a if c else b,
+}  # fmt: skip
+
+
+def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> Triangle | None:
+    """What `value` holds when that depends only on whether the column is past the row by a fixed offset; else None.
+
+    Reads constants, Trilu towers, comparisons of Range ramps, and the arithmetic exporters put around them.
+    """
+    found = _read(g, s, value, depth)
+    return found if isinstance(found, Triangle) else None
+
+
+def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None:
+    number = s.graph.scalar(value)
+    if number is not None:
+        return Triangle(number, number)
+    array = g.const(value)
+    if array is not None:
+        return _of_array(array)
+    node = g.producer(value)
+    if node is None or depth == 0:
+        return None
+
+    def read(k: int) -> Triangle | Ramp | None:
+        return _read(g, s, node.input(k), depth - 1)
+
+    if node.op == "Range":
+        first, delta = s.content(node.input(0)), s.content(node.input(2))
+        return Ramp(-1, first.reshape(-1)[0]) if first is not None and delta is not None and delta.reshape(-1)[0] == 1 else None
+    if node.op == "ConstantOfShape":
+        fill = node.attr("value")
+        v = numpy_helper.to_array(fill).reshape(-1)[0].item() if fill is not None else 0.0
+        return Triangle(v, v)
+    if node.op in ("Expand", "Identity"):  # broadcasting keeps places counted from the end
+        return read(0)
+    if node.op == "Cast":
+        inner = read(0)
+        if isinstance(inner, Triangle) and node.attr("to") == 9:
+            return replace(inner, below=bool(inner.below), above=bool(inner.above))
+        if isinstance(inner, Triangle):
+            return replace(inner, below=float(inner.below), above=float(inner.above))
+        return inner
+    if node.op == "Trilu":
+        return _trilu(g, s, node, read(0))
+    if node.op in ("Unsqueeze", "Squeeze"):
+        return _axes(s, node, value, read(0))
+    if node.op == "Slice":
+        return _sliced(s, node, read(0))
+    if node.op in _COMPARE:
+        a, b = read(0), read(1)
+        if isinstance(a, Ramp) and isinstance(b, Ramp):
+            return _compare(node.op, a, b)
+    if node.op in ("Add", "Sub"):
+        a, b = read(0), read(1)
+        if isinstance(a, Ramp) and isinstance(b, Triangle) and b.uniform and float(b.below).is_integer():
+            return Ramp(a.axis, dims.add(a.first, int(b.below) * (1 if node.op == "Add" else -1)))
+    if node.op in _POINTWISE:
+        args = [read(k) for k in range(len(node.inputs))]
+        if all(isinstance(a, Triangle) for a in args):
+            return _combine(_POINTWISE[node.op], [a for a in args if isinstance(a, Triangle)])
+    return None
+
+
+def _combine(f: Callable[..., Any], args: list[Triangle]) -> Triangle | None:
+    offsets = [a.offset for a in args if not a.uniform]
+    if any(not same(o, offsets[0]) for o in offsets):
+        return None
+    with np.errstate(all="ignore"):
+        return Triangle(f(*(a.below for a in args)), f(*(a.above for a in args)), offsets[0] if offsets else 0)
+
+
+def _compare(op: str, a: Ramp, b: Ramp) -> Triangle | None:
+    if {a.axis, b.axis} != {-1, -2}:
+        return None
+    sign, shift = _COMPARE[op]
+    low, high = (a, b) if sign > 0 else (b, a)  # low <= high + shift
+    if low.axis == -1:  # t + low.first <= s + high.first + shift
+        return Triangle(True, False, dims.add(dims.sub(high.first, low.first), shift))
+    # s + low.first <= t + high.first + shift, false exactly where t <= s + low.first - high.first - shift - 1
+    return Triangle(False, True, dims.sub(dims.sub(low.first, high.first), shift + 1))
+
+
+def _trilu(g: Graph, s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | None:
+    k = s.content(node.input(1)) if node.input(1) else np.array(0, dtype=object)
+    if not isinstance(inner, Triangle) or not inner.uniform or k is None:
+        return None
+    zero: Any = False if isinstance(inner.below, bool) else 0.0
+    shift: DimLike = k.reshape(-1)[0]
+    if node.attr("upper", 1):
+        return Triangle(zero, inner.below, dims.sub(shift, 1))
+    return Triangle(inner.below, zero, shift)
+
+
+def _axes(s: Shapes, node: Node, value: str, inner: Triangle | Ramp | None) -> Triangle | Ramp | None:
+    before, after = s.dims(node.input(0)), s.dims(value)
+    if inner is None or before is None or after is None:
+        return None
+    longer = after if node.op == "Unsqueeze" else before
+    axes = axes_of(s, node, len(longer))
+    if axes is None:
+        return None
+    kept = [k - len(longer) for k in range(len(longer)) if k not in axes]
+    if isinstance(inner, Triangle):
+        return inner if inner.uniform or kept[-2:] == [-2, -1] else None
+    if node.op == "Unsqueeze":
+        return Ramp(kept[inner.axis], inner.first)
+    return Ramp(kept.index(inner.axis) - len(kept), inner.first) if inner.axis in kept else None
+
+
+def _sliced(s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Triangle | None:
+    shape = s.dims(node.input(0))
+    ranges = slice_ranges(s, node)
+    if not isinstance(inner, Triangle) or shape is None or ranges is None:
+        return None
+    offset = inner.offset
+    for axis, begin, _, stride in ranges:
+        if stride != 1:
+            return None
+        if axis == len(shape) - 2:
+            offset = dims.add(offset, begin)
+        elif axis == len(shape) - 1:
+            offset = dims.sub(offset, begin)
+    return replace(inner, offset=offset)
+
+
+def _of_array(array: Any) -> Triangle | None:
+    if array.ndim < 2 or array.dtype.kind not in "fiubV" or array.size == 0 or array.size > 1 << 24:
+        return None
+    first = array.reshape(-1, *array.shape[-2:])[0]
+    if array.size != first.size and not bool((array == first).all()):
+        return None
+    first = first.astype(np.float32) if first.dtype.kind == "V" else first  # bfloat16
+    rows, columns = first.shape
+    below, above = first[rows - 1, 0].item(), first[0, columns - 1].item()
+    if below == above:
+        return Triangle(below, above) if bool((first == below).all()) else None
+    low = first == below
+    offset = int(low[0].sum()) - 1
+    return Triangle(below, above, offset) if bool((first == np.where(np.tri(rows, columns, offset, dtype=bool), below, above)).all()) else None
+
+
+# --- in a spec ------------------------------------------------------------------------------------------------------------
+@dataclass
+class Mask:
+    """One mask of an attention: `add`; `bool` (true keeps a score, `fill` replaces the others) or `drop` (true is replaced by `fill`).
+
+    period: 0, or the size of the mask's batch axis when row b of the batch meets row b mod period. merged: batch and heads are one axis of it.
+    scale: what an `add` mask is multiplied by (scores that are scaled after the mask was added, a mask that is subtracted).
+    met: the value that met the scores, where `value` is one from before it.
+    past: of a mask that hides column t from row s exactly where t > s + past.
+    """
+
+    value: str
+    kind: str
+    fill: float = float("-inf")
+    period: int = 0
+    merged: bool = False
+    scale: float = 1.0
+    met: str = ""
+    past: DimLike | None = None
+
+
+#: A float32 at or below this swallows any score it is added to, so adding it is the same as writing it.
+_SWALLOWS = -1.0e30
+
+
+def simplified(g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(np.float32).min)) -> Mask:
+    """The mask without Where(m, 0, fill) (which makes an additive mask of a boolean one), without Not, and from before an Expand.
+
+    A fill below `lowest`, the least number of the scores' type, is written as minus infinity.
+    """
+    mask = replace(mask, met=mask.value)
+    single = g.dtype(mask.value) in (TensorProto.FLOAT, TensorProto.BFLOAT16)
+    p = g.producer(mask.value)
+    if mask.kind == "add" and p is not None and p.op == "Where":
+        keep, drop = s.scalar(p.input(1)), s.scalar(p.input(2))
+        for kind, kept, other in (("bool", keep, drop), ("drop", drop, keep)):
+            fill = other * mask.scale if other else 0.0
+            if kept == 0.0 and (fill == -np.inf or (fill <= _SWALLOWS and single)):
+                mask = replace(mask, value=p.input(0), kind=kind, fill=fill)
+                break
+    if mask.kind != "add" and mask.fill < lowest:
+        mask = replace(mask, fill=float("-inf"))
+    for _ in range(4):
+        p = g.producer(mask.value)
+        if mask.kind != "add" and p is not None and p.op == "Not":
+            mask = replace(mask, value=p.input(0), kind="drop" if mask.kind == "bool" else "bool")
+        elif p is not None and p.op == "Expand" and _repeats(s, p):
+            mask = replace(mask, value=p.input(0))
+    return mask
+
+
+def _repeats(s: Shapes, expand: Node) -> bool:
+    """Whether an Expand only repeats what broadcasting against the scores repeats anyway: no axis is added."""
+    before, after = s.dims(expand.input(0)), s.dims(expand.outputs[0])
+    return before is not None and after is not None and len(before) == len(after)
+
+
+def causal_attrs(offset: DimLike | None) -> dict[str, Any]:
+    """Row s sees column t iff t <= s + past; past "kv" = keys minus queries."""
+    if offset is None:
+        return {"causal": False}
+    return {"causal": True, "past": offset if isinstance(offset, int) else "kv"}
+
+
+def mask_attrs(masks: Sequence[Mask]) -> dict[str, Any]:
+    """Spec attributes of the masks, in the order they are applied; JSON has no infinity, so that fill is the string "-inf"."""
+    out: dict[str, Any] = {"mask_kind": masks[0].kind if masks else "none"}
+    for k, m in enumerate(masks):
+        tail = str(k) if k else ""
+        out[f"mask{tail}_kind"] = m.kind
+        if m.kind == "add" and m.scale != 1.0:
+            out[f"mask{tail}_scale"] = m.scale
+        if m.kind != "add":
+            out[f"fill{tail}"] = m.fill if np.isfinite(m.fill) else "-inf"
+        if m.period:
+            out[f"mask{tail}_period"] = m.period
+        if m.merged:
+            out[f"mask{tail}_merged"] = True
+    return out

@@ -1,0 +1,277 @@
+"""The main job: load, canonicalise, match, price, schedule, rewrite, verify, save."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from tracea_onnx.canonicalize import constant_folding
+from tracea_onnx.errors import MissingFusionError, ModelError, TraceaError, UsageError, VerificationError
+from tracea_onnx.ir import edit, narrow_floats
+from tracea_onnx.ir.contracts import DOMAIN, Rule
+from tracea_onnx.ir.graph import opset_versions
+from tracea_onnx.model_io import external, model_file
+from tracea_onnx.pipeline.fusion_loop import Fusion, How, Progress, count_nodes, silent, transform
+from tracea_onnx.pipeline.pack import build_pack
+from tracea_onnx.pipeline.report import Report
+from tracea_onnx.rewrite import fused_calls
+from tracea_onnx.shapes import onnx_inference
+from tracea_onnx.support import discovery
+from tracea_onnx.verify import delta_debugging
+from tracea_onnx.verify import verification as verification
+
+BACKENDS = ("auto", "cpu", "cuda")
+PRECISIONS = ("keep", "bf16", "fp16")
+_OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
+#: How often fusions at fault are searched for: those that come up in place of others may be wrong, too.
+_BISECTIONS = 4
+#: Verifications the search for nodes that must stay fp32 may take: when a narrower type loses a little everywhere, many are at fault.
+_NARROW_BUDGET = 32
+
+
+@dataclass(frozen=True)
+class OptimizeResult:
+    """The optimized model and the report. `folder` is where the model's external data still lies (None without any)."""
+
+    model: ModelProto
+    report: Report
+    folder: Path | None = None
+
+
+def optimize(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    precision: str = "keep",
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    dry_run: bool = False,
+    verify: bool = True,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+    inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    time_limit: float = verification.TIME_LIMIT,
+    external_data: str = "auto",
+    keep_initializer_inputs: bool = False,
+    pack: str | os.PathLike[str] | None = None,
+    rules: Sequence[Rule] | None = None,
+    scheduler: str = "priority",
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    progress: Progress | None = None,
+) -> OptimizeResult:
+    """Fuse what the rules find in `model`, verify the result against the original, and write it to `output` if given.
+
+    `providers` run the result while it is verified; no run takes longer than `time_limit` seconds. When the result leaves its bounds, the
+    smallest set of fusions at fault is turned back and refused.
+    Raises ModelError (unreadable model), UsageError (options), VerificationError (results differ; nothing is written; its `report` attribute
+    says by how much), MissingFusionError (a rule named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
+    fusions of the first round with their prices.
+    """
+    started = time.perf_counter()
+    tell = progress or silent
+    backend = choose_backend(backend)
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision '{precision}' is unknown", f"choose from {', '.join(PRECISIONS)}")
+    for target in (output, pack):
+        if target is not None:
+            model_file.check_output(Path(target))
+    tell("load", 0, 0)
+    source, where, note = open_model(model)
+    model_file.check_apart(source, None if output is None else Path(output), [] if pack is None else [Path(pack)])
+    original = model_file.Source(ModelProto(), source.folder, source.path)
+    fused_before = any(f.domain == DOMAIN for f in source.model.functions)  # by whom, and whether their specs say what they do, is not known
+    if not dry_run:
+        original.model.CopyFrom(source.model)
+    report = Report(where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else [])
+    how = How(backend, tuple(only), tuple(skip), rules, scheduler, keep_initializer_inputs, dry_run, precision=precision, tell=tell)
+    transform(source, how, report)
+    if not dry_run and not _loads_as_before(original, source):
+        # Constants can make ONNX Runtime check more strictly than it would have run the nodes that made them.
+        how = replace(how, budget=constant_folding.NOTHING)
+        source = _again(original, how, report, "constants were not folded: ONNX Runtime would not load the result")
+    _check_present(source.model, report, only, where)
+    if not dry_run:
+        if not note:
+            _check_result(source.model)
+        if verify:
+            tell("verify", 0, 0)
+            kind = narrow_floats.KINDS.get(precision)
+            reference = verification.measure(
+                original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=kind, time_limit=time_limit
+            )
+            source = _verified(reference, source, how, report, providers)
+            _check_present(source.model, report, only, where)
+        in_place = output is not None and source.path is not None and model_file.same_file(Path(output), source.path)
+        if output is None or in_place:
+            _bring_in(source)
+        if output is not None:
+            tell("save", 0, 0)
+            report.files += [str(f) for f in model_file.save(source, Path(output), external_data=external_data)]
+            if in_place:
+                source = model_file.load(output)  # what the model referred to is gone
+        if pack is not None:
+            tell("compile", 0, 0)
+            report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack), trust=not fused_before)))
+    _bring_in(source)
+    report.seconds = time.perf_counter() - started
+    return OptimizeResult(source.model, report, source.folder)
+
+
+def open_model(model: ModelProto | str | os.PathLike[str]) -> tuple[model_file.Source, str, str]:
+    """Load and check a model: the source, what to call it, and what is odd about it ("" when nothing is). Raises ModelError."""
+    source = model_file.load(model)
+    where = str(source.path) if source.path is not None else source.model.graph.name or "the model"
+    for g in edit.graphs(source.model):
+        edit.sort_nodes(g, where)
+    return source, where, check_input(source, where)
+
+
+def choose_backend(name: str) -> str:
+    """`auto` is cuda where this installation has the backend and the machine a device, else cpu. Raises UsageError."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend '{name}' is unknown", f"choose from {', '.join(BACKENDS)}")
+    present = discovery.names("kernels")
+    if name == "auto":
+        from tracea_onnx.runtime.cuda_harness import listed
+
+        return "cuda" if "cuda" in present and listed() > 0 else "cpu"
+    if name not in present:
+        raise UsageError(f"this installation has no backend '{name}'", f"it has {', '.join(present)}")
+    return name
+
+
+def _loads_as_before(original: model_file.Source, result: model_file.Source) -> bool:
+    """Whether stock ONNX Runtime, with its own optimisations, loads the result or did not load the original either."""
+    return verification.loads(result) or not verification.loads(original)
+
+
+def _again(original: model_file.Source, how: How, report: Report, note: str) -> model_file.Source:
+    """The transformation from the original once more, in another way; `note` says why."""
+    source = model_file.Source(ModelProto(), original.folder, original.path)
+    source.model.CopyFrom(original.model)
+    report.notes = [n for n in report.notes if n.startswith(_OBJECTION)]
+    transform(source, how, report)
+    report.notes += [note] if note else []
+    return source
+
+
+def _verified(reference: verification.Reference, source: model_file.Source, how: How, report: Report, providers: Sequence[str]) -> model_file.Source:
+    """The result within its bounds: fusions that leave them are avoided, and refused. Raises FailedVerification when that does not help."""
+    original = reference.source
+    report.verify, wrong = delta_debugging.judge(reference, source, providers)
+    if wrong and report.precision is not None:
+        how.tell("bisect", 0, 0)
+        how, note = _widened(reference, how, report, providers)
+        if note:
+            source = _again(original, how, report, note)
+            report.verify, wrong = delta_debugging.judge(reference, source, providers)
+    for _ in range(_BISECTIONS if wrong else 0):
+        how.tell("bisect", 0, 0)
+        made = [(f.rule, f.outputs) for f in report.fused]
+
+        def fails(kept: list[Fusion], how: How = how, made: Sequence[Fusion] = made) -> bool:
+            trial = replace(how, avoid={**how.avoid, **dict.fromkeys(set(made) - set(kept), "")})
+            return bool(delta_debugging.judge(reference, _again(original, trial, replace(report), ""), providers)[1])
+
+        guilty = delta_debugging.at_fault(made, fails)
+        if guilty:
+            together = "it" if len(guilty) == 1 else f"{len(guilty)} fusions together"
+            reason = f"with {together} {wrong}, so it was turned back"
+            how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, reason)})
+            note = f"{len(how.avoid)} fusions were turned back, because the result left its bounds with them"
+        elif how.budget != constant_folding.NOTHING:
+            how, note = replace(how, budget=constant_folding.NOTHING), f"constants were not folded: with them folded {wrong}"
+        else:
+            break
+        source = _again(original, how, report, note)
+        report.verify, wrong = delta_debugging.judge(reference, source, providers)
+        if not wrong:
+            return source
+    if wrong:
+        raise FailedVerification(f"the optimized model is wrong: {wrong}", "nothing was written; report this with the model", report)
+    return source
+
+
+def _widened(reference: verification.Reference, how: How, report: Report, providers: Sequence[str]) -> tuple[How, str]:
+    """`how` with the nodes that must stay fp32, and a note on them ("" when the narrower type is not at fault)."""
+    assert report.precision is not None
+    kind, names = report.precision.kind, list(report.precision.nodes)
+
+    def fails(narrow: list[str]) -> bool:
+        trial = replace(how, wide=frozenset(names) - frozenset(narrow))
+        return bool(delta_debugging.judge(reference, _again(reference.source, trial, replace(report), ""), providers)[1])
+
+    guilty = delta_debugging.at_fault(names, fails, _NARROW_BUDGET)
+    if len(guilty) == len(names):
+        kept = set(delta_debugging.longest(names, fails))
+        guilty = [n for n in names if n not in kept]
+    note = f"{len(guilty)} of {len(names)} nodes stay fp32, because the result left its bounds with them in {kind.name} (typical inputs: --load-inputs)"
+    return replace(how, wide=how.wide | frozenset(guilty)), note if guilty else ""
+
+
+def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:
+    missing = sorted(set(only) - {f.rule for f in report.fused} - _present(model))
+    if missing:
+        raise MissingFusionError(f"rule '{missing[0]}' fused nothing in {where}", f"see why: tracea-onnx explain {where} --only {missing[0]}")
+
+
+class FailedVerification(VerificationError):
+    """Carries the report with the measured differences."""
+
+    def __init__(self, what: str, fix: str, report: Report) -> None:
+        super().__init__(what, fix)
+        self.report = report
+
+
+def check_input(source: model_file.Source, where: str) -> str:
+    """Raise ModelError unless the model is valid. Where ONNX's checker objects but ONNX Runtime takes the model, return the objection as a note."""
+    try:
+        onnx_inference.check(source.model, where)
+    except ModelError as e:
+        try:
+            verification.session(source)
+        except Exception:
+            raise e from None
+        return f"{_OBJECTION}: {e.what}"
+    return ""
+
+
+def _check_result(model: ModelProto) -> None:
+    try:
+        onnx_inference.check(model, "the optimized model")
+    except ModelError as e:
+        raise TraceaError(e.what, "report this with the model") from e
+
+
+def _bring_in(source: model_file.Source) -> None:
+    """A model that came without external data goes without: weights still in its file are read."""
+    external.bring_in(source, lambda t: external.in_own_file(t, source))
+
+
+def _pack(result: model_file.Source, written: Path | None, pack: Path, *, trust: bool) -> Path:
+    """Compile the optimized model and write the pack file."""
+
+    if written is None and result.folder is not None and any(t.data_location == TensorProto.EXTERNAL for t in model_file.tensors(result.model)):
+        raise UsageError("a model with external data is compiled from the file written", "give an output file beside --pack")
+    model_file.write_bytes(pack, build_pack(str(written) if written is not None else model_file.serialize(result.model), trust=trust))
+    return pack
+
+
+def opset(model: ModelProto) -> int:
+    """Version of ONNX's own operator set the model imports (0 for none)."""
+    return opset_versions(model.opset_import).get("", 0)
+
+
+def _present(model: ModelProto) -> set[str]:
+    """Rules whose fusions the model holds, from this run or an earlier one."""
+    calls = [n for g in edit.graphs(model) for n in g.node if n.domain == DOMAIN]
+    return {e.value for n in calls for e in n.metadata_props if e.key == fused_calls.METADATA_RULE}

@@ -1,0 +1,124 @@
+"""What `optimize` did, as stable JSON keys and as a short table for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tracea_onnx.ir.contracts import Refusal
+from tracea_onnx.rewrite.mixed_precision import Narrowed
+from tracea_onnx.verify.verification import Verification
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One fusion: the rule, the fused op, the names of the nodes it replaced, its outputs, the estimated saving, the anchor among the nodes."""
+
+    rule: str
+    op: str
+    nodes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    saved_us: float
+    anchor: str
+
+
+@dataclass
+class Report:
+    """`nodes_*` count the nodes of the main graph and of control-flow bodies; `seconds` is the wall time of the whole run."""
+
+    model: str
+    opset: int
+    backend: str
+    nodes_before: int
+    nodes_after: int = 0
+    fused: list[Fused] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    verify: Verification | None = None
+    precision: Narrowed | None = None
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "opset": self.opset,
+            "backend": self.backend,
+            "nodes_before": self.nodes_before,
+            "nodes_after": self.nodes_after,
+            "fused": [asdict(f) for f in self.fused],
+            "refused": [
+                {"rule": r.rule, "anchor": r.anchor, "reason": r.reason, "node": r.node or r.anchor, "fix": r.fix or None} for r in self.refused if r.near
+            ],
+            "verify": None if self.verify is None else self.verify.to_json(),
+            "precision": None if self.precision is None else self.precision.to_json(),
+            "seconds": round(self.seconds, 3),
+            "notes": self.notes,
+            "files": self.files,
+        }
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned columns; numbers to the right."""
+    widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
+    return ["  ".join(c.rjust(w) if _is_number(c) else c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or (text[:1] == "-" and text[1:2].isdigit())
+
+
+_SHOWN = 8
+
+
+def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list[str]:
+    """The report as lines. `prices` lists each fusion with its saving; `verbose` every refusal."""
+    out = [f"{report.model}  opset {report.opset}  backend {report.backend}", f"nodes  {report.nodes_before} -> {report.nodes_after}"]
+    if report.fused:
+        count = Counter(f.rule for f in report.fused)
+        saved = {rule: sum(f.saved_us for f in report.fused if f.rule == rule) for rule in count}
+        replaced = {rule: sum(len(f.nodes) for f in report.fused if f.rule == rule) for rule in count}
+        rows = [("rule", "fusions", "nodes", "saves")]
+        rows += [(r, str(count[r]), str(replaced[r]), f"{saved[r]:.1f} us") for r in sorted(count, key=lambda r: -saved[r])]
+        out += ["", *table(rows)]
+        if prices:
+            dearest = sorted(report.fused, key=lambda f: -f.saved_us)
+            out += ["", *table([("saves", "rule", "chain"), *((f"{f.saved_us:.1f} us", f.rule, _chain(f)) for f in dearest)])]
+    else:
+        out.append("nothing was fused")
+    near = [r for r in report.refused if r.near]
+    if near:
+        shown = near if verbose else near[:_SHOWN]
+        out += ["", f"{len(near)} chains were not fused:", *(f"  {r.anchor} ({r.rule}): {r.reason}" for r in shown)]
+        if len(near) > len(shown):
+            out.append(f"  and {len(near) - len(shown)} more: tracea-onnx explain {report.model}")
+    if report.precision is not None:
+        out += ["", *_precision_text(report.precision, verbose)]
+    if report.verify is not None:
+        out += ["", *verification_text(report.verify)]
+    out += [f"note: {n}" for n in report.notes]
+    return out
+
+
+def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
+    out = [f"{p.kind.name}: {len(p.nodes)} nodes compute in it" + (f"; {len(p.kept)} products stay fp32:" if p.kept else "")]
+    shown = list(p.kept.items()) if verbose else list(p.kept.items())[:_SHOWN]
+    out += [f"  {name}: {reason}" for name, reason in shown]
+    out += [f"  and {len(p.kept) - len(shown)} more"] if len(p.kept) > len(shown) else []
+    return out + ([f"  {len(p.clamped)} constants were clamped to the largest finite value: {', '.join(p.clamped[:_SHOWN])}"] if p.clamped else [])
+
+
+def _chain(f: Fused) -> str:
+    names = list(f.nodes) if len(f.nodes) <= 4 else [*f.nodes[:2], f"... {len(f.nodes) - 3} ...", f.nodes[-1]]
+    return " + ".join(names)
+
+
+def verification_text(v: Verification) -> list[str]:
+    """One line, and one for each output that is out of bounds, or within them only as the original is sensitive."""
+    worst = max((o.max_abs for o in v.outputs), default=0.0)
+    relative = max((o.max_rel for o in v.outputs), default=0.0)
+    out = [f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g} ({relative:.2g} relative) over {len(v.outputs)} outputs"]
+    out += [f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip() for o in v.outputs if not o.ok or o.note]
+    return [*out, *([f"  {v.note}"] if v.note else [])]

@@ -1,0 +1,371 @@
+"""Which bytes each operand of a kernel family may touch, and which parameters a kernel can take: the wall behind lowering.
+
+`extents(family, ints, present, size)` gives for every operand the bytes `[low, high)` relative to its address as expressions over
+the family's parameters. One table serves both backends: CUDA Plans carry the expressions, and C++ for the CPU kernels is generated from
+them (`kernels/cpu.py`). The provider compares them with the buffers once for each set of input shapes, whoever made the Plan.
+
+Only what a family is meant to touch is counted: vectors may read, and pad channels may be written, within the slack behind a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.plan.kernel_families import COPIES, FAMILIES, PADDED
+
+#: Bytes from an operand's address: the first it may touch, and the first it may not.
+Extent = tuple[DimLike, DimLike]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an extent depends on: parameters by name, whether an operand is there (1 or 0), bytes of an element of the main type,
+    and whether convolutions read the zero border around their images (as on the CPU)."""
+
+    ints: Mapping[str, DimLike]
+    present: Mapping[str, DimLike]
+    size: int
+    border: bool
+
+    def __getitem__(self, name: str) -> DimLike:
+        return self.ints.get(name, 0)
+
+    def span(self, *axes: tuple[DimLike, DimLike], size: DimLike = 0) -> Extent:
+        """Elements at sum(index * stride) of these (count, stride), of `size` bytes each (0: of the main type)."""
+        low: DimLike = 0
+        high: DimLike = 1
+        for n, stride in axes:
+            reach = D.mul(n - 1, stride)
+            low, high = low + D.minimum(reach, 0), high + D.maximum(reach, 0)
+        each = size if size != 0 else self.size
+        low, high = D.mul(low, each), D.mul(high, each)
+        for n, _ in axes:
+            some = D.less(0, n)
+            low, high = D.select(some, low, 0), D.select(some, high, 0)
+        return low, high
+
+    def line(self, *counts: DimLike, size: DimLike = 0) -> Extent:
+        """So many elements in a row."""
+        return self.span((D.product([D.maximum(n, 0) for n in counts]), 1), size=size)
+
+    def image(self, o: str, h: DimLike, w: DimLike, c: DimLike, n: DimLike | None = None) -> Extent:
+        """A channels-last image of operand `o`."""
+        return self.span((self["N"] if n is None else n, self[f"{o}_ns"]), (h, self[f"{o}_rs"]), (w, self[f"{o}_cs"]), (c, 1))
+
+
+def size_of(dtype: DimLike) -> DimLike:
+    """Bytes of an element of a type known by its number; 8 of one that is not in the table, which `limits` refuses."""
+    out: DimLike = 8
+    for t in DType:
+        out = D.select(D.equal(dtype, int(t)), t.size, out)
+    return out
+
+
+def _up(n: DimLike, m: int) -> DimLike:
+    return D.mul(D.floordiv(n + (m - 1), m), m)
+
+
+Table = Callable[[Launch], dict[str, Extent]]
+_F32 = 4
+
+
+def _extras(p: Launch, full: Extent, channels: DimLike, rows: DimLike) -> dict[str, Extent]:
+    """Operands of an epilogue's program: as large as the result, one for each channel, for each row, or one."""
+    out = {}
+    for k in range(4):
+        kind = p[f"o{k}_kind"]
+        forms = (full, p.line(channels), p.line(rows), p.line(1))
+        low, high = forms[3]
+        for code in (2, 1, 0):
+            low, high = D.select(D.equal(kind, code), forms[code][0], low), D.select(D.equal(kind, code), forms[code][1], high)
+        out[f"o{k}"] = (low, high)
+    return out
+
+
+def _windows(p: Launch, channels: DimLike) -> Extent:
+    """What the windows of a convolution read of an image: with its border where kernels read that."""
+    if not p.border:
+        planes = D.select(D.equal(p["x_c"], 0), 1, p["x_c"])
+        return p.span((p["N"], p["x_ns"]), (p["IH"], p["x_rs"]), (p["IW"], p["x_cs"]), (channels, planes))
+    rows, columns = (D.mul(p[f"O{a}"] - 1, p[f"S{a}"]) + D.mul(p[f"K{a}"] - 1, p[f"D{a}"]) + 1 for a in "HW")
+    low, high = p.span((p["N"], p["x_ns"]), (rows, p["x_rs"]), (columns, p["x_cs"]), (channels, 1))
+    some = D.less(0, D.product([D.maximum(p[n], 0) for n in ("N", "OH", "OW")]))
+    shift = D.mul(D.mul(p["PT"], p["x_rs"]) + D.mul(p["PL"], p["x_cs"]), p.size)
+    return D.select(some, low - shift, 0), D.select(some, high - shift, 0)
+
+
+def _convolution(p: Launch, x: Extent, w: DimLike, height: str = "OH", width: str = "OW") -> dict[str, Extent]:
+    y = p.image("y", p[height], p[width], p["OC"])
+    residual = p.image("r", p["OH"], p["OW"], p["OC"])
+    pixels = D.product([p["N"], p["OH"], p["OW"]])
+    return {"x": x, "w": p.line(w), "bias": p.line(p["OC"], size=_F32), "res": residual, "y": y, **_extras(p, residual, p["OC"], pixels)}
+
+
+def _even(p: Launch) -> Launch:
+    """Winograd's tiles are of 2 x 2 results, those at the edge, too."""
+    return replace(p, ints={**p.ints, "OH": _up(p["OH"], 2), "OW": _up(p["OW"], 2)})
+
+
+def _filters(p: Launch, groups: bool = True) -> DimLike:
+    """Elements of packed filters."""
+    g = D.maximum(p["G"], 1) if groups else 1
+    columns = D.mul(g, _up(D.floordiv(p["OC"], g), 16)) if p.border else p["OC"]
+    return D.product([columns, D.floordiv(p["IC"], g), p["KH"], p["KW"]])
+
+
+def _depthwise(p: Launch) -> DimLike:
+    return D.product([p["KH"], p["KW"], _up(p["OC"], 16) if p.border else p["OC"]])
+
+
+def _gemm(p: Launch) -> dict[str, Extent]:
+    m, n, k = p["M"], p["N"], p["K"]
+    columns = p.line(n, size=_F32)
+    panels = D.floordiv(k + 63, 64), D.floordiv(n + 63, 64)
+    out = {
+        "x": p.span((m, p["ldx"]), (k, 1)), "w": p.line(k, n), "bias": columns, "res": p.span((m, p["ldr"]), (n, 1)), "y": p.span((m, p["ldy"]), (n, 1)),
+        "x_stats": p.line(m, panels[0], 2, size=_F32), "r_stats": p.line(m, panels[1], 2, size=_F32), "y_stats": p.line(m, panels[1], 2, size=_F32),
+        "x_sums": columns, "r_gamma": columns, "r_beta": columns,
+    }  # fmt: skip
+    for j in range(4):
+        full = p.span((m, p[f"o{j}_ld"]), (n, 1))
+        out[f"o{j}"] = _extras(p, full, n, m)[f"o{j}"]
+    return out
+
+
+def _pack_gemm(p: Launch) -> dict[str, Extent]:
+    n, k, turned = p["N"], p["K"], p["trans"]
+    by_row, by_column = p.span((n, p["ldw"]), (k, 1)), p.span((k, p["ldw"]), (n, 1))
+    w = (D.select(turned, by_row[0], by_column[0]), D.select(turned, by_row[1], by_column[1]))
+    columns = D.maximum(p["N_total"], p["n0"] + n)  # this source fills columns n0..n0+N
+    packed = p.line(k, _up(columns, 32) if p.border else columns)
+    return {"w": w, "scale": p.line(n, size=_F32), "gamma": p.line(k), "packed": packed}
+
+
+def _matmul(p: Launch) -> dict[str, Extent]:
+    batch = ("0", p["B0"]), ("1", p["B1"])
+
+    def operand(o: str, *axes: tuple[DimLike, DimLike]) -> Extent:
+        return p.span(*((n, p[f"{o}_{k}"]) for k, n in batch), *axes)
+
+    m, n, k = p["M"], p["N"], p["K"]
+    return {
+        "a": operand("a", (m, p["a_m"]), (k, p["a_k"])), "b": operand("b", (k, p["b_k"]), (n, p["b_n"])), "bias": p.line(n, size=_F32),
+        "res": operand("r", (m, p["ldr"]), (n, 1)), "y": operand("y", (m, p["ldy"]), (n, 1)),
+    }  # fmt: skip
+
+
+def _attention(p: Launch) -> dict[str, Extent]:
+    def heads(o: str, rows: str, count: str, width: str) -> Extent:
+        return p.span((p["B"], p[f"{o}_b"]), (p[rows], p[f"{o}_s"]), (p[count], p[f"{o}_h"]), (p[width], 1))
+
+    bytes_of = D.select(D.equal(p["mask_kind"], 1), p.size, 1)
+    mask = p.span((p["B"], p["m_b"]), (p["H"], p["m_h"]), (p["S"], p["m_q"]), (p["T"], p["m_k"]), size=bytes_of)
+    return {"q": heads("q", "S", "H", "D"), "k": heads("k", "T", "KVH", "D"), "v": heads("v", "T", "KVH", "DV"), "mask": mask, "y": heads("y", "S", "H", "DV")}
+
+
+def _layernorm(p: Launch) -> dict[str, Extent]:
+    rows, row = p.line(p["rows"], p["N"]), p.line(p["N"])
+    return {"x": rows, "res": rows, "y": rows, "skip": rows, "xbias": row, "gamma": row, "beta": row}
+
+
+def _layernorm_sum(p: Launch) -> dict[str, Extent]:
+    n = p["N"]
+    rows, row = p.line(p["outer"], p["inner"], n), p.line(n)
+    out = {"y": rows, "skip": rows, "gamma": row, "beta": row}
+    for k in range(4):
+        count = D.maximum(D.minimum(p[f"x{k}_hi"], p["inner"]) - p[f"x{k}_lo"], 0)
+        steps = ((p["outer"], p[f"x{k}_o"]), (count, p[f"x{k}_i"]))
+        direct, table, indexed = p.span(*steps, (n, 1)), p.span((p[f"x{k}_n"], p[f"x{k}_ld"]), (n, 1)), p.present.get(f"i{k}", 0)
+        out[f"x{k}"] = (D.select(indexed, table[0], direct[0]), D.select(indexed, table[1], direct[1]))
+        out[f"i{k}"] = p.span(*steps, size=size_of(p[f"i{k}_dtype"]))
+    return out
+
+
+def _groupnorm(p: Launch) -> dict[str, Extent]:
+    whole, channels = p.line(p["B"], p["C"], p["inner"]), p.line(p["C"])
+    return {"x": whole, "y": whole, "gamma": channels, "beta": channels}
+
+
+def _images(p: Launch, **more: Extent) -> dict[str, Extent]:
+    """x and y of one size."""
+    return {o: p.image(o, p["H"], p["W"], p["C"]) for o in "xy"} | more
+
+
+def _resized(p: Launch) -> dict[str, Extent]:
+    return {"x": p.image("x", p["IH"], p["IW"], p["C"]), "y": p.image("y", p["OH"], p["OW"], p["C"])}
+
+
+def _rows_of(p: Launch, x: DimLike, y: DimLike, x_size: DimLike = 0, y_size: DimLike = 0) -> dict[str, Extent]:
+    return {"x": p.line(p["outer"], x, p["inner"], size=x_size), "y": p.line(p["outer"], y, p["inner"], size=y_size)}
+
+
+def _pointwise(p: Launch) -> dict[str, Extent]:
+    counts = [p[f"n{d}"] for d in range(6)]
+    out = {f"x{k}": p.span(*((n, p[f"x{k}_{d}"]) for d, n in enumerate(counts)), size=size_of(p[f"x{k}_dtype"])) for k in range(6)}
+    return out | {"y": p.line(*counts, size=size_of(p["y_dtype"]))}
+
+
+def _pointwise_nhwc(p: Launch) -> dict[str, Extent]:
+    out = {"y": p.image("y", p["H"], p["W"], p["C"])}
+    for k in range(4):
+        kind = p[f"x{k}_kind"]
+        full = p.image(f"x{k}", p["H"], p["W"], p["C"])
+        channel = p.span((p["N"], p[f"x{k}_ns"]), (p["C"], 1))
+        wide = p.span((p["N"], p[f"x{k}_ns"]), (p["C"], 1), size=_F32)
+        low, high = p.line(1)
+        for code, form in ((4, wide), (1, channel), (0, full)):
+            low, high = D.select(D.equal(kind, code), form[0], low), D.select(D.equal(kind, code), form[1], high)
+        out[f"x{k}"] = (low, high)
+    return out
+
+
+def _copy(p: Launch) -> dict[str, Extent]:
+    return {o: p.span(*((p[f"n{d}"], p[f"{o}{d}"]) for d in range(6)), size=p["elem"]) for o in "xy"}
+
+
+def _copies(p: Launch) -> dict[str, Extent]:
+    out = {}
+    for k in range(COPIES):
+        out[f"x{k}"] = p.span(*((p[f"p{k}_n{d}"], p[f"p{k}_x{d}"]) for d in range(3)), size=p["elem"])
+    return out
+
+
+def _pad(p: Launch) -> dict[str, Extent]:
+    sides = {"x": "m", "y": "n"}
+    return {o: p.span(*((p[f"{c}{d}"], p[f"{o}{d}"]) for d in range(PADDED)), size=p["elem"]) for o, c in sides.items()}
+
+
+def _zero_border(p: Launch) -> dict[str, Extent]:
+    low, high = p.span((p["N"], p["y_ns"]), (p["H"] + p["PT"] + p["PB"], p["y_rs"]), (p["W"] + p["PL"] + p["PR"], p["y_cs"]), (p["y_cs"], 1))
+    shift = D.mul(D.mul(p["PT"], p["y_rs"]) + D.mul(p["PL"], p["y_cs"]), p.size)
+    some = D.less(low, high)
+    return {"y": (D.select(some, low - shift, 0), D.select(some, high - shift, 0))}
+
+
+def _rope(p: Launch) -> dict[str, Extent]:
+    width = D.select(p["full"], p["rot"], D.floordiv(p["rot"], 2))
+    table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (width, 1))
+    parts = {o: p.span((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1)) for o in "xy"}
+    return {**parts, "cos": table, "sin": table}
+
+
+def _gathered(p: Launch, idx: DimLike, y: DimLike) -> dict[str, Extent]:
+    elem = p["elem"]
+    x = p.line(p["outer"], p["n"], p["inner"], size=elem)
+    return {"x": x, "idx": p.line(idx, size=size_of(p["idx_dtype"])), "y": p.line(y, size=elem)}
+
+
+def _five(p: Launch, letter: str) -> list[DimLike]:
+    return [p[f"{letter}{k}"] for k in range(5)]
+
+
+def _along(p: Launch, o: str) -> dict[str, Extent]:
+    """Elements along an axis: indices and updates are contiguous; the tensor they point into has extents m and strides s."""
+    tensor = p.span(*zip(_five(p, "m"), _five(p, "s"), strict=True), size=p["elem"])
+    indices, others = p.line(*_five(p, "n"), size=size_of(p["idx_dtype"])), p.line(*_five(p, "n"), size=p["elem"])
+    return {"idx": indices, **({"x": tensor, "y": others} if o == "x" else {"y": tensor, "u": others})}
+
+
+def _tuples(p: Launch, o: str) -> dict[str, Extent]:
+    rows = p.line(p["count"], p["inner"], size=p["elem"])
+    return {"idx": p.line(p["count"], p["k"], size=size_of(p["idx_dtype"])), ("y" if o == "x" else "u"): rows}
+
+
+_TABLE: dict[str, Table] = {
+    "conv2d": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p)),
+    "conv_pool": lambda p: _convolution(p, _windows(p, p["IC"]), _filters(p), "PH", "PW"),
+    "conv2d_wino": lambda p: _convolution(p, _windows(_even(p), p["IC"]), D.product([16, p["IC"], _up(p["OC"], 16)])),
+    "conv2d_dw": lambda p: _convolution(p, _windows(p, p["IC"]), _depthwise(p)),
+    "deconv2d_dw": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]), _depthwise(p)),
+    "deconv2d": lambda p: _convolution(p, p.image("x", p["IH"], p["IW"], p["IC"]), _filters(p)),
+    "pack_conv2d": lambda p: {
+        "w": p.line(p["OC"], D.floordiv(p["IC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
+    },
+    "pack_conv2d_wino": lambda p: {
+        "w": p.line(p["OC"], p["IC"], 9), "scale": p.line(p["OC"], size=_F32), "packed": p.line(16, p["IC"], _up(p["OC"], 16)),
+    },
+    "pack_conv2d_dw": lambda p: {"w": p.line(p["OC"], p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_depthwise(p))},
+    "pack_deconv2d": lambda p: {
+        "w": p.line(p["IC"], D.floordiv(p["OC"], D.maximum(p["G"], 1)), p["KH"], p["KW"]), "scale": p.line(p["OC"], size=_F32), "packed": p.line(_filters(p)),
+    },
+    "pack_bias": lambda p: {
+        "b": p.line(p["OC"]), "scale": p.line(p["OC"], size=_F32), "shift": p.line(p["OC"], size=_F32), "packed": p.line(_up(p["OC"], 16), size=_F32),
+    },
+    "fold_bn": lambda p: {**dict.fromkeys(("gamma", "beta", "mean", "var"), p.line(p["C"])), **dict.fromkeys(("scale", "shift"), p.line(p["C"], size=_F32))},
+    "pool2d": _resized, "resize2d": _resized, "resize_cubic": _resized, "lrn": _images, "copy_nhwc": _images,
+    "grid_sample": lambda p: {**_resized(p), "grid": p.line(p["N"], p["OH"], p["OW"], 2, size=size_of(p["grid_dtype"]))},
+    "global_pool": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]), "y": p.span((p["N"], p["y_ns"]), (p["C"], 1))},
+    "nchw_to_nhwc": lambda p: {"x": p.line(p["N"], p["C"], p["H"], p["W"]), "y": p.image("y", p["H"], p["W"], p["C"])},
+    "nhwc_to_nchw": lambda p: {"x": p.image("x", p["H"], p["W"], p["C"]), "y": p.line(p["N"], p["C"], p["H"], p["W"])},
+    "zero_border": _zero_border, "pointwise_nhwc": _pointwise_nhwc, "gemm": _gemm, "gemm_norm": _gemm, "pack_gemm": _pack_gemm,
+    "fold_norm": lambda p: {
+        "w": _pack_gemm(p)["w"], "packed": p.line(p["K"], p["N"]), "beta": p.line(p["K"]), "b": p.line(p["N"]), "sums": p.line(p["N"], size=_F32),
+        "bias": p.line(p["N"], size=_F32),
+    },
+    "matmul": _matmul, "attention": _attention, "layernorm": _layernorm, "layernorm_sum": _layernorm_sum, "groupnorm": _groupnorm,
+    "groupnorm_nhwc": lambda p: _images(p, gamma=p.line(p["C"]), beta=p.line(p["C"])),
+    "softmax": lambda p: _rows_of(p, p["n"], p["n"]), "cumsum": lambda p: _rows_of(p, p["n"], p["n"], size_of(p["dtype"]), size_of(p["dtype"])),
+    "reduce": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), size_of(p["dtype"])), "argmax": lambda p: _rows_of(p, p["n"], 1, size_of(p["dtype"]), 8),
+    "topk": lambda p: {**_rows_of(p, p["n"], p["k"], size_of(p["dtype"]), size_of(p["dtype"])), "at": p.line(p["outer"], p["k"], p["inner"], size=8)},
+    "squeeze_excite": lambda p: _images(
+        p, w1=p.line(p["R"], p["C"]), w2=p.line(p["R"], p["C"]), b1=p.line(p["R"], size=_F32), b2=p.line(p["C"], size=_F32)
+    ),
+    "copy": _copy, "copies": _copies, "pad": _pad, "rope": _rope, "pointwise": _pointwise,
+    "fill": lambda p: {"y": p.line(p["count"], size=p["elem"])},
+    "store_ints": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))}, "range": lambda p: {"y": p.line(p["count"], size=size_of(p["dtype"]))},
+    "gather": lambda p: _gathered(p, p["count"], D.product([p["outer"], p["count"], p["inner"]])),
+    "gather_elements": lambda p: _gathered(p, D.product([p["outer"], p["count"], p["inner"]]), D.product([p["outer"], p["count"], p["inner"]])),
+    "gather_along": lambda p: _along(p, "x"), "scatter_along": lambda p: _along(p, "u"), "gather_tuples": lambda p: _tuples(p, "x"),
+    "scatter_tuples": lambda p: _tuples(p, "u"),
+    "one_hot": lambda p: {
+        "idx": p.line(p["outer"], p["inner"], size=size_of(p["idx_dtype"])), "values": p.line(2, size=p["elem"]),
+        "y": p.line(p["outer"], p["depth"], p["inner"], size=p["elem"]),
+    },
+    "triangle": lambda p: dict.fromkeys("xy", p.line(p["outer"], p["rows"], p["columns"], size=p["elem"])),
+}  # fmt: skip
+
+
+def extents(family: str, ints: Mapping[str, DimLike], present: Mapping[str, DimLike], size: int, *, border: bool) -> dict[str, Extent]:
+    """What each operand of a launch may touch. size: bytes of an element of the main type; present: 1 for each operand that is there.
+    border: convolutions read the zeros around their images. Operands without an entry have no bound here (what indices reach is
+    compared by the kernel)."""
+    found = _TABLE[family](Launch(ints, present, size, border))
+    names = {o.rstrip("?") for o in FAMILIES[family].operands}
+    return {o: e for o, e in found.items() if o in names}
+
+
+# --- parameters ---------------------------------------------------------------------------------------------------------
+
+#: Parameters that a kernel divides by, or that count: at least 1.
+_POSITIVE = frozenset({"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"})
+#: Parameters that are a number of a list, by how many there are.
+_CODES = {"act": 16, "res_mode": 3, "coord": 4, "rounding": 5, "mask_kind": 4, **{f"o{k}_kind": 4 for k in range(4)}, **{f"x{k}_kind": 5 for k in range(4)}}
+#: Groups of channels: the first is a multiple of the second.
+_MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("H", "KVH")}
+#: The largest size of anything: products of two of them fit 128 bits with room for sums.
+LARGEST = 1 << 60
+#: Parameters that are values, not sizes.
+_VALUES = frozenset({"value", "start", "delta", *(f"v{k}" for k in range(8))})
+#: Parameters that count something.
+_COUNTS = frozenset({
+    "N", "C", "H", "W", "IC", "OC", "IH", "IW", "OH", "OW", "M", "K", "B", "S", "T", "D", "DV", "R", "B0", "B1", "rows", "inner", "outer", "n",
+    "count", "k", "depth", "columns", "each", "rot", "N_total", "PT", "PL", "PB", "PR", "PH", "PW", "PPT", "PPL", *(f"n{d}" for d in range(6)),
+})  # fmt: skip
+
+
+def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str]]]:
+    """For each parameter of a family the least and the largest value, and pairs of which the first is a multiple of the second."""
+    names = FAMILIES[family].ints
+    ranges = {}
+    for n in names:
+        if n in _VALUES:
+            continue
+        least = 1 if n in _POSITIVE else 0 if n in _COUNTS or n in _CODES else -LARGEST
+        ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
+    if family == "reduce":
+        ranges["kind"] = (0, 9)
+    return ranges, [(a, b) for a, b in sorted(_MULTIPLES) if a in names and b in names]

@@ -1,0 +1,43 @@
+"""Finds rules, scheduling policies, backends and model builders by file name.
+
+The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the package. Either way a
+file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a file is all it takes to add a rule.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import tracea_onnx
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+if not (_PACKAGE / "fusion_rules").is_dir():
+    tracea_onnx.__path__.append(str(_PACKAGE.parent))
+
+
+def folder(kind: str) -> Path:
+    """Where `fusion_rules`, `scheduler`, `kernels` or `models` lies: inside the installed package, or beside it in a checkout."""
+    for base in (_PACKAGE, _PACKAGE.parent):
+        if (base / kind).is_dir():
+            return base / kind
+    raise FileNotFoundError(f"the {kind} folder is missing from the installation of tracea-onnx")
+
+
+def module(kind: str, name: str) -> ModuleType:
+    """The module `tracea_onnx.<kind>.<name>`. Threads that ask for it at once all get it whole: Python locks each module while it is imported."""
+    full = f"tracea_onnx.{kind}.{name}"
+    try:
+        return importlib.import_module(full)
+    except ModuleNotFoundError as e:
+        if e.name != full:
+            raise
+        raise ModuleNotFoundError(f"no {kind} called '{name}'; there are: {', '.join(names(kind))}") from None
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """Names of everything in the folder, sorted."""
+    return tuple(sorted(p.stem for p in folder(kind).glob("*.py") if not p.stem.startswith("_")))
