@@ -138,6 +138,15 @@ def _extent_function(name: str, family: Family) -> str:
     return "\n".join([head, "  (void)i, (void)present, (void)out;", *lines, "  return nullptr;", "}"])
 
 
+def _program_operands(f: Family) -> tuple[int, int]:
+    """Where a program's inputs lie among the operands: `o0`, ... behind the accumulator, or `x0`, ..."""
+    names = [o.rstrip("?") for o in f.operands]
+    for first, before in (("o0", 1), ("x0", 0)):
+        if f.program and first in names:
+            return names.index(first), before
+    return -1, 0
+
+
 def extents_header() -> str:
     """C++ twin of `extents.extents` for the CPU's kernels."""
     return "\n".join(
@@ -154,6 +163,10 @@ def extents_header() -> str:
             "using ExtentFunction = const char* (*)(const int64_t* i, unsigned present, Extent* out);",
             f"constexpr ExtentFunction kExtents[] = {{{', '.join(f'extents_{n}' for n in FAMILIES)}}};",
             f"constexpr int kMostOperands = {max(len(f.operands) for f in FAMILIES.values())};",
+            "// Operands that a program reads, in the order of kFamilies: the operand of its first input, and how many inputs come before that one",
+            "// (the accumulator of an epilogue); first < 0: the family takes no program.",
+            "struct ProgramOperands { int first, before; };",
+            f"constexpr ProgramOperands kProgramOperands[] = {{{', '.join(f'{{{first}, {before}}}' for first, before in map(_program_operands, FAMILIES.values()))}}};",
             "}  // namespace tracea",
             "",
         ]

@@ -82,7 +82,7 @@ def test_a_user_without_a_home_has_no_cache(tmp_path: Path, code: str) -> None:
 
 def test_without_a_home_the_version_is_shown(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
-    code = "import pwd, sys\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\nfrom tracea_onnx.cli import main\nmain(['--version'])"
+    code = "import pwd, sys\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\nfrom tracea_onnx.cli.main import main\nmain(['--version'])"
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=_ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("tracea-onnx "), done.stderr
 

@@ -13,6 +13,7 @@ from tests.host.pipeline_models import parse
 from tracea_onnx.canonicalize import constant_ifs
 from tracea_onnx.compiler import partition_compiler
 from tracea_onnx.errors import ModelError, TraceaError
+from tracea_onnx.explain import contents, explanation
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.activations import evaluate
 from tracea_onnx.ir.expr import Expr, Instr
@@ -236,3 +237,36 @@ def test_an_error_of_onnx_runtime_is_said_once(capfd: pytest.CaptureFixture[str]
     m = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     assert not verification.loads(model_file.Source(m))
     assert "EP Error" not in capfd.readouterr().out
+
+
+def test_dims_and_types_that_a_file_makes_up_are_shown_as_they_are() -> None:
+    m = parse("g (float[n, 3] x) => (float[n, 3] y) { a = Relu (x) y = Softmax (a) }")
+    for v in (*m.graph.input, *m.graph.output):
+        v.type.tensor_type.shape.dim[0].dim_param = "99999999999999999999"
+    assert optimizer.optimize(m, verify=False).report.fused == []
+    assert explanation.explain(m, provider=True).coverage is not None
+    m.graph.output[0].type.tensor_type.elem_type = 120
+    assert contents.inspect(model_file.Source(m))["outputs"][0]["type"] == "type 120"
+
+
+def test_what_the_checker_says_of_functions_is_said_of_the_original() -> None:
+    """Before IR version 8 it does not look at functions; a model with fused ops has a later one."""
+    m = parse("g (float[2, 3] x) => (float[2, 3] y) { a = local.F (x) b = Sigmoid (a) y = Mul (a, b) }")
+    body = [helper.make_node("Shape", ["a"], ["s"]), helper.make_node("Relu", ["a"], ["b"])]
+    m.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 14)]))
+    m.opset_import[0].version = 25
+    m.opset_import.append(helper.make_opsetid("local", 1))
+    m.ir_version = 7
+    found = optimizer.optimize(m, verify=False)
+    assert any("checker" in n for n in found.report.notes)
+
+
+def test_a_request_whose_nodes_are_out_of_order_compiles_nothing() -> None:
+    """Rules rely on the order that ONNX asks for; a graph of ONNX Runtime has it."""
+    m = parse("g (float[2, 16] x) => (float[2, 8] y) { t = MatMul (x, w) y = Add (t, b) }", w=np.ones((16, 8), np.float32), b=np.ones(8, np.float32))
+    for n in m.graph.node:
+        n.doc_string = n.op_type
+    m.metadata_props.add(key="claim", value="all")
+    assert read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]
+    m.graph.node.reverse()
+    assert not read_pack(partition_compiler.compile_request(m.SerializeToString()))[0]["entries"]

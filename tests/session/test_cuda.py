@@ -103,7 +103,7 @@ NO_GRAPHS = """
 from tests.session.cuda_session import *
 from tracea_onnx.pipeline import optimizer
 from tracea_onnx.runtime import cuda_harness, nvrtc
-assert (native_cuda.listed(), nvrtc.driver_version(), pipeline.choose_backend("auto")) == (1, 13000, "cuda")
+assert (cuda_harness.listed(), nvrtc.driver_version(), optimizer.choose_backend("auto")) == (1, 13000, "cuda")
 assert "initialise" not in log.take()
 answer(cube_plan)
 session = provider.create_session(cube_model(), {"backend": "cuda", "log_level": "warning"})

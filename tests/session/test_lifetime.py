@@ -117,6 +117,7 @@ def test_threads_that_load_the_first_models_of_a_process_all_use_the_provider(tm
 
 _EMITTERS = """
 import threading
+from tracea_onnx.match import rule_set
 from tracea_onnx.support import discovery
 
 start, found = threading.Barrier(6), []
@@ -124,7 +125,7 @@ start, found = threading.Barrier(6), []
 
 def load():
     start.wait()
-    found.append((len(registry.rules()), len(registry.module("kernels", "cuda").families()), registry.module("scheduler", "priority").schedule.__name__))
+    found.append((len(rule_set.rules()), len(discovery.module("kernels", "cuda").families()), discovery.module("scheduler", "priority").schedule.__name__))
 
 
 threads = [threading.Thread(target=load) for _ in range(6)]

@@ -47,9 +47,10 @@ T = TypeVar("T")
 
 @dataclass
 class Compiled:
-    """What the provider would run: one entry per partition, and why the other nodes stay with ORT."""
+    """What the provider would run: one entry per partition, with its builder, and why the other nodes stay with ORT."""
 
     entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = field(default_factory=list)
+    builders: list[PlanBuilder] = field(default_factory=list)
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
@@ -79,7 +80,7 @@ def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
 def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
-    reply = write_pack([], PRODUCER) if edit.unreadable(model) else _compiled(model)
+    reply = write_pack([], PRODUCER) if edit.unreadable(model) or not edit.in_order(model.graph) else _compiled(model)
     for packs in _recordings.get():
         packs.append(reply)
     for requests in _listeners.get():
@@ -199,7 +200,8 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
         if part.refusal is not None:
             result.refused += [(n, part.refusal) for n in nodes]
         elif part.plan is not None:
-            result.entries.append((nodes, {**part.plan, "name": f"partition{len(result.entries)}"}, part.blobs))
+            result.entries.append((nodes, {**part.plan.to_json(), "name": f"partition{len(result.entries)}"}, part.plan.blobs))
+            result.builders.append(part.plan)
     return result
 
 
@@ -207,21 +209,20 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
 class _Part:
     """One partition: a Plan, or why ONNX Runtime runs it; neither where nothing would run."""
 
-    plan: dict[str, Any] | None
-    blobs: list[bytes]
+    plan: PlanBuilder | None
     refusal: str | None
 
 
 def _part(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend, everything: bool, torn: set[int]) -> _Part:
     """Lowers a group of ops, and weighs it. Raises _Failed where one of them cannot be lowered in this company."""
     try:
-        plan, blobs = _lower_group(graph, ops, known, backend)
-        why = profitability.refusal(graph, ops, plan, backend.rates, torn) if plan is not None and not everything else None
+        plan = _lower_group(graph, ops, known, backend)
+        why = profitability.refusal(graph, ops, plan.to_json(), backend.rates, torn) if plan is not None and not everything else None
     except (_Failed, TraceaError, MemoryError):
         raise
     except Exception as e:
-        plan, blobs, why = None, [], _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
-    return _Part(plan, blobs, why)
+        plan, why = None, _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
+    return _Part(plan, why)
 
 
 def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
@@ -353,7 +354,7 @@ class _Failed(Exception):
         self.op, self.reason = op, reason
 
 
-def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend) -> tuple[dict[str, Any] | None, list[bytes]]:
+def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend) -> PlanBuilder | None:
     """One partition as a Plan; None when nothing would run."""
     made = [o for op in ops for n in op.nodes for o in n.outputs if o]
     inside = set(made)
@@ -377,8 +378,8 @@ def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backe
     except Unsupported as e:
         raise _Failed(ops[-1], e) from None
     if plan.launches == 0:
-        return None, []
-    return plan.to_json(), plan.blobs
+        return None
+    return plan
 
 
 def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:

@@ -9,6 +9,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from tracea_onnx.ir import edit, fused_op_names
 from tracea_onnx.ir.contracts import DOMAIN
+from tracea_onnx.ir.graph import type_name
 from tracea_onnx.model_io import model_file
 from tracea_onnx.pipeline.report import table
 from tracea_onnx.rewrite import fused_calls
@@ -49,7 +50,7 @@ def _value(v: ValueInfoProto) -> dict[str, Any]:
     if not v.type.HasField("tensor_type"):
         return {"name": v.name, "type": v.type.WhichOneof("value") or "unknown", "shape": None}
     shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim] if t.HasField("shape") else None
-    return {"name": v.name, "type": TensorProto.DataType.Name(t.elem_type).lower(), "shape": shape}
+    return {"name": v.name, "type": type_name(t.elem_type), "shape": shape}
 
 
 def _locations(model: ModelProto) -> set[str]:

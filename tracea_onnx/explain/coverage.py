@@ -79,7 +79,7 @@ def _complete_types(graph: Graph) -> None:
     ends = {*graph.inputs, *graph.outputs}
     for name in (o for n in graph.nodes for o in n.outputs if o and o not in ends):
         found, kind = shapes(graph).dims(name), graph.dtype(name)
-        if found is not None and kind is not None:
+        if found is not None and kind is not None and all(not isinstance(d, int) or d < 2**63 for d in found):
             named = [d if isinstance(d, int) else d.name or None for d in found]
             (known.get(name) or proto.value_info.add()).CopyFrom(helper.make_tensor_value_info(name, kind, named))
 

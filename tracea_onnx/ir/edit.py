@@ -50,6 +50,16 @@ def unreadable(model: ModelProto) -> str:
     return "" if all(isinstance(t, str) and "\0" not in t for t in texts) else "a name in it is not valid text"
 
 
+def in_order(graph: GraphProto) -> bool:
+    """Whether every node stands behind those whose results it reads."""
+    later = {o for n in graph.node for o in n.output if o}
+    for n in graph.node:
+        if not later.isdisjoint(n.input):
+            return False
+        later.difference_update(n.output)
+    return True
+
+
 def _names(graph: GraphProto) -> list[object]:
     """The graph's name, and those of its values and their dims; not of what its nodes make."""
     values = [*graph.input, *graph.output, *graph.value_info]

@@ -28,6 +28,11 @@ Shape = tuple[int | str | None, ...]
 MEMORY_LOCATION = "tracea:memory"
 
 
+def type_name(number: int) -> str:
+    """What a tensor's element type is called; a file may have any number there."""
+    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type {number}"
+
+
 class Node:
     """One node with its attributes decoded on demand. Identity is the object; `index` is its place in topological order."""
 

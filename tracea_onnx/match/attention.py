@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.contracts import Match, Refuse, Spec
 from tracea_onnx.ir.dims import DimLike
-from tracea_onnx.ir.graph import Graph, Node
+from tracea_onnx.ir.graph import Graph, Node, type_name
 from tracea_onnx.match import strided_view
 from tracea_onnx.match.epilogue import FLOATS, narrower
 from tracea_onnx.match.softmax import Softmax
@@ -341,7 +340,7 @@ def finish(
         raise Refuse("a value leaves the chain and comes back into it", anchor)
     ends = (t.q.value, t.k.value, t.v.value, t.out.value)
     if len({g.dtype(v) for v in ends} - {None}) > 1:
-        kinds = ", ".join(f"'{v}' is {TensorProto.DataType.Name(g.dtype(v) or 0).lower()}" for v in ends)
+        kinds = ", ".join(f"'{v}' is {type_name(g.dtype(v) or 0)}" for v in ends)
         raise Refuse(f"queries, keys, values and result are not all of one element type: {kinds}", anchor)
     inputs = [t.q.value, t.k.value, t.v.value, *masks, *([head_scale] if head_scale else [])]
     made = {o for n in t.nodes for o in n.outputs}

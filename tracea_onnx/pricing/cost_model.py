@@ -22,6 +22,8 @@ from tracea_onnx.pricing.device_caps import DeviceCaps, usual
 
 #: What an unknown dimension counts as: the first axis (batch) and any other.
 NOMINAL_BATCH, NOMINAL = 1, 64
+#: Elements that count, of a value whose dims a file has made up.
+_MOST = 1 << 100
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def elements(graph: Graph, name: str) -> float:
     shape = graph.shape(name)
     if shape is None:
         return float(NOMINAL * NOMINAL)
-    return float(math.prod(d if isinstance(d, int) else (NOMINAL_BATCH if k == 0 else NOMINAL) for k, d in enumerate(shape)))
+    sizes = (d if isinstance(d, int) else (NOMINAL_BATCH if k == 0 else NOMINAL) for k, d in enumerate(shape))
+    return float(min(math.prod(sizes), _MOST))
 
 
 def _traffic(graph: Graph, reads: Collection[str], writes: Collection[str]) -> float:

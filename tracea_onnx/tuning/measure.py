@@ -28,7 +28,7 @@ from tracea_onnx.errors import TraceaError, UsageError
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.graph import Array, Graph
-from tracea_onnx.plan.builder import PlanBuilder, evaluate
+from tracea_onnx.plan.builder import evaluate
 from tracea_onnx.pricing import device_caps
 from tracea_onnx.pricing.device_caps import DeviceCaps
 from tracea_onnx.runtime import cuda_harness
@@ -154,20 +154,15 @@ def _dim(graph: Graph, name: str, axis: int, d: int | str | None) -> D.DimLike:
 
 def parts(request: ModelProto, sizes: Sizes, choices: kernel_choice.Choices = kernel_choice.BY_PRICE) -> Iterator[Part]:
     """The Plans that answer a request, with data for inputs of these sizes; without those whose inputs' sizes do not follow from them."""
-    graph, props, builders = Graph(request), partition_compiler.properties(request), dict[str, CudaPlanBuilder]()
+    graph, props = Graph(request), partition_compiler.properties(request)
     backend = partition_compiler.cuda_backend(device_caps.of_request(props), tf32=props.get("tf32") == "1", choices=choices)
-
-    def builder(name: str, probe: bool) -> PlanBuilder:
-        made = backend.plan(name, probe)
+    compiled = partition_compiler.compile_for(graph, props, backend)
+    for (_, plan, blobs), made in zip(compiled.entries, compiled.builders, strict=True):
         assert isinstance(made, CudaPlanBuilder)
-        builders[name] = made
-        return made
-
-    for _, plan, blobs in partition_compiler.compile_for(graph, props, partition_compiler.Backend(backend.target, builder, backend.device)).entries:
         dims = [[_dim(graph, i["name"], axis, d) for axis, d in enumerate(graph.shape(i["name"]) or ())] for i in plan["inputs"]]
         if not sizes.keys() >= {s for shape in dims for d in shape for s in D.symbols(d)}:
             continue
-        shapes, made = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims], builders[plan["name"]]
+        shapes = [[D.evaluate(d, dict(sizes)) for d in shape] for shape in dims]
         data = [_values(i["dtype"], shape, k) for k, (i, shape) in enumerate(zip(plan["inputs"], shapes, strict=True))]
         value, known = evaluate(plan, shapes), made.sizes(shapes)
         keys = [kernel_choice.identity(kernel_choice.numbered(r, known)) for r in made.asked]

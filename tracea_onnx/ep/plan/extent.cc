@@ -22,6 +22,10 @@ void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* ro
   for (size_t k = 0; k < launch.operands.size(); k++) present |= unsigned(rooms[k].present) << k;
   if (const char* wrong = kExtents[family_index(launch.family)](ints, present, found))
     throw Failure(kernel + " takes no " + wrong + " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
+  const ProgramOperands read = kProgramOperands[family_index(launch.family)];
+  for (int k = read.before; launch.has_program && k < launch.program.n_in; k++)
+    if (const size_t o = size_t(read.first + k - read.before); read.first < 0 || o >= launch.operands.size() || !rooms[o].present)
+      throw Failure(kernel + " has a program that reads an operand which is not there: the plan is damaged");
   for (size_t k = 0; k < launch.operands.size(); k++) {
     if (!rooms[k].present || found[k].low >= found[k].high) continue;
     if (found[k].low < -Wide(before[k]) || found[k].high > rooms[k].bytes)
