@@ -82,12 +82,12 @@ def drawn(count: int, seed: int) -> list[str]:
 
 def by_itself(on: bool) -> None:
     """Whether tiles are chosen by what they take by themselves from now on."""
-    product = discovery.module("kernels", "cuda").part("_product")
+    product = discovery.module("kernels", "cuda.gemm.select")
     vars(product)["_NEAR"] = 1.0 if on else _NEAR
     product._likely.cache_clear()
 
 
-_NEAR: float = discovery.module("kernels", "cuda").part("_product")._NEAR
+_NEAR: float = discovery.module("kernels", "cuda.gemm.select")._NEAR
 
 
 class Place:

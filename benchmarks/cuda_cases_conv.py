@@ -21,8 +21,9 @@ from tracea_onnx.plan.kernel_families import bundled_groups
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = discovery.module("kernels", "cuda")
-_wgmma, _split, _costs, _fold = (_backend.part(f"_{name}") for name in ("wgmma", "split", "tile_costs", "fold"))
+_wgmma, _split, _costs, _fold = (
+    discovery.module("kernels", f"cuda.{n}") for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "gemm.multistage_sm80.tiles", "conv.col2im")
+)
 
 
 def _windows(v: Conv, x: Array) -> Iterator[tuple[int, int, Array]]:
@@ -159,7 +160,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
         yield with_tile(conv(rng, image, F16), tile)
     yield with_tile(conv(rng, Conv(2, 96, 9, 11, 72, (3, 2), (2, 1), (1, 2), (1, 0, 2, 1), act="silu", kinds=(0, 1, 0)), F16), split(128, 64, False, 2, 1, 1))
     for v in (Conv(2, 64, 13, 17, 136), Conv(2, 96, 9, 20, 64, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
-        for window in _backend.part("_window").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
+        for window in discovery.module("kernels", "cuda.conv.halo_resident").candidates(V.conv_request(v, F16), v.kernel[0] * v.kernel[1] * -(-v.c // 64)):
             yield with_tile(conv(rng, v, F16), window)
     for v in (Conv(5, 88, 9, 11, 72, (5, 5), pads=(2, 2, 2, 2), res_mode=1), Conv(2, 144, 6, 6, 45, (3, 2), one, (2, 1), (1, 0, 2, 1), act="silu", kinds=(1, 0, 3))):
         for slab in T.slab_tiles(V.conv_request(v, F16)):
@@ -167,7 +168,7 @@ def convolutions(rng: Rng) -> Iterator[Case]:
     bundles = Conv(3, 48, 11, 9, 48, groups=12), Conv(2, 72, 9, 10, 72, groups=3, act="silu", kinds=(1, 0, 3)), Conv(1, 40, 9, 11, 320, (3, 2), groups=10)
     for v, dtype in zip(bundles, (F16, BF16, F16), strict=True):
         r = V.conv_request(v, dtype)
-        windows = _backend.part("_window").candidates(r, v.kernel[0] * v.kernel[1])
+        windows = discovery.module("kernels", "cuda.conv.halo_resident").candidates(r, v.kernel[0] * v.kernel[1])
         tiles = hopper(128, 64, True, 2), hopper(128, 64, True, 1, v.kernel[0] * v.kernel[1]), split(64, 24, True, 2, 1, 1), split(64, 48, False, 2, 2, 1)
         for tile in (*tiles, *windows):
             yield with_tile(conv(rng, v, dtype), tile)

@@ -14,13 +14,13 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = discovery.module("kernels", "cuda")
 _ONE, _NONE = (1, 1), (0, 0, 0, 0)
 
 
 def narrow(rng: np.random.Generator) -> Iterator[Case]:
-    """`narrow.cuh`: phases of one tap and of several, groups, channels divided among threads, output channels that are woven, ragged ends, windows of one pixel."""
-    tile = _backend.part("_narrow").NarrowTile
+    """`conv/narrow_simt.cuh`: phases of one tap and of several, groups, channels divided among threads, output channels that are woven, ragged
+    ends, windows of one pixel."""
+    tile = discovery.module("kernels", "cuda.conv.narrow_simt").NarrowTile
     for v, dtype, t in (
         (Conv(2, 5, 6, 7, 5, (4, 4), (4, 4), _ONE, _NONE, 1, True), F16, tile(2, 5, 1, 1, 5, 64)),
         (Conv(1, 40, 7, 6, 5, (3, 3), (2, 2), _ONE, _NONE, 1, True, res_mode=1), F32, tile(4, 5, 4, 1, 4, 64)),
@@ -42,8 +42,8 @@ def narrow(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def patches(rng: np.random.Generator) -> Iterator[Case]:
-    """`patch.cuh`: strides and dilations, odd numbers of units, several warpgroups, transposed ones, channels in several passes."""
-    tile = _backend.part("_patch").PatchTile
+    """`conv/small_c_patch.cuh`: strides and dilations, odd numbers of units, several warpgroups, transposed ones, channels in several passes."""
+    tile = discovery.module("kernels", "cuda.conv.small_c_patch").PatchTile
     for v, dtype, t in (
         (Conv(1, 24, 9, 11, 40, (5, 5), pads=(2,) * 4), F16, tile(4, 11, 1, 2, 40)), (Conv(2, 17, 13, 15, 24, stride=(2, 2), res_mode=1), BF16, tile(4, 8, 1, 1, 24)),
         (Conv(1, 40, 7, 30, 67, (3, 4), _ONE, (2, 1), (2, 1, 2, 2), act="silu"), F16, tile(2, 15, 1, 2, 40)),
@@ -56,7 +56,7 @@ def patches(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def large(rng: np.random.Generator) -> Iterator[Case]:
-    """`depthwise_large.cuh`: windows beyond the image, wider than what a thread holds, strides, ragged channels."""
+    """`conv/depthwise/large.cuh`: windows beyond the image, wider than what a thread holds, strides, ragged channels."""
     yield conv(rng, Conv(1, 12, 13, 11, 12, (31, 31), pads=(15,) * 4, groups=12), F32)
     yield conv(rng, Conv(2, 9, 5, 4, 9, (31, 31), (2, 2), pads=(15,) * 4, groups=9, res_mode=1), F16)
     yield conv(rng, Conv(1, 20, 21, 33, 20, (9, 11), pads=(4, 5, 4, 5), groups=20, act="silu"), BF16)

@@ -212,7 +212,7 @@ _LAYOUTS: tuple[tuple[str, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], .
     ("both transposed", (33, 65), ((0, (1, 40)), (1, (1, 33)))),
     ("transposed and repeated", (2, 70, 3, 17), ((0, (0, 1, 1190, 70)), (0, (17, 0, 0, 1)))),
     ("transposed and jumping", (20, 3, 66), ((0, (1, 1320, 20)), (0, (3, 1, 60)))),
-    # What is not small (emit_pointwise.py).
+    # What is not small (pointwise/pointwise.py).
     ("large columns", (521, 517), ((5, (531, 1)), (0, (517, 1)))),
     ("large, two steps at a time", (3, 307, 389), ((1, (307 * 800, 800, 2)), (0, (0, 389, 1)))),
     ("large transposed", (521, 517), ((0, (1, 521)), (0, (517, 1)))),

@@ -96,7 +96,7 @@ def _odd(rng: np.random.Generator, size: int) -> Iterator[Case]:
 
 
 def _large(rng: np.random.Generator, size: int) -> Iterator[Case]:
-    """What is not small (emit_move.py)."""
+    """What is not small (movement/copy.py)."""
     yield _copy(rng, size, (733, 719), (1, 733), (719, 1), "large transpose")
     yield _copy(rng, size, (11, 17, 19, 13, 13), (1, 143, 143 * 17 * 13, 11, 143 * 17), contiguous((11, 17, 19, 13, 13)), "large order")
     yield _copy(rng, size, (27, 61, 13, 11), (61 * 143, 143, 1, 13), contiguous((27, 61, 13, 11)), "large order of small matrices")

@@ -20,9 +20,11 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 from tracea_onnx.support import discovery
 
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
-_backend = discovery.module("kernels", "cuda")
 _costs, _wgmma, _split, _thin, _align, _direct, _flat, _lanes, _dots = (
-    _backend.part(f"_{name}") for name in ("tile_costs", "wgmma", "split", "thin", "align", "direct", "flat", "lanes", "dots")
+    discovery.module("kernels", f"cuda.gemm.{name}")
+    for name in (
+        "multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90", "gemv.staged", "repitch", "register_mma", "unaligned_mma", "simt", "gemv.registers",
+    )
 )  # fmt: skip
 Rng = np.random.Generator
 

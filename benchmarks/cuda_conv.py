@@ -180,8 +180,9 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
 
 def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
     """Tiles of every kind that takes bundles of groups."""
-    backend, r = discovery.module("kernels", "cuda"), conv_request(v, dtype)
-    hopper, split, bundle = backend.part("_wgmma").HopperTile, backend.part("_split").SplitTile, backend.part("_bundles").of(r)
+    r = conv_request(v, dtype)
+    wgmma, split_k, grouped = (discovery.module("kernels", f"cuda.{n}") for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "conv.grouped"))
+    hopper, split, bundle = wgmma.HopperTile, split_k.SplitTile, grouped.of(r)
     steps = v.kernel[0] * v.kernel[1] * bundle.chunks
     tiles = [hopper(128, 64, True, 2), hopper(64, 128, True), hopper(128, 64, True, 1, steps, bundle.count == 1), split(64, 24, True, 2), split(64, 48, False, 2, 2)]
     return [*tiles, *T.window_tiles(r, steps)]

@@ -155,7 +155,7 @@ def attention_variants(b: int, h: int, s: int, d: int, causal: bool) -> tuple[Va
     kinds = attention.SDPBackend
     variants: Variants = {"ours": _ours(attention_request(b, h, s, d, causal), data)}
     if s <= 1024:
-        older = discovery.module("kernels", "cuda").part("emit_attention").MmaTile(4)
+        older = discovery.module("kernels", "cuda.attention.fa2").MmaTile(4)
         variants["ours (mma.sync)"] = _ours(R.force(attention_request(b, h, s, d, causal), older), data)
     variants |= {"cuDNN": torch_with(kinds.CUDNN_ATTENTION), "FA2": torch_with(kinds.FLASH_ATTENTION)}
     return variants, len(data), 4.0 * b * h * s * s * d * (0.5 if causal else 1.0)
@@ -261,7 +261,7 @@ SWEPT: tuple[tuple[int, int, str, tuple[int, ...]], ...] = (
 def sweep(only: str) -> int:
     """Every tile of the warp-specialised kernel on some shapes, best first."""
     log = R.Log("cuda_attention_sweep.txt")
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     shapes = [
         (1, 12, 128, 64, False),
         (32, 12, 128, 64, False),

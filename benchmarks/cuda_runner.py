@@ -95,7 +95,8 @@ def _emitted(r: Request) -> list[Kernel]:
     backend = discovery.module("kernels", "cuda")
     if id(r) not in _forced:
         return list(backend.emit(r))
-    chooser, name = (backend.part("emit_attention"), "tiles") if r.family == "attention" else (backend.part("_product"), "choose")
+    part, name = ("attention.emit", "tiles") if r.family == "attention" else ("gemm.select", "choose")
+    chooser = discovery.module("kernels", f"cuda.{part}")
     choose, tile = getattr(chooser, name), _forced[id(r)][1]
     setattr(chooser, name, lambda *_: [(tile, 1)])
     try:

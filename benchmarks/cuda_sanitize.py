@@ -65,7 +65,7 @@ _WHOLE_DEVICE = frozenset({"squeeze_excite", "groupnorm", "groupnorm_nhwc"})
 
 def attention(rng: np.random.Generator) -> Iterator[Case]:
     """Each kernel, the widest tiles of each form on odd shapes with the masks that they may have."""
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     f16, bf16, f32, shape = DType.F16, DType.BF16, DType.F32, A.Shape
     hopper = (
         ((4, 64), f16, shape(1, 2, 1, 257, 131, 64, 64, mask=1)), ((4, 64), f16, shape(2, 1, 1, 300, 77, 64, 64, mask=2, broadcast="bk")),
@@ -94,10 +94,10 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)
-        tile = emitter.hopper_tile(emitter.problem(emitter._grouped.as_rows(F.request_of(case))), *form)
+        tile = emitter.hopper_tile(emitter.problem(emitter.decode_select.as_rows(F.request_of(case))), *form)
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large, split, group = emitter._few.FewTile, emitter._plain.PlainTile, emitter._tf32.SplitTile, emitter._group.GroupTile()
+    spread, large, split, group = emitter.decode_simt.FewTile, emitter.simt.PlainTile, emitter.tf32x3.SplitTile, emitter.decode_group.GroupTile()
     threads = (
         (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
         (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),

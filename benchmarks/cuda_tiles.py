@@ -30,19 +30,19 @@ def tiles(dtype: DType, n: int, steps: int) -> list[Any]:
 
 def window_tiles(r: Request, steps: int) -> list[Any]:
     """Tiles of the kernel for convolutions of stride 1 whose weights fit into shared memory."""
-    return list(discovery.module("kernels", "cuda").part("_window").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
+    return list(discovery.module("kernels", "cuda.conv.halo_resident").candidates(r, steps)) if r.arch == 90 and r.dtype != DType.F32 else []
 
 
 def slab_tiles(r: Request) -> list[Any]:
     """Some tiles of the kernel for convolutions of stride 1 whose weights do not, of each height and each split."""
-    found = list(discovery.module("kernels", "cuda").part("_slab").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
+    found = list(discovery.module("kernels", "cuda.conv.halo_streamed").candidates(r)) if r.arch == 90 and r.dtype != DType.F32 else []
     alone = {(t.blocks, t.stack, t.slabs): t for t in found if t.split == t.share == 1}
     return [*alone.values(), *{(t.split, t.share): t for t in found if t.split > 1 or t.share > 1}.values()]
 
 
 def _tile_modules() -> tuple[Any, Any, Any]:
-    backend = discovery.module("kernels", "cuda")
-    return backend.part("_tile_costs"), backend.part("_wgmma"), backend.part("_split")
+    costs, wgmma, split = (discovery.module("kernels", f"cuda.gemm.{n}") for n in ("multistage_sm80.tiles", "persistent_sm90", "cluster_splitk_sm90"))
+    return costs, wgmma, split
 
 
 def plausible(m: int, n: int, k: int, *, steps: int = 0, most: int = 9, stored: bool = True) -> list[Any]:

@@ -82,7 +82,7 @@ def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
 def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str) -> None:
     """A multiprocessor has a short tile behind a long one; short heads whose rows are no whole sectors of memory want many rows for each that is fetched."""
     r = attention(DType.F16, d, s=s, t=s, b=b, heads=heads, kv=heads, causal=1)
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
 
@@ -97,14 +97,14 @@ def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str
 def test_tiles_of_rows_with_masks_of_their_own(d: int, b: int, heads: int, s: int, t: int, mask: int, tile: str) -> None:
     r = attention(DType.F16, d, b=b, heads=heads, kv=heads, s=s, t=t, mask=mask)
     r = replace(r, ints={**r.ints, "m_q": t, "m_b": 0})
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
 
 
 def test_masks_of_rows_have_room_in_shared_memory() -> None:
     """What is copied of a row are 16 bytes that begin before it where rows do; one 16 bytes more, so that rows beside each other lie in other banks."""
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     for mask, pitch, step, row in ((1, 300, 4, 128 * 2 + 16), (2, 304, 16, 128 + 16), (3, 301, 1, 128 + 16), (1, 299, 1, 128 * 2 + 16)):
         r = attention(DType.F16, 64, mask=mask, s=300, t=300)
         own = replace(r, ints={**r.ints, "m_q": pitch, "m_b": 300 * pitch})
@@ -126,7 +126,7 @@ def test_masks_of_rows_have_room_in_shared_memory() -> None:
 )  # fmt: skip
 def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, tile: str) -> None:
     r = attention(DType.F32, d, s=s, t=t, b=b, heads={64: 12, 128: 8}.get(d, 6))
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
 
@@ -134,11 +134,11 @@ def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, til
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("warps", "keys", "parts", "groups"), [(4, 64, 1, 2), (2, 64, 4, 4), (6, 32, 2, 2), (2, 32, 1, 2)])
 def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, groups: int) -> None:
-    tf32 = discovery.module("kernels", "cuda").part("_attention_tf32")
+    tf32 = discovery.module("kernels", "cuda.attention.tf32x3")
     tile = tf32.SplitTile(warps, keys, parts, groups)
     for d, dv in ((256, 240), (61, 70)):
         r = attention(DType.F32, d, dv=dv, s=100, t=130)
-        p = discovery.module("kernels", "cuda").part("emit_attention").problem(r)
+        p = discovery.module("kernels", "cuda.attention.emit").problem(r)
         columns = tile.columns(p)
         assert columns % 16 == 0 and columns * groups >= dv > (columns - 16) * groups
         k = tf32.kernel(r, p, tile, 1)
@@ -148,7 +148,7 @@ def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, g
 
 @pytest.mark.parametrize(("b", "resident"), [(2, 1), (4, 2)])
 def test_a_multiprocessor_holds_no_more_f32_blocks_than_its_share(b: int, resident: int) -> None:
-    emitter, tf32 = (discovery.module("kernels", "cuda").part(n) for n in ("emit_attention", "_attention_tf32"))
+    emitter, tf32 = (discovery.module("kernels", f"cuda.{n}") for n in ("attention.emit", "attention.tf32x3"))
     r = attention(DType.F32, 64, s=320, t=320, b=b, heads=6)
     p, tile = emitter.problem(r), tf32.SplitTile(2, 64, 1, 4)
     k = tf32.kernel(r, p, tile, 1)
@@ -221,7 +221,7 @@ def test_tiles_fit_short_sequences(d: int, b: int, s: int, causal: int, groups: 
 def test_few_causal_keys_are_there_at_once(d: int, b: int, s: int, causal: int, tile: str) -> None:
     """Where the device has room for all blocks."""
     r = attention(DType.F16, d, b=b, s=s, t=s, causal=causal)
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
     k = _kernel(r)

@@ -50,10 +50,10 @@ def test_large_batches_take_turns() -> None:
 
 def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a cluster copy parts of what they share: rows, or of operands whose rows are neighbours some of the 64 k."""
-    wgmma, r = cuda.part("_wgmma"), many(batched(DType.F16, 904, 504, 136, (136, 1), (504, 1)), 4, 9)
+    wgmma, r = discovery.module("kernels", "cuda.gemm.persistent_sm90"), many(batched(DType.F16, 904, 504, 136, (136, 1), (504, 1)), 4, 9)
     for cluster, beside, swap in ((2, 1, False), (1, 2, False), (2, 2, False), (2, 2, True), (4, 1, False), (2, 4, True)):
         tile = wgmma.HopperTile(128, 160, True, cluster, staging=1, swap=swap, beside=beside, panels=not swap)
-        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        monkeypatch.setattr(discovery.module("kernels", "cuda.gemm.select"), "choose", lambda *_, tile=tile: [(tile, 1)])
         (kernel,) = kernels_of(r)
         left, right = (arg for arg in kernel.args if isinstance(arg, TensorMap))
         assert (left.pointer.operand, right.pointer.operand) == (("b", "a") if swap else ("a", "b"))
@@ -63,10 +63,10 @@ def test_batches_share_and_swap_their_operands(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_split_batches_share_either_operand(monkeypatch: pytest.MonkeyPatch) -> None:
-    split, r = cuda.part("_split"), many(batched(DType.F16, 300, 504, 136, (136, 1), (504, 1)), 4, 9)
+    split, r = discovery.module("kernels", "cuda.gemm.cluster_splitk_sm90"), many(batched(DType.F16, 300, 504, 136, (136, 1), (504, 1)), 4, 9)
     for share, beside, swap, parts in ((1, 4, False, 1), (4, 1, False, 1), (2, 4, True, 1), (2, 2, True, 2)):
         tile = split.SplitTile(64, 128, swap, parts, share, 1, beside)
-        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        monkeypatch.setattr(discovery.module("kernels", "cuda.gemm.select"), "choose", lambda *_, tile=tile: [(tile, 1)])
         (kernel,) = kernels_of(r)
         boxes = {arg.pointer.operand: arg.box for arg in kernel.args if isinstance(arg, TensorMap)}
         a, b = ((128, 64), (share, beside)) if swap else ((64, 64), (beside, share))  # rows that tiles have of A, and of k of B, by blocks that copy them
@@ -79,7 +79,7 @@ def test_split_batches_share_either_operand(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_that_cross_lines_cost_more() -> None:
     """Rows at multiples of 16 bytes cost more than at multiples of 32, and these more than at multiples of 128."""
-    crossed = cuda.part("_wgmma").crossed
+    crossed = discovery.module("kernels", "cuda.gemm.persistent_sm90").crossed
     assert crossed(64) == 1.0 < crossed(80) == crossed(16) < crossed(72) == crossed(8)
 
 

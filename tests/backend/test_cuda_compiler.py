@@ -15,21 +15,21 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import discovery
 
-cuda = discovery.module("kernels", "cuda")
+cuda, compiler = discovery.module("kernels", "cuda"), discovery.module("kernels", "cuda.compiler")
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    cuda._compiled_for.cache_clear()
+    compiler._compiled_for.cache_clear()
     yield
-    cuda._compiled_for.cache_clear()
+    compiler._compiled_for.cache_clear()
 
 
 def test_a_compiler_knows_its_architectures() -> None:
-    known = nvrtc.architectures(cuda.nvrtc())
+    known = nvrtc.architectures(compiler.nvrtc())
     assert known == sorted(known) and {80, 89, 90} <= set(known)
-    assert cuda._compiled_for(90) == "sm_90a" and cuda._compiled_for(80) == "sm_80"
+    assert compiler._compiled_for(90) == "sm_90a" and compiler._compiled_for(80) == "sm_80"
 
 
 def test_a_compiler_older_than_the_gpu_makes_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_waits_for_copies_can_be_given_an_end() -> None:
     for source in waiting:
         made = cuda.trapping(source)
         assert "while (!done)" not in made
-        ptx = cuda._compile(made, "compute_90a").decode()
+        ptx = compiler._compile(made, "compute_90a").decode()
         assert ptx.count("mbarrier.try_wait") == ptx.count("trap;") > 0
     plain = next(s for s in sources if "mbarrier.try_wait" not in s) if len(waiting) < len(sources) else SOURCE
     assert cuda.trapping(plain) == plain

@@ -161,7 +161,7 @@ def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
 
 
 def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
-    corners = cuda.part("_wgmma").corners
+    corners = discovery.module("kernels", "cuda.gemm.persistent_sm90").corners
     for kernel, stride, pad in ((3, 2, 1), (2, 2, 0), (5, 3, 2), (7, 4, 3)):
         (_, top), (_, bottom) = corners(conv(DType.F16, 1, 64, D.symbol("h"), 28, 64, kernel, stride, pad))
         for height in range(kernel, 40):
@@ -188,7 +188,7 @@ SLABS = [
 
 @pytest.mark.parametrize("r", SLABS)
 def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
-    tiles = cuda.part("_slab").candidates(r)
+    tiles = discovery.module("kernels", "cuda.conv.halo_streamed").candidates(r)
     assert tiles and {t.split for t in tiles} >= {1, 2}
     i = r.ints
     kh, kw, dh, dw, wide = (int(i[n]) for n in ("KH", "KW", "DH", "DW", "OW"))
@@ -206,9 +206,9 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", SLABS)
 def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = cuda.part("_slab").candidates(r)
+    tiles = discovery.module("kernels", "cuda.conv.halo_streamed").candidates(r)
     for tile in (tiles[0], tiles[-1], max(tiles, key=lambda t: (t.blocks * t.columns, t.split)), max(tiles, key=lambda t: (t.share, t.blocks))):
-        monkeypatch.setattr(cuda.part("_product"), "choose", lambda *_, tile=tile: [(tile, 1)])
+        monkeypatch.setattr(discovery.module("kernels", "cuda.gemm.select"), "choose", lambda *_, tile=tile: [(tile, 1)])
         (k,) = cuda.emit(r)
         assert k.symbol == "conv_slab" and k.cluster == tile.split * tile.share
         check_kernels([k], 90)
@@ -342,7 +342,7 @@ def test_filters_of_bundles_follow_the_packed_ones() -> None:
 )
 def test_channels_that_share_no_group_with_others_of_their_bundle(channels: int, columns: int, groups: int, apart: tuple[int, int]) -> None:
     r = conv(DType.F16, 64, channels * groups, 28, 28, columns * groups, groups=groups)
-    assert cuda.part("_bundles").alone(r) == apart
+    assert discovery.module("kernels", "cuda.conv.grouped").alone(r) == apart
     windows = [k for k in kernels_of(r) if k.symbol == "conv_window" and apart[1]]
     assert all(f"EACH = {apart[0] // 16}, MANY = {apart[1]};" in k.source for k in windows)
 
@@ -355,4 +355,4 @@ def test_steps_of_few_channels_have_fewer_products() -> None:
 @pytest.mark.parametrize(("rows", "runs"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (64, 1)])
 def test_tiles_of_few_rows_are_wide(rows: int, runs: int) -> None:
     r = conv(DType.F16, 64 * 64 // rows, 6, rows, 500, 48)
-    assert cuda.part("_few").choose(r) == cuda.part("_few").FewTile(8, 2, 64, runs)
+    assert discovery.module("kernels", "cuda.conv.small_c_mma").choose(r) == discovery.module("kernels", "cuda.conv.small_c_mma").FewTile(8, 2, 64, runs)

@@ -71,7 +71,7 @@ def _address(ints: Mapping[str, DimLike], operand: str, b: int, h: int, row: int
 
 def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     """The heads of a group are rows of one head, whose operands lie where they did."""
-    grouped = discovery.module("kernels", "cuda").part("_attention_grouped")
+    grouped = discovery.module("kernels", "cuda.attention.decode.select")
     one = attention(DType.F16, 128, s=1, t=400, b=7, heads=40, kv=8, mask=1)
     one = replace(one, ints={**one.ints, "m_h": 400, "m_b": 40 * 400, "causal": 1, "past": 399})
     rows = grouped.as_rows(one)
@@ -97,7 +97,7 @@ def test_one_row_of_many_heads_that_share_keys_is_a_tile() -> None:
     ],
 )  # fmt: skip
 def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int, t: int, d: int, b: int, tile: str, symbolic: str) -> None:
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     for batch, want in ((b, tile), (symbol("B"), symbolic)):
         r = attention(DType.BF16, d, s=1, t=t, b=batch, heads=heads, kv=kv)
         assert [str(chosen) for chosen, use in emitter.tiles(r, emitter.problem(r)) if evaluate(use, {"B": b})] == [want]
@@ -113,7 +113,7 @@ def test_tiles_of_heads_that_share_keys_are_chosen_by_price(heads: int, kv: int,
 )  # fmt: skip
 def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int, b: int, heads: int, kv: int, tile: str) -> None:
     r = attention(DType.F16, d, s=s, t=t, b=b, heads=heads, kv=kv)
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
 
@@ -130,7 +130,7 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
 def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: int, d: int, tile: str) -> None:
     """One tile for each head, two beside each other where they are more than multiprocessors, keys divided where they are fewer, threads where heads share nothing."""
     r = attention(DType.F16, d, s=1, t=t, b=b, heads=heads, kv=kv)
-    emitter = discovery.module("kernels", "cuda").part("emit_attention")
+    emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
     assert str(chosen) == tile
     compile_kernels(cuda.emit(r), 90)
@@ -144,8 +144,8 @@ def test_one_row_of_each_head_is_read_soonest(b: int, heads: int, kv: int, t: in
     ],
 )  # fmt: skip
 def test_keys_flow_to_warps_whatever_divides_them(d: int, dv: int, rows: int, tile: tuple[int, int, int, int]) -> None:
-    flow, emitter = (discovery.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
-    r = emitter._grouped.as_rows(attention(DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)))
+    flow, emitter = (discovery.module("kernels", f"cuda.{n}") for n in ("attention.decode.stream", "attention.emit"))
+    r = emitter.decode_select.as_rows(attention(DType.BF16, d, dv=dv, s=1, t=999, b=7, heads=13 * rows, kv=13, cap=float(rows % 2)))
     k = flow.kernel(r, emitter.problem(r), flow.FlowTile(*tile), 1)
     assert (k.grid, k.block, k.cluster) == ((7 * 13 * tile[0], 1, 1), 32 * tile[1], tile[0])
     compile_kernels([k], 90)
@@ -153,7 +153,7 @@ def test_keys_flow_to_warps_whatever_divides_them(d: int, dv: int, rows: int, ti
 
 def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
     """Not for rows that are long, many, masked or no whole 16 bytes, on other devices, nor of few heads."""
-    flow, emitter = (discovery.module("kernels", "cuda").part(n) for n in ("_attention_flow", "emit_attention"))
+    flow, emitter = (discovery.module("kernels", f"cuda.{n}") for n in ("attention.decode.stream", "attention.emit"))
     few = attention(DType.F16, 128, s=1, t=2000, b=2, heads=20, kv=20)
     assert not flow.prices(few, emitter.problem(few), 40, 2000)
     for heads in (48, 131, 132, 133, 204, 500, 900, 2000):
@@ -162,7 +162,7 @@ def test_keys_flow_only_where_all_blocks_find_a_place() -> None:
             assert heads * tile.parts <= 132 * tile.blocks and tile.parts <= 8
     others: tuple[dict[str, Any], ...] = ({"mask": 2}, {"d": 160}, {"d": 68}, {"pad": 4}, {"arch": 80}, {"heads": 34, "kv": 2}, {"unaligned": ("v",)})
     for other in others:
-        r = emitter._grouped.as_rows(attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100} | other))
+        r = emitter.decode_select.as_rows(attention(DType.F16, **{"d": 64, "s": 1, "t": 2000, "b": 100} | other))
         assert not flow.prices(r, emitter.problem(r), 200, 2000)
 
 
@@ -170,11 +170,11 @@ def test_tiles_of_few_rows_divide_keys_among_blocks_that_fill_the_device() -> No
     for d, mask, t, blocks in ((64, 0, 9001, 264), (72, 1, 9001, 264), (128, 2, 1000, 4 * 8)):
         r = attention(DType.F16, d, s=9, t=t, b=2, heads=2, kv=2, mask=mask, causal=1)
         r = replace(r, ints={**r.ints, "m_q": 300, "past": t - 9})
-        emitter = discovery.module("kernels", "cuda").part("emit_attention")
-        tile = emitter._hopper.spread_tile(emitter.problem(r))
-        *copies, read, join = emitter._hopper.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
+        emitter = discovery.module("kernels", "cuda.attention.emit")
+        tile = emitter.fa3.spread_tile(emitter.problem(r))
+        *copies, read, join = emitter.fa3.kernels(r, emitter.problem(r), tile, 1, {}, "scratch0")
         assert not copies and read.grid == (blocks, 1, 1) and join.grid[:2] == (4, 9)
-        assert emitter._hopper.scratch(r, emitter.problem(r), tile, 1) == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
+        assert emitter.fa3.scratch(r, emitter.problem(r), tile, 1) == (4 + blocks) * -(-9 * (d + 2) * 4 // 16) * 16
         assert 2 * (read.smem + 1024) <= 228 * 1024
         compile_kernels([read, join], 90)
 
@@ -183,8 +183,8 @@ def test_blocks_that_divide_keys_have_equal_shares_of_all_heads() -> None:
     """Of few heads as many whole shares as fill the device, of more heads than half of the blocks as much as each other, whichever head that is of."""
     for heads, blocks in ((40, 40 * 6), (132, 264), (150, 264), (300, 264), (0, 0)):
         r = attention(DType.F16, 64, s=1, t=2000, b=heads, heads=1, kv=1)
-        emitter = discovery.module("kernels", "cuda").part("emit_attention")
+        emitter = discovery.module("kernels", "cuda.attention.emit")
         p = emitter.problem(r)
-        read, join = emitter._hopper.kernels(r, p, emitter._hopper.spread_tile(p), 1, {}, "scratch0")
+        read, join = emitter.fa3.kernels(r, p, emitter.fa3.spread_tile(p), 1, {}, "scratch0")
         assert read.grid == (blocks, 1, 1) and join.grid[0] == heads
-        assert emitter._hopper.scratch(r, p, emitter._hopper.spread_tile(p), 1) == (heads + blocks) * 272
+        assert emitter.fa3.scratch(r, p, emitter.fa3.spread_tile(p), 1) == (heads + blocks) * 272

@@ -89,7 +89,7 @@ def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: i
     sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "LARGE": 16}
     for c in (24, 5 * multiple):
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
-        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "depthwise", "depthwise_channels", "depthwise")
+        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "depthwise", "conv/depthwise/channels", "conv/depthwise/direct")
         for n, h, w in _SHAPES:
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
@@ -105,7 +105,7 @@ def test_strips(tmp_path: Path, kernel: int, stride: int, dilation: int, slots: 
     for ahead in {1, slots}:  # the last of these has 33, too many for names
         sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "lines": lines, "C": c, "AHEAD": ahead, "BLOCKS": 1}
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "RAGGED": 1}
-        run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "depthwise_strips", "strip", "depthwise_strips")
+        run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "depthwise_strips", "common/sliding_window", "conv/depthwise/strips")
         for n, h, w in (*_SHAPES, (1, 2, 50)):
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
@@ -115,7 +115,7 @@ def test_strips(tmp_path: Path, kernel: int, stride: int, dilation: int, slots: 
 def test_transposed(tmp_path: Path, kernel: int, stride: int, pad: int, extra: int, vector: int, width: int, multiple: int, c: int) -> None:
     """Phases that every tap or no tap meets, what lies outside of the image."""
     sizes = {**_window(kernel, stride, 1), "MULTIPLE": multiple, "COLUMNS": 1, "LINES": 1, "C": c}
-    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "depthwise_turned", "depthwise_channels", "depthwise_turned")
+    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "depthwise_turned", "conv/depthwise/channels", "conv/depthwise/transposed")
     rng, pitch, channels = np.random.default_rng(1), -(-c // 8) * 8, c // multiple
     for n, h, w in _SHAPES:
         oh, ow = ((d - 1) * stride + kernel - 2 * pad + extra for d in (h, w))
@@ -171,7 +171,7 @@ def test_strips_where_there_is_much_to_do() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32])
 def test_a_division_covers_the_image(dtype: DType) -> None:
-    part = cuda.part("_depthwise")
+    part = discovery.module("kernels", "cuda.conv.depthwise.emit")
     for n, c, h, kernel in ((1, 3, 1, 3), (32, 672, 14, 5), (9, 13, 113, 3), (2, 96, 56, 7)):
         tile = part.choose(_request(n, c, h, kernel, dtype), n)
         assert 1 <= tile.columns <= 8 and 1 <= tile.lines <= h and tile.blocks >= 1

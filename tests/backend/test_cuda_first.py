@@ -17,7 +17,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-first = cuda.part("_first")
+first = discovery.module("kernels", "cuda.conv.small_c_simt")
 
 _HOST = """
 #include <pthread.h>
@@ -108,7 +108,7 @@ def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
         constants |= {"PARTS": tile.parts}
         constants |= {"THREADS": tile.threads, "RESIDENT": 1, "FILTER_PITCH": 4, "MULTIPLE": 1, "WIDTH": 4}
         text = [_HOST, f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};", "constexpr bool X_VECTOR = 0, Y_VECTOR = 1, EARLY = 0;"]
-        text += [cuda.template("depthwise_channels"), cuda.template("first"), _RUN.replace("PARAMETERS_", _MEMBERS)]
+        text += [cuda.template("conv/depthwise/channels"), cuda.template("conv/small_c_simt"), _RUN.replace("PARAMETERS_", _MEMBERS)]
         host = library(tmp_path, f"first{k}", "\n".join(text))
         x = rng.standard_normal((2, i["IC"], i["IH"], i["IW"])).astype(np.float32)
         filters = np.zeros((i["OC"], i["KH"], i["KW"], 4), np.float32)

@@ -81,7 +81,7 @@ def test_only_kernels_that_read_through_tensor_maps_know_of_norms() -> None:
 
 
 def test_statistics_need_whole_panels() -> None:
-    split = discovery.module("kernels", "cuda").part("_split")
+    split = discovery.module("kernels", "cuda.gemm.cluster_splitk_sm90")
     assert any(t.bn % 64 for t in split.prices(197, 768, 12, 132, False, False, False))
     assert all(t.bn % 64 == 0 for t in split.prices(197, 768, 12, 132, False, False, True))
 
@@ -94,7 +94,7 @@ def test_packing_compiles() -> None:
 
 
 def test_every_activation_compiles() -> None:
-    text = discovery.module("kernels", "cuda").part("_epilogue")
+    text = discovery.module("kernels", "cuda.common.epilogue")
     for act in range(len(ACTIVATIONS)):
         r = gemm(DType.F16, 64, 64, 64, 80, act=act)
         assert text.epilogue(r, (64,)).source != text.epilogue(gemm(DType.F16, 64, 64, 64, 80, act=(act + 1) % len(ACTIVATIONS)), (64,)).source
@@ -151,21 +151,21 @@ def test_copies_that_are_whole() -> None:
 
 
 def test_small_products_are_read_into_registers() -> None:
-    direct = discovery.module("kernels", "cuda").part("_direct")
+    direct = discovery.module("kernels", "cuda.gemm.register_mma")
     for d in (DType.F16, DType.BF16):
         for a, b in (((61, 1), (131, 1)), ((61, 1), (1, 61)), ((1, 127), (131, 1)), ((1, 127), (1, 61))):
             r = batched(d, 127, 131, 61, a, b)
             (kernel,) = kernels_of(r)
             assert kernel.symbol == "product_direct"
             compile_kernels([kernel], 90)
-    access = discovery.module("kernels", "cuda").part("_product").Access
+    access = discovery.module("kernels", "cuda.gemm.select").Access
     assert not direct.prices(batched(DType.F32, 9, 9, 9, (9, 1), (9, 1)), 9, 9, 9, 6, access(4), access(4), True)
     assert not direct.prices(batched(DType.F16, 9, 9, 9, (18, 2), (9, 1)), 9, 9, 9, 6, access(2, gather=True), access(2, trans=True), True)
 
 
 @pytest.mark.slow
 def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, product = cuda.part("_flat"), cuda.part("_product")
+    flat, product = discovery.module("kernels", "cuda.gemm.unaligned_mma"), discovery.module("kernels", "cuda.gemm.select")
     for d in TYPES:
         for a, b in (((31, 1), (247, 1)), ((1, 219), (1, 31))):
             r = batched(d, 219, 247, 31, a, b)
@@ -188,7 +188,7 @@ def test_many_results_of_few_terms_lie_as_in_y(monkeypatch: pytest.MonkeyPatch) 
 
 def test_f32_blocks_lie_evenly() -> None:
     """A multiprocessor holds no more blocks of a launch than its share, unless two launches fit together or it is full of one."""
-    even, r = cuda.part("_blocks").even, batched(DType.F32, 203, 407, 286, (286, 1), (1, 286))
+    even, r = discovery.module("kernels", "cuda.gemm.block_costs").even, batched(DType.F32, 203, 407, 286, (286, 1), (1, 286))
     smem = even(r, 20480, 364, 5)
     assert 227 * 1024 // (smem + 1024) == 3
     assert even(r, 20480, 300, 5) == even(r, 20480, 700, 5) == even(r, 20480, D.symbol("blocks"), 5) == even(replace(r, caps=usual(80, 132)), 20480, 364, 5) == 20480
@@ -196,7 +196,7 @@ def test_f32_blocks_lie_evenly() -> None:
 
 @pytest.mark.slow
 def test_f32_in_lanes_of_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes, product = cuda.part("_lanes"), cuda.part("_product")
+    lanes, product = discovery.module("kernels", "cuda.gemm.simt"), discovery.module("kernels", "cuda.gemm.select")
     for a, b in (((107, 1), (87, 1)), ((1, 185), (1, 107)), ((214, 2), (174, 2))):  # along k and along rows, and neither
         r = batched(DType.F32, 185, 87, 107, a, b)
         r = replace(r, ints={**r.ints, "B0": 9, "B1": 9})
@@ -238,7 +238,7 @@ def test_few_rows_stream_the_other_operand() -> None:
 
 def test_few_rows_of_few_terms_wait_for_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever operand has many rows, contiguous along k or along these; as many lanes and reads as all of k needs."""
-    dots, product = cuda.part("_dots"), cuda.part("_product")
+    dots, product = discovery.module("kernels", "cuda.gemm.gemv.registers"), discovery.module("kernels", "cuda.gemm.select")
     for m, n, k, a, b, turned in ((160, 1, 43, (43, 1), (1, 1), False), (598, 4, 112, (1, 598), (4, 1), True), (1, 5, 21, (21, 1), (5, 1), True)):
         for d in TYPES:
             r = batched(d, m, n, k, a, b)
@@ -302,9 +302,9 @@ def test_f32_on_tensor_cores() -> None:
 
 
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = cuda.part("_product")
+    product = discovery.module("kernels", "cuda.gemm.select")
     r = gemm(DType.F32, 67, 131, 257)
-    for t in cuda.part("_tile_costs").tiles(DType.F32, tf32=True, arch=90):
+    for t in discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(DType.F32, tf32=True, arch=90):
         if t.terms:
             assert t in product.prices(67, 131, 257, 1, replace(r, tf32=True)) and (t.terms == 3) == (t in product.prices(67, 131, 257, 1, r))
             monkeypatch.setattr(product, "choose", lambda *_, t=t: [(t, 1)])
@@ -313,7 +313,7 @@ def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch
 
 def test_linear_layers_have_the_tile_that_is_best_between_others() -> None:
     """Among tiles that cost about as little by themselves; the best one costs what the cheapest of them does, for other kernels are compared with it."""
-    product, wgmma, split = cuda.part("_product"), cuda.part("_wgmma"), cuda.part("_split")
+    product, wgmma, split = (discovery.module("kernels", f"cuda.gemm.{n}") for n in ("select", "persistent_sm90", "cluster_splitk_sm90"))
     changed = 0
     for m, n, k in ((512, 3072, 768), (300, 1024, 4096), (197, 768, 768), (77, 512, 1536), (2000, 512, 512)):
         sizes = (m, n, k // 64, 132, False, False, False, 1, (0.0, 0.0), 1.0, 1.0)

@@ -166,7 +166,7 @@ def _product(r: Request) -> list[Kernel]:
 @pytest.mark.parametrize(("b0", "b1"), [(1, "n"), (3, "n"), ("n", 3), ("n", 1), ("m", "n")])
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 8, 9, 13, 16])
 def test_parts_take_every_matrix_once(b0: int | str, b1: int | str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: Any = discovery.module("kernels", "cuda").part("_batches")
+    batches: Any = discovery.module("kernels", "cuda.gemm.batches")
     monkeypatch.setattr(batches, "_MOST", 4)
     monkeypatch.setattr(batches, "_EACH", 4)
     divided: Callable[[Request], list[Kernel]] = batches.of(_product)
@@ -193,7 +193,7 @@ def test_parts_take_every_matrix_once(b0: int | str, b1: int | str, n: int, monk
 
 
 def test_too_many_matrices_along_both_axes_are_refused() -> None:
-    divided = discovery.module("kernels", "cuda").part("_batches").of(_product)
+    divided = discovery.module("kernels", "cuda.gemm.batches").of(_product)
     r = request(
         "matmul", DType.F32, {"B0": 17, "B1": MANY, **dict.fromkeys(("a_0", "a_1", "b_0", "b_1", "y_0", "y_1", "M", "N", "K"), 1)}, operands=("a", "b", "y")
     )

@@ -118,7 +118,7 @@ extern "C" void keep(const float* x, float* y, i64 total, int rows, int columns,
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
     rng = np.random.default_rng(axis)
-    host = library(tmp_path, "indexed", _HOST + f"constexpr int AXIS = {axis + 2};\n" + cuda.template("indexed") + _CALLS)
+    host = library(tmp_path, "indexed", _HOST + f"constexpr int AXIS = {axis + 2};\n" + cuda.template("movement/indexed") + _CALLS)
     x = rng.standard_normal((4, 5, 6), dtype=np.float32)
     idx = np.argsort(rng.standard_normal((3, 4, 5)), axis)  # none of them twice along the axis
     idx[0, 0, 0] -= x.shape[axis]
@@ -162,7 +162,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
     numbers = ("nearest", "linear", "cubic").index(mode), ("zeros", "border", "reflection").index(pad)
     call = f"sample<{numbers[0]}, {numbers[1]}, {'true' if corners else 'false'}>(x, grid, y, *g, Pitch{{cs, cs * g->IW, cs * g->IW * g->IH}},"
     text = f'extern "C" void run(const float* x, const float* grid, float* y, const Sample* g, int cs) {{ {call} Pitch{{cs, cs * g->OW, cs * g->OW * g->OH}}); }}'
-    host = library(tmp_path, "sample", _HOST + cuda.template("sample") + text)
+    host = library(tmp_path, "sample", _HOST + cuda.template("image/grid_sample") + text)
     for channels, cs in ((5, 8), (3, 3)):
         x = rng.standard_normal((2, channels, 5, 7), dtype=np.float32)
         grid = rng.uniform(-3, 3, (2, 6, 9, 2)).astype(np.float32)
@@ -176,7 +176,7 @@ def test_samples(tmp_path: Path, mode: str, pad: str, corners: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_responses(tmp_path: Path, size: int) -> None:
     rng = np.random.default_rng(size)
-    image = cuda.template("image")
+    image = cuda.template("image/pool_resize")
     call = f"respond<{size}>(x, y, 2, 13, 3, 4, 0.3f, 0.75f, 1.5f, Pitch{{16, 64, 192}}, Pitch{{13, 52, 156}});"
     host = library(tmp_path, "lrn", _HOST + image[image.index("// Each channel divided by") :] + f'extern "C" void run(const float* x, float* y) {{ {call} }}')
     x = rng.standard_normal((2, 13, 3, 4), dtype=np.float32)

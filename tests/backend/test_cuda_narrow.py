@@ -19,7 +19,9 @@ from tracea_onnx.ir.dims import DimLike, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-narrow, large, patch, product, depthwise = (cuda.part(n) for n in ("_narrow", "_large", "_patch", "_product", "_depthwise"))
+narrow, large, patch, product, depthwise = (
+    discovery.module("kernels", f"cuda.{n}") for n in ("conv.narrow_simt", "conv.depthwise.large", "conv.small_c_patch", "gemm.select", "conv.depthwise.emit")
+)
 F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 Pair = tuple[int, int]
 
@@ -229,8 +231,8 @@ def test_patches_need_hopper_and_aligned_pixels() -> None:
     ],
 )  # fmt: skip
 def test_products_of_all_taps_are_folded(tmp_path: Path, v: Shape, width: int) -> None:
-    fold, r, rng = cuda.part("_fold"), _request(v), np.random.default_rng(0)
-    tile = cuda.part("_tile_costs").tiles(F32)[-1]
+    fold, r, rng = discovery.module("kernels", "cuda.conv.col2im"), _request(v), np.random.default_rng(0)
+    tile = discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(F32)[-1]
     *first, last = fold.convolution(r, fold.Folded(tile, width), 1)
     check_kernels([*first, last], 90)
     assert [k.symbol for k in first] == ["product_tile"] and first[0].scratch == last.scratch
@@ -252,6 +254,7 @@ def test_large_transposed_convolutions_of_few_outputs_are_folded() -> None:
     for more in ({"arch": 80}, {"IH": symbol("n")}, {"DH": 2}):
         assert "fold" not in {k.symbol for k in cuda.emit(_request(v, **more))}
     assert "fold" not in {k.symbol for k in cuda.emit(_request(v, F16))}
-    fold, tile, r = cuda.part("_fold"), cuda.part("_tile_costs").tiles(F32)[-1], _request(v, res_mode=2)
+    fold, r = discovery.module("kernels", "cuda.conv.col2im"), _request(v, res_mode=2)
+    tile = discovery.module("kernels", "cuda.gemm.multistage_sm80.tiles").tiles(F32)[-1]
     for width in (2, 4, 8):
         compile_kernels(fold.convolution(replace(r, operands=r.operands | {"res"}), fold.Folded(tile, width), 1), 90)

@@ -99,7 +99,7 @@ def test_no_range_outlives_its_request() -> None:
 
     def emit(r: Any) -> list[Kernel]:
         found = []
-        for tile, use in cuda.part("_product").choose(r.ints["outer"], lambda rows: {rows.bit_length() // 4: 1.0}):
+        for tile, use in discovery.module("kernels", "cuda.gemm.select").choose(r.ints["outer"], lambda rows: {rows.bit_length() // 4: 1.0}):
             few = size_ranges.known(D.less(r.ints["outer"], 100))
             found.append(Kernel(f"{tile} {few}", "k", (D.mul(r.ints["outer"], use), 1, 1), 32, ()))
         return found

@@ -13,7 +13,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-_sheets = cuda.part("_sheets")
+_sheets = discovery.module("kernels", "cuda.reduce.columns")
 #: Every type, and every architecture, once.
 PAIRS = ((DType.F32, 80), (DType.BF16, 89), (DType.F16, 90))
 _LARGE: dict[str, DimLike] = {
@@ -93,7 +93,7 @@ def test_long_rows_get_more_threads(n: int, threads: int) -> None:
 
 
 def test_short_rows_get_some_lanes() -> None:
-    short = discovery.module("kernels", "cuda").part("_norm_short")
+    short = discovery.module("kernels", "cuda.norm.layernorm_short")
 
     def found(n: int, rows: DimLike, dtype: DType = DType.F16, tensors: int = 2, unaligned: tuple[str, ...] = ()) -> list[tuple[int, int, int, int, bool]]:
         r = request("layernorm", dtype, {"rows": rows, "N": n}, {"eps": 1e-5}, operands=("x", "y"), unaligned=unaligned)

@@ -19,7 +19,7 @@ from tracea_onnx.ir.dims import DimLike, evaluate, symbol
 from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
-topk = cuda.part("emit_topk")
+topk = discovery.module("kernels", "cuda.reduce.topk")
 
 
 def _request(

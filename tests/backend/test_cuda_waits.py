@@ -74,7 +74,7 @@ def _of_every_kind() -> Iterator[Kernel]:
 
 
 def _ptx(source: str) -> str:
-    return str(cuda._compile(source, "compute_90a").decode())
+    return str(discovery.module("kernels", "cuda.compiler")._compile(source, "compute_90a").decode())
 
 
 def _sources(k: Kernel) -> list[str]:

@@ -116,16 +116,18 @@ def test_the_model_of_these_tests_is_valid() -> None:
     onnx.checker.check_model(onnx.ModelProto.FromString(attention(CAUSAL, 0.1)), full_check=True)
 
 
-def test_the_key_covers_what_the_code_says_not_when_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["rule.py", "family/part/kernel.cuh"])
+def test_the_key_covers_what_the_code_says_not_when_it_was_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels that are built reproducibly give files of two versions the same time, and often the same size."""
     real, package = discovery.folder, tmp_path / "package"
     rules = package / "fusion_rules"
-    rules.mkdir(parents=True)
+    file = rules / name
+    file.parent.mkdir(parents=True)
     monkeypatch.setattr(plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind))
 
     def key(text: str, time: int) -> str:
-        (rules / "rule.py").write_text(text)
-        os.utime(rules / "rule.py", (time, time))
+        file.write_text(text)
+        os.utime(file, (time, time))
         plan_cache._code.cache_clear()
         return plan_cache._code()
 

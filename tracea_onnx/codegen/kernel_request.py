@@ -1,6 +1,6 @@
 """The contract between lowering and the CUDA backend: a family launch becomes one or more kernels made from source text.
 
-`kernels/cuda.py` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their sources into cubins, and the
+`kernels/cuda` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their sources into cubins, and the
 provider's launcher (driver API only) binds arguments and launches. Nothing here needs a GPU.
 """
 

@@ -1,4 +1,4 @@
-"""Plans for the CUDA launcher: every family launch is turned into cubin launches by `kernels/cuda.py`."""
+"""Plans for the CUDA launcher: every family launch is turned into cubin launches by `kernels/cuda`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Finds rules, scheduling policies, backends and model builders by file name.
 
 The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the package. Either way a
-file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a file is all it takes to add a rule.
+file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a file is all it takes to add a rule. What takes
+more than a file is a package: `kernels/cuda/__init__.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def folder(kind: str) -> Path:
 
 
 def module(kind: str, name: str) -> ModuleType:
-    """The module `tracea_onnx.<kind>.<name>`. Threads that ask for it at once all get it whole: Python locks each module while it is imported."""
+    """The module `tracea_onnx.<kind>.<name>`; a part of a package has a dotted name (`cuda.gemm.select`).
+
+    Threads that ask for it at once all get it whole: Python locks each module while it is imported."""
     full = f"tracea_onnx.{kind}.{name}"
     try:
         return importlib.import_module(full)
@@ -39,5 +42,6 @@ def module(kind: str, name: str) -> ModuleType:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Names of everything in the folder, sorted."""
-    return tuple(sorted(p.stem for p in folder(kind).glob("*.py") if not p.stem.startswith("_")))
+    """Names of everything in the folder, modules and packages, sorted."""
+    found = [p.stem for p in folder(kind).glob("*.py")] + [p.parent.name for p in folder(kind).glob("*/__init__.py")]
+    return tuple(sorted(name for name in found if not name.startswith("_")))

@@ -1,0 +1,1 @@
+"""Attention of few query rows (decoding)."""

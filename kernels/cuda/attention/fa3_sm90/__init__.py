@@ -1,0 +1,1 @@
+"""Warp-specialised attention (FlashAttention-3) on Hopper."""

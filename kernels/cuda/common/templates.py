@@ -1,0 +1,12 @@
+"""Texts of the kernels' templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parents[1]
+
+
+def template(*names: str) -> str:
+    """The texts `kernels/cuda/<name>.cuh`, one after the other; a name has its folders: `gemm/persistent_sm90`."""
+    return "\n".join((_FOLDER / f"{name}.cuh").read_text() for name in names)

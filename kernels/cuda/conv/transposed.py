@@ -1,0 +1,72 @@
+"""Transposed convolutions on Hopper's tensor cores: each phase of the output is a convolution of stride 1 by the taps that meet it (`transposed.cuh`)."""
+
+from __future__ import annotations
+
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Pointer, Request, TensorMap
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.dims import DimLike
+
+from ..common import templates
+
+_AXES = (("H", "PT"), ("W", "PL"))
+
+
+def phases(r: Request) -> int:
+    return int(r.ints["SH"]) * int(r.ints["SW"])
+
+
+def _axis(r: Request, axis: str, pad: str) -> tuple[int, int]:
+    """The first input that any phase reads for its first output pixel; the fewest taps of a phase."""
+    kernel, stride, before = (int(r.ints[n]) for n in (f"K{axis}", f"S{axis}", pad))
+    taps = [-(-(kernel - (phase + before) % stride) // stride) for phase in range(stride)]
+    return min((phase + before) // stride - n + 1 for phase, n in enumerate(taps)), min(taps)
+
+
+def steps(r: Request) -> tuple[int, int]:
+    """Steps of 64 along k of a phase: the fewest, and their mean rounded up."""
+    chunks, taps = -(-int(r.ints["IC"]) // 64), int(r.ints["KH"]) * int(r.ints["KW"])
+    return _axis(r, *_AXES[0])[1] * _axis(r, *_AXES[1])[1] * chunks, -(-taps * chunks // phases(r))
+
+
+def _more(r: Request, axis: str) -> DimLike:
+    """Outputs beyond as many as the stride for each input."""
+    return D.sub(r.ints[f"O{axis}"], D.mul(r.ints[f"I{axis}"], r.ints[f"S{axis}"]))
+
+
+def _corners(r: Request) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Lower and upper corner (W, H) of the im2col box of the union of all windows."""
+    i, lower, upper = r.ints, [], []
+    for axis, pad in reversed(_AXES):
+        low = _axis(r, axis, pad)[0]
+        lower.append(low)
+        upper.append(low + -(-int(_more(r, axis)) // int(i[f"S{axis}"])))
+    return (lower[0], lower[1]), (upper[0], upper[1])
+
+
+def reaches(r: Request) -> bool:
+    """Whether tensor maps reach the windows of this transposed convolution without groups."""
+    i = r.ints
+    sizes = [i[n] for n in ("KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
+    if not all(isinstance(v, int) for v in (*sizes, _more(r, "H"), _more(r, "W"))) or i["DH"] != 1 or i["DW"] != 1:
+        return False
+    kh, kw, sh, sw = (int(i[n]) for n in ("KH", "KW", "SH", "SW"))
+    return kh >= sh and kw >= sw and max(kh // sh, kw // sw) < 128 and all(-128 <= v <= 127 for corner in _corners(r) for v in corner)
+
+
+def maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
+    """As `persistent_sm90.image_maps`."""
+    i, taps = r.ints, int(r.ints["KH"]) * int(r.ints["KW"])
+    oc, pitch, box = int(i["OC"]), -(-int(i["IC"]) // 8) * 8, _corners(r)
+    strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
+    x = TensorMap(Pointer("x"), r.dtype, (int(i["IC"]), i["IW"], i["IH"], i["N"]), strides, (), 128, (*box, 64, pixels), (1, 1, 1, 1))
+    w = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters))
+    window = {"OH": D.ceildiv(i["OH"], i["SH"]), "OW": D.ceildiv(i["OW"], i["SW"]), "SH": 1, "SW": 1, "PT": -box[0][1], "PL": -box[0][0]}
+    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(-(-int(i["IC"]) // 64))), *(("int", n, Int32(v)) for n, v in window.items())]
+    params += [("int", "OUT_H", Int32(i["OH"])), ("int", "OUT_W", Int32(i["OW"]))]
+    return x, w, params + [("i64", n, Int64(i.get(n, 0))) for n in ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")]
+
+
+def template(r: Request) -> str:
+    low = _corners(r)[0]
+    sizes = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")} | {"LOW_H": low[1], "LOW_W": low[0]}
+    return f"constexpr int {', '.join(f'{n} = {v}' for n, v in sizes.items())};\n{templates.template('conv/transposed')}"

@@ -1,0 +1,1 @@
+"""Products of which one operand has few rows."""

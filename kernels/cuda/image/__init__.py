@@ -1,0 +1,1 @@
+"""Pooling, resizing and sampling of channels-last images, squeeze-excite."""

@@ -1,0 +1,1 @@
+"""Copies, layout changes, gathers, scatters, padding and packing."""

@@ -1,0 +1,1 @@
+"""Normalisations along an axis."""

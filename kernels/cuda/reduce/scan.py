@@ -1,0 +1,129 @@
+"""CUDA kernels for running sums over one axis."""
+
+from __future__ import annotations
+
+from tracea_onnx.codegen.kernel_request import Argument, Int32, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+
+from ..common import axis_layout
+from ..common.launch import known, overlapped, parameters, static
+from ..common.prelude import C_TYPES, prelude
+from ..common.templates import template
+
+_FLOATS = (DType.F32, DType.F16, DType.BF16)
+#: Elements of the longest row that a warp goes along alone, and where rows are so few that there is a block for each; those of a thread at a time at least.
+_WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
+#: Threads of a block; those of one that has all of a row at once, and of how many elements at most.
+_BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
+#: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each thread has so many elements at a time.
+_RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
+#: Elements of the longest columns of which a thread has all, and its block.
+_FLAT, _FLAT_BLOCK = 1024, 64
+
+
+def cumsum(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    dtype = DType(static(i["dtype"], "element type"))
+    if dtype not in (*_FLOATS, DType.I64, DType.I32):
+        raise Unfit(f"running sums over {dtype.name}")
+    outer, n, inner = i["outer"], i["n"], i["inner"]
+    small = axis_layout.in_slabs(dtype, n, inner, aligned=False)
+    rest = axis_layout.negated(small)
+    found = [*_slabs(request, dtype, small)]
+    if known(inner) == 1:
+        length, v = known(n), 16 // dtype.size
+        few = axis_layout.up_to(outer, request.sms * _RESIDENT)
+        per = max(v, _PER_THREAD if few != 0 else 2 * _PER_THREAD)
+        short = axis_layout.up_to(n, D.select(few, _FEW_ROW, _WARP_ROW))
+        alone = D.mul(axis_layout.negated(short), D.mul(few, axis_layout.up_to(n, _ALONE)))
+        k = 2 * _PER_THREAD if length is None else min(-(-length // 32), 2 * _PER_THREAD)
+        found += _scan(request, dtype, 128, f"scan_rows<1, {k}, 32, 128, @>(x, y, held, outer, n, 1);", D.ceildiv(outer, 4), D.mul(short, rest))
+        threads = (
+            _LARGEST if length is None else axis_layout.power_of_two(-(-(length + v) // per), _BLOCK, _LARGEST)
+        )  # a vector more before the first whole one
+        body = f"scan_rows<{v}, {per // v}, {threads}, {threads}, @>(x, y, held, outer, n, 1);"
+        found += _scan(request, dtype, threads, body, outer, D.mul(alone, rest))
+        found += _scan(
+            request, dtype, _BLOCK, f"scan_rows<{v}, {per // v}, {_BLOCK}, {_BLOCK}, @>(x, y, held, outer, n, parts);", outer,
+            D.product([axis_layout.negated(short), axis_layout.negated(alone), rest]), _parts(request, outer, D.ceildiv(n, _BLOCK * per - 16)),
+            f"reduce_rows<Policy, {v}, {_BLOCK}, {_BLOCK}>(x, (Policy::Result*)nullptr, held, outer, n, parts);",
+        )  # fmt: skip
+    else:
+        found += _columns(request, dtype, rest)
+    return [k for k in found if k.grid[0] != 0]
+
+
+def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
+    i = parameters(request)
+    outer, n, inner = i["outer"], i["n"], i["inner"]
+    aligned = not request.unaligned & {"x", "y"}
+    if w := axis_layout.flat(request, dtype, outer, n, inner, aligned, _FLAT):
+        few = known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1
+        w = 1 if few else w
+        units = D.mul(outer, D.floordiv(inner, w))
+        # Small blocks of short columns would be over before more of them can start; single elements of 2 bytes were measured faster in large ones
+        large = int(n) <= _COLUMN_PER_THREAD or (w == 1 and dtype.size == 2)
+        block = _BLOCK if large and not few else _FLAT_BLOCK
+        body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {block}, @>(x, y, outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')});"
+        return _scan(request, dtype, block, body, D.ceildiv(units, block), use)
+    across, length = axis_layout.columns(dtype, inner, aligned=False)[1], known(n)
+    block = _BLOCK if length is None else axis_layout.power_of_two(-(-length // _COLUMN_PER_THREAD) * across, 64, _BLOCK)
+    tiles = axis_layout.column_tiles(outer, inner, 1, across)
+    parts = _parts(request, tiles, D.floordiv(n, block // across * _COLUMN_PER_THREAD))
+    return _scan(
+        request, dtype, block, f"scan_columns<{_COLUMN_PER_THREAD}, {across}, {block}, @>(x, y, held, outer, n, inner, parts);", tiles, use,
+        parts, f"reduce_columns<Policy, 1, {across}, {block}, 1>(x, (Policy::Result*)nullptr, held, outer, n, inner, parts);",
+    )  # fmt: skip
+
+
+def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
+    """Blocks that share each of so many rows or tiles of columns, where `worth` would be worth it."""
+    return D.maximum(D.minimum(D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST), 1)
+
+
+def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
+    i = parameters(request)
+    each, grid, lanes = axis_layout.slab_columns(request, dtype, i["outer"], i["n"], i["inner"])
+    sizes = f"outer, {axis_layout.literal(i['n'], 'n')}, {axis_layout.literal(i['inner'], 'inner')}, parts"
+    body = f"scan_slabs<{axis_layout.SLABS}, {lanes}, {axis_layout.SLAB_THREADS}, @>(x, y, {sizes});"
+    return _scan(request, dtype, axis_layout.SLAB_THREADS, body, grid, use, each)
+
+
+def _scan(request: Request, dtype: DType, block: int, body: str, grid: DimLike, use: DimLike, parts: DimLike = 1, before: str = "") -> list[Kernel]:
+    """`body` with what it does for @; before it, where a row or column is divided into parts, `before` leaves the sum of each in scratch."""
+    i = parameters(request)
+    outer, n, inner = i["outer"], i["n"], i["inner"]
+    flags = ", ".join("true" if i[k] else "false" for k in ("exclusive", "reverse"))
+    divided = bool(before) and parts != 1
+    policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {C_TYPES[dtype]}>"
+    held, pointer = ("Policy::Held* held, ", "held") if divided else ("", "(const Policy::Held*)nullptr")
+    signature = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {held}int outer, int n, int inner, int parts"
+    source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("common/base", "common/ragged_rows", "common/cluster", "reduce/reduce", "reduce/scan")}
+typedef {policy} Policy;
+extern "C" __global__ void __launch_bounds__({block}) cumsum({signature}) {{
+  next_may_start();
+  {body.replace("@", flags).replace("held", pointer)}
+}}
+"""
+    args: tuple[Argument, ...] = (
+        Pointer("x"), Pointer("y"), *([Pointer("scratch0")] if divided else []), Int32(outer), Int32(n), Int32(inner), Int32(parts),
+    )  # fmt: skip
+    pdl = overlapped(request)
+    blocks = D.mul(grid, use)
+    if not divided:
+        return [Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl)]
+    source += f"""extern "C" __global__ void __launch_bounds__({block}) cumsum_parts({signature}) {{
+  wait_for_previous();
+  next_may_start();  // what x holds can be read
+  {before}
+}}
+"""
+    blocks = D.mul(blocks, parts)
+    scratch = (D.product([outer, parts, inner, max(dtype.size, 4), use]),)
+    first = Kernel(source, "cumsum_parts", (D.mul(blocks, D.less(1, parts)), 1, 1), block, args, pdl=pdl, scratch=scratch)
+    return [first, Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl, scratch=scratch)]
+
+
+FAMILIES = {"cumsum": cumsum}

@@ -1,0 +1,95 @@
+"""CUDA kernels for the largest or smallest elements of rows, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracea_onnx.codegen.kernel_request import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.ir import dims as D
+from tracea_onnx.ir.abi import DType
+from tracea_onnx.ir.dims import DimLike
+
+from ..common.launch import blocks, known, overlapped, parameters, static
+from ..common.prelude import C_TYPES, prelude
+from ..common.templates import template
+
+#: Elements of the most that a block sorts (72 KiB of keys).
+_MOST = 8192
+#: Elements and results of a warp at most, and elements of a thread times results: each result costs a look at all of them.
+_WARP_ROW, _WARP_RESULTS, _WARP_LOOKS = 512, 32, 256
+#: Rows of up to so many elements are sorted whole: choosing takes several passes.
+_SORTED = 512
+#: Rows of so many elements are cut into parts of at least so many, and at most so many parts.
+_LONG, _PART, _PARTS = 24576, 8192, 64
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class _Top:
+    request: Request
+    dtype: DType
+    k: int
+    outer: DimLike
+    n: DimLike
+    inner: DimLike
+
+    @property
+    def rows(self) -> DimLike:
+        return D.mul(self.outer, self.inner)
+
+    def _kernel(
+        self, call: str, grid: DimLike, block: int, more: tuple[Argument, ...] = (), declared: str = "", smem: int = 0, scratch: tuple[DimLike, ...] = ()
+    ) -> Kernel:
+        shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
+        e = C_TYPES[self.dtype]
+        source = f"""{prelude(DType.F32)}{template("common/base", "reduce/topk")}
+#define PARAMETERS const {e}* x, {e}* y, i64* indices, i64 rows, i64 n, i64 inner, u32* fault{declared}
+extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
+  {shared}
+  after_previous();
+  {call}
+}}
+"""
+        args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("at"), Int64(self.rows), Int64(self.n), Int64(self.inner), Fault(), *more)
+        return Kernel(source, "topk", (grid, 1, 1), block, args, smem=smem, pdl=overlapped(self.request), scratch=scratch)
+
+    def kernels(self) -> list[Kernel]:
+        n, k, sms, largest = known(self.n), self.k, self.request.sms, "true" if static(parameters(self.request)["largest"], "order") else "false"
+        if n is not None and n <= _WARP_ROW and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
+            call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, indices, rows, n, inner, fault);"
+            return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
+        if k > _MOST:
+            raise Unfit(f"the {k} first of a row, of which a block sorts {_MOST}")
+        size = max(_power(n if n is not None and n <= _SORTED else k), 8)
+        looks = 1024 if n is None else 0 if n <= size else _power(n // 4)
+        threads = min(max(looks, size // 8, 64), 1024)
+        numbers, smem = f"{threads}, {k}, {size}, {largest}", 9 * size  # with the keys left out
+        grid = D.minimum(self.rows, sms * (2048 // threads))
+        if n is None or n < max(_LONG, 4 * k) or known(D.less(self.rows, 2 * sms)) == 0:
+            return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
+        each = max(_PART, 2 * k, -(-n // _PARTS))
+        parts = -(-n // each)
+        more = (Pointer("scratch0"), Int32(parts))
+        first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
+        rest = f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
+        scratch = (D.mul(self.rows, 8 * parts * k),)
+        return [
+            self._kernel(first, D.mul(self.rows, parts), threads, more, ", u64* keys, int parts", smem, scratch),
+            self._kernel(rest, grid, threads, more, ", const u64* keys, int parts", smem, scratch),
+        ]
+
+
+def topk(request: Request) -> list[Kernel]:
+    i = parameters(request)
+    dtype = DType(static(i["dtype"], "type"))
+    if dtype not in (DType.F32, DType.F16, DType.BF16, DType.I32):
+        raise Unfit(f"the first of a row of {dtype.name}")
+    if (known(i["n"]) or 0) >> 31:
+        raise Unfit(f"the first of a row of {i['n']} elements")
+    return _Top(request, dtype, static(i["k"], "number of results"), i["outer"], i["n"], i["inner"]).kernels()
+
+
+FAMILIES = {"topk": topk}
