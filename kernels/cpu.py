@@ -72,7 +72,7 @@ def _family(name: str, family: Family) -> str:
 
 
 def families_header() -> str:
-    """C++ twin of `families.FAMILIES` and `ops`: `fam::conv2d::x`, `fam::conv2d::IC`, `kOpLeakyRelu`, and the table the loader validates plans with."""
+    """C++ twin of `kernel_families.FAMILIES` and `ops`: `fam::conv2d::x`, `fam::conv2d::IC`, `kOpLeakyRelu`, and the table the loader validates plans with."""
     rows = []
     for name, f in FAMILIES.items():
         optional = sum(1 << k for k, o in enumerate(f.operands) if o.endswith("?"))

@@ -93,7 +93,7 @@ def reference(case: Case, x: F64, w: F64) -> F64:
 
 
 def activate(act: str, v: F64, p0: float, p1: float) -> F64:
-    """The activations of `ops.ACTIVATIONS` in float64."""
+    """The activations of `abi.ACTIVATIONS` in float64."""
     functions: dict[str, Callable[[], F64]] = {
         "none": lambda: v, "relu": lambda: np.maximum(v, 0), "leaky_relu": lambda: np.where(v < 0, v * p0, v), "clip": lambda: np.clip(v, p0, p1),
         "sigmoid": lambda: expit(v), "silu": lambda: v * expit(v), "hard_sigmoid": lambda: np.clip(p0 * v + p1, 0, 1),

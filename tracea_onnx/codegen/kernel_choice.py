@@ -1,7 +1,7 @@
 """Which kernel a launch gets where several could compute it: the cheapest by price, unless this kind of GPU has measured another to be faster.
 
 Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from (`choosing`), measures it and
-keeps the fastest in a tuning record (`records.py`): a table from what is asked of a launch (`identity`) to the name of a kernel.
+keeps the fastest in a tuning record (`tuning_records.py`): a table from what is asked of a launch (`identity`) to the name of a kernel.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ HOPPER_SHARED = usual(90).smem_block
 
 @dataclass(frozen=True)
 class Request:
-    """One launch of a kernel family (`families.FAMILIES`) as lowering asks for it.
+    """One launch of a kernel family (`kernel_families.FAMILIES`) as lowering asks for it.
 
     dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands: which of the family's operands
     are present. program: a pointwise/epilogue program in the Plan's form. Integer parameters may be symbolic; those that a kernel must

@@ -72,7 +72,7 @@ def default_folder() -> Path | None:
 
 
 def load(device: DeviceCaps) -> dict[str, Measured]:
-    """What was measured on this kind of device, by launch (`tuning.identity`); empty where nothing was."""
+    """What was measured on this kind of device, by launch (`kernel_choice.identity`); empty where nothing was."""
     try:
         with files.private(default_folder()) as folder:
             return _read(folder, device)

@@ -1,4 +1,4 @@
-"""The partition compiler: from the graph ORT shows the provider to Plans (docs/architecture.md, "Compiler callback").
+"""The partition compiler: from the graph ORT shows the provider to Plans (docs/plan-format.md, "Compiler callback").
 
 The same rules that rewrite a file run here, so a model that was never optimised fuses too.
 """
@@ -150,7 +150,7 @@ def backend_of(props: Mapping[str, str]) -> Backend:
 
 def cuda_backend(device: device_caps.DeviceCaps, *, tf32: bool, choices: kernel_choice.Choices, compile_kernels: bool = True, traps: bool = False) -> Backend:
     """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot. `traps`: to look for a fault,
-    kernels that wait for a copy which never ends give an error instead (docs/architecture.md)."""
+    kernels that wait for a copy which never ends give an error instead (docs/cuda.md)."""
     target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:

@@ -26,7 +26,7 @@ from tracea_onnx.runtime import native_library, nvrtc
 from tracea_onnx.support.artifact_cache import Cache
 from tracea_onnx.support.discovery import folder
 
-#: Constants of at most this many bytes are part of a node's key already (docs/architecture.md, "Plan and pack").
+#: Constants of at most this many bytes are part of a node's key already (docs/plan-format.md, "Plan and pack").
 _KEYED = 4096
 
 

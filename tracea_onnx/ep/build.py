@@ -3,7 +3,7 @@
     python -m tracea_onnx.ep.build --only gemm && python -m pytest tests/backend/test_gemm.py     # one template, this machine's instruction set
     python -m tracea_onnx.ep.build                                                                # everything, before a commit
 
-`--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native.run_kernel` prefers while it is newer than the full library,
+`--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native_library.run_kernel` prefers while it is newer than the full library,
 so that a template under work never breaks the other ones. Both are ignored by git. Needs cmake, ninja and a C++ compiler (`--cxx`, else cmake's choice).
 """
 

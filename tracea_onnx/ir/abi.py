@@ -1,6 +1,6 @@
 """Numbers shared by the partition compiler and the native kernels: program opcodes, activations, element types.
 
-`ep/generate.py` writes the C++ twin of these tables when the wheel is built; the order here is the ABI.
+`kernels/cpu.py` writes the C++ twin of these tables when the wheel is built; the order here is the ABI.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _candidates(f: F64, probe: F64) -> Iterator[tuple[str, float, float]]:
 
 @lru_cache(maxsize=4096)
 def classify_activation(expr: Expr) -> tuple[str, float, float] | None:
-    """(name in `ops.ACTIVATIONS`, p0, p1) of the activation a one-input expression computes, or None.
+    """(name in `abi.ACTIVATIONS`, p0, p1) of the activation a one-input expression computes, or None.
 
     Parameters are those the expression itself has, rounded to float32. An expression that overflows where the activation does not
     (the naive log(1 + exp(x))) is not that activation.

@@ -254,7 +254,7 @@ def _constants_late(expr: Expr) -> Expr:
 
 
 def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any]:
-    """The Plan's `program` of an expression: see docs/architecture.md.
+    """The Plan's `program` of an expression: see docs/plan-format.md.
 
     Inputs occupy registers 0..n_in-1. Raises ValueError when an i64 program would need an opcode or a constant it does not have,
     or when more than `MAX_REGISTERS` registers would be needed.

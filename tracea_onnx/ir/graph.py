@@ -411,5 +411,5 @@ def _captured(proto: NodeProto) -> list[str]:
 
 
 def load_model(path: str | Path) -> ModelProto:
-    """The model without its external data (see `Graph.const`). Raw onnx errors; `io.py` words them for users."""
+    """The model without its external data (see `Graph.const`). Raw onnx errors; `model_file.py` words them for users."""
     return onnx.load(str(path), load_external_data=False)

@@ -1,4 +1,4 @@
-"""Builds a Plan: the one artifact the native side knows (format: docs/architecture.md, "Plan and pack")."""
+"""Builds a Plan: the one artifact the native side knows (format: docs/plan-format.md, "Plan and pack")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The kernel families a Plan may name: operands and parameters of each, in ABI order.
 
-One table serves both sides: the partition compiler fills parameters by name, `ep/generate.py` turns it into C++ enums
+One table serves both sides: the partition compiler fills parameters by name, `kernels/cpu.py` turns it into C++ enums
 (`conv2d::x`, `conv2d::IC`), and every CPU kernel reads its launch through those. All sizes and pitches count elements.
 
 Conventions
@@ -10,7 +10,7 @@ Conventions
   anything: a reader must not let them influence real channels, a writer may write them (up to round_up(C, 16)).
 * Epilogue of conv/gemm families: v = acc + bias; residual per `res_mode`; then `act` with floats p0, p1. When the launch has a
   program, it replaces act and residual: register 0 = acc + bias, register 1.. = operands o0..o3 read per `o*_kind` (Broadcast) and `o*_ld`.
-* Packed operands come from the `pack_*` families, run once per session; their sizes are given by `packed_size` in `pack.py`.
+* Packed operands come from the `pack_*` families, run once per session; their sizes are given by `packed_elements`.
 """
 
 from __future__ import annotations

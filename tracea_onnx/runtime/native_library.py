@@ -146,7 +146,7 @@ def run_kernel(
 ) -> float:
     """Run kernel family `name` `repeat` times on the given arrays, in place.
 
-    Parameters are given by the names in `families.FAMILIES`; a missing integer or float is 0, a missing optional operand absent.
+    Parameters are given by the names in `kernel_families.FAMILIES`; a missing integer or float is 0, a missing optional operand absent.
     `program` is a Plan's program: {"type", "n_in", "regs", "out", "code": [[opcode or its name, dst, a, b, c, imm], ...]}.
     Returns the median seconds of one run: thread CPU time when `threads` is 1, wall-clock time otherwise.
     Raises UsageError for unknown or missing names, TraceaError when the kernel reports bad data (an index out of range).

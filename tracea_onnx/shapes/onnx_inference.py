@@ -84,7 +84,7 @@ def infer(model: ModelProto, typed: Types) -> None:
     bare = skeleton(model)
     bare.functions.extend(contrib_functions.functions(model))
     try:
-        # Without data_prop: `patterns_shape` follows sizes farther than it does. onnx follows every vector of known length, element by
+        # Without data_prop: `shapes.symbolic` follows sizes farther than it does. onnx follows every vector of known length, element by
         # element and without a limit: one input of 2^40 elements would keep it busy for ever.
         found = onnx.shape_inference.infer_shapes(bare, check_type=False, strict_mode=False)
     except Exception:

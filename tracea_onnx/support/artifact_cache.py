@@ -1,7 +1,7 @@
 """A cache of compiled code on disk. What it holds is executed, so it trusts only itself.
 
 The folder is the user's alone (0700), in folders that nobody else can write. Every entry is one file
-with a checksum that appears whole (`files.py`), so readers and writers of several processes need no
+with a checksum that appears whole (`support/files.py`), so readers and writers of several processes need no
 lock and never wait. Where any of this cannot be had, nothing is cached and nothing fails.
 
     cache = Cache()

@@ -1,6 +1,6 @@
 """Which kernels are the fastest for a model's launches on this GPU: measured, and kept as a tuning record (`tracea-onnx tune`).
 
-A session over the model tells which Plans it wants. Each round compiles them with another candidate for every launch that has several (`search.Search`
+A session over the model tells which Plans it wants. Each round compiles them with another candidate for every launch that has several (`bayesian.Search`
 proposes them), and times the launches of both in place, on what the others leave in cache, less what they take more there than in a run whose launches
 overlap. What was faster is measured once more, all together, and kept if the whole model is faster for it.
 """
@@ -79,7 +79,7 @@ class Tuned:
 
 @dataclass
 class Part:
-    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`tuning.identity` with
+    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`kernel_choice.identity` with
     these sizes), and the requests behind these."""
 
     plan: Mapping[str, Any]

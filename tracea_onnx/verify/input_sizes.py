@@ -1,4 +1,4 @@
-"""Shapes for a model's inputs: what the operators ask of them (`input_facts`) solved, guesses for what they leave open."""
+"""Shapes for a model's inputs: what the operators ask of them (`size_constraints`) solved, guesses for what they leave open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each operator asks of the sizes it takes, for `input_facts`, and dims of results that the rules do not need (`patterns_shape`)."""
+"""What each operator asks of the sizes it takes, for `size_constraints`, and dims of results that the rules do not need (`shapes.symbolic`)."""
 
 from __future__ import annotations
 

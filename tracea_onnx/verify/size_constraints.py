@@ -1,6 +1,6 @@
 """What the operators of a model ask of the sizes of its inputs.
 
-One pass over the nodes follows the dims of every value as expressions over the inputs' dims (`patterns_shape`), also through the
+One pass over the nodes follows the dims of every value as expressions over the inputs' dims (`shapes.symbolic`), also through the
 bodies of If, Loop and Scan, and notes what each operator asks of them: sizes that are equal (channels of a convolution, rows of a
 product, states of a recurrent network, what broadcasts), least sizes (windows that fit, elements that are taken), most (tables).
 """

@@ -1,4 +1,4 @@
-"""Solves what operators ask of the sizes of inputs (`input_facts`), with guesses for what they leave open.
+"""Solves what operators ask of the sizes of inputs (`size_constraints`), with guesses for what they leave open.
 
 A symbol that one equation decides gets that size; heights and widths that only their product decides (patches beside a table of
 positions) are equal; a total that is fixed is of one batch. Sizes that many would do are the roundest, by powers of two.

@@ -109,7 +109,7 @@ _ACTIVATION_TEXT = {
 
 
 def activation_source(act: int, name: str = "activation") -> str:
-    """`float <name>(float x, float p0, float p1)` for the activation number `act` (index into `ops.ACTIVATIONS`)."""
+    """`float <name>(float x, float p0, float p1)` for the activation number `act` (index into `abi.ACTIVATIONS`)."""
     return f"DEV float {name}(float x, float p0, float p1) {{ return {_ACTIVATION_TEXT[ACTIVATIONS[act]]}; }}\n"
 
 

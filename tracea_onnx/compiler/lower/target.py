@@ -12,7 +12,7 @@ from tracea_onnx.plan.kernel_families import channel_pitch
 class Target:
     """types: float types the compute kernels take. border: whether a convolution reads its padding from a zero border around the
     image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
-    pitches are rounded up to it (0: the CPU's rule, `families.channel_pitch`). few_launches: whether
+    pitches are rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether
     a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
     planar: a convolution of at most so many channels reads its image in any order of axes (`conv._in_planes` says which).
     folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.

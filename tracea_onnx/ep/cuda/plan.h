@@ -1,4 +1,4 @@
-// A launch of a CUDA Plan as it is written (docs/architecture.md, "CUDA"): what to launch and how its arguments are laid out.
+// A launch of a CUDA Plan as it is written (docs/cuda.md, "CUDA"): what to launch and how its arguments are laid out.
 // The buffers, expressions and floats it uses are the LaunchSpec's operands, ints and floats, in the order the arguments use them:
 // ints begin with the grid; a tensor map takes one operand, then its dims and its strides.
 #pragma once

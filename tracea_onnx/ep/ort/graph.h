@@ -34,7 +34,7 @@ struct Node {
   std::vector<int> inputs, outputs, captured;    // indices into Graph::values; -1 = absent. captured: read by the node's bodies
   std::vector<Attribute> attributes;             // without graphs
   bool has_body = false;                         // a control-flow node
-  std::string key;                               // docs/architecture.md, "Plan and pack"
+  std::string key;                               // docs/plan-format.md, "Plan and pack"
 };
 
 struct Graph {
@@ -49,7 +49,7 @@ struct Graph {
   std::vector<int> inputs, outputs;
   std::string ambiguous;  // what makes names mean more than one value, or nothing: a name with a NUL in it ends there for who calls ORT
 
-  // The ModelProto of a compile request (docs/architecture.md, "Compiler callback").
+  // The ModelProto of a compile request (docs/plan-format.md, "Compiler callback").
   std::string serialize(const std::vector<std::pair<std::string, std::string>>& metadata) const;
   // Identity of the graph for the compiler's answer: equal for equal graphs, wherever their constants lie in memory.
   std::string digest() const;

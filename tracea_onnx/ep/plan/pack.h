@@ -1,4 +1,4 @@
-// A pack: plans for groups of nodes, with their blobs. Format: docs/architecture.md, "Plan and pack".
+// A pack: plans for groups of nodes, with their blobs. Format: docs/plan-format.md, "Plan and pack".
 #pragma once
 #include <memory>
 #include <string>

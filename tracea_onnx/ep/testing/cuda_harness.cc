@@ -1,4 +1,4 @@
-// Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of native_cuda.py, for kernel tests and the tuner.
+// Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of runtime/cuda_harness.py, for kernel tests and the tuner.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

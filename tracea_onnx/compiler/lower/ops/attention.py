@@ -44,7 +44,7 @@ def _static(d: DimLike, what: str) -> int:
 
 
 def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> Heads:
-    """`v` in the layout `spec` describes (docs/architecture.md), as strided heads."""
+    """`v` in the layout `spec` describes (docs/spec.md), as strided heads."""
     ctx.require(v, "attention")
     layout, index = str(spec["layout"]), int(spec.get("index", 0))
     wanted = len(layout) if layout in _AXES else source_rank(layout)
