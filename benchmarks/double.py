@@ -109,6 +109,13 @@ class MeanVarianceNormalization(OpRun):
         return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)
 
 
+class Softsign(OpRun):
+    """The evaluator's own Softsign takes no scalar."""
+
+    def _run(self, x: Any) -> tuple[Any]:
+        return (np.asarray(x / (1 + np.abs(x))),)
+
+
 class Resize(OpRun):
     """ONNX Runtime's places are of float32; the evaluator's own Resize has others beside a half, and where the scales are not the ratios of the sizes."""
 
@@ -118,7 +125,8 @@ class Resize(OpRun):
         keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
     ) -> tuple[Any]:  # fmt: skip
         coord = coordinate_transformation_mode
-        if antialias or axes or keep_aspect_ratio_policy != "stretch" or coord not in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"):
+        known = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", *(("half_pixel_symmetric",) if mode != "nearest" else ()))
+        if antialias or axes or keep_aspect_ratio_policy != "stretch" or coord not in known:
             raise NotImplementedError(f"Resize with antialias, axes, an aspect policy or coordinates '{coord}'")
         f = np.float32
         if scales is not None and np.size(scales):
@@ -142,6 +150,8 @@ def _taps(n: int, m: int, scale: Any, coord: str, mode: str, nearest: str, a: fl
         place = at / scale
     elif coord == "align_corners":
         place = at * f(n - 1) / f(m - 1) if m > 1 else at * f(0)
+    elif coord == "half_pixel_symmetric":
+        place = f(n) / f(2) * (f(1) - f(m) / (scale * f(n))) + (at + f(0.5)) / scale - f(0.5)
     else:
         place = (at + f(0.5)) / scale - f(0.5) if m > 1 or coord == "half_pixel" else at * f(0)
     out = np.zeros((m, n))
@@ -252,7 +262,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, Any], noise: np.random.Gener
     """The model's outputs in float64, or as they come out when each node errs as float32 does. Raises what the reference evaluator raises for an operator it
     does not have. Slow: seconds a GFLOP."""
     wide = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v for k, v in feeds.items()}
-    own: list[type[Any]] = [OneHot, ImageScaler, Crop, Affine, Loop, ConvTranspose, GatherElements, MeanVarianceNormalization, Resize]
+    own: list[type[Any]] = [OneHot, ImageScaler, Crop, Affine, Loop, ConvTranspose, GatherElements, MeanVarianceNormalization, Softsign, Resize]
     return list((ReferenceEvaluator if noise is None else _noisy(noise))(widen(model), new_ops=own).run(None, wide))
 
 

@@ -69,9 +69,15 @@ def test_normalization_of_mean_and_variance() -> None:
     _agrees(_model([helper.make_node("MeanVarianceNormalization", ["x"], ["y"], axes=[0, 2])], {"x": (4, 5, 6)}, ["y"]), x=_random(4, 5, 6))
 
 
-@pytest.mark.parametrize("coord", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+def test_softsign_of_a_scalar() -> None:
+    _agrees(_model([helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0), helper.make_node("Softsign", ["s"], ["y"])], {"x": (4, 5)}, ["y"]), x=_random(4, 5))
+
+
+@pytest.mark.parametrize("coord", ["half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners", "pytorch_half_pixel"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_resizing(mode: str, coord: str) -> None:
+    if mode == "nearest" and coord == "half_pixel_symmetric":
+        pytest.skip("which of two places ONNX Runtime takes there is not known to the evaluation, which says so")
     roundings = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] if mode == "nearest" else ["floor"]
     for rounding in roundings:
         more = {"mode": mode, "coordinate_transformation_mode": coord, **({"nearest_mode": rounding} if mode == "nearest" else {})}

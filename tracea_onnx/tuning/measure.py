@@ -79,8 +79,8 @@ class Tuned:
 
 @dataclass
 class Part:
-    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for (`kernel_choice.identity` with
-    these sizes), and the requests behind these."""
+    """A Plan that a session runs, with data of its own. sizes: of its symbols. asked: what each launch with a grid that is not empty is for
+    (`kernel_choice.identity` with these sizes), and the requests behind these."""
 
     plan: Mapping[str, Any]
     blobs: Sequence[bytes]
