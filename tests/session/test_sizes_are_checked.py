@@ -129,3 +129,14 @@ def test_groups_of_a_norm_share_its_channels() -> None:
         provider.create_session(m, {"backend": "cpu", "claim": "all"}).run(None, {"x": normal(1, 4, 5)})
     compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
     assert not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]
+
+
+def test_a_0_of_a_run_in_the_target_of_reshape_stands_for_the_size_of_the_input() -> None:
+    """ONNX Runtime gives (0, 3, 4); what was lowered for the target's own size may not give (0, 3, 0)."""
+    ends = [node("Shape", "x", "n", end=1), helper.make_node("Shape", ["z"], ["k"]), node("Concat", "n three k", "to", axis=0)]
+    source = model([*ends, node("Relu", "x", "r"), node("Reshape", "r to", "t"), node("Neg", "t")], {"x": ("n", 3, "m"), "z": ("k",)}, {"three": np.array([3])})
+    session = provider.create_session(source, {"claim": "all"})
+    provider.assert_provider_selected(session)
+    assert session.run(None, {"x": normal(2, 3, 4), "z": normal(4)})[0].shape == (2, 3, 4)
+    with pytest.raises(Exception, match="where 0 stands for the input's, and that differ: 0 and 4"):
+        session.run(None, {"x": normal(0, 3, 4), "z": normal(0)})

@@ -18,7 +18,7 @@ from tracea_onnx.compiler.lower.value import Dims, Nhwc, Unsupported, Value, Vie
 from tracea_onnx.compiler.lower.views import regrouped, reshape_view
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
-from tracea_onnx.ir.dims import DimLike
+from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array
 
 #: Channels that an image kernel takes at a time.
@@ -130,6 +130,10 @@ def reshape(ctx: Lowering, op: Op) -> None:
             unknown = k
             dims.append(1)
         else:
+            if isinstance(d, Dim) and not keep_zero and k < x.rank and d is not x.shape[k]:
+                # A 0 that only a run knows stands for the input's size, too: then the two must be equal. (Symbols of other partitions cannot be compared.)
+                copied = D.select(D.equal(d, 0), x.shape[k], d)
+                ctx.plan.require(d, copied, f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the input's, and that")
             dims.append(d)
     if unknown >= 0:
         rest = [d for k, d in enumerate(dims) if k != unknown]
