@@ -185,7 +185,10 @@ def test_cache_commands(tmp_path: Path, capsys: Captured) -> None:
 
 def test_doctor_speaks_and_its_exit_code_is_its_verdict(capsys: Captured) -> None:
     code = main(["doctor", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    fixes = [line.strip() for line in said.err.splitlines() if line.strip().startswith("fix: ")]
+    assert fixes == [f"fix: {c['fix']}" for c in found["checks"] if not c["ok"]]  # each on a line of its own
     assert found["ok"] == all(c["ok"] for c in found["checks"] if c["required"]) and code == (0 if found["ok"] else 1)
 
 

@@ -21,7 +21,9 @@ def run(args: argparse.Namespace) -> int:
     lines = []
     for c in checks:
         mark = "ok  " if c.ok else ("FAIL" if c.required else "--  ")
-        lines.append(f"{mark} {c.name:<{width}}  {c.detail}" + ("" if c.ok else f"\n{'':{width + 7}}fix: {c.fix}"))
+        lines.append(f"{mark} {c.name:<{width}}  {c.detail}")
+        if not c.ok:
+            lines.append(f"{'':{width + 7}}fix: {c.fix}")
     works = all(c.ok for c in checks if c.required)
     options.say([*lines, "optimizing and running on the provider work" if works else "the main job does not work yet"])
     if args.json:
