@@ -49,7 +49,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -193,6 +193,7 @@ def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int
     assert k.cluster == parts
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("d", "b", "s", "causal", "groups", "keys", "last", "blocks"),
     [

@@ -77,6 +77,7 @@ def test_kernels_fit_the_device(device: str, requests: list[tuple[str, Request]]
     assert len(refused) < (40 if found.arch < 90 else 3), refused
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["B200", "RTX 5090"])
 def test_kernels_for_other_devices_compile(device: str) -> None:
     found, emit = DEVICES[device], discovery.module("kernels", "cuda").emit
@@ -98,6 +99,7 @@ def test_squeeze_excite_is_as_large_as_the_device() -> None:
         assert all(smem <= 99 * 1024 and cluster <= 8 for smem, cluster in _smem(32, 8, 112, n, usual(120)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ["RTX 5090", "slice"])
 @pytest.mark.parametrize("name", ["efficientnet_b0", "gpt2"])
 def test_models_run_whole_on_other_devices(name: str, device: str) -> None:

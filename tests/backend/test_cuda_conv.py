@@ -84,6 +84,7 @@ def pooled(dtype: DType, c: int, kernel: int, window: tuple[int, int], arch: int
     return request("conv_pool", dtype, {n: v for n, v in ints.items() if n != "res_mode"} | more, operands=("x", "w", "bias", "y"), arch=arch)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arch", [80, 89, 90])
 @pytest.mark.parametrize("window", [(3, 3), (2, 2), (3, 2), (2, 3)])
 def test_pooled_convolutions_compile(window: tuple[int, int], arch: int) -> None:
@@ -107,7 +108,7 @@ def test_bands_of_a_pooled_convolution_fill_the_device() -> None:
         assert sum(warps) > 8 * 132 or n < 4
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

@@ -118,6 +118,7 @@ def test_few_rows_of_many_keys_are_spread_where_that_pays(s: int, t: int, d: int
     assert str(chosen) == tile
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("b", "heads", "kv", "t", "d", "tile"),
     [

@@ -81,7 +81,7 @@ def _window(kernel: int, stride: int, dilation: int) -> dict[str, int]:
     return {"KH": kernel, "KW": kernel, "SH": stride, "SW": stride, "DH": dilation, "DW": dilation}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (5, 1, 1), (3, 2, 1), (3, 1, 2)])
 @pytest.mark.parametrize(("columns", "lines"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize(("vector", "width", "multiple"), [(1, 8, 1), (0, 8, 1), (1, 4, 1), (1, 2, 1), (0, 2, 1), (1, 8, 2), (1, 2, 3)])
@@ -94,7 +94,7 @@ def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: i
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation", "slots"), [(3, 1, 1, 3), (5, 1, 1, 5), (3, 2, 1, 2), (5, 2, 1, 3), (3, 1, 2, 5), (1, 3, 1, 1), (3, 4, 1, 1), (3, 1, 16, 1)]
 )

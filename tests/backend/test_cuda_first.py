@@ -95,6 +95,7 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_output_once(tmp_path: Path, shape: Shape) -> None:
     rng = np.random.default_rng(0)

@@ -61,7 +61,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"program {d.name}", request("gemm", d, ints, program=GATED, operands=("x", "w", "bias", "y", "o0", "o1"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "r"), [pytest.param(n, r, id=n) for n, r in cases()])
 def test_compiles(name: str, r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -236,6 +236,7 @@ def test_few_rows_stream_the_other_operand() -> None:
     assert kernels_of(gemm(DType.F32, 7, 1021, 4099, 80))[0].cluster == 1
 
 
+@pytest.mark.slow
 def test_few_rows_of_few_terms_wait_for_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever operand has many rows, contiguous along k or along these; as many lanes and reads as all of k needs."""
     dots, product = discovery.module("kernels", "cuda.gemm.gemv.registers"), discovery.module("kernels", "cuda.gemm.select")
@@ -266,6 +267,7 @@ def test_narrow_rows_are_copied_to_where_tensor_maps_reach_them() -> None:
     assert len(kernels_of(batched(DType.F32, 872, 344, 858, (858, 1), (1, 858)))) == 1
 
 
+@pytest.mark.slow
 def test_few_terms_are_summed_by_each_thread() -> None:
     for d in TYPES:
         for m, n, k in ((1021, 1031, 1), (1021, 1031, 3), (100003, 7, 11)):
@@ -301,6 +303,7 @@ def test_f32_on_tensor_cores() -> None:
     assert "TERMS = 3" not in kernels_of(gemm(DType.F32, 100, 96, 64))[0].source
 
 
+@pytest.mark.slow
 def test_every_f32_tile_on_tensor_cores_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     product = discovery.module("kernels", "cuda.gemm.select")
     r = gemm(DType.F32, 67, 131, 257)

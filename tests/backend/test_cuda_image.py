@@ -46,7 +46,7 @@ def _excite(dtype: DType, c: int, r: int, side: DimLike, arch: int = 90, **more:
     return request("squeeze_excite", dtype, ints, operands=("x", "w1", "b1", "w2", "y"), arch=arch)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 @pytest.mark.parametrize(("c", "r", "side"), [(32, 8, 112), (5, 3, 1), (144, 6, 56), (1152, 48, 7), (2048, 128, 3), (96, 4, symbol("side"))])
 def test_squeeze_excite_compiles(dtype: DType, c: int, r: int, side: DimLike) -> None:
@@ -109,6 +109,7 @@ def test_pooling_marches_only_over_whole_vectors() -> None:
     assert [k.symbol for k in cuda.emit(_pool(64, DType.F16, 0, 101))] == ["pool2d"]  # such a window has too many open rows
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

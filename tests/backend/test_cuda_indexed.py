@@ -47,6 +47,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"lrn {size} {dtype.name}", request("lrn", dtype, {"size": size, **sizes}, {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}, operands="xy", arch=arch)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -154,6 +155,7 @@ def test_elements_by_indices(tmp_path: Path, axis: int) -> None:
     np.testing.assert_array_equal(y, np.tril(x, axis - 1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("pad", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

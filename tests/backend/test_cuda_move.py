@@ -74,6 +74,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "store_ints", request("store_ints", DType.F32, stored, operands="y", arch=80)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

@@ -54,11 +54,13 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "i64", _plain([7, 9], [(DType.I32, [9, 1]), (DType.BOOL, [0, 1])], DType.I64, integer, 80)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["f32", "f16", "i64"])
 def test_every_opcode_compiles(kind: str) -> None:
     code = [Instr("const", (), 2.0)]

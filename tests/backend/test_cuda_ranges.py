@@ -196,6 +196,7 @@ SEVERAL: Mapping[str, tuple[str, DType, dict[str, DimLike], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_symbols_leave_no_size_out(case: str) -> None:
     """Nor is one served twice, and what a block has of it is never nothing."""

@@ -79,7 +79,7 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield "argmax I64", request("argmax", DType.F32, {"outer": 3, "n": 7, "inner": 2, "min": 1, "last": 0, "dtype": int(DType.I64)}, operands="xy", arch=80)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("r", [pytest.param(r, id=f"{n} {r.dtype.name} sm_{r.arch}") for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)

@@ -36,6 +36,7 @@ def cases() -> Iterator[tuple[str, Request]]:
         yield f"{dtype.name} {k} of {n}", _request(b, n, 3, k, dtype, largest=k % 2, arch=arch, operands=("x", "y", "at") if arch > 80 else ("x", "at"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("r", [pytest.param(r, id=n) for n, r in cases()])
 def test_compiles(r: Request) -> None:
     compile_kernels(cuda.emit(r), r.arch)
@@ -65,7 +66,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["random", "half", "ties", "alike", "whole"])

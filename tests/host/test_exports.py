@@ -10,7 +10,7 @@ from tests.exports.chains import CHAINS, GAPS
 FILES = [f.name.removesuffix(".onnx") for f in matrix.files()]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", FILES)
 def test_export(name: str) -> None:
     cell = matrix.evaluate(matrix.FOLDER / f"{name}.onnx")

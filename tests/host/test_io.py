@@ -330,6 +330,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kill")
 @pytest.mark.parametrize("external", ["never", "always"])
 def test_a_killed_writer_never_leaves_a_partial_model(tmp_path: Path, external: str) -> None:

@@ -161,6 +161,7 @@ def takes(rule: str, m: ModelProto, seed: int) -> bool:
     return whole
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", BASES)
 def test_random_graphs_fuse(rule: str) -> None:
     count = 0
@@ -176,6 +177,7 @@ def test_random_graphs_fuse(rule: str) -> None:
     raise AssertionError(f"only {count} graphs say anything")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", BASES)
 def test_near_misses_are_left_alone_or_understood(rule: str) -> None:
     """Mutations in turn; one after which the rule still takes the whole chain was understood, and does not count."""

@@ -207,6 +207,7 @@ print("said:", *(d.ep_metadata.get("name", "?") for d in ours))
 """
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("visible", "names"), [
     (None, ["Fake GPU 0", "Fake GPU 1", "Fake GPU 2"]), ("", []), ("-1", []), ("2,0", ["Fake GPU 2", "Fake GPU 0"]), ("1,7,0", ["Fake GPU 1"]),
     ("1,1", ["Fake GPU 1"]), ("GPU-00000002", ["Fake GPU 2"]), ("GPU-9", []), ("MIG-abc", ["?"]),

@@ -36,7 +36,7 @@ def selected(group: str) -> list[Case]:
     return [c for c in cases() if c.kind != "real" and pattern.fullmatch(c.name)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("group", sorted(GROUPS))
 @pytest.mark.parametrize("leg", ["optimized", "provider", "both", "constants"])
 def test_passes_what_ort_passes(leg: str, group: str) -> None:

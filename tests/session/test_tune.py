@@ -19,6 +19,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return driver.outcomes(driver.build(tmp_path_factory.mktemp("cuda")), f"tests.session.{MODULE}", any="1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", driver.cases(Path(__file__).with_name(f"{MODULE}.py")))
 def test_case(outcomes: dict[str, str | None], case: str) -> None:
     driver.check(outcomes[case])
