@@ -48,3 +48,8 @@ def test_by_hand() -> None:
     assert of("layernorm_sum", "x0", rows, present=("x0", "i0")) == (0, 4 * 36)  # a table
     assert of("layernorm_sum", "i0", rows, present=("x0", "i0")) == (0, 8 * 3)
     assert of("pointwise", "y", {"y_dtype": 9, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 2, "n5": 3}) == (0, 6)
+
+
+def test_pixels_lie_one_behind_the_other() -> None:
+    """The zeros around an image are set by their number, which a negative stride would make negative."""
+    assert all(limits(family)[0][n][0] >= 0 for family, spec in FAMILIES.items() for n in spec.ints if n.endswith("_cs"))

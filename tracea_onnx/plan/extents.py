@@ -364,7 +364,8 @@ def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str
     for n in names:
         if n in _VALUES:
             continue
-        least = 1 if n in _POSITIVE else 0 if n in _COUNTS or n in _CODES else -LARGEST
+        counts = n in _COUNTS or n in _CODES or n.endswith("_cs")  # pixels of an image lie one behind the other
+        least = 1 if n in _POSITIVE else 0 if counts else -LARGEST
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
     if family == "reduce":
         ranges["kind"] = (0, 9)
