@@ -199,9 +199,9 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
         part, nodes = parts[members], [n for k in members for n in ops[k].nodes]
         if part.refusal is not None:
             result.refused += [(n, part.refusal) for n in nodes]
-        elif part.plan is not None:
-            result.entries.append((nodes, {**part.plan.to_json(), "name": f"partition{len(result.entries)}"}, part.plan.blobs))
-            result.builders.append(part.plan)
+        elif part.builder is not None:
+            result.entries.append((nodes, {**part.plan, "name": f"partition{len(result.entries)}"}, part.builder.blobs))
+            result.builders.append(part.builder)
     return result
 
 
@@ -209,20 +209,22 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
 class _Part:
     """One partition: a Plan, or why ONNX Runtime runs it; neither where nothing would run."""
 
-    plan: PlanBuilder | None
+    builder: PlanBuilder | None
+    plan: dict[str, Any]
     refusal: str | None
 
 
 def _part(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend, everything: bool, torn: set[int]) -> _Part:
     """Lowers a group of ops, and weighs it. Raises _Failed where one of them cannot be lowered in this company."""
     try:
-        plan = _lower_group(graph, ops, known, backend)
-        why = profitability.refusal(graph, ops, plan.to_json(), backend.rates, torn) if plan is not None and not everything else None
+        builder = _lower_group(graph, ops, known, backend)
+        plan = builder.to_json() if builder is not None else {}
+        why = profitability.refusal(graph, ops, plan, backend.rates, torn) if builder is not None and not everything else None
     except (_Failed, TraceaError, MemoryError):
         raise
     except Exception as e:
-        plan, why = None, _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
-    return _Part(plan, why)
+        builder, plan, why = None, {}, _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
+    return _Part(builder, plan, why)
 
 
 def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
