@@ -144,7 +144,7 @@ def test_shared_parts_are_evaluated_once() -> None:
 _NESTED, _LONG = "(" * 90 + "a" + ")" * 90, "9" * 300 + "**" + "9" * 9
 
 
-@pytest.mark.parametrize("text", ["4//0", "a//0", "a//(2-4)", "+".join(["a"] * 3000), _NESTED, "-" * 5000 + "a", _LONG, "a.b", "", "\0"])
+@pytest.mark.parametrize("text", ["4//0", "a//0", "a//(2-4)", "+".join(["a"] * 3000), _NESTED, "-" * 5000 + "a", _LONG, "a.b", "", "\0", "9" * 20, "9" * 18 + "*99"])
 def test_a_hostile_name_is_a_symbol(text: str) -> None:
     d = D.named(text, {"a"})
     assert isinstance(d, D.Dim) and (d.op == "sym" or d is D.symbol("a"))

@@ -135,7 +135,8 @@ def named(text: str, known: Collection[str]) -> DimLike:
         raise ValueError(text)
 
     try:
-        return read(ast.parse(text, mode="eval").body)
+        found = read(ast.parse(text, mode="eval").body)
+        return found if isinstance(found, Dim) or abs(found) < 1 << 63 else symbol(text)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return symbol(text)
 

@@ -181,7 +181,7 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         return _regroup([a for axis in view for a in axis], _target(s, view, n, result))
     if n.op == "Unsqueeze":
         axes = axes_of(s, n, len(result))
-        if axes is None:
+        if axes is None or len(axes) + len(view) != len(result):
             return None
         rest = iter(view)
         return [[] if k in axes else next(rest) for k in range(len(result))]
@@ -196,6 +196,8 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
             return None
         return [axis if isinstance(t, int) and t == 1 else [Atom(t, broadcast=True), *axis] for axis, t in zip(view, times, strict=True)]
     if n.op == "Expand":
+        if len(result) < len(shape):  # a file claims so
+            return None
         padded: Axes = [[] for _ in range(len(result) - len(shape))] + view
         old = (1,) * (len(result) - len(shape)) + shape
         return [axis if same(a, b) else [Atom(b, broadcast=True)] for axis, a, b in zip(padded, old, result, strict=True)]
