@@ -7,7 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from tests.host.pipeline_models import Array, copy, normal, ops, parse, run, same_bits
 from tracea_onnx.canonicalize.canonical_form import canonicalise
@@ -56,6 +56,13 @@ def test_every_form_of_constant_node_becomes_an_initializer() -> None:
     assert "Constant" not in ops(r)[:-1] or ops(r).count("Constant") == 0
     assert values(r)["a"] == np.float32(2.5) and values(r)["a"].shape == ()
     assert values(r)["b"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_constant_whose_attribute_is_of_another_kind_is_left() -> None:
+    """ONNX Runtime goes by the kind: to it this one is another number."""
+    m = parse("g (float[3] x) => (float[3] y) { a = Constant <value = float {2.0}> () y = Mul (x, a) }")
+    m.graph.node[0].attribute[0].type = AttributeProto.FLOAT
+    assert ops(canonicalise(m)) == ["Constant", "Mul"]
 
 
 def test_constants_hidden_behind_other_nodes_are_found() -> None:

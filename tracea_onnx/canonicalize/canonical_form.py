@@ -21,7 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from tracea_onnx.canonicalize import constant_folding, constant_ifs, identities, reshape_targets, sink_transposes
 from tracea_onnx.ir import edit
-from tracea_onnx.ir.graph import Graph, external_info, subgraphs
+from tracea_onnx.ir.graph import Graph, constant_tensor, external_info, subgraphs
 from tracea_onnx.model_io import external
 from tracea_onnx.shapes.onnx_inference import Types, infer, user_types
 
@@ -145,29 +145,6 @@ def _constants(graph: GraphProto, protected: set[str]) -> int:
             gone.add(k)
     edit.keep_nodes(graph, set(range(len(graph.node))) - gone)
     return len(gone)
-
-
-def constant_tensor(node: NodeProto) -> TensorProto | None:
-    """The value of a Constant node in any of its forms but a sparse one."""
-    for a in node.attribute:
-        t = TensorProto()
-        if a.name == "value":
-            t.CopyFrom(a.t)
-        elif a.name in ("value_float", "value_floats"):
-            t.data_type = TensorProto.FLOAT
-            t.float_data.extend([a.f] if a.name == "value_float" else a.floats)
-        elif a.name in ("value_int", "value_ints"):
-            t.data_type = TensorProto.INT64
-            t.int64_data.extend([a.i] if a.name == "value_int" else a.ints)
-        elif a.name in ("value_string", "value_strings"):
-            t.data_type = TensorProto.STRING
-            t.string_data.extend([a.s] if a.name == "value_string" else a.strings)
-        else:
-            continue
-        if a.name.endswith("s"):
-            t.dims.append(len(t.float_data) + len(t.int64_data) + len(t.string_data))
-        return t
-    return None
 
 
 # --- duplicates ----------------------------------------------------------------------------------------------------------

@@ -374,20 +374,42 @@ class Graph:
         return True
 
 
-def constant_node_value(proto: NodeProto) -> Array | None:
-    """The value of a Constant node, in any of its attribute forms; None for sparse or string values."""
-    for a in proto.attribute:
+#: Each form of a Constant node's value, and what its attribute holds. ONNX Runtime goes by the kind, which a file may have otherwise.
+_FORMS = {
+    "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT, "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
+    "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING, "value_strings": AttributeProto.STRINGS,
+}  # fmt: skip
+
+
+def constant_tensor(node: NodeProto) -> TensorProto | None:
+    """The value of a Constant node in any of its forms but a sparse one."""
+    for a in node.attribute:
+        if a.name not in _FORMS or a.type != _FORMS[a.name]:
+            continue
+        t = TensorProto()
         if a.name == "value":
-            return tensor_array(a.t, None) if a.t.data_location != TensorProto.EXTERNAL else None
-        if a.name == "value_float":
-            return np.asarray(a.f, np.float32)
-        if a.name == "value_floats":
-            return np.asarray(a.floats, np.float32)
-        if a.name == "value_int":
-            return np.asarray(a.i, np.int64)
-        if a.name == "value_ints":
-            return np.asarray(a.ints, np.int64)
+            t.CopyFrom(a.t)
+            return t
+        single = not a.name.endswith("s")
+        if "float" in a.name:
+            t.data_type = TensorProto.FLOAT
+            t.float_data.extend([a.f] if single else a.floats)
+        elif "int" in a.name:
+            t.data_type = TensorProto.INT64
+            t.int64_data.extend([a.i] if single else a.ints)
+        else:
+            t.data_type = TensorProto.STRING
+            t.string_data.extend([a.s] if single else a.strings)
+        if not single:
+            t.dims.append(len(t.float_data) + len(t.int64_data) + len(t.string_data))
+        return t
     return None
+
+
+def constant_node_value(proto: NodeProto) -> Array | None:
+    """The same as an array; None for string values, and for data outside the file."""
+    t = constant_tensor(proto)
+    return None if t is None or t.data_type == TensorProto.STRING or t.data_location == TensorProto.EXTERNAL else tensor_array(t, None)
 
 
 def subgraphs(proto: NodeProto) -> Iterator[GraphProto]:
