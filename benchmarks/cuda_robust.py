@@ -317,37 +317,44 @@ def memory_of_past_shapes_is_given_back() -> None:
 # --- streams
 
 
+def runs_in_the_order_of(side: Any, session: Any, options: Any, what: object) -> Any:
+    """Runs of the cube between PyTorch's work on the stream `side`, without any synchronisation: each sees what came before it, and what comes after it
+    sees its result. Returns the input."""
+    t, n = torch(), 1_000_000
+    given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
+    t.cuda.synchronize()
+    io = session.io_binding()
+    io.bind_input("x", "cuda", 0, np.float32, [n], given.data_ptr())
+    io.bind_output("u", "cuda", 0, np.float32, [n], u.data_ptr())
+    io.bind_output("y", "cuda", 0, np.float32, [n], y.data_ptr())
+    results = []
+    with t.cuda.stream(side):
+        for k in range(1, 9):
+            t.cuda._sleep(20_000_000)  # what follows is not there when the run begins
+            given.fill_(k)
+            session.run_with_iobinding(io, options)
+            results.append(y.clone())
+            y.zero_()
+    side.synchronize()
+    for k, found in enumerate(results, 1):
+        assert (found == k**3).all(), (what, k)
+    return given
+
+
 @check
 def a_stream_of_torch() -> None:
     """Work on a stream that nothing orders with ours: what is enqueued before and behind the session's runs, without any synchronisation."""
     t = torch()
-    n = 1_000_000
     for graphs in ("0", "1"):
         side = t.cuda.Stream()
         session = smoke.cube_session(user_compute_stream=str(side.cuda_stream), enable_cuda_graph=graphs)
-        given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
-        t.cuda.synchronize()
-        io = session.io_binding()
-        io.bind_input("x", "cuda", 0, np.float32, [n], given.data_ptr())
-        io.bind_output("u", "cuda", 0, np.float32, [n], u.data_ptr())
-        io.bind_output("y", "cuda", 0, np.float32, [n], y.data_ptr())
         quiet = smoke.ort.RunOptions()
         quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        results = []
-        with t.cuda.stream(side):
-            for k in range(1, 9):
-                t.cuda._sleep(20_000_000)  # what follows is not there when the run begins
-                given.fill_(k)
-                session.run_with_iobinding(io, quiet)
-                results.append(y.clone())
-                y.zero_()
-        side.synchronize()
-        for k, found in enumerate(results, 1):
-            assert (found == k**3).all(), (graphs, k)
+        given = runs_in_the_order_of(side, session, quiet, graphs)
         del session
         gc.collect()
         with t.cuda.stream(side):
-            assert float(given.sum()) == 8 * n  # the stream lives on
+            assert float(given.sum()) == 8 * given.numel()  # the stream lives on
     for value in ("0", "0x0"):
         smoke.check_cube(smoke.cube_session(user_compute_stream=value), 1000)
     raises(lambda: smoke.cube_session(user_compute_stream="mine"), "user_compute_stream='mine'")
@@ -385,23 +392,8 @@ def a_stream_of_onnx_runtime() -> None:
         session = smoke.cube_session(**{k: v.replace("own", str(own.cuda_stream)) for k, v in options.items()})
         stream = streams.make()
         side = t.cuda.ExternalStream(stream.get_handle())
-        given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
-        t.cuda.synchronize()
-        io = session.io_binding()
-        io.bind_input("x", "cuda", 0, np.float32, [n], given.data_ptr())
-        io.bind_output("u", "cuda", 0, np.float32, [n], u.data_ptr())
-        io.bind_output("y", "cuda", 0, np.float32, [n], y.data_ptr())
-        quiet, results = streams.options(stream), []
-        with t.cuda.stream(side):
-            for k in range(1, 9):
-                t.cuda._sleep(20_000_000)  # what follows is not there when the run begins
-                given.fill_(k)
-                session.run_with_iobinding(io, quiet)
-                results.append(y.clone())
-                y.zero_()
-        side.synchronize()
-        for k, found in enumerate(results, 1):
-            assert (found == k**3).all(), (options, k)
+        quiet = streams.options(stream)
+        runs_in_the_order_of(side, session, quiet, options)
         x = vector(n)
         with t.cuda.stream(side):
             t.cuda._sleep(20_000_000)
@@ -411,7 +403,6 @@ def a_stream_of_onnx_runtime() -> None:
         smoke.ort.copy_tensors([b], [back], stream)
         side.synchronize()
         close(back.numpy(), x**3)
-        del io
         for rows in (1000, 1001):  # tensors that ONNX Runtime copies for the run
             small = vector(rows)
             close(session.run(None, {"x": small}, streams.options(stream, quiet=False))[1], small**3)
