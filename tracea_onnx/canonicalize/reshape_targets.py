@@ -22,22 +22,23 @@ from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 def settle(graph: Graph, protected: Collection[str], main: GraphProto) -> int:
     """Rewrite the Reshapes of `graph` (`main` or a body in it) in place and drop the Expands; returns how many changed."""
     s, shared, inner = shapes(graph), _shared(main), edit.body_names(graph.proto)
-    taken = edit.all_names(graph.model)
+    targets: list[tuple[Node, list[int]]] = []
     gone: dict[int, tuple[str, str]] = {}
-    changed = 0
     for n in graph.nodes:
         if n.op == "Reshape" and n.input(1) and not graph.is_const(n.input(1)) and not n.attr("allowzero", 0):
             target = _constant(s, n, shared)
             if target is not None:
-                name = edit.unique(f"{n.outputs[0]}_target", taken)
-                graph.proto.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
-                n.proto.input[1] = name
-                changed += 1
+                targets.append((n, target))
         elif n.op == "Expand" and n.outputs[0] not in protected and n.outputs[0] not in inner and n.input(0) not in inner and _repeats_nothing(s, n, shared):
             gone[n.index] = (n.outputs[0], n.input(0))
+    # Naming costs a walk of the whole model: never for each body of a model with many.
+    taken = edit.all_names(graph.model) if targets else set()
+    for n, target in targets:
+        n.proto.input[1] = edit.unique(f"{n.outputs[0]}_target", taken)
+        graph.proto.initializer.append(numpy_helper.from_array(np.array(target, np.int64), n.proto.input[1]))
     edit.rename_uses(graph.proto.node, edit.resolve(dict(gone.values())))
     edit.keep_nodes(graph.proto, set(range(len(graph.proto.node))) - gone.keys())
-    return changed + len(gone)
+    return len(targets) + len(gone)
 
 
 def _shared(main: GraphProto) -> frozenset[str]:
