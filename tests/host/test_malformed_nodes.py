@@ -202,7 +202,7 @@ def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
 def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
     branch = "() => (float[2] a) { a = Relu (x) }"
     m = parse(f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}", c=np.array(True))
-    assert constant_ifs.settle(m, Graph(m)) == 0
+    assert constant_ifs.settle(Graph(m), edit.Names(m)) == 0
 
 
 def test_sizes_are_found_where_one_name_is_every_size() -> None:

@@ -56,9 +56,10 @@ def canonicalise(
         return model
     if not keep_initializer_inputs or model.ir_version < _OVERRIDABLE_IR:
         _settle_inputs(model, notes)
+    names = edit.Names(model)
     for _ in range(_ROUNDS):
         infer(model, typed)
-        if not _pass(model, model.graph, None, folder, budget or constant_folding.Budget()):
+        if not _pass(model, model.graph, None, folder, budget or constant_folding.Budget(), names):
             return model
     infer(model, typed)
     return model
@@ -110,7 +111,7 @@ def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
         notes.append(f"{len(both)} initializers were also inputs and are now constants (--keep-initializer-inputs leaves them)")
 
 
-def _pass(model: ModelProto, graph: GraphProto, around: Graph | None, folder: Path | None, budget: constant_folding.Budget) -> int:
+def _pass(model: ModelProto, graph: GraphProto, around: Graph | None, folder: Path | None, budget: constant_folding.Budget, names: edit.Names) -> int:
     """One round over a graph that lies in `around`, and then over the bodies in it; returns how much changed."""
 
     def now() -> Graph:
@@ -118,17 +119,17 @@ def _pass(model: ModelProto, graph: GraphProto, around: Graph | None, folder: Pa
 
     protected = edit.protected_names(model, graph)
     changed = _constants(graph, protected)
-    changed += constant_ifs.settle(model, now())
+    changed += constant_ifs.settle(now(), names)
     changed += identities.remove_no_ops(now(), protected)
     changed += constant_folding.fold(model, now(), protected, budget)
-    changed += reshape_targets.settle(now(), protected, model.graph)
-    changed += sink_transposes.settle(now(), protected)
+    changed += reshape_targets.settle(now(), protected, model.graph, names)
+    changed += sink_transposes.settle(now(), protected, names)
     changed += _merge_initializers(graph, protected, folder) + _merge_nodes(graph, protected)
     changed += edit.drop_dead(graph, protected)
     edit.drop_value_info(graph)
     bodies = _bodies(graph)
     here = now() if bodies else None
-    return changed + sum(_pass(model, body, here, folder, budget) for body in bodies)
+    return changed + sum(_pass(model, body, here, folder, budget, names) for body in bodies)
 
 
 # --- constants -----------------------------------------------------------------------------------------------------------

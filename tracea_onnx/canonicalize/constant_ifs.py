@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph
 
 
-def settle(model: ModelProto, graph: Graph) -> int:
+def settle(graph: Graph, names: edit.Names) -> int:
     """Put the nodes of the branches that are always taken in place of their If; returns how many went."""
     settled: dict[int, GraphProto] = {}
     for n in graph.nodes:
@@ -20,12 +20,11 @@ def settle(model: ModelProto, graph: Graph) -> int:
                 settled[n.index] = taken_branch
     if not settled:
         return 0
-    taken = edit.all_names(model)
     nodes: list[NodeProto] = []
     weights: list[TensorProto] = []
     for k, n in enumerate(graph.proto.node):
         if k in settled:
-            nodes += _spliced(n, settled[k], taken, weights)
+            nodes += _spliced(n, settled[k], names, weights)
         else:
             nodes.append(n)
     edit.replace_nodes(graph.proto, nodes)
@@ -34,10 +33,10 @@ def settle(model: ModelProto, graph: Graph) -> int:
     return len(settled)
 
 
-def _spliced(call: NodeProto, body: GraphProto, taken: set[str], weights: list[TensorProto]) -> list[NodeProto]:
+def _spliced(call: NodeProto, body: GraphProto, names: edit.Names, weights: list[TensorProto]) -> list[NodeProto]:
     """The nodes of `body` under names of their own, writing the outputs of `call`; `weights` receives the body's initializers."""
     made = {o for n in body.node for o in n.output if o}
-    new = {name: edit.unique(name, taken) for name in sorted(made | {t.name for t in body.initializer})}
+    new = {name: names.new(name) for name in sorted(made | {t.name for t in body.initializer})}
     copies: list[NodeProto] = []
     for value, target in zip(body.output, call.output, strict=True):
         if not target:

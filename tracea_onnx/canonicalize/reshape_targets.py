@@ -19,7 +19,7 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
 
-def settle(graph: Graph, protected: Collection[str], main: GraphProto) -> int:
+def settle(graph: Graph, protected: Collection[str], main: GraphProto, names: edit.Names) -> int:
     """Rewrite the Reshapes of `graph` (`main` or a body in it) in place and drop the Expands; returns how many changed."""
     s, shared, inner = shapes(graph), _shared(main), edit.body_names(graph.proto)
     targets: list[tuple[Node, list[int]]] = []
@@ -31,10 +31,8 @@ def settle(graph: Graph, protected: Collection[str], main: GraphProto) -> int:
                 targets.append((n, target))
         elif n.op == "Expand" and n.outputs[0] not in protected and n.outputs[0] not in inner and n.input(0) not in inner and _repeats_nothing(s, n, shared):
             gone[n.index] = (n.outputs[0], n.input(0))
-    # Naming costs a walk of the whole model: never for each body of a model with many.
-    taken = edit.all_names(graph.model) if targets else set()
     for n, target in targets:
-        n.proto.input[1] = edit.unique(f"{n.outputs[0]}_target", taken)
+        n.proto.input[1] = names.new(f"{n.outputs[0]}_target")
         graph.proto.initializer.append(numpy_helper.from_array(np.array(target, np.int64), n.proto.input[1]))
     edit.rename_uses(graph.proto.node, edit.resolve(dict(gone.values())))
     edit.keep_nodes(graph.proto, set(range(len(graph.proto.node))) - gone.keys())

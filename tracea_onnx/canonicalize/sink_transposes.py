@@ -24,7 +24,7 @@ _PRODUCERS = frozenset(("Conv", "ConvTranspose", "com.microsoft.FusedConv", "Bat
 _ARRANGED = frozenset(("Concat", "Pad"))
 
 
-def settle(graph: Graph, protected: Collection[str]) -> int:
+def settle(graph: Graph, protected: Collection[str], names: edit.Names) -> int:
     """Sink the Transposes of one permutation, and drop those that undo the one before them; returns how many nodes changed."""
     inner = edit.body_names(graph.proto)
     gone = _cancel(graph, protected, inner)
@@ -34,7 +34,7 @@ def settle(graph: Graph, protected: Collection[str]) -> int:
     for perm in perms:
         regions = _independent(graph, [r for r in _regions(graph, perm, inner) if _pays(graph, r, protected, inner)], protected, inner)
         if regions:
-            _sink(graph, regions, protected, inner)
+            _sink(graph, regions, protected, inner, names)
             return sum(len(r.members) for r in regions)
     return 0
 
@@ -151,8 +151,7 @@ def _elements(graph: Graph, value: str) -> int | None:
     return None if shape is None else int(np.prod([d for d in shape if isinstance(d, int)], dtype=np.int64))
 
 
-def _sink(graph: Graph, regions: Sequence[_Region], protected: Collection[str], inner: Collection[str]) -> None:
-    taken = edit.all_names(graph.model) | set(inner)
+def _sink(graph: Graph, regions: Sequence[_Region], protected: Collection[str], inner: Collection[str], names: edit.Names) -> None:
     behind: dict[int, list[NodeProto]] = {}  # by the index of the node they follow
     gone: dict[str, str] = {}
     dropped: set[int] = set()
@@ -162,42 +161,42 @@ def _sink(graph: Graph, regions: Sequence[_Region], protected: Collection[str], 
             value = n.outputs[0]
             undone = _undone(graph, region, value, protected, inner)
             kept = next((c.outputs[0] for c in undone if c.outputs[0] in protected), "")
-            now[value] = kept or edit.unique(f"{value}_before", taken)
+            now[value] = kept or names.new(f"{value}_before")
             if _stays(graph, region, value, undone, protected):
-                name = edit.unique(f"{n.name}_transposed", taken)
+                name = names.new(f"{n.name}_transposed")
                 behind[n.index] = [helper.make_node("Transpose", [now[value]], [value], name=name, perm=region.perm)]
             gone |= {c.outputs[0]: now[value] for c in undone if c.outputs[0] != kept}
             dropped |= {c.index for c in undone}
         for n in region.members:
-            _move(graph, n, now, region.perm, taken)
+            _move(graph, n, now, region.perm, names)
     edit.replace_nodes(graph.proto, [m for n in graph.nodes if n.index not in dropped for m in (n.proto, *behind.get(n.index, []))])
     edit.rename_uses(graph.proto.node, gone)
 
 
-def _move(graph: Graph, n: Node, now: Mapping[str, str], perm: Perm, taken: set[str]) -> None:
+def _move(graph: Graph, n: Node, now: Mapping[str, str], perm: Perm, names: edit.Names) -> None:
     """Let `n` compute on operands in the order they had before the Transpose."""
     n.proto.output[0] = now[n.outputs[0]]
     for k, name in enumerate(n.inputs[:1] if n.op == "Pad" else n.inputs):
-        n.proto.input[k] = now[name] if name in now else _constant(graph, name, perm, taken)
+        n.proto.input[k] = now[name] if name in now else _constant(graph, name, perm, names)
     for a in n.proto.attribute:
         if n.op == "Concat" and a.name == "axis":
             a.i = perm[a.i]
         elif n.op == "Pad" and a.name == "pads":
             a.ints[:] = _pads(list(a.ints), perm)
     if n.op == "Pad" and n.input(1):
-        n.proto.input[1] = _stored(graph, np.array(_pads(graph.ints(n.input(1)) or [], perm), np.int64), n.input(1), taken)
+        n.proto.input[1] = _stored(graph, np.array(_pads(graph.ints(n.input(1)) or [], perm), np.int64), n.input(1), names)
 
 
-def _constant(graph: Graph, name: str, perm: Perm, taken: set[str]) -> str:
+def _constant(graph: Graph, name: str, perm: Perm, names: edit.Names) -> str:
     value = graph.const(name) if name else None
     if value is None or value.size == 1:
         return name
     full = value.reshape([1] * (len(perm) - value.ndim) + list(value.shape))
-    return _stored(graph, np.ascontiguousarray(full.transpose(_inverse(perm))), name, taken)
+    return _stored(graph, np.ascontiguousarray(full.transpose(_inverse(perm))), name, names)
 
 
-def _stored(graph: Graph, value: npt.NDArray[Any], name: str, taken: set[str]) -> str:
-    made = edit.unique(f"{name}_before", taken)
+def _stored(graph: Graph, value: npt.NDArray[Any], name: str, names: edit.Names) -> str:
+    made = names.new(f"{name}_before")
     graph.proto.initializer.append(numpy_helper.from_array(value, made))
     return made
 

@@ -112,6 +112,20 @@ def all_names(model: ModelProto) -> set[str]:
     return used_names(model.graph.node).union(*(defined_names(g) for g in graphs(model)))
 
 
+class Names:
+    """The names of `model` that are taken, read once: who makes names while this is in use asks `new` for each."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._taken: set[str] | None = None
+
+    def new(self, name: str) -> str:
+        """`name`, numbered if it is taken; the result is taken from then on."""
+        if self._taken is None:
+            self._taken = all_names(self._model)
+        return unique(name, self._taken)
+
+
 def rename_uses(nodes: Iterable[NodeProto], new: Mapping[str, str]) -> None:
     """Let every reader of `old` read `new[old]`, in bodies too. The caller has made sure that no body defines either name."""
     if not new:
