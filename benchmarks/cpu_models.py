@@ -1,9 +1,11 @@
-"""Whole models on the CPU: the provider against ONNX Runtime (ORT) alone, and the optimized file on stock ORT against the original.
+"""Whole models on the CPU: the provider against ONNX Runtime (ORT) alone, and the optimized file on
+stock ORT against the original.
 
-    python -m benchmarks.cpu_models [NAME|FILE.onnx ...] [--corpus FOLDER] [--threads 1,2] [--seconds 4] [--clock wall|cpu] [--output FILE.md]
+    python -m benchmarks.cpu_models [NAME|FILE.onnx ...] [--corpus FOLDER] [--threads 1,2]
+    [--seconds 4] [--clock wall|cpu] [--output FILE.md]
 
-Without names, the whole zoo. Every ratio is a time against ORT's (below 1: faster), the median over interleaved pairs with its 95 % interval.
-"""
+Without names, the whole zoo. Every ratio is a time against ORT's (below 1: faster), the median over
+interleaved pairs with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ LEGS = ("provider", "stock")
 
 @dataclass
 class Row:
-    """One model: `ratios` by (leg, threads); `worst` is the largest difference from ORT relative to the output's largest value."""
+    """One model: `ratios` by (leg, threads); `worst` is the largest difference from ORT relative to
+    the output's largest value.
+    """
 
     name: str
     nodes: int = 0
@@ -60,7 +64,10 @@ def measure(
     clock: str,
     batch: int,
 ) -> Row:
-    """All legs of one model. `sizes` None: the first sizes the model accepts, at the batch asked for."""
+    """All legs of one model.
+
+    `sizes` None: the first sizes the model accepts, at the batch asked for.
+    """
     import tracea_onnx
 
     row = Row(name, nodes=len(model.graph.node))
@@ -80,11 +87,25 @@ def measure(
         for count in threads:
             plain = session(source, threads=count)
             for leg in legs:
-                ours = session(source, provider=True, threads=count) if leg == "provider" else session(optimized, threads=count)
+                ours = (
+                    session(source, provider=True, threads=count)
+                    if leg == "provider"
+                    else session(optimized, threads=count)
+                )
                 if leg == "provider":
                     row.ours, row.assigned = assigned(ours)
-                row.worst = max([row.worst, *(difference(plain.run(None, f), ours.run(None, f)) for f in feeds[:2])])
-                row.ratios[leg, count] = compare(caller(ours, feeds), caller(plain, feeds), seconds=seconds, clock=clock if count == 1 else "wall")
+                row.worst = max(
+                    [
+                        row.worst,
+                        *(difference(plain.run(None, f), ours.run(None, f)) for f in feeds[:2]),
+                    ]
+                )
+                row.ratios[leg, count] = compare(
+                    caller(ours, feeds),
+                    caller(plain, feeds),
+                    seconds=seconds,
+                    clock=clock if count == 1 else "wall",
+                )
                 del ours
                 gc.collect()
     return row
@@ -102,28 +123,53 @@ def table(rows: Sequence[Row], threads: Sequence[int], legs: Sequence[str]) -> s
         if row.problem:
             lines.append(f"| {row.name} | {row.problem} |" + " |" * (len(heads) - 2))
             continue
-        cells = [row.name, str(row.nodes), str(row.optimized or "-"), f"{row.ours} / {row.assigned}" if row.assigned else "-"]
+        cells = [
+            row.name,
+            str(row.nodes),
+            str(row.optimized or "-"),
+            f"{row.ours} / {row.assigned}" if row.assigned else "-",
+        ]
         for count in threads:
-            cells += [f"{row.ratios[legs[0], count].theirs:.2f}", *(str(row.ratios[leg, count]) for leg in legs)]
+            cells += [
+                f"{row.ratios[legs[0], count].theirs:.2f}",
+                *(str(row.ratios[leg, count]) for leg in legs),
+            ]
         lines.append("| " + " | ".join([*cells, f"{row.worst:.1e}"]) + " |")
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Paired timing of whole models: the provider and the optimized file against ONNX Runtime.")
-    parser.add_argument("models", nargs="*", help="names of the zoo or .onnx files (default: the zoo)")
+    parser = argparse.ArgumentParser(
+        description="Paired timing of whole models: the provider and the optimized file against ONNX Runtime."
+    )
+    parser.add_argument(
+        "models", nargs="*", help="names of the zoo or .onnx files (default: the zoo)"
+    )
     parser.add_argument("--corpus", type=Path, help="every .onnx file under this folder, too")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--legs", default=",".join(LEGS), help="provider: the original on the provider; stock: the optimized file on stock ORT")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per model, leg and thread count")
+    parser.add_argument(
+        "--legs",
+        default=",".join(LEGS),
+        help="provider: the original on the provider; stock: the optimized file on stock ORT",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="per model, leg and thread count"
+    )
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: the calling thread's time, for one thread on a busy machine")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: the calling thread's time, for one thread on a busy machine",
+    )
     parser.add_argument("--output", type=Path, help="write the table here, too")
     args = parser.parse_args()
     threads, legs = [int(n) for n in args.threads.split(",")], args.legs.split(",")
     if unknown := set(legs) - set(LEGS):
         parser.error(f"unknown legs {sorted(unknown)}; there are {', '.join(LEGS)}")
-    chosen: list[str] = args.models or ([] if args.corpus else [n for n in discovery.names("models") if n != "demo"])
+    chosen: list[str] = args.models or (
+        [] if args.corpus else [n for n in discovery.names("models") if n != "demo"]
+    )
     if args.corpus:
         chosen += [str(p) for p in sorted(args.corpus.rglob("*.onnx"))]
     rows: list[Row] = []
@@ -136,9 +182,22 @@ def main() -> int:
                     onnx.save(discovery.module("models", name).build(), source)
                 model = onnx.load(source, load_external_data=False)
                 sizes = dict(ZOO_SIZES) if zoo else None
-                row = measure(source.stem, source, model, sizes, threads=threads, legs=legs, seconds=args.seconds, clock=args.clock, batch=args.batch)
+                row = measure(
+                    source.stem,
+                    source,
+                    model,
+                    sizes,
+                    threads=threads,
+                    legs=legs,
+                    seconds=args.seconds,
+                    clock=args.clock,
+                    batch=args.batch,
+                )
             except Exception as e:  # one model that does not run must not hide the others
-                row = Row(Path(name).stem, problem=f"{type(e).__name__}: {(str(e).strip() or '?').splitlines()[0][:160]}")
+                row = Row(
+                    Path(name).stem,
+                    problem=f"{type(e).__name__}: {(str(e).strip() or '?').splitlines()[0][:160]}",
+                )
             rows.append(row)
             print(table([row], threads, legs).splitlines()[-1], file=sys.stderr, flush=True)
     text = f"{datetime.date.today().isoformat()}; {machine()}; batch {args.batch}; clock {args.clock}\n\n{table(rows, threads, legs)}\n"

@@ -1,4 +1,6 @@
-"""One check of a CUDA kernel family: operands as they lie in memory, and what float64 says the outputs must be."""
+"""One check of a CUDA kernel family: operands as they lie in memory, and what float64 says the
+outputs must be.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def poisoned(count: int, dtype: DType) -> Array:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a result lies in its buffer of `count` elements and what it must be. bound: largest error; None demands equality."""
+    """Where a result lies in its buffer of `count` elements and what it must be. bound: largest
+    error; None demands equality.
+    """
 
     dtype: DType
     count: int
@@ -58,10 +62,15 @@ class Output:
     def read(self, buffer: Array) -> Array:
         if 0 in self.shape:
             return np.zeros(self.shape, buffer.dtype)
-        return np.lib.stride_tricks.as_strided(buffer[self.offset :], self.shape, [s * buffer.itemsize for s in self.strides])
+        return np.lib.stride_tricks.as_strided(
+            buffer[self.offset :], self.shape, [s * buffer.itemsize for s in self.strides]
+        )
 
     def error(self, buffer: Array) -> float:
-        """Worst error over its bound; above 1 is wrong. NaN and infinities must be where they belong."""
+        """Worst error over its bound; above 1 is wrong.
+
+        NaN and infinities must be where they belong.
+        """
         got = value(self.read(buffer), self.dtype)
         if self.want.size == 0:
             return 0.0
@@ -88,7 +97,9 @@ def plain(dtype: DType, want: Array, bound: Array | float | None) -> Output:
 
 
 def rounding(want: Array, dtype: DType, magnitude: Array | float, steps: float = 8.0) -> Array:
-    """Bound of a result: rounding to its type, and `steps` units of f32 of the magnitude of what was added up."""
+    """Bound of a result: rounding to its type, and `steps` units of f32 of the magnitude of what
+    was added up.
+    """
     u = ROUNDOFF.get(dtype, 0.0)
     with np.errstate(all="ignore"):
         tiny = {DType.F16: 2.0**-24, DType.F32: 1e-37}.get(dtype, 1e-37)
@@ -97,8 +108,9 @@ def rounding(want: Array, dtype: DType, magnitude: Array | float, steps: float =
 
 @dataclass(frozen=True)
 class Case:
-    """One launch of a family and its expected outputs. operands: input name to stored array; env: values of symbols; constant: as of a Request;
-    tile: what the kernel must use, whatever would be chosen."""
+    """One launch of a family and its expected outputs. operands: input name to stored array; env:
+    values of symbols; constant: as of a Request; tile: what the kernel must use, whatever would be
+    chosen."""
 
     name: str
     family: str

@@ -1,4 +1,6 @@
-"""Cases of attention: head sizes, masks, causal, grouped heads, packed and permuted operands, odd sizes."""
+"""Cases of attention: head sizes, masks, causal, grouped heads, packed and permuted operands, odd
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ SHAPES = (
     # whose scores are capped
     Shape(1, 4, 2, 127, 65, 128, 128, cap=0.7), Shape(2, 8, 2, 1, 700, 128, 128, cap=2), Shape(1, 16, 1, 1, 3000, 128, 128, causal=True, past=2999, cap=50),
     Shape(1, 2, 2, 300, 260, 64, 72, mask=1, broadcast="qk", cap=1.5), Shape(40, 16, 16, 61, 61, 96, 96, causal=True, cap=1), Shape(1, 4, 4, 390, 515, 61, 61, cap=3),
-    # f32 whose warps divide columns; one row of each head: a tile for each, two beside each other, keys divided
+    # f32 whose warps divide columns; one row of each head: a tile for each, two beside each other,
+    # keys divided
     Shape(7, 7, 7, 130, 70, 240, 256), Shape(3, 6, 6, 100, 90, 256, 256), Shape(9, 15, 15, 1, 200, 40, 40), Shape(2, 3, 3, 1, 200, 64, 64),
     Shape(2, 6, 3, 1, 400, 80, 64),
     # whose keys flow to registers
@@ -96,7 +99,9 @@ WILD = (
 
 
 def _spoil(a: Array, operand: str) -> None:
-    """Of [B, rows, heads, width]: one head of each problem has elements that are not finite, another's values are as large as can be."""
+    """Of [B, rows, heads, width]: one head of each problem has elements that are not finite,
+    another's values are as large as can be.
+    """
     rows, heads = a.shape[1:3]
     if operand == "q":
         a[:, rows // 2, 0, 0] = np.inf
@@ -108,12 +113,23 @@ def _spoil(a: Array, operand: str) -> None:
         a[:, rows // 2, heads - 1, 7] = 3.4028e38
 
 
-def _mask(rng: np.random.Generator, p: Shape, dtype: DType) -> tuple[Array, Array, dict[str, DimLike]]:
-    """The mask as stored, as what it does to scores (NaN where it writes the fill), and its strides."""
+def _mask(
+    rng: np.random.Generator, p: Shape, dtype: DType
+) -> tuple[Array, Array, dict[str, DimLike]]:
+    """The mask as stored, as what it does to scores (NaN where it writes the fill), and its
+    strides.
+    """
     sizes = {"b": p.b, "h": p.h, "q": p.s, "k": p.t}
     shape = [sizes[a] if a in p.broadcast else 1 for a in "bhqk"]
     if p.mask == 1:
-        m = stored(np.where(rng.random(shape) < 0.2, -np.inf if dtype == DType.F32 else -1e4, rng.standard_normal(shape)), dtype)
+        m = stored(
+            np.where(
+                rng.random(shape) < 0.2,
+                -np.inf if dtype == DType.F32 else -1e4,
+                rng.standard_normal(shape),
+            ),
+            dtype,
+        )
         effect = value(m, dtype)
     else:
         keep = rng.random(shape) < 0.7
@@ -131,15 +147,23 @@ def _mask(rng: np.random.Generator, p: Shape, dtype: DType) -> tuple[Array, Arra
 
 @np.errstate(all="ignore")
 def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> tuple[Array, Array]:
-    """Attention of [B, H, S, D] operands in float64, and the same of |v| (what rounding the weights errs relative to)."""
+    """Attention of [B, H, S, D] operands in float64, and the same of |v| (what rounding the weights
+    errs relative to).
+    """
     group = p.h // p.kv
     k, v = (np.repeat(a, group, 1) for a in (k, v))
     scores = (p.scale or p.d**-0.5) * (q @ k.swapaxes(2, 3))
     if p.cap:
         scores = p.cap * np.tanh(scores / p.cap)
     if effect is not None:
-        scores = np.where(np.isnan(effect), p.fill, scores + np.nan_to_num(effect, nan=0.0, neginf=-np.inf))
-    seen = np.arange(p.t)[None, :] <= np.arange(p.s)[:, None] + p.past if p.causal else np.ones((p.s, p.t), bool)
+        scores = np.where(
+            np.isnan(effect), p.fill, scores + np.nan_to_num(effect, nan=0.0, neginf=-np.inf)
+        )
+    seen = (
+        np.arange(p.t)[None, :] <= np.arange(p.s)[:, None] + p.past
+        if p.causal
+        else np.ones((p.s, p.t), bool)
+    )
     scores = np.where(seen, scores, -np.inf)
     top = scores.max(3, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(np.isinf(top), 0.0, top))
@@ -154,10 +178,22 @@ def reference(p: Shape, q: Array, k: Array, v: Array, effect: Array | None) -> t
 
 
 @np.errstate(all="ignore")
-def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic: bool = False) -> Case:
+def attention_case(
+    rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic: bool = False
+) -> Case:
     pad = 1 if p.odd else 0
     operands: dict[str, Array] = {}
-    ints: dict[str, DimLike] = {"B": p.b, "H": p.h, "KVH": p.kv, "S": p.s, "T": p.t, "D": p.d, "DV": p.dv, "causal": int(p.causal), "past": p.past}
+    ints: dict[str, DimLike] = {
+        "B": p.b,
+        "H": p.h,
+        "KVH": p.kv,
+        "S": p.s,
+        "T": p.t,
+        "D": p.d,
+        "DV": p.dv,
+        "causal": int(p.causal),
+        "past": p.past,
+    }
     values: dict[str, Array] = {}
     if p.packed:
         whole = stored(rng.standard_normal((p.b, p.s, 3, p.h, p.d)), dtype)
@@ -166,29 +202,53 @@ def attention_case(rng: np.random.Generator, p: Shape, dtype: DType, *, symbolic
             values[name] = value(whole, dtype)[:, :, j].transpose(0, 2, 1, 3)
             ints |= {f"{name}_b": p.s * 3 * p.h * p.d, f"{name}_s": 3 * p.h * p.d, f"{name}_h": p.d}
     else:
-        for name, heads, rows, width in (("q", p.h, p.s, p.d), ("k", p.kv, p.t, p.d), ("v", p.kv, p.t, p.dv)):
+        for name, heads, rows, width in (
+            ("q", p.h, p.s, p.d),
+            ("k", p.kv, p.t, p.d),
+            ("v", p.kv, p.t, p.dv),
+        ):
             numbers = rng.standard_normal((p.b, rows, heads, width + pad))
             if p.wild:
                 _spoil(numbers, name)
             operands[name] = a = stored(numbers, dtype)
             values[name] = value(a, dtype)[..., :width].transpose(0, 2, 1, 3)
-            ints |= {f"{name}_b": rows * heads * (width + pad), f"{name}_s": heads * (width + pad), f"{name}_h": width + pad}
+            ints |= {
+                f"{name}_b": rows * heads * (width + pad),
+                f"{name}_s": heads * (width + pad),
+                f"{name}_h": width + pad,
+            }
     effect = None
     if p.mask:
         operands["mask"], effect, strides = _mask(rng, p, dtype)
         ints |= strides | {"mask_kind": p.mask, "nan_to_zero": int(p.clean)}
     want, size = reference(p, values["q"], values["k"], values["v"], effect)
     u = ROUNDOFF[dtype]
-    bound = rounding(want, dtype, 0) + (2.02 * u if dtype != DType.F32 else 0.0) * size + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want)) + 1e-30
+    bound = (
+        rounding(want, dtype, 0)
+        + (2.02 * u if dtype != DType.F32 else 0.0) * size
+        + 2.0**-24 * (32 + 2 * p.d + 4 * p.cap) * (size + np.abs(want))
+        + 1e-30
+    )
     row = p.h * (p.dv + pad)
     ints |= {"y_b": p.s * row, "y_s": row, "y_h": p.dv + pad}
-    out = Output(dtype, max(p.b * p.s * row, 1), want.shape, [p.s * row, p.dv + pad, row, 1], want, bound)
+    out = Output(
+        dtype, max(p.b * p.s * row, 1), want.shape, [p.s * row, p.dv + pad, row, 1], want, bound
+    )
     env: dict[str, int] = {}
     if symbolic:
         env = {"B": p.b, "S": p.s, "T": p.t}
         ints |= {"B": symbol("B"), "S": symbol("S"), "T": symbol("T")}
     floats = {"scale": p.scale or p.d**-0.5, "fill": p.fill, "softcap": p.cap}
-    return Case(p.name + (" symbolic" if symbolic else ""), "attention", dtype, ints, operands, {"y": out}, floats, env=env)
+    return Case(
+        p.name + (" symbolic" if symbolic else ""),
+        "attention",
+        dtype,
+        ints,
+        operands,
+        {"y": out},
+        floats,
+        env=env,
+    )
 
 
 def attention(rng: np.random.Generator) -> Iterator[Case]:

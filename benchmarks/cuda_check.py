@@ -28,16 +28,25 @@ def activation(name: str, x: Any, p0: float, p1: float) -> Any:
     return table[name]()
 
 
-PARAMETERS = {"leaky_relu": (0.1, 0.0), "clip": (-0.5, 0.75), "hard_sigmoid": (0.2, 0.5), "elu": (0.7, 0.0), "quick_gelu": (1.702, 0.0)}
+PARAMETERS = {
+    "leaky_relu": (0.1, 0.0),
+    "clip": (-0.5, 0.75),
+    "hard_sigmoid": (0.2, 0.5),
+    "elu": (0.7, 0.0),
+    "quick_gelu": (1.702, 0.0),
+}
 
 
-def program(*code: tuple[str, int, tuple[int, ...]], n_in: int, regs: int, out: int) -> dict[str, Any]:
+def program(
+    *code: tuple[str, int, tuple[int, ...]], n_in: int, regs: int, out: int
+) -> dict[str, Any]:
     """A program from (opcode, destination, operands) triples."""
     rows = [[OPCODES.index(op), dst, *args, *[0] * (3 - len(args)), 0.0] for op, dst, args in code]
     return {"type": 0, "n_in": n_in, "regs": regs, "out": out, "code": rows}
 
 
-#: (v * o0 + o1) through silu, plus o2: a program that uses every way of reading an operand when kinds vary.
+#: (v * o0 + o1) through silu, plus o2: a program that uses every way of reading an operand when
+#: kinds vary.
 GATED = program(("fma", 0, (0, 1, 2)), ("silu", 0, (0,)), ("add", 0, (0, 3)), n_in=4, regs=4, out=0)
 
 
@@ -52,7 +61,9 @@ class Summary:
     failed: list[str] = field(default_factory=list)
 
     def case(self, name: str, run: Callable[[], tuple[float, float]]) -> None:
-        """`run` gives (worst error over its bound, relative RMSE); more than 1, NaN or an exception fails the case."""
+        """`run` gives (worst error over its bound, relative RMSE); more than 1, NaN or an exception
+        fails the case.
+        """
         try:
             worst, rmse = run()
             R.torch().cuda.synchronize()
@@ -69,25 +80,40 @@ class Summary:
         self.passed += good
         if not good:
             self.failed.append(name)
-        self.log(f"{'ok  ' if good else 'FAIL'} {name}: worst {worst:.3f} of its bound, relative RMSE {rmse:.2e}")
+        self.log(
+            f"{'ok  ' if good else 'FAIL'} {name}: worst {worst:.3f} of its bound, relative RMSE {rmse:.2e}"
+        )
 
     def end(self) -> int:
-        self.log(f"{self.passed} passed, {len(self.failed)} failed{': ' + '; '.join(self.failed[:40]) if self.failed else ''}")
+        self.log(
+            f"{self.passed} passed, {len(self.failed)} failed{': ' + '; '.join(self.failed[:40]) if self.failed else ''}"
+        )
         return 1 if self.failed else 0
 
 
-def compare(got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool, rounded: bool = False) -> tuple[float, float]:
-    """got (dtype) against want (float64). magnitude: sum of |products|, which accumulation in f32 errs relative to. fast: an approximate function was applied.
-    rounded: elements were rounded to TF32.
+def compare(
+    got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool, rounded: bool = False
+) -> tuple[float, float]:
+    """got (dtype) against want (float64). magnitude: sum of |products|, which accumulation in f32
+    errs relative to. fast: an approximate function was applied. rounded: elements were rounded to
+    TF32.
 
-    Bound: one rounding to `dtype`, 4 * 2^-23 of the magnitude (2^-9 of rounded elements), and 2^-10 of the value before rounding for approximate functions."""
+    Bound: one rounding to `dtype`, 4 * 2^-23 of the magnitude (2^-9 of rounded elements), and 2^-10
+    of the value before rounding for approximate functions."""
     t = R.torch()
     got = got.double()
     if not bool(t.isfinite(got).all()):
         bad = int((~t.isfinite(got)).sum())
-        raise AssertionError(f"{bad} of {got.numel()} elements are not finite (unwritten, or poison was read)")
+        raise AssertionError(
+            f"{bad} of {got.numel()} elements are not finite (unwritten, or poison was read)"
+        )
     u = ROUNDOFF[dtype]
-    bound = 1.01 * u * want.abs() + 4 * 2.0**-23 * magnitude + (2.0**-10 * (1 + want.abs()) if fast else 4 * 2.0**-23 * want.abs()) + 1e-30
+    bound = (
+        1.01 * u * want.abs()
+        + 4 * 2.0**-23 * magnitude
+        + (2.0**-10 * (1 + want.abs()) if fast else 4 * 2.0**-23 * want.abs())
+        + 1e-30
+    )
     if dtype == DType.F16:
         bound = bound + 2.0**-25
     if rounded:
@@ -99,7 +125,9 @@ def compare(got: Any, want: Any, magnitude: Any, dtype: DType, *, fast: bool, ro
 
 
 def riskiest_last(cases: Sequence[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Hopper kernels after the general ones: a fault ends the process, and should hide as little as possible."""
+    """Hopper kernels after the general ones: a fault ends the process, and should hide as little as
+    possible.
+    """
 
     def risk(case: tuple[str, Any, Any]) -> bool:
         try:
@@ -110,11 +138,19 @@ def riskiest_last(cases: Sequence[tuple[str, Any, Any]]) -> list[tuple[str, Any,
     return sorted(cases, key=risk)
 
 
-def check_all(log: R.Log, cases: Sequence[tuple[str, Any, Callable[[], tuple[float, float]]]], also: Callable[[Any], Iterable[Any]] = lambda r: ()) -> int:
-    """Compile (name, request, run) cases and what `also` says that a request needs, run them, and give the exit code."""
+def check_all(
+    log: R.Log,
+    cases: Sequence[tuple[str, Any, Callable[[], tuple[float, float]]]],
+    also: Callable[[Any], Iterable[Any]] = lambda r: (),
+) -> int:
+    """Compile (name, request, run) cases and what `also` says that a request needs, run them, and
+    give the exit code.
+    """
     ordered = riskiest_last(cases)
     failed = R.compile_all([k for _, r, _ in ordered for k in (r, *also(r))])
-    log(f"compiled for {len(ordered)} cases, {len(failed)} sources failed {list(failed.values())[:3]}")
+    log(
+        f"compiled for {len(ordered)} cases, {len(failed)} sources failed {list(failed.values())[:3]}"
+    )
     summary = Summary(log)
     for name, _, run in ordered:
         summary.case(name, run)
@@ -127,9 +163,14 @@ def poisoned(shape: tuple[int, ...], dtype: DType) -> Any:
 
 
 def launch(r: Any, operands: Mapping[str, Any]) -> None:
-    """Bind and run one request on tensors (or addresses), which come late where they are not constant (`cuda_late`)."""
+    """Bind and run one request on tensors (or addresses), which come late where they are not
+    constant (`cuda_late`).
+    """
     bound = R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in operands.items()})
-    cuda_late.behind(lambda: bound(R.current_stream()), [v for k, v in operands.items() if not isinstance(v, int) and k not in r.constant])
+    cuda_late.behind(
+        lambda: bound(R.current_stream()),
+        [v for k, v in operands.items() if not isinstance(v, int) and k not in r.constant],
+    )
 
 
 def act_index(name: str) -> int:

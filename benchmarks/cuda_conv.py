@@ -1,4 +1,5 @@
-"""CUDA convolutions: correctness against float64 (`--check`), or time against cuDNN through PyTorch.
+"""CUDA convolutions: correctness against float64 (`--check`), or time against cuDNN through
+PyTorch.
 
 python -m benchmarks.cuda_conv --check
 python -m benchmarks.cuda_conv [--compile] [--only REGEX]
@@ -39,16 +40,32 @@ def conv_request(v: Conv, dtype: DType) -> Request:
     if v.planes:
         ints |= {"x_c": v.h * v.w, "x_cs": 1, "x_rs": v.w, "x_ns": v.c * v.h * v.w}
     if v.pool is not None:
-        ints |= dict(zip(("PKH", "PKW", "PPT", "PPL"), v.pool[:4], strict=True)) | {"PH": height, "PW": width}
+        ints |= dict(zip(("PKH", "PKW", "PPT", "PPL"), v.pool[:4], strict=True)) | {
+            "PH": height,
+            "PW": width,
+        }
         del ints["res_mode"]
     operands = ["x", "w", "bias", "y", *(["res"] if v.res_mode else [])]
     for j, kind in enumerate(v.kinds or ()):
         ints[f"o{j}_kind"] = kind
         operands.append(f"o{j}")
     p0, p1 = K.PARAMETERS.get(v.act, (0.0, 0.0))
-    family = ("deconv2d" if v.transposed else "conv2d") + "_dw" * v.depthwise if v.pool is None else "conv_pool"
+    family = (
+        ("deconv2d" if v.transposed else "conv2d") + "_dw" * v.depthwise
+        if v.pool is None
+        else "conv_pool"
+    )
     program = K.GATED if v.kinds is not None else None
-    return R.request(family, dtype, ints, {"p0": p0, "p1": p1}, program, operands, unaligned=("y",) if v.slack % 8 else (), constant=("w", "bias"))
+    return R.request(
+        family,
+        dtype,
+        ints,
+        {"p0": p0, "p1": p1},
+        program,
+        operands,
+        unaligned=("y",) if v.slack % 8 else (),
+        constant=("w", "bias"),
+    )
 
 
 def pack_request(v: Conv, dtype: DType, *, scaled: bool = True) -> Request:
@@ -85,9 +102,19 @@ def reference(v: Conv, x: Any, w: Any, b: Any) -> Any:
     with t.backends.cudnn.flags(enabled=False):
         if v.transposed:
             y = f.conv_transpose2d(x, w, None, v.stride, 0, 0, v.groups, v.dilation)
-            y = f.pad(y, (0, v.extra[1], 0, v.extra[0]))[:, :, v.pads[0] : v.pads[0] + oh, v.pads[1] : v.pads[1] + ow]
+            y = f.pad(y, (0, v.extra[1], 0, v.extra[0]))[
+                :, :, v.pads[0] : v.pads[0] + oh, v.pads[1] : v.pads[1] + ow
+            ]
         else:
-            y = f.conv2d(f.pad(x, (v.pads[1], v.pads[3], v.pads[0], v.pads[2])), w, None, v.stride, 0, v.dilation, v.groups)
+            y = f.conv2d(
+                f.pad(x, (v.pads[1], v.pads[3], v.pads[0], v.pads[2])),
+                w,
+                None,
+                v.stride,
+                0,
+                v.dilation,
+                v.groups,
+            )
     return y + b.reshape(1, -1, 1, 1)
 
 
@@ -98,7 +125,11 @@ def pooled(v: Conv, x: Any) -> Any:
     kh, kw, top, left, bottom, right = v.pool
     padded = R.torch().nn.functional.pad(x, (left, right, top, bottom), value=-math.inf)
     height, width = v.results
-    taps = [padded[:, :, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2] for i in range(kh) for j in range(kw)]
+    taps = [
+        padded[:, :, i : i + 2 * height - 1 : 2, j : j + 2 * width - 1 : 2]
+        for i in range(kh)
+        for j in range(kw)
+    ]
     return R.torch().stack(taps).amax(0)
 
 
@@ -112,9 +143,15 @@ def tamed(got: Any, want: Any, size: Any, dtype: DType) -> tuple[Any, ...]:
     """Zeros for what must not be finite, once this is known to be so in the same places."""
     t = R.torch()
     rounded, seen = want.to(R.torch_dtype(dtype)).double(), got.double()
-    wrong = ~((seen == rounded) | (seen.isfinite() & rounded.isfinite()) | (seen.isnan() & rounded.isnan()))
+    wrong = ~(
+        (seen == rounded)
+        | (seen.isfinite() & rounded.isfinite())
+        | (seen.isnan() & rounded.isnan())
+    )
     if bool(wrong.any()) or not bool(rounded.isnan().any()) or not bool(rounded.isinf().any()):
-        raise AssertionError(f"{int(wrong.sum())} of {wrong.numel()} elements are not finite where the reference is, or the reverse")
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} elements are not finite where the reference is, or the reverse"
+        )
     return tuple(t.where(rounded.isfinite(), a, 0) for a in (got, want, size))
 
 
@@ -125,7 +162,10 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
         t = R.torch()
         oh, ow = v.out
         reduced = v.c // v.groups * v.kernel[0] * v.kernel[1]
-        x, w = random((v.n, v.c, v.h, v.w), dtype), random(v.weight_shape, dtype, 1 / math.sqrt(reduced))
+        x, w = (
+            random((v.n, v.c, v.h, v.w), dtype),
+            random(v.weight_shape, dtype, 1 / math.sqrt(reduced)),
+        )
         if wild:
             make_wild(v, x, w)
         b, scale = t.randn(-(-v.oc // 32) * 32, device="cuda"), t.rand(v.oc, device="cuda") + 0.5
@@ -136,7 +176,11 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
         # The packing kernel multiplies in f32 and rounds once; so does this.
         if v.transposed:
             grouped = w.float().reshape(v.groups, v.c // v.groups, v.oc // v.groups, *v.kernel)
-            scaled = (grouped * scale.reshape(v.groups, 1, v.oc // v.groups, 1, 1)).reshape(v.weight_shape).to(w.dtype)
+            scaled = (
+                (grouped * scale.reshape(v.groups, 1, v.oc // v.groups, 1, 1))
+                .reshape(v.weight_shape)
+                .to(w.dtype)
+            )
         else:
             scaled = (w.float() * scale.reshape(v.oc, 1, 1, 1)).to(w.dtype)
         tensors: dict[str, Any] = {
@@ -153,8 +197,18 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
             views, keep = [], []
             for j, kind in enumerate(v.kinds):
                 full = random((v.n, v.oc, oh, ow), dtype)
-                value = full if kind == 0 else full[:1, :, :1, :1] if kind == 1 else full[:1, :1, :1, :1]
-                keep.append(channels_last(full, pitch(v.oc, 2 * v.slack), dtype) if kind == 0 else value.contiguous())
+                value = (
+                    full
+                    if kind == 0
+                    else full[:1, :, :1, :1]
+                    if kind == 1
+                    else full[:1, :1, :1, :1]
+                )
+                keep.append(
+                    channels_last(full, pitch(v.oc, 2 * v.slack), dtype)
+                    if kind == 0
+                    else value.contiguous()
+                )
                 tensors[f"o{j}"] = keep[-1]
                 views.append(value.double())
             want = K.gated(pre, *views)
@@ -164,40 +218,87 @@ def conv_case(v: Conv, dtype: DType, tile: Any = None, *, wild: bool = False) ->
         else:
             want = K.activation(v.act, pre, p0, p1) + (res.double() if v.res_mode else 0)
         K.launch(r, tensors)
-        flat = y.reshape(-1)[shift : shift + v.n * height * width * yc].reshape(v.n, height, width, yc)
-        written = max(v.oc, *(int(n) for k in R.kernels(r) for n in re.findall(r"\bWRITTEN = (\d+)", k.source)), 0)  # pad channels only where a kernel says so
-        if not bool(flat[..., written:].isnan().all()) or not bool(y.reshape(-1)[shift + v.n * height * width * yc :].isnan().all()):
+        flat = y.reshape(-1)[shift : shift + v.n * height * width * yc].reshape(
+            v.n, height, width, yc
+        )
+        # pad channels only where a kernel says so
+        written = max(
+            v.oc,
+            *(int(n) for k in R.kernels(r) for n in re.findall(r"\bWRITTEN = (\d+)", k.source)),
+            0,
+        )
+        if not bool(flat[..., written:].isnan().all()) or not bool(
+            y.reshape(-1)[shift + v.n * height * width * yc :].isnan().all()
+        ):
             raise AssertionError("wrote beyond the last channel or pixel")
         smooth = v.act not in ("none", "relu", "leaky_relu", "clip") or v.kinds is not None
-        slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2  # how much the result moves with the sum
-        got, want, size = flat[..., : v.oc].permute(0, 3, 1, 2), pooled(v, want), pooled(v, size * slope)
+        # how much the result moves with the sum
+        slope = want.abs().clamp_min(1) if v.act == "exp" else 1.2
+        got, want, size = (
+            flat[..., : v.oc].permute(0, 3, 1, 2),
+            pooled(v, want),
+            pooled(v, size * slope),
+        )
         if wild:
             got, want, size = tamed(got, want, size, dtype)
-        return K.compare(got, want, size, dtype, fast=dtype != DType.F32 and smooth, rounded=T.rounds(tile))
+        return K.compare(
+            got, want, size, dtype, fast=dtype != DType.F32 and smooth, rounded=T.rounds(tile)
+        )
 
-    return v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else "") + " wild" * wild, r, run
+    return (
+        v.name(dtype) + (f" [{T.tile_name(tile)}]" if tile is not None else "") + " wild" * wild,
+        r,
+        run,
+    )
 
 
 def bundle_tiles(v: Conv, dtype: DType) -> list[Any]:
     """Tiles of every kind that takes bundles of groups."""
     r = conv_request(v, dtype)
-    wgmma, split_k, grouped = (discovery.module("kernels", f"cuda.{n}") for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "conv.grouped"))
+    wgmma, split_k, grouped = (
+        discovery.module("kernels", f"cuda.{n}")
+        for n in ("gemm.persistent_sm90", "gemm.cluster_splitk_sm90", "conv.grouped")
+    )
     hopper, split, bundle = wgmma.HopperTile, split_k.SplitTile, grouped.of(r)
     steps = v.kernel[0] * v.kernel[1] * bundle.chunks
-    tiles = [hopper(128, 64, True, 2), hopper(64, 128, True), hopper(128, 64, True, 1, steps, bundle.count == 1), split(64, 24, True, 2), split(64, 48, False, 2, 2)]
+    tiles = [
+        hopper(128, 64, True, 2),
+        hopper(64, 128, True),
+        hopper(128, 64, True, 1, steps, bundle.count == 1),
+        split(64, 24, True, 2),
+        split(64, 48, False, 2, 2),
+    ]
     return [*tiles, *T.window_tiles(r, steps)]
 
 
 def bias_case(dtype: DType, channels: int) -> Case:
     """fold_bn, then pack_bias with its scale and shift."""
-    r = R.request("fold_bn", dtype, {"C": channels}, {"eps": 1e-3}, operands=("gamma", "beta", "mean", "var", "scale", "shift"))
+    r = R.request(
+        "fold_bn",
+        dtype,
+        {"C": channels},
+        {"eps": 1e-3},
+        operands=("gamma", "beta", "mean", "var", "scale", "shift"),
+    )
     p = R.request("pack_bias", dtype, {"OC": channels}, operands=("b", "scale", "shift", "packed"))
 
     def run() -> tuple[float, float]:
         gamma, beta, mean, b = (random((channels,), dtype) for _ in range(4))
         var = random((channels,), dtype).abs()
-        scale, shift, packed = (K.poisoned((n,), DType.F32) for n in (channels, channels, -(-channels // 32) * 32))
-        K.launch(r, {"gamma": gamma, "beta": beta, "mean": mean, "var": var, "scale": scale, "shift": shift})
+        scale, shift, packed = (
+            K.poisoned((n,), DType.F32) for n in (channels, channels, -(-channels // 32) * 32)
+        )
+        K.launch(
+            r,
+            {
+                "gamma": gamma,
+                "beta": beta,
+                "mean": mean,
+                "var": var,
+                "scale": scale,
+                "shift": shift,
+            },
+        )
         K.launch(p, {"b": b, "scale": scale, "shift": shift, "packed": packed})
         want_scale = gamma.double() / (var.double() + float(R.torch().tensor(1e-3).float())).sqrt()
         want = (b.double() - mean.double()) * want_scale + beta.double()
@@ -213,18 +314,30 @@ def check_cases() -> list[Case]:
     cases = [bias_case(d, c) for d in TYPES for c in (1, 37, 64)]
     cases += [conv_case(v, d) for v in S.GROUPS for d in TYPES]
     half = DType.F16, DType.BF16, DType.F16, DType.F16
-    cases += [conv_case(v, d, tile, wild=True) for v, d in zip(S.WILD, half, strict=True) for tile in (None, *bundle_tiles(v, d))]
+    cases += [
+        conv_case(v, d, tile, wild=True)
+        for v, d in zip(S.WILD, half, strict=True)
+        for tile in (None, *bundle_tiles(v, d))
+    ]
     for d in TYPES:
         cases += [conv_case(v, d) for v in S.SHAPES]
-        cases += [conv_case(v, d) for v in (*S.FIRST, *S.LINES, *(S.POOLED if d != DType.F32 else ()))]
+        cases += [
+            conv_case(v, d) for v in (*S.FIRST, *S.LINES, *(S.POOLED if d != DType.F32 else ()))
+        ]
         for v in S.EVERY_TILE:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
-            cases += [conv_case(v, d, tile) for tile in T.tiles(d, v.oc, steps) if d != DType.BF16 or v == S.EVERY_TILE[0]]
+            cases += [
+                conv_case(v, d, tile)
+                for tile in T.tiles(d, v.oc, steps)
+                if d != DType.BF16 or v == S.EVERY_TILE[0]
+            ]
         for v in S.WINDOWS:
             steps = v.kernel[0] * v.kernel[1] * -(-v.c // 64)
             cases += [conv_case(v, d, tile) for tile in T.window_tiles(conv_request(v, d), steps)]
         for v in S.SLABS:
-            cases += [conv_case(v, d, tile, wild=v.n == 3) for tile in T.slab_tiles(conv_request(v, d))]
+            cases += [
+                conv_case(v, d, tile, wild=v.n == 3) for tile in T.slab_tiles(conv_request(v, d))
+            ]
     return cases
 
 
@@ -233,7 +346,9 @@ def check_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Data:
-    """One set of operands, channels last: ours (x, packed w, f32 bias, residual, y) and PyTorch's (x, w, f16 bias)."""
+    """One set of operands, channels last: ours (x, packed w, f32 bias, residual, y) and PyTorch's
+    (x, w, f16 bias).
+    """
 
     x: Any
     packed: Any
@@ -253,7 +368,9 @@ def layer_data(v: Conv, dtype: DType = DType.F16) -> list[Data]:
     t = R.torch()
     (oh, ow), last, half = v.out, t.channels_last, R.torch_dtype(dtype)
     sets = []
-    for _ in range(R.sets_for((v.n * v.h * v.w * v.c + (1 + bool(v.res_mode)) * v.n * oh * ow * v.oc) * 2)):
+    for _ in range(
+        R.sets_for((v.n * v.h * v.w * v.c + (1 + bool(v.res_mode)) * v.n * oh * ow * v.oc) * 2)
+    ):
         x, w = random((v.n, v.c, v.h, v.w), dtype), random(v.weight_shape, dtype, 0.05)
         b, scale = t.randn(-(-v.oc // 32) * 32, device="cuda"), t.ones(v.oc, device="cuda")
         res = random((v.n, v.oc, oh, ow), dtype).contiguous(memory_format=last)
@@ -261,7 +378,18 @@ def layer_data(v: Conv, dtype: DType = DType.F16) -> list[Data]:
         stored[..., : v.c] = x.permute(0, 2, 3, 1)
         y = t.empty((v.n, oh, ow, pitch(v.oc)), device="cuda", dtype=half)
         packed = packed_weight(v, w, scale, dtype)
-        sets.append(Data(stored, packed, b, res, y, x.contiguous(memory_format=last), w.contiguous(memory_format=last), b[: v.oc].to(half)))
+        sets.append(
+            Data(
+                stored,
+                packed,
+                b,
+                res,
+                y,
+                x.contiguous(memory_format=last),
+                w.contiguous(memory_format=last),
+                b[: v.oc].to(half),
+            )
+        )
     return sets
 
 
@@ -272,15 +400,23 @@ def peers(v: Conv, data: list[Data], compiled: bool) -> dict[str, Callable[[int]
     def plain(x: Any, w: Any, b: Any, q: Any) -> Any:
         y = f.conv2d(x, w, b, v.stride, v.pads[:2], v.dilation, v.groups)
         y = y + q if v.res_mode else y
-        return {"silu": f.silu, "relu": f.relu, "hard_swish": f.hardswish}.get(v.act, lambda z: z)(y)
+        return {"silu": f.silu, "relu": f.relu, "hard_swish": f.hardswish}.get(v.act, lambda z: z)(
+            y
+        )
 
     def cudnn(i: int) -> Any:
         d = data[i]
         if v.res_mode:
-            return t.cudnn_convolution_add_relu(d.x_torch, d.w, d.res, 1.0, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups)
-        return t.cudnn_convolution_relu(d.x_torch, d.w, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups)
+            return t.cudnn_convolution_add_relu(
+                d.x_torch, d.w, d.res, 1.0, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups
+            )
+        return t.cudnn_convolution_relu(
+            d.x_torch, d.w, d.bias16, v.stride, v.pads[:2], v.dilation, v.groups
+        )
 
-    out: dict[str, Callable[[int], Any]] = {"eager": lambda i: plain(data[i].x_torch, data[i].w, data[i].bias16, data[i].res)}
+    out: dict[str, Callable[[int], Any]] = {
+        "eager": lambda i: plain(data[i].x_torch, data[i].w, data[i].bias16, data[i].res)
+    }
     if v.act == "relu":
         out["cudnn"] = cudnn
     if compiled:
@@ -293,7 +429,11 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
     """Every layer against its peers; with `tune` also every plausible tile of it."""
     R.torch().backends.cudnn.benchmark = True
     d = DType.F16
-    todo = [(group, v, times, conv_request(v, d)) for group, v, times in layers(batches) if re.search(only, f"{group} {v.name(d)}")]
+    todo = [
+        (group, v, times, conv_request(v, d))
+        for group, v, times in layers(batches)
+        if re.search(only, f"{group} {v.name(d)}")
+    ]
     forced = {id(r): candidates(v, r) if tune else [] for _, v, _, r in todo}
     R.compile_all([x for _, v, _, r in todo for x in (r, pack_request(v, d), *forced[id(r)])])
     totals: dict[str, dict[str, float]] = {}
@@ -302,8 +442,13 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
             data = layer_data(v)
             bound = [x.bind(r) for x in data]
             variants = {"ours": launches(bound), **peers(v, data, compiled)}
-            variants |= {T.tile_name(R.forced_tile(f)): launches([x.bind(f) for x in data]) for f in forced[id(r)]}
-            result = R.measure(variants, len(data), target_us=1000 if tune else 1500, rounds=3 if tune else 5)
+            variants |= {
+                T.tile_name(R.forced_tile(f)): launches([x.bind(f) for x in data])
+                for f in forced[id(r)]
+            }
+            result = R.measure(
+                variants, len(data), target_us=1000 if tune else 1500, rounds=3 if tune else 5
+            )
             (oh, ow), taps = v.out, v.kernel[0] * v.kernel[1]
             log.record(
                 name=v.name(d), group=group, count=times, m=v.n * oh * ow, n=v.oc, k=taps * v.c // v.groups, steps=taps * -(-v.c // 64), residual=v.res_mode,
@@ -313,9 +458,15 @@ def time_cases(log: R.Log, only: str, compiled: bool, batches: Sequence[int], tu
             best = "cudnn" if "cudnn" in variants else "eager"
             for name in ("ours", best):
                 value = result[name]
-                total[name] = total.get(name, 0.0) + (value * times if isinstance(value, float) else float("nan"))
+                total[name] = total.get(name, 0.0) + (
+                    value * times if isinstance(value, float) else float("nan")
+                )
             k = bound[0].kernels[0]
-            report(log, f"{v.name(d)} [{k.symbol} grid {k.grid[0]} cluster {k.cluster} smem {k.smem}]", result)
+            report(
+                log,
+                f"{v.name(d)} [{k.symbol} grid {k.grid[0]} cluster {k.cluster} smem {k.smem}]",
+                result,
+            )
             del data, bound, variants
         except Exception as e:
             log(f"{v.name(d)}: {type(e).__name__}: {str(e)[:200]}")
@@ -330,21 +481,31 @@ def candidates(v: Conv, r: Request) -> list[Request]:
     steps = taps * -(-v.c // 64)
     if v.c < 24 and taps > 1:
         return []
-    return [R.force(r, t) for t in [*T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7), *T.window_tiles(r, steps)]]
+    return [
+        R.force(r, t)
+        for t in [
+            *T.plausible(v.n * oh * ow, v.oc, taps * pitch(v.c), steps=steps, most=7),
+            *T.window_tiles(r, steps),
+        ]
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tune", action="store_true", help="also time every plausible tile")
-    parser.add_argument("--compile", action="store_true", help="also torch.compile max-autotune (slow to start)")
+    parser.add_argument(
+        "--compile", action="store_true", help="also torch.compile max-autotune (slow to start)"
+    )
     parser.add_argument("--only", default="", help="regular expression: cases to take")
     parser.add_argument("--batches", default="64,1,8", help="batch sizes of the timed layers")
     args = parser.parse_args()
     log = R.Log(f"cuda_conv_{'check' if args.check else 'tune' if args.tune else 'time'}.txt")
     R.torch().manual_seed(0)
     if not args.check:
-        time_cases(log, args.only, args.compile, [int(b) for b in args.batches.split(",")], args.tune)
+        time_cases(
+            log, args.only, args.compile, [int(b) for b in args.batches.split(",")], args.tune
+        )
         return 0
     return K.check_all(log, [c for c in check_cases() if re.search(args.only, c[0])])
 

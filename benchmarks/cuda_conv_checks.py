@@ -1,4 +1,6 @@
-"""Convolutions that `cuda_conv --check` runs: each form of each kernel, at sizes that end within a tile."""
+"""Convolutions that `cuda_conv --check` runs: each form of each kernel, at sizes that end within a
+tile.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from tracea_onnx.ir.abi import DType
 class Conv:
     """One convolution. pads: top, left, bottom, right. extra: output padding of a transposed one.
 
-    slack: extra channels in every pitch (a slice of a wider tensor). planes: the image lies as models are given it. pool: window and top, left, bottom, right
-    pads of a max pooling of stride 2 that follows in the same launch."""
+    slack: extra channels in every pitch (a slice of a wider tensor). planes: the image lies as
+    models are given it. pool: window and top, left, bottom, right pads of a max pooling of stride 2
+    that follows in the same launch."""
 
     n: int
     c: int
@@ -38,8 +39,17 @@ class Conv:
     def out(self) -> tuple[int, int]:
         sizes = []
         for axis, n in enumerate((self.h, self.w)):
-            k, s, d, pad = self.kernel[axis], self.stride[axis], self.dilation[axis], self.pads[axis] + self.pads[axis + 2]
-            sizes.append((n - 1) * s + self.extra[axis] + d * (k - 1) + 1 - pad if self.transposed else (n + pad - d * (k - 1) - 1) // s + 1)
+            k, s, d, pad = (
+                self.kernel[axis],
+                self.stride[axis],
+                self.dilation[axis],
+                self.pads[axis] + self.pads[axis + 2],
+            )
+            sizes.append(
+                (n - 1) * s + self.extra[axis] + d * (k - 1) + 1 - pad
+                if self.transposed
+                else (n + pad - d * (k - 1) - 1) // s + 1
+            )
         return sizes[0], sizes[1]
 
     @property
@@ -47,7 +57,10 @@ class Conv:
         """Height and width of what is written."""
         if self.pool is None:
             return self.out
-        sizes = [(n + self.pool[2 + axis] + self.pool[4 + axis] - self.pool[axis]) // 2 + 1 for axis, n in enumerate(self.out)]
+        sizes = [
+            (n + self.pool[2 + axis] + self.pool[4 + axis] - self.pool[axis]) // 2 + 1
+            for axis, n in enumerate(self.out)
+        ]
         return sizes[0], sizes[1]
 
     @property
@@ -56,14 +69,30 @@ class Conv:
 
     @property
     def weight_shape(self) -> tuple[int, int, int, int]:
-        first, second = (self.c, self.oc // self.groups) if self.transposed else (self.oc, self.c // self.groups)
+        first, second = (
+            (self.c, self.oc // self.groups)
+            if self.transposed
+            else (self.oc, self.c // self.groups)
+        )
         return first, second, *self.kernel
 
     def name(self, dtype: DType) -> str:
-        kind = ("dw" if self.depthwise else "") + "deconv" if self.transposed else "dw" if self.depthwise else "conv"
+        kind = (
+            ("dw" if self.depthwise else "") + "deconv"
+            if self.transposed
+            else "dw"
+            if self.depthwise
+            else "conv"
+        )
         size = f"{self.n}x{self.c}x{self.h}x{self.w}->{self.oc}"
-        parts = [f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"]
-        parts += [f"res{self.res_mode}"] * bool(self.res_mode) + [f"program{self.kinds}"] * bool(self.kinds) + [f"slack{self.slack}"] * bool(self.slack)
+        parts = [
+            f"{kind} {dtype.name} {size} k{self.kernel} s{self.stride} d{self.dilation} p{self.pads} g{self.groups} {self.act}"
+        ]
+        parts += (
+            [f"res{self.res_mode}"] * bool(self.res_mode)
+            + [f"program{self.kinds}"] * bool(self.kinds)
+            + [f"slack{self.slack}"] * bool(self.slack)
+        )
         parts += ["planes"] * self.planes + [f"pool{self.pool}"] * bool(self.pool)
         return " ".join(parts)
 
@@ -91,7 +120,15 @@ POINTWISE = [
     (112, 14, 672, "silu", 0), (672, 14, 112, "none", 1), (192, 7, 1152, "silu", 0), (1152, 7, 192, "none", 1),
 ]  # fmt: skip
 #: (C, H, W, kernel, stride) of depthwise layers of MobileNetV3 and EfficientNet.
-DEPTHWISE = [(32, 112, 112, 3, 1), (96, 112, 112, 3, 2), (144, 56, 56, 5, 2), (240, 28, 28, 3, 1), (480, 14, 14, 5, 1), (672, 14, 14, 5, 1), (1152, 7, 7, 5, 1)]
+DEPTHWISE = [
+    (32, 112, 112, 3, 1),
+    (96, 112, 112, 3, 2),
+    (144, 56, 56, 5, 2),
+    (240, 28, 28, 3, 1),
+    (480, 14, 14, 5, 1),
+    (672, 14, 14, 5, 1),
+    (1152, 7, 7, 5, 1),
+]
 
 #: (C, H, groups, stride) of grouped 3x3 layers of ResNeXt-50 and RegNet; and of other widths.
 GROUPED = [
@@ -104,9 +141,44 @@ def layers(batches: Sequence[int]) -> list[tuple[str, Conv, int]]:
     out = []
     for n in batches:
         for c, h, w, oc, k, s, res, times in RESNET50:
-            out.append((f"resnet50 N{n}", Conv(n, c, h, w, oc, (k, k), (s, s), (1, 1), (k // 2,) * 4, act="relu", res_mode=res), times))
-        out += [(f"pointwise N{n}", Conv(n, c, h, h, oc, (1, 1), pads=(0, 0, 0, 0), act=act, res_mode=2 * res), 1) for c, h, oc, act, res in POINTWISE]
-        out += [(f"grouped N{n}", Conv(n, c, h, h, c, stride=(s, s), groups=g), 1) for c, h, g, s in GROUPED]
+            out.append(
+                (
+                    f"resnet50 N{n}",
+                    Conv(
+                        n,
+                        c,
+                        h,
+                        w,
+                        oc,
+                        (k, k),
+                        (s, s),
+                        (1, 1),
+                        (k // 2,) * 4,
+                        act="relu",
+                        res_mode=res,
+                    ),
+                    times,
+                )
+            )
+        out += [
+            (
+                f"pointwise N{n}",
+                Conv(n, c, h, h, oc, (1, 1), pads=(0, 0, 0, 0), act=act, res_mode=2 * res),
+                1,
+            )
+            for c, h, oc, act, res in POINTWISE
+        ]
+        out += [
+            (f"grouped N{n}", Conv(n, c, h, h, c, stride=(s, s), groups=g), 1)
+            for c, h, g, s in GROUPED
+        ]
     for n in batches[:2]:
-        out += [(f"depthwise N{n}", Conv(n, c, h, w, c, (k, k), (s, s), (1, 1), (k // 2,) * 4, c, act="silu"), 1) for c, h, w, k, s in DEPTHWISE]
+        out += [
+            (
+                f"depthwise N{n}",
+                Conv(n, c, h, w, c, (k, k), (s, s), (1, 1), (k // 2,) * 4, c, act="silu"),
+                1,
+            )
+            for c, h, w, k, s in DEPTHWISE
+        ]
     return out

@@ -1,4 +1,6 @@
-"""CUDA's driver in ctypes, as far as launches of kernels need it: the device, functions of cubins, tensor maps, the structures of a launch."""
+"""CUDA's driver in ctypes, as far as launches of kernels need it: the device, functions of cubins,
+tensor maps, the structures of a launch.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,37 @@ _PROMOTION = {64: 1, 128: 2, 256: 3}
 def cuda() -> C.CDLL:
     lib = C.CDLL("libcuda.so.1")
     void, u32, i32 = C.c_void_p, C.c_uint32, C.c_int
-    lib.cuTensorMapEncodeTiled.argtypes = [void, i32, u32, void, void, void, void, void, i32, i32, i32, i32]
-    lib.cuTensorMapEncodeIm2col.argtypes = [void, i32, u32, void, void, void, void, void, u32, u32, void, i32, i32, i32, i32]
+    lib.cuTensorMapEncodeTiled.argtypes = [
+        void,
+        i32,
+        u32,
+        void,
+        void,
+        void,
+        void,
+        void,
+        i32,
+        i32,
+        i32,
+        i32,
+    ]
+    lib.cuTensorMapEncodeIm2col.argtypes = [
+        void,
+        i32,
+        u32,
+        void,
+        void,
+        void,
+        void,
+        void,
+        u32,
+        u32,
+        void,
+        i32,
+        i32,
+        i32,
+        i32,
+    ]
     return lib
 
 
@@ -66,7 +97,9 @@ def _found() -> tuple[int, int]:
     check(cuda().cuInit(0), "starting the driver")
     values = (C.c_int * 3)()
     for k, attribute in enumerate((75, 76, 16)):
-        check(cuda().cuDeviceGetAttribute(C.byref(values, 4 * k), attribute, 0), "asking the device")
+        check(
+            cuda().cuDeviceGetAttribute(C.byref(values, 4 * k), attribute, 0), "asking the device"
+        )
     return values[0] * 10 + values[1], values[2]
 
 
@@ -93,33 +126,74 @@ def function(cubin: bytes, symbol: str, smem: int) -> C.c_void_p:
         check(cuda().cuModuleLoadData(C.byref(module), cubin), f"loading {symbol}")
         _modules[cubin] = module
     found = C.c_void_p()
-    check(cuda().cuModuleGetFunction(C.byref(found), _modules[cubin], symbol.encode()), f"finding {symbol}")
+    check(
+        cuda().cuModuleGetFunction(C.byref(found), _modules[cubin], symbol.encode()),
+        f"finding {symbol}",
+    )
     most = _shared.get((cubin, symbol), 48 * 1024)
     if smem > most:  # launches of one kernel may ask for different amounts
-        check(cuda().cuFuncSetAttribute(found, 8, C.c_int(smem)), f"{smem} bytes of shared memory for {symbol}")
+        check(
+            cuda().cuFuncSetAttribute(found, 8, C.c_int(smem)),
+            f"{smem} bytes of shared memory for {symbol}",
+        )
         _shared[cubin, symbol] = smem
     return found
 
 
 def tensor_map(t: TensorMap, address: int, env: dict[str, int]) -> Any:
-    """The 128 bytes, at a multiple of 64, that the driver makes of a description of the tensor at `address`."""
+    """The 128 bytes, at a multiple of 64, that the driver makes of a description of the tensor at
+    `address`.
+    """
     raw = C.create_string_buffer(256)
     out = (C.c_char * 128).from_buffer(raw, -C.addressof(raw) % 64)
     rank = len(t.dims)
     sizes = [max(evaluate(d, env), 1) for d in t.dims]
-    dims, strides = (C.c_uint64 * rank)(*sizes), (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides])
+    dims, strides = (
+        (C.c_uint64 * rank)(*sizes),
+        (C.c_uint64 * max(rank - 1, 1))(*[evaluate(s, env) for s in t.strides]),
+    )
     steps = (C.c_uint32 * rank)(*(t.steps or [1] * rank))
-    where, kind, swizzle, promotion = C.addressof(out), _MAP_TYPES[t.dtype], _SWIZZLE[t.swizzle], _PROMOTION[t.together]
+    where, kind, swizzle, promotion = (
+        C.addressof(out),
+        _MAP_TYPES[t.dtype],
+        _SWIZZLE[t.swizzle],
+        _PROMOTION[t.together],
+    )
     if t.im2col is None:
         box = (C.c_uint32 * rank)(*t.box)
-        check(cuda().cuTensorMapEncodeTiled(where, kind, rank, address, dims, strides, box, steps, 0, swizzle, promotion, 0), f"tensor map {t} {sizes}")
+        check(
+            cuda().cuTensorMapEncodeTiled(
+                where, kind, rank, address, dims, strides, box, steps, 0, swizzle, promotion, 0
+            ),
+            f"tensor map {t} {sizes}",
+        )
     else:
         lower, upper = (C.c_int * (rank - 2))(*t.im2col[0]), (C.c_int * (rank - 2))(*t.im2col[1])
         encode = cuda().cuTensorMapEncodeIm2col
-        check(encode(where, kind, rank, address, dims, strides, lower, upper, t.im2col[2], t.im2col[3], steps, 0, swizzle, promotion, 0), f"im2col map {t} {sizes}")
+        check(
+            encode(
+                where,
+                kind,
+                rank,
+                address,
+                dims,
+                strides,
+                lower,
+                upper,
+                t.im2col[2],
+                t.im2col[3],
+                steps,
+                0,
+                swizzle,
+                promotion,
+                0,
+            ),
+            f"im2col map {t} {sizes}",
+        )
         total = t.dtype.size
         for s in sizes:
             total *= s
-        if driver_version() <= 13010 and total < 131072:  # such drivers set a bit that misreads small tensors
+        # such drivers set a bit that misreads small tensors
+        if driver_version() <= 13010 and total < 131072:
             (C.c_uint64 * 16).from_buffer(out)[1] &= ~(1 << 21)
     return out

@@ -1,4 +1,5 @@
-"""Every CUDA kernel family that is neither a product nor a convolution: checked against float64 on the GPU, and timed against PyTorch.
+"""Every CUDA kernel family that is neither a product nor a convolution: checked against float64 on
+the GPU, and timed against PyTorch.
 
 python -m benchmarks.cuda_families --check [--only REGEX]      random data, poisoned outputs, odd shapes, every type
 python -m benchmarks.cuda_families --time  [--only REGEX]      attention, norms, softmax, copies; CUDA graphs, interleaved, medians
@@ -16,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cuda_cases_attention, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_rows, cuda_late, cuda_older
+from benchmarks import (
+    cuda_cases_attention,
+    cuda_cases_image,
+    cuda_cases_indexed,
+    cuda_cases_move,
+    cuda_cases_rows,
+    cuda_late,
+    cuda_older,
+)
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_runner as R
 from benchmarks.cuda_case import Array, Case, poisoned
@@ -24,7 +33,13 @@ from tracea_onnx.codegen.kernel_request import Request, Unfit
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
 
-MODULES: tuple[ModuleType, ...] = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed, cuda_cases_attention)
+MODULES: tuple[ModuleType, ...] = (
+    cuda_cases_rows,
+    cuda_cases_move,
+    cuda_cases_image,
+    cuda_cases_indexed,
+    cuda_cases_attention,
+)
 
 
 def cases() -> Iterator[Case]:
@@ -35,19 +50,36 @@ def cases() -> Iterator[Case]:
 
 def request_of(c: Case) -> Request:
     operands = (*c.operands, *c.outputs)
-    request: Request = R.request(c.family, c.dtype, c.ints, c.floats, c.program, operands, unaligned=c.unaligned, constant=c.constant)
+    request: Request = R.request(
+        c.family,
+        c.dtype,
+        c.ints,
+        c.floats,
+        c.program,
+        operands,
+        unaligned=c.unaligned,
+        constant=c.constant,
+    )
     return request if c.tile is None else R.force(request, c.tile)
 
 
 def _upload(a: Array) -> tuple[int, Any]:
-    """The bytes of `a` in a device buffer of their own, with 256 bytes of NaN after them: its address, and what keeps it."""
-    raw = np.concatenate([np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8), np.full(256, 0xFF, np.uint8)])
+    """The bytes of `a` in a device buffer of their own, with 256 bytes of NaN after them: its
+    address, and what keeps it.
+    """
+    raw = np.concatenate(
+        [np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8), np.full(256, 0xFF, np.uint8)]
+    )
     buffer = R.torch().from_numpy(raw).cuda()
     return buffer.data_ptr(), buffer
 
 
-def place(c: Case, upload: Callable[[Array], tuple[int, Any]] = _upload) -> tuple[dict[str, int], list[Any]]:
-    """Addresses of the inputs, and what keeps them; arrays that are views of one array share its buffer."""
+def place(
+    c: Case, upload: Callable[[Array], tuple[int, Any]] = _upload
+) -> tuple[dict[str, int], list[Any]]:
+    """Addresses of the inputs, and what keeps them; arrays that are views of one array share its
+    buffer.
+    """
     held: dict[int, tuple[int, Any, Array]] = {}
     places: dict[str, int] = {}
     for name, a in c.operands.items():
@@ -71,7 +103,11 @@ def run(c: Case) -> float:
     buffers = {n: _upload(poisoned(o.count, o.dtype))[1] for n, o in c.outputs.items()}
     launch = R.bind(request_of(c), places | {n: b.data_ptr() for n, b in buffers.items()}, c.env)
     fixed = [places[n] for n in c.constant & places.keys()]
-    late = [x for address, x, _ in keep if not any(address <= f < address + x.numel() * x.element_size() for f in fixed)]
+    late = [
+        x
+        for address, x, _ in keep
+        if not any(address <= f < address + x.numel() * x.element_size() for f in fixed)
+    ]
     cuda_late.behind(lambda: launch(R.current_stream()), [*late, *buffers.values()])
     t.cuda.synchronize()
     worst = 0.0
@@ -87,7 +123,11 @@ def run(c: Case) -> float:
 def check(only: str) -> int:
     log = R.Log("cuda_families_check.txt")
     hopper = driver.device()[0] == 90  # others have not its tiles
-    chosen = [c for c in cases() if re.search(only, f"{c.family} {c.name} {c.dtype.name}") and (hopper or c.tile is None)]
+    chosen = [
+        c
+        for c in cases()
+        if re.search(only, f"{c.family} {c.name} {c.dtype.name}") and (hopper or c.tile is None)
+    ]
     failed = R.compile_all([request_of(c) for c in chosen])
     for message in failed.values():
         log("does not compile:", message)
@@ -128,14 +168,30 @@ def _ours(request: Request, sets: list[dict[str, Any]]) -> Callable[[int], Any]:
 def attention_request(b: int, h: int, s: int, d: int, causal: bool) -> Request:
     """On [B, S, H, D] operands."""
     strides = {f"{o}_{a}": v for o in "qkvy" for a, v in (("b", s * h * d), ("s", h * d), ("h", d))}
-    ints = {"B": b, "H": h, "KVH": h, "S": s, "T": s, "D": d, "DV": d, "causal": int(causal), "past": 0, **strides}
-    request: Request = R.request("attention", DType.F16, ints, {"scale": d**-0.5, "fill": 0.0}, None, "qkvy")
+    ints = {
+        "B": b,
+        "H": h,
+        "KVH": h,
+        "S": s,
+        "T": s,
+        "D": d,
+        "DV": d,
+        "causal": int(causal),
+        "past": 0,
+        **strides,
+    }
+    request: Request = R.request(
+        "attention", DType.F16, ints, {"scale": d**-0.5, "fill": 0.0}, None, "qkvy"
+    )
     return request
 
 
 def _attention_data(b: int, h: int, s: int, d: int) -> list[dict[str, Any]]:
     t = R.torch()
-    return [{n: t.randn((b, s, h, d), device="cuda", dtype=t.float16) for n in "qkvy"} for _ in range(R.sets_for(4 * b * s * h * d * 2))]
+    return [
+        {n: t.randn((b, s, h, d), device="cuda", dtype=t.float16) for n in "qkvy"}
+        for _ in range(R.sets_for(4 * b * s * h * d * 2))
+    ]
 
 
 def attention_variants(b: int, h: int, s: int, d: int, causal: bool) -> tuple[Variants, int, float]:
@@ -156,8 +212,13 @@ def attention_variants(b: int, h: int, s: int, d: int, causal: bool) -> tuple[Va
     variants: Variants = {"ours": _ours(attention_request(b, h, s, d, causal), data)}
     if s <= 1024:
         older = discovery.module("kernels", "cuda.attention.fa2").MmaTile(4)
-        variants["ours (mma.sync)"] = _ours(R.force(attention_request(b, h, s, d, causal), older), data)
-    variants |= {"cuDNN": torch_with(kinds.CUDNN_ATTENTION), "FA2": torch_with(kinds.FLASH_ATTENTION)}
+        variants["ours (mma.sync)"] = _ours(
+            R.force(attention_request(b, h, s, d, causal), older), data
+        )
+    variants |= {
+        "cuDNN": torch_with(kinds.CUDNN_ATTENTION),
+        "FA2": torch_with(kinds.FLASH_ATTENTION),
+    }
     return variants, len(data), 4.0 * b * h * s * s * d * (0.5 if causal else 1.0)
 
 
@@ -167,12 +228,17 @@ def norm_variants(rows: int, n: int) -> tuple[Variants, int, float]:
     sets = R.sets_for(8 * rows * n)
     data = [
         {
-            **{o: t.randn((rows, n), device="cuda", dtype=t.float16) for o in ("x", "res", "y", "skip")},
+            **{
+                o: t.randn((rows, n), device="cuda", dtype=t.float16)
+                for o in ("x", "res", "y", "skip")
+            },
             **{o: t.randn(n, device="cuda", dtype=t.float16) for o in ("gamma", "beta")},
         }
         for _ in range(sets)
     ]
-    request = R.request("layernorm", DType.F16, {"rows": rows, "N": n}, {"eps": 1e-5}, None, data[0])
+    request = R.request(
+        "layernorm", DType.F16, {"rows": rows, "N": n}, {"eps": 1e-5}, None, data[0]
+    )
     f = t.nn.functional
 
     def peer(i: int) -> Any:
@@ -185,26 +251,66 @@ def norm_variants(rows: int, n: int) -> tuple[Variants, int, float]:
 def softmax_variants(rows: int, n: int) -> tuple[Variants, int, float]:
     t = R.torch()
     sets = R.sets_for(4 * rows * n)
-    data = [{o: t.randn((rows, n), device="cuda", dtype=t.float16) for o in "xy"} for _ in range(sets)]
+    data = [
+        {o: t.randn((rows, n), device="cuda", dtype=t.float16) for o in "xy"} for _ in range(sets)
+    ]
     request = R.request("softmax", DType.F16, {"outer": rows, "n": n, "inner": 1}, {}, None, "xy")
-    return {"ours": _ours(request, data), "torch": lambda i: t.softmax(data[i]["x"], 1)}, sets, 4.0 * rows * n
+    return (
+        {"ours": _ours(request, data), "torch": lambda i: t.softmax(data[i]["x"], 1)},
+        sets,
+        4.0 * rows * n,
+    )
 
 
 def transpose_variants(b: int, m: int, n: int) -> tuple[Variants, int, float]:
     t = R.torch()
     sets = R.sets_for(4 * b * m * n)
-    data = [{o: t.randn((b, m, n), device="cuda", dtype=t.float16) for o in "xy"} for _ in range(sets)]
-    ints = {"elem": 2, "n0": 1, "n1": 1, "n2": 1, "n3": b, "n4": n, "n5": m, "x3": m * n, "x4": 1, "x5": n, "y3": m * n, "y4": m, "y5": 1}
+    data = [
+        {o: t.randn((b, m, n), device="cuda", dtype=t.float16) for o in "xy"} for _ in range(sets)
+    ]
+    ints = {
+        "elem": 2,
+        "n0": 1,
+        "n1": 1,
+        "n2": 1,
+        "n3": b,
+        "n4": n,
+        "n5": m,
+        "x3": m * n,
+        "x4": 1,
+        "x5": n,
+        "y3": m * n,
+        "y4": m,
+        "y5": 1,
+    }
     request = R.request("copy", DType.F32, ints, {}, None, "xy")
-    return {"ours": _ours(request, data), "torch": lambda i: data[i]["x"].transpose(1, 2).contiguous()}, sets, 4.0 * b * m * n
+    return (
+        {
+            "ours": _ours(request, data),
+            "torch": lambda i: data[i]["x"].transpose(1, 2).contiguous(),
+        },
+        sets,
+        4.0 * b * m * n,
+    )
 
 
 def copy_variants(count: int) -> tuple[Variants, int, float]:
     t = R.torch()
     sets = R.sets_for(4 * count)
     data = [{o: t.randn(count, device="cuda", dtype=t.float16) for o in "xy"} for _ in range(sets)]
-    request = R.request("copy", DType.F32, {"elem": 2, **{f"n{k}": 1 for k in range(5)}, "n5": count, "x5": 1, "y5": 1}, {}, None, "xy")
-    return {"ours": _ours(request, data), "torch": lambda i: data[i]["y"].copy_(data[i]["x"])}, sets, 4.0 * count
+    request = R.request(
+        "copy",
+        DType.F32,
+        {"elem": 2, **{f"n{k}": 1 for k in range(5)}, "n5": count, "x5": 1, "y5": 1},
+        {},
+        None,
+        "xy",
+    )
+    return (
+        {"ours": _ours(request, data), "torch": lambda i: data[i]["y"].copy_(data[i]["x"])},
+        sets,
+        4.0 * count,
+    )
 
 
 def _attention_sizes() -> Iterator[tuple[int, int, int, int, bool]]:
@@ -224,7 +330,13 @@ def time_all(only: str) -> int:
     log = R.Log("cuda_families_time.txt")
     jobs: list[tuple[str, Callable[[], tuple[Variants, int, float]], str]] = []
     for b, h, s, d, causal in _attention_sizes():
-        jobs.append((f"attention b{b} h{h} s{s} d{d} {'causal' if causal else 'full'}", partial(attention_variants, b, h, s, d, causal), "TFLOP/s"))
+        jobs.append(
+            (
+                f"attention b{b} h{h} s{s} d{d} {'causal' if causal else 'full'}",
+                partial(attention_variants, b, h, s, d, causal),
+                "TFLOP/s",
+            )
+        )
     for rows, n in ((128, 768), (4096, 768), (16384, 768), (4096, 4096), (8192, 1024)):
         jobs.append((f"layernorm+res+skip {rows}x{n}", partial(norm_variants, rows, n), "GB/s"))
     for rows, n in ((1536, 128), (24576, 512), (4096, 4096), (512, 50257)):
@@ -242,10 +354,17 @@ def time_all(only: str) -> int:
             log(f"{name}: {type(e).__name__}: {str(e)[:160]}")
             continue
         scale = 1e6 if unit == "TFLOP/s" else 1e3
-        shown = {k: f"{v:.2f} µs ({work / v / scale:.0f} {unit})" if isinstance(v, float) else v for k, v in times.items()}
+        shown = {
+            k: f"{v:.2f} µs ({work / v / scale:.0f} {unit})" if isinstance(v, float) else v
+            for k, v in times.items()
+        }
         peers = [v for k, v in times.items() if not k.startswith("ours") and isinstance(v, float)]
         mine = times["ours"]
-        ratio = f" | {min(peers) / mine:.2f}x the best peer" if peers and isinstance(mine, float) else ""
+        ratio = (
+            f" | {min(peers) / mine:.2f}x the best peer"
+            if peers and isinstance(mine, float)
+            else ""
+        )
         log(f"{name}: {', '.join(f'{k} {v}' for k, v in shown.items())}{ratio}")
     return 0
 
@@ -273,7 +392,13 @@ def sweep(only: str) -> int:
         (16, 16, 1024, 64, True),
         (2, 16, 8192, 64, False),
     ]
-    shapes += [(8, 16, 512, 128, False), (2, 8, 8192, 128, False), (2, 8, 8192, 128, True), (8, 8, 2048, 128, True), (8, 16, 2048, 64, True)]
+    shapes += [
+        (8, 16, 512, 128, False),
+        (2, 8, 8192, 128, False),
+        (2, 8, 8192, 128, True),
+        (8, 8, 2048, 128, True),
+        (8, 16, 2048, 64, True),
+    ]
     for b, h, s, d, causal in shapes:
         name = f"b{b} h{h} s{s} d{d} {'causal' if causal else 'full'}"
         if not re.search(only, name):
@@ -293,7 +418,9 @@ def sweep(only: str) -> int:
                     log(f"{name} {tile}: {type(e).__name__}: {str(e)[:120]}")
         times = R.measure(variants, len(data), target_us=1000, rounds=3)
         ranked = sorted((v, k) for k, v in times.items() if isinstance(v, float))
-        log(f"{name} (chosen {emitter.tiles(request, problem)[0][0]}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}")
+        log(
+            f"{name} (chosen {emitter.tiles(request, problem)[0][0]}): {', '.join(f'{k} {v:.2f}' for v, k in ranked[:8])}, worst {ranked[-1]}"
+        )
     return 0
 
 

@@ -1,5 +1,6 @@
-"""Launches behind a kernel that ends late. It lets the next kernel in at once, and writes what that one is to read, and what lies where that one is to write, at its
-very end: a kernel that reads or writes before it has waited for its predecessor finds poison, or its result overwritten."""
+"""Launches behind a kernel that ends late. It lets the next kernel in at once, and writes what that
+one is to read, and what lies where that one is to write, at its very end: a kernel that reads or
+writes before it has waited for its predecessor finds poison, or its result overwritten."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def _cubin(arch: int) -> bytes:
 
 
 def behind(launch: Callable[[], None], tensors: Iterable[Any]) -> None:
-    """Launches once these tensors' whole memory has been poisoned, behind the kernel that restores it. tensors: every operand that is not constant."""
+    """Launches once these tensors' whole memory has been poisoned, behind the kernel that restores
+    it. tensors: every operand that is not constant.
+    """
     t, arch = R.torch(), driver.device()[0]
     if arch < 90:  # kernels do not overlap
         launch()
@@ -47,14 +50,29 @@ def behind(launch: Callable[[], None], tensors: Iterable[Any]) -> None:
     for x in tensors:
         if x.numel():
             storage = x.untyped_storage()
-            memory[storage.data_ptr()] = t.empty(0, dtype=t.uint8, device="cuda").set_(storage), 0xFF if x.is_floating_point() else 0
+            memory[storage.data_ptr()] = (
+                t.empty(0, dtype=t.uint8, device="cuda").set_(storage),
+                0xFF if x.is_floating_point() else 0,
+            )
     saved = [bytes_.clone() for bytes_, _ in memory.values()]
-    table = t.tensor([[b.data_ptr(), s.data_ptr(), b.numel()] for (b, _), s in zip(memory.values(), saved, strict=True)], dtype=t.int64, device="cuda")
+    table = t.tensor(
+        [
+            [b.data_ptr(), s.data_ptr(), b.numel()]
+            for (b, _), s in zip(memory.values(), saved, strict=True)
+        ],
+        dtype=t.int64,
+        device="cuda",
+    )
     for bytes_, poison in memory.values():
         bytes_.fill_(poison)
     values = (C.c_uint64(table.data_ptr()), C.c_int32(len(saved)))
     pointers = (C.c_void_p * 2)(*[C.addressof(v) for v in values])
     config = driver.Config(_BLOCKS, 1, 1, _THREADS, 1, 1, 0, R.current_stream(), None, 0)
-    driver.check(driver.cuda().cuLaunchKernelEx(C.byref(config), driver.function(_cubin(arch), "late", 0), pointers, None), "launching the late kernel")
+    driver.check(
+        driver.cuda().cuLaunchKernelEx(
+            C.byref(config), driver.function(_cubin(arch), "late", 0), pointers, None
+        ),
+        "launching the late kernel",
+    )
     launch()
     t.cuda.synchronize()

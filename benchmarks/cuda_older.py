@@ -21,7 +21,9 @@ from tracea_onnx.support import discovery
 
 
 def compile_to_ptx(source: str, arch: int) -> bytes:
-    """PTX of `source` for compute capability `arch` (x 10), or where CUDA's assembler is installed what that makes of it, as the driver loads it."""
+    """PTX of `source` for compute capability `arch` (x 10), or where CUDA's assembler is installed
+    what that makes of it, as the driver loads it.
+    """
     found = nvrtc.load()
     assert found is not None
     lib, program, size = found[1], C.c_void_p(), C.c_size_t()
@@ -41,7 +43,12 @@ def _assembled(assembler: str, ptx: bytes) -> bytes:
     """A cubin for Hopper, which the driver need not translate, one kernel after the other."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "cubin"
-        subprocess.run([assembler, "-arch=sm_90", "-o", str(cubin), "-"], input=ptx, check=True, capture_output=True)
+        subprocess.run(
+            [assembler, "-arch=sm_90", "-o", str(cubin), "-"],
+            input=ptx,
+            check=True,
+            capture_output=True,
+        )
         return cubin.read_bytes()
 
 
@@ -51,14 +58,23 @@ def _compiling(arch: int) -> None:
 
 
 def pretend(arch: int) -> None:
-    """From now on requests, and sessions of this process and those that it forks, are made for a device of compute capability `arch` (x 10) with this one's
-    multiprocessors. Shared memory is the older device's; times mean nothing."""
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # Plans are cached by the device that asks for them
+    """From now on requests, and sessions of this process and those that it forks, are made for a
+    device of compute capability `arch` (x 10) with this one's multiprocessors. Shared memory is the
+    older device's; times mean nothing."""
+    # Plans are cached by the device that asks for them
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     _compiling(arch)
     asked = partition_compiler.backend_of
 
     def backend_of(props: Mapping[str, str]) -> partition_compiler.Backend:
-        made = asked({"backend": props.get("backend", "cpu"), "arch": str(arch), "sms": props.get("sms", "132"), "tf32": props.get("tf32", "0")})
+        made = asked(
+            {
+                "backend": props.get("backend", "cpu"),
+                "arch": str(arch),
+                "sms": props.get("sms", "132"),
+                "tf32": props.get("tf32", "0"),
+            }
+        )
         if props.get("backend", "cpu") == "cpu":
             return made
 
@@ -67,7 +83,10 @@ def pretend(arch: int) -> None:
                 return {**super().to_json(), "arch": int(props["arch"])}
 
         device, tf32 = usual(arch, int(props["sms"])), props.get("tf32") == "1"
-        return partition_compiler.Backend(made.target, lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32))
+        return partition_compiler.Backend(
+            made.target,
+            lambda name, probe: Disguised(name, device, compile_kernels=not probe, tf32=tf32),
+        )
 
     partition_compiler.backend_of = backend_of
 

@@ -1,10 +1,11 @@
-"""fp32 models that `optimize --precision` made narrow, on the GPU: nodes it runs, drift from fp32 as verification tells it and as it is, milliseconds.
+"""fp32 models that `optimize --precision` made narrow, on the GPU: nodes it runs, drift from fp32
+as verification tells it and as it is, milliseconds.
 
     python -m benchmarks.cuda_precision [resnet50 ...] [--types fp16 bf16] [--batch 4] [--json FILE]
 
-Drift is the largest difference from ONNX Runtime's CPU provider on the fp32 model, relative to the output's largest value, and the root mean square of
-differences relative to that of the output. Exit code 1 where a node does not run on the GPU or the drift is above what the type allows.
-"""
+Drift is the largest difference from ONNX Runtime's CPU provider on the fp32 model, relative to the
+output's largest value, and the root mean square of differences relative to that of the output. Exit
+code 1 where a node does not run on the GPU or the drift is above what the type allows."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ from tracea_onnx.support import discovery
 
 MODELS = ("resnet50", "mobilenet_v3", "bert_base", "vit_b16")
 SEQUENCE = 128
-#: The largest drift that is no defect: what rounding every activation of a deep network to this type does.
+#: The largest drift that is no defect: what rounding every activation of a deep network to this
+#: type does.
 ALLOWED = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1.5e-1}
 
 
 def prepare(name: str, precision: str, batch: int, folder: str) -> dict[str, Any]:
-    """Writes the model as `optimize` makes it and, for fp32, inputs and what ONNX Runtime's CPU provider gives for them; what verification told."""
+    """Writes the model as `optimize` makes it and, for fp32, inputs and what ONNX Runtime's CPU
+    provider gives for them; what verification told.
+    """
     sizes = {"batch": batch, "dynamic": False} | ({"seq": SEQUENCE} if name == "bert_base" else {})
     model = discovery.module("models", name).build(**sizes)
     path = Path(folder) / f"{name}.{precision}.onnx"
@@ -44,7 +48,11 @@ def prepare(name: str, precision: str, batch: int, folder: str) -> dict[str, Any
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         x = feeds(session, batch, SEQUENCE, np.random.default_rng(0))
         names = [o.name for o in session.get_outputs()]
-        np.savez(str(path.with_suffix(".npz")), **{f"in:{k}": v for k, v in x.items()}, **dict(zip(names, session.run(None, x), strict=True)))
+        np.savez(
+            str(path.with_suffix(".npz")),
+            **{f"in:{k}": v for k, v in x.items()},
+            **dict(zip(names, session.run(None, x), strict=True)),
+        )
         return {}
     report = tracea_onnx.optimize(model, output=path, precision=precision, backend="cuda").report
     assert report.verify is not None and report.precision is not None
@@ -62,7 +70,12 @@ def session_of(path: Path) -> tuple[Any, list[str], float]:
     began = time.perf_counter()
     session = provider.create_session(path, {"backend": "cuda"}, options)
     seconds = time.perf_counter() - began
-    left = [n.op_type for p in session.get_provider_graph_assignment_info() if p.ep_name != provider.PROVIDER_NAME for n in p.get_nodes()]
+    left = [
+        n.op_type
+        for p in session.get_provider_graph_assignment_info()
+        if p.ep_name != provider.PROVIDER_NAME
+        for n in p.get_nodes()
+    ]
     return session, left, seconds
 
 
@@ -70,10 +83,14 @@ def drift(got: list[Any], want: list[Any]) -> tuple[float, float]:
     pairs = [(g.astype(np.float64), w.astype(np.float64)) for g, w in zip(got, want, strict=True)]
     if not all(np.isfinite(g).all() for g, _ in pairs):
         return float("inf"), float("inf")
-    return max(float(np.abs(g - w).max() / np.abs(w).max()) for g, w in pairs), max(float(np.sqrt(((g - w) ** 2).mean() / (w**2).mean())) for g, w in pairs)
+    return max(float(np.abs(g - w).max() / np.abs(w).max()) for g, w in pairs), max(
+        float(np.sqrt(((g - w) ** 2).mean() / (w**2).mean())) for g, w in pairs
+    )
 
 
-def measure(name: str, types: list[str], folder: Path, told: Mapping[tuple[str, str], dict[str, Any]]) -> tuple[bool, dict[str, Any]]:
+def measure(
+    name: str, types: list[str], folder: Path, told: Mapping[tuple[str, str], dict[str, Any]]
+) -> tuple[bool, dict[str, Any]]:
     """One model in fp32 and in every narrow type: prints a line for each."""
     stored = np.load(folder / f"{name}.fp32.npz")
     x = {k[3:]: stored[k] for k in stored.files if k.startswith("in:")}
@@ -87,13 +104,23 @@ def measure(name: str, types: list[str], folder: Path, told: Mapping[tuple[str, 
         for _ in range(3):  # the third run replays a graph
             bound()
         largest, rmse = drift([v.numpy() for v in bound.outputs], want)
-        rows[kind] = {"left": left, "load": seconds, "drift": largest, "rmse": rmse, "told": told[name, kind]}
+        rows[kind] = {
+            "left": left,
+            "load": seconds,
+            "drift": largest,
+            "rmse": rmse,
+            "told": told[name, kind],
+        }
         good &= not left and largest <= ALLOWED[kind]
         runs[kind] = bound
     for kind, ms in interleaved(runs).items():
         row = rows[kind] | {"ms": ms}
         said = row["told"]
-        text = f"; verification: {said['largest']:.2e} absolute, rmse {said['rmse']:.2e}, {said['narrow']} nodes narrow, {said['kept']} kept" if said else ""
+        text = (
+            f"; verification: {said['largest']:.2e} absolute, rmse {said['rmse']:.2e}, {said['narrow']} nodes narrow, {said['kept']} kept"
+            if said
+            else ""
+        )
         print(f"{name:14s} {kind}: left to ORT {len(row['left'])} {sorted(set(row['left']))}, drift {row['drift']:.2e} (rms {row['rmse']:.2e}), {ms:.3f} ms, "
               f"load {row['load']:.1f} s{text}", flush=True)  # fmt: skip
         rows[kind] = row
@@ -101,7 +128,9 @@ def measure(name: str, types: list[str], folder: Path, told: Mapping[tuple[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="*", default=list(MODELS))
     parser.add_argument("--types", nargs="*", default=["fp16", "bf16"], choices=("fp16", "bf16"))
     parser.add_argument("--batch", type=int, default=4)
@@ -111,7 +140,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(m, k) for m in args.model for k in ("fp32", *args.types)]
         with ProcessPoolExecutor(len(jobs), get_context("spawn")) as pool:
-            found = list(pool.map(prepare, *zip(*jobs, strict=True), [args.batch] * len(jobs), [folder] * len(jobs)))
+            found = list(
+                pool.map(
+                    prepare,
+                    *zip(*jobs, strict=True),
+                    [args.batch] * len(jobs),
+                    [folder] * len(jobs),
+                )
+            )
         told = dict(zip(jobs, found, strict=True))
         for name in args.model:
             try:
@@ -122,7 +158,12 @@ def main() -> int:
             status |= int(not good)
             if args.json is not None:
                 args.json.write_text(json.dumps(rows, indent=1))
-    print("every node ran on the GPU and every drift is within its type" if not status else "NOT as it should be", flush=True)
+    print(
+        "every node ran on the GPU and every drift is within its type"
+        if not status
+        else "NOT as it should be",
+        flush=True,
+    )
     return status
 
 

@@ -1,9 +1,10 @@
-"""What the CUDA provider does when something goes wrong, on a real GPU: each check in a process of its own; PASS, SKIP or FAIL per check, and their counts.
+"""What the CUDA provider does when something goes wrong, on a real GPU: each check in a process of
+its own; PASS, SKIP or FAIL per check, and their counts.
 
     python benchmarks/cuda_robust.py [--no-build] [--only WORD]
 
-Checks whose calls of the driver are to fail go through `cuda_shim`. PyTorch is used where it is there. Exit code 1 when a check fails.
-"""
+Checks whose calls of the driver are to fail go through `cuda_shim`. PyTorch is used where it is
+there. Exit code 1 when a check fails."""
 
 from __future__ import annotations
 
@@ -134,11 +135,14 @@ def a_child_forked_after_registration_works() -> None:
 
 @check
 def a_child_forked_after_use_is_told_to_spawn() -> None:
-    # One thread: ONNX Runtime joins the threads of its pool, which a child does not have, when a session goes, and crashes there from
-    # about four on, with its own CPU provider as well.
+    # One thread: ONNX Runtime joins the threads of its pool, which a child does not have, when a
+    # session goes, and crashes there from about four on, with its own CPU provider as well.
     alone = smoke.ort.SessionOptions()
     alone.intra_op_num_threads = 1
-    sessions = [smoke.cube_session(alone, **options) for options in ({}, {"enable_cuda_graph": "session"}, {"enable_cuda_graph": "0"})]
+    sessions = [
+        smoke.cube_session(alone, **options)
+        for options in ({}, {"enable_cuda_graph": "session"}, {"enable_cuda_graph": "0"})
+    ]
     for session in (sessions[0], sessions[2]):
         smoke.check_cube(session, 100)
     io, y, x = binding(sessions[1], 100)
@@ -163,26 +167,41 @@ def gpus_are_listed_as_they_are() -> None:
     print("    ", [dict(d.ep_metadata) for d in ours])
     assert len(ours) == cuda_harness.listed() >= 1
     device = cuda_harness.device()
-    assert ours[0].ep_metadata.get("name", device.name) == device.name and ours[0].ep_metadata.get("arch", str(device.arch)) == str(device.arch)
+    assert ours[0].ep_metadata.get("name", device.name) == device.name and ours[0].ep_metadata.get(
+        "arch", str(device.arch)
+    ) == str(device.arch)
 
 
 @check
 def no_visible_gpu_is_one_line() -> None:
-    raises(lambda: smoke.provider.create_session(smoke.cube_model(), {"backend": "cuda"}), "has no CUDA device 0")
+    raises(
+        lambda: smoke.provider.create_session(smoke.cube_model(), {"backend": "cuda"}),
+        "has no CUDA device 0",
+    )
 
 
 @check
 def the_device_describes_itself() -> None:
     device = cuda_harness.device()
     print("    ", device)
-    assert device.identity.startswith(device.name) and device.smem_block >= 48 << 10 and device.memory > 1 << 30 and device.bandwidth > 10**10
+    assert (
+        device.identity.startswith(device.name)
+        and device.smem_block >= 48 << 10
+        and device.memory > 1 << 30
+        and device.bandwidth > 10**10
+    )
     if device.arch == 90 and not device.mig:
         assert (device.smem_block, device.cluster) == (232448, 16)
 
 
 @check
 def no_such_gpu_is_one_line() -> None:
-    raises(lambda: smoke.provider.create_session(smoke.cube_model(), {"backend": "cuda", "device_id": "99"}), "no CUDA device 99")
+    raises(
+        lambda: smoke.provider.create_session(
+            smoke.cube_model(), {"backend": "cuda", "device_id": "99"}
+        ),
+        "no CUDA device 99",
+    )
 
 
 # --- graphs
@@ -202,7 +221,11 @@ def graphs_that_cannot_be_made() -> None:
                 cuda_shim.fail(call, 0, 0)
                 session.run_with_iobinding(io)
                 close(y.numpy(), x**3)
-        said = [line for line in lines if line.startswith("tracea-onnx: warning") and "runs without a CUDA graph" in line]
+        said = [
+            line
+            for line in lines
+            if line.startswith("tracea-onnx: warning") and "runs without a CUDA graph" in line
+        ]
         assert len(said) == 1, lines
         print(f"     {said[0]}")
 
@@ -252,7 +275,14 @@ def a_run_with_host_tensors_is_not_recorded() -> None:
 
 @shimmed
 def memory_that_is_short_once() -> None:
-    for call in ("cuMemAlloc_v2", "cuStreamCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernelEx", "cuGraphInstantiateWithFlags"):
+    for call in (
+        "cuMemAlloc_v2",
+        "cuStreamCreate",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuLaunchKernelEx",
+        "cuGraphInstantiateWithFlags",
+    ):
         other = smoke.cube_session()
         io, y, x = binding(other, 2000)
         for _ in range(3):
@@ -291,7 +321,11 @@ def a_memory_limit() -> None:
     session = smoke.cube_session(gpu_mem_limit=str(256 << 20))
     for n in (1000, 4_000_000, 9_000_000, 6_000_000):
         smoke.check_cube(session, n)
-    raises(partial(session.run, None, {"x": np.ones(100_000_000, np.float32)}), "gpu_mem_limit", "of the 268435456")
+    raises(
+        partial(session.run, None, {"x": np.ones(100_000_000, np.float32)}),
+        "gpu_mem_limit",
+        "of the 268435456",
+    )
     smoke.check_cube(session, 9_000_000)
     del session
     gc.collect()
@@ -310,7 +344,9 @@ def memory_of_past_shapes_is_given_back() -> None:
     for _ in range(1700):
         session.run(None, {"x": np.ones(1000, np.float32)})
     end, _ = t.cuda.mem_get_info()
-    print(f"     free: {before >> 20} MB, {after >> 20} MB behind the large run, {end >> 20} MB in the end")
+    print(
+        f"     free: {before >> 20} MB, {after >> 20} MB behind the large run, {end >> 20} MB in the end"
+    )
     assert before - after > 1 << 30 and before - end < 200 << 20
 
 
@@ -318,8 +354,8 @@ def memory_of_past_shapes_is_given_back() -> None:
 
 
 def runs_in_the_order_of(side: Any, session: Any, options: Any, what: object) -> Any:
-    """Runs of the cube between PyTorch's work on the stream `side`, without any synchronisation: each sees what came before it, and what comes after it
-    sees its result. Returns the input."""
+    """Runs of the cube between PyTorch's work on the stream `side`, without any synchronisation:
+    each sees what came before it, and what comes after it sees its result. Returns the input."""
     t, n = torch(), 1_000_000
     given, u, y = (t.zeros(n, device="cuda") for _ in range(3))
     t.cuda.synchronize()
@@ -343,11 +379,15 @@ def runs_in_the_order_of(side: Any, session: Any, options: Any, what: object) ->
 
 @check
 def a_stream_of_torch() -> None:
-    """Work on a stream that nothing orders with ours: what is enqueued before and behind the session's runs, without any synchronisation."""
+    """Work on a stream that nothing orders with ours: what is enqueued before and behind the
+    session's runs, without any synchronisation.
+    """
     t = torch()
     for graphs in ("0", "1"):
         side = t.cuda.Stream()
-        session = smoke.cube_session(user_compute_stream=str(side.cuda_stream), enable_cuda_graph=graphs)
+        session = smoke.cube_session(
+            user_compute_stream=str(side.cuda_stream), enable_cuda_graph=graphs
+        )
         quiet = smoke.ort.RunOptions()
         quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
         given = runs_in_the_order_of(side, session, quiet, graphs)
@@ -382,14 +422,22 @@ def inputs_of_a_side_stream() -> None:
 
 @check
 def a_stream_of_onnx_runtime() -> None:
-    """A run that is given a stream (RunOptionsSetSyncStream): PyTorch's work before and behind it there, without any synchronisation; and copies on it."""
+    """A run that is given a stream (RunOptionsSetSyncStream): PyTorch's work before and behind it
+    there, without any synchronisation; and copies on it.
+    """
     t = torch()
     streams = importlib.import_module("benchmarks.ort_streams")
     n = 1_000_000
-    modes: list[dict[str, str]] = [{"enable_cuda_graph": "0"}, {"enable_cuda_graph": "1"}, {"user_compute_stream": "own"}]
+    modes: list[dict[str, str]] = [
+        {"enable_cuda_graph": "0"},
+        {"enable_cuda_graph": "1"},
+        {"user_compute_stream": "own"},
+    ]
     for options in modes:
         own = t.cuda.Stream()
-        session = smoke.cube_session(**{k: v.replace("own", str(own.cuda_stream)) for k, v in options.items()})
+        session = smoke.cube_session(
+            **{k: v.replace("own", str(own.cuda_stream)) for k, v in options.items()}
+        )
         stream = streams.make()
         side = t.cuda.ExternalStream(stream.get_handle())
         quiet = streams.options(stream)
@@ -405,7 +453,9 @@ def a_stream_of_onnx_runtime() -> None:
         close(back.numpy(), x**3)
         for rows in (1000, 1001):  # tensors that ONNX Runtime copies for the run
             small = vector(rows)
-            close(session.run(None, {"x": small}, streams.options(stream, quiet=False))[1], small**3)
+            close(
+                session.run(None, {"x": small}, streams.options(stream, quiet=False))[1], small**3
+            )
         del session, stream
         gc.collect()
         use()
@@ -431,7 +481,12 @@ def torch_on_its_default_stream() -> None:
 @check
 def many_threads_and_the_parallel_executor() -> None:
     smoke.answer(smoke.mixed_entries)
-    steps = (("Add", ["x", "x"], "a"), ("Exp", ["a"], "c"), ("Mul", ["c", "x"], "d"), ("Sum", ["d", "a"], "y"))
+    steps = (
+        ("Add", ["x", "x"], "a"),
+        ("Exp", ["a"], "c"),
+        ("Mul", ["c", "x"], "d"),
+        ("Sum", ["d", "a"], "y"),
+    )
     nodes = [h.make_node(op, inputs, [output]) for op, inputs, output in steps]
     data = smoke.model(nodes, {"x": ["n"]}, {"a": ["n"], "y": ["n"]})
     options = smoke.ort.SessionOptions()
@@ -479,7 +534,10 @@ def _outside() -> HandPlan:
 
 
 def _lose(**options: str) -> str:
-    """Loses the context; the line of the first failure. Later ones name it, sessions are dropped in any order, and the process ends well."""
+    """Loses the context; the line of the first failure.
+
+    Later ones name it, sessions are dropped in any order, and the process ends well.
+    """
     other = smoke.cube_session()
     smoke.check_cube(other, 1000)
     b = _outside()
@@ -509,7 +567,9 @@ def a_lost_context_without_graphs() -> None:
 
 @check
 def synchronised_launches_name_the_kernel() -> None:
-    assert "running kernel 'outside' (launch 2 of 2 of partition 'cube')" in _lose(sync_launches="1")
+    assert "running kernel 'outside' (launch 2 of 2 of partition 'cube')" in _lose(
+        sync_launches="1"
+    )
 
 
 @check
@@ -530,8 +590,13 @@ def a_kernel_that_the_device_cannot_run() -> None:
     plan["run"][0]["smem"] = 250_000
     smoke.answer(lambda g: [(smoke.keys(g), plan, b.blobs)])
     with errors() as lines:
-        session = smoke.provider.create_session(smoke.cube_model(), {"backend": "cuda", "log_level": "warning"})
-    assert any("is left to ONNX Runtime" in line and "250000 bytes of shared memory" in line for line in lines), lines
+        session = smoke.provider.create_session(
+            smoke.cube_model(), {"backend": "cuda", "log_level": "warning"}
+        )
+    assert any(
+        "is left to ONNX Runtime" in line and "250000 bytes of shared memory" in line
+        for line in lines
+    ), lines
     smoke.check_cube(session, 1000)
     assert not smoke.provider.assigned_nodes(session)
 
@@ -547,7 +612,13 @@ def a_model_compiled_for_this_device() -> None:
 def _run(name: str, environment: dict[str, str]) -> tuple[str, str]:
     if name == no_visible_gpu_is_one_line.__name__:
         environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, __file__, "--check", name], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, __file__, "--check", name],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     if done.returncode == 0:
         return ("SKIP" if _SKIPPED in done.stdout else "PASS"), done.stdout
     return "FAIL", f"{done.stdout[-3000:]}exit code {done.returncode}\n{done.stderr[-3000:]}"

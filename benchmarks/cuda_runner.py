@@ -1,10 +1,11 @@
-"""Runs family launches on a GPU straight from their `Request`s, without ONNX Runtime: what the provider's launcher does, in ctypes.
+"""Runs family launches on a GPU straight from their `Request`s, without ONNX Runtime: what the
+provider's launcher does, in ctypes.
 
     launch = bind(request, {"x": x.data_ptr(), "y": y.data_ptr()})
     launch(torch.cuda.current_stream().cuda_stream)
 
-Needs NVRTC, and for all but `bind` with memory of one's own PyTorch with CUDA (memory, streams, graphs, references).
-"""
+Needs NVRTC, and for all but `bind` with memory of one's own PyTorch with CUDA (memory, streams,
+graphs, references)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cuda_driver as driver
-from tracea_onnx.codegen.kernel_request import Fault, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import (
+    Fault,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+)
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, evaluate
 from tracea_onnx.plan.kernel_families import FAMILIES
@@ -36,7 +45,15 @@ def torch() -> Any:
 
 def torch_dtype(dtype: DType) -> Any:
     t = torch()
-    names = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16", DType.I64: "int64", DType.I32: "int32", DType.BOOL: "bool", DType.U8: "uint8"}
+    names = {
+        DType.F32: "float32",
+        DType.F16: "float16",
+        DType.BF16: "bfloat16",
+        DType.I64: "int64",
+        DType.I32: "int32",
+        DType.BOOL: "bool",
+        DType.U8: "uint8",
+    }
     return getattr(t, names[dtype])
 
 
@@ -62,11 +79,23 @@ def request(
 ) -> Request:  # fmt: skip
     """A Request with the parameters that were not given set to 0, as lowering leaves them."""
     spec = FAMILIES[family]
-    unknown = (set(ints) - set(spec.ints)) | (set(operands) - {o.rstrip("?") for o in spec.operands})
+    unknown = (set(ints) - set(spec.ints)) | (
+        set(operands) - {o.rstrip("?") for o in spec.operands}
+    )
     if unknown:
         raise ValueError(f"{family} has no {sorted(unknown)}")
     arch, sms = target or driver.device()
-    return Request(family, dtype, dict(ints), dict(floats or {}), program, frozenset(operands), usual(arch, sms), frozenset(unaligned), frozenset(constant))
+    return Request(
+        family,
+        dtype,
+        dict(ints),
+        dict(floats or {}),
+        program,
+        frozenset(operands),
+        usual(arch, sms),
+        frozenset(unaligned),
+        frozenset(constant),
+    )
 
 
 _forced: dict[int, tuple[Request, Any]] = {}
@@ -88,14 +117,19 @@ def define(macro: str) -> None:
 
 
 def kernels(r: Request) -> list[Kernel]:
-    return [replace(k, source="".join(f"#define {m}\n" for m in _defined if m in k.source) + k.source) for k in _emitted(r)]
+    return [
+        replace(k, source="".join(f"#define {m}\n" for m in _defined if m in k.source) + k.source)
+        for k in _emitted(r)
+    ]
 
 
 def _emitted(r: Request) -> list[Kernel]:
     backend = discovery.module("kernels", "cuda")
     if id(r) not in _forced:
         return list(backend.emit(r))
-    part, name = ("attention.emit", "tiles") if r.family == "attention" else ("gemm.select", "choose")
+    part, name = (
+        ("attention.emit", "tiles") if r.family == "attention" else ("gemm.select", "choose")
+    )
     chooser = discovery.module("kernels", f"cuda.{part}")
     choose, tile = getattr(chooser, name), _forced[id(r)][1]
     setattr(chooser, name, lambda *_: [(tile, 1)])
@@ -114,7 +148,9 @@ workers: tuple[Any, ...] = ()
 
 
 def compile_all(requests: Iterable[Request]) -> dict[str, str]:
-    """Compile every kernel of the requests in parallel; source -> error of those that do not compile."""
+    """Compile every kernel of the requests in parallel; source -> error of those that do not
+    compile.
+    """
     todo: dict[str, int] = {}
     for r in requests:
         try:
@@ -124,7 +160,9 @@ def compile_all(requests: Iterable[Request]) -> dict[str, str]:
     failed: dict[str, str] = {}
     # Processes, not threads: a compiler may hold one lock for all of a process.
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), *workers) as pool:
-        for (source, arch), cubin in zip(todo.items(), pool.map(_compile_one, todo.items(), chunksize=4), strict=True):
+        for (source, arch), cubin in zip(
+            todo.items(), pool.map(_compile_one, todo.items(), chunksize=4), strict=True
+        ):
             if isinstance(cubin, bytes):
                 _cubins[source, arch] = cubin
             else:
@@ -158,7 +196,12 @@ def _tensor(size: int, byte: int) -> tuple[int, Any]:
     return buffer.data_ptr(), buffer
 
 
-def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None = None, allocate: Allocate = _tensor) -> Launch:
+def bind(
+    r: Request,
+    operands: Mapping[str, int],
+    env: Mapping[str, int] | None = None,
+    allocate: Allocate = _tensor,
+) -> Launch:
     """Compile and bind `r` to device addresses; `env` gives the values of symbols."""
     backend, names = discovery.module("kernels", "cuda"), dict(env or {})
     launch = Launch(kernels(r))
@@ -175,7 +218,14 @@ def bind(r: Request, operands: Mapping[str, int], env: Mapping[str, int] | None 
     return launch
 
 
-def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, int], launch: Launch, allocate: Allocate) -> Callable[[int], None] | None:
+def call_of(
+    k: Kernel,
+    cubin: bytes,
+    places: Mapping[str, int],
+    env: dict[str, int],
+    launch: Launch,
+    allocate: Allocate,
+) -> Callable[[int], None] | None:
     grid = [evaluate(d, env) for d in k.grid]
     if min(grid) <= 0:
         return None
@@ -202,27 +252,42 @@ def call_of(k: Kernel, cubin: bytes, places: Mapping[str, int], env: dict[str, i
             if isinstance(a, Pointer):
                 values.append(C.c_uint64(base + evaluate(p.offset, env) if base else 0))
             else:
-                values.append(driver.tensor_map(a, base + evaluate(p.offset, env), env) if base else (C.c_char * 128)())
+                values.append(
+                    driver.tensor_map(a, base + evaluate(p.offset, env), env)
+                    if base
+                    else (C.c_char * 128)()
+                )
     pointers = (C.c_void_p * max(len(values), 1))(*[C.addressof(v) for v in values])
     attributes = (driver.Attribute * 2)()
     count = 0
     if k.cluster > 1:
         attributes[count].id = 4
-        attributes[count].value[0], attributes[count].value[1], attributes[count].value[2] = k.cluster, 1, 1
+        attributes[count].value[0], attributes[count].value[1], attributes[count].value[2] = (
+            k.cluster,
+            1,
+            1,
+        )
         count += 1
     if k.pdl:
         attributes[count].id = 6
         attributes[count].value[0] = 1
         count += 1
-    config = driver.Config(grid[0], grid[1], grid[2], k.block, 1, 1, k.smem, None, attributes, count)
+    config = driver.Config(
+        grid[0], grid[1], grid[2], k.block, 1, 1, k.smem, None, attributes, count
+    )
     function = driver.function(cubin, k.symbol, k.smem)
     if k.cluster > 8:
-        driver.check(driver.cuda().cuFuncSetAttribute(function, 14, C.c_int(1)), "non-portable cluster size")
+        driver.check(
+            driver.cuda().cuFuncSetAttribute(function, 14, C.c_int(1)), "non-portable cluster size"
+        )
     launch.keep += [values, pointers, attributes, config]
 
     def call(stream: int) -> None:
         config.stream = stream
-        driver.check(driver.cuda().cuLaunchKernelEx(C.byref(config), function, pointers, None), f"launching {k.symbol}")
+        driver.check(
+            driver.cuda().cuLaunchKernelEx(C.byref(config), function, pointers, None),
+            f"launching {k.symbol}",
+        )
 
     return call
 
@@ -252,13 +317,21 @@ def graph_of(fn: Callable[[int], Any], sets: int, repetitions: int) -> Any:
 
 
 def measure(
-    variants: Mapping[str, Callable[[int], Any]], sets: int = 1, *, target_us: float = 3000, rounds: int = 7, most: int = 96, least: int = 2, warm: float = 0
+    variants: Mapping[str, Callable[[int], Any]],
+    sets: int = 1,
+    *,
+    target_us: float = 3000,
+    rounds: int = 7,
+    most: int = 96,
+    least: int = 2,
+    warm: float = 0,
 ) -> dict[str, float | str]:
-    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant that fails gives its error line.
+    """Median µs of each variant fn(i): all captured as CUDA graphs, replays interleaved. A variant
+    that fails gives its error line.
 
-    least: calls of a graph also where they take up to ten times `target_us`: variants of as many calls have the same share of what a replay takes to start.
-    warm: seconds of replays in turn before, after which the device's clock is that of a lasting load.
-    """
+    least: calls of a graph also where they take up to ten times `target_us`: variants of as many
+    calls have the same share of what a replay takes to start. warm: seconds of replays in turn
+    before, after which the device's clock is that of a lasting load."""
     t = torch()
     results: dict[str, float | str] = {}
     graphs: dict[str, tuple[Any, int]] = {}

@@ -1,14 +1,17 @@
-"""Small cases of every CUDA kernel for compute-sanitizer, through the driver alone (PyTorch and NVRTC are slow under it).
+"""Small cases of every CUDA kernel for compute-sanitizer, through the driver alone (PyTorch and
+NVRTC are slow under it).
 
     python -m benchmarks.cuda_sanitize --compile                                       # beforehand, into the cache; needs no GPU
     compute-sanitizer --tool memcheck  --padding 4096 python -m benchmarks.cuda_sanitize [--part 0/4] [--only REGEX]
     compute-sanitizer --tool racecheck python -m benchmarks.cuda_sanitize --racecheck [--part 0/4] [--only REGEX]
 
-Every operand is an allocation of its own with no byte to spare, and every result is compared with float64. Kernels are emitted for a device of
-few multiprocessors, so that a block has several tiles of a small problem. `--planted` runs two kernels that are wrong instead, which the tools must find, and
-two that are right, `handed` and `handed_by_all`: racecheck (2025.3) reports the first, as it does not know that __syncwarp orders what a warp's threads did
-before one of them arrives at an mbarrier. It also lets no warp past a wait for a cluster before all have come to it. `--racecheck` makes kernels that live
-with both: every thread arrives for itself, and every warp waits at once.
+Every operand is an allocation of its own with no byte to spare, and every result is compared with
+float64. Kernels are emitted for a device of few multiprocessors, so that a block has several tiles
+of a small problem. `--planted` runs two kernels that are wrong instead, which the tools must find,
+and two that are right, `handed` and `handed_by_all`: racecheck (2025.3) reports the first, as it
+does not know that __syncwarp orders what a warp's threads did before one of them arrives at an
+mbarrier. It also lets no warp past a wait for a cluster before all have come to it. `--racecheck`
+makes kernels that live with both: every thread arrives for itself, and every warp waits at once.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cuda_cases_attention as A
-from benchmarks import cuda_cases_conv, cuda_cases_few, cuda_cases_image, cuda_cases_indexed, cuda_cases_move, cuda_cases_product, cuda_cases_rows
+from benchmarks import (
+    cuda_cases_conv,
+    cuda_cases_few,
+    cuda_cases_image,
+    cuda_cases_indexed,
+    cuda_cases_move,
+    cuda_cases_product,
+    cuda_cases_rows,
+)
 from benchmarks import cuda_driver as driver
 from benchmarks import cuda_families as F
 from benchmarks import cuda_runner as R
@@ -36,7 +47,8 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.support import discovery
 
 ARCH, FEW, MANY = 90, 6, 132
-#: Cases of the families that are neither a product nor attention, by family, name and type: each template in each of its forms.
+#: Cases of the families that are neither a product nor attention, by family, name and type: each
+#: template in each of its forms.
 CHOSEN = "|".join((
     r"softmax softmax (4x1021x1|7x1000x1|3x4096x1|2x40000x1|2x64x33|900x3x1|5x40x1|11x96x1|70x5x3|1x50021x1|2x20001x3) log=0 F16", "softmax softmax 5x17x1 log=1 F32",
     r"layernorm layernorm (3x1|5x17|4x768|3x3072|2x5000|1x40000|3x1031|6x127|2x50021|270x96|4200x33|40x801) .*F16", "layernorm layernorm 5x256 .*F32",
@@ -94,10 +106,17 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
     )  # fmt: skip
     for form, dtype, p in hopper:
         case = A.attention_case(rng, p, dtype)
-        tile = emitter.hopper_tile(emitter.problem(emitter.decode_select.as_rows(F.request_of(case))), *form)
+        tile = emitter.hopper_tile(
+            emitter.problem(emitter.decode_select.as_rows(F.request_of(case))), *form
+        )
         assert tile is not None, form
         yield replace(case, name=f"{case.name} {tile}", tile=tile)
-    spread, large, split, group = emitter.decode_simt.FewTile, emitter.simt.PlainTile, emitter.tf32x3.SplitTile, emitter.decode_group.GroupTile()
+    spread, large, split, group = (
+        emitter.decode_simt.FewTile,
+        emitter.simt.PlainTile,
+        emitter.tf32x3.SplitTile,
+        emitter.decode_group.GroupTile(),
+    )
     threads = (
         (spread(4, 1, True), f16, shape(1, 8, 2, 1, 700, 128, 128)), (spread(4, 1, True), f32, shape(1, 2, 1, 3, 300, 61, 64, mask=1, broadcast="bk")),
         (spread(2, 1, True), bf16, shape(1, 2, 2, 2, 500, 200, 256, causal=True, past=490)), (spread(4, 1), f16, shape(1, 12, 1, 1, 300, 64, 64)),
@@ -128,10 +147,19 @@ def jobs(only: str) -> Iterator[tuple[Case, Request]]:
     """The cases with their requests, each for the device that suits its family."""
     others = (cuda_cases_rows, cuda_cases_move, cuda_cases_image, cuda_cases_indexed)
     driver.assume(ARCH, FEW)
-    makers = (*(m for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few) for m in module.FAMILIES.values()), attention)
+    makers = (
+        *(
+            m
+            for module in (cuda_cases_product, cuda_cases_conv, cuda_cases_few)
+            for m in module.FAMILIES.values()
+        ),
+        attention,
+    )
     kept = [c for make in makers for c in make(np.random.default_rng(1))]
     for module in others:
-        made = chain.from_iterable(make(np.random.default_rng(1)) for make in module.FAMILIES.values())
+        made = chain.from_iterable(
+            make(np.random.default_rng(1)) for make in module.FAMILIES.values()
+        )
         kept += [c for c in made if re.fullmatch(CHOSEN, f"{c.family} {c.name} {c.dtype.name}")]
     for c in kept:
         driver.assume(ARCH, MANY if c.family in _WHOLE_DEVICE else FEW)
@@ -152,16 +180,26 @@ class Memory:
     def upload(self, a: Array) -> tuple[int, Any]:
         raw = np.frombuffer(np.ascontiguousarray(a).tobytes() or b"\0", np.uint8)
         place = C.c_uint64()
-        driver.check(driver.cuda().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating")
+        driver.check(
+            driver.cuda().cuMemAlloc_v2(C.byref(place), C.c_size_t(raw.size)), "allocating"
+        )
         self.held.append(place)
-        driver.check(driver.cuda().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)), "copying to the device")
+        driver.check(
+            driver.cuda().cuMemcpyHtoD_v2(place, C.c_void_p(raw.ctypes.data), C.c_size_t(raw.size)),
+            "copying to the device",
+        )
         return place.value, place
 
     def allocate(self, size: int, byte: int) -> tuple[int, Any]:
         return self.upload(np.full(size, byte, np.uint8))
 
     def download(self, address: int, a: Array) -> None:
-        driver.check(driver.cuda().cuMemcpyDtoH_v2(C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)), "copying from the device")
+        driver.check(
+            driver.cuda().cuMemcpyDtoH_v2(
+                C.c_void_p(a.ctypes.data), C.c_uint64(address), C.c_size_t(a.nbytes)
+            ),
+            "copying from the device",
+        )
 
     def free(self) -> None:
         for place in self.held:
@@ -228,17 +266,32 @@ def planted() -> None:
         launch = R.Launch([])
         place = memory.upload(np.zeros(count, np.float32))[0]
         cubin = discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
-        call = R.call_of(Kernel(PLANTED, symbol, (1, 1, 1), 64, args), cubin, {"y": place}, {}, launch, memory.allocate)
+        call = R.call_of(
+            Kernel(PLANTED, symbol, (1, 1, 1), 64, args),
+            cubin,
+            {"y": place},
+            {},
+            launch,
+            memory.allocate,
+        )
         assert call is not None
         call(0)
-        print(f"planted {symbol}: synchronising gave {driver.cuda().cuCtxSynchronize()}", flush=True)
+        print(
+            f"planted {symbol}: synchronising gave {driver.cuda().cuCtxSynchronize()}", flush=True
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--planted", action="store_true")
-    parser.add_argument("--racecheck", action="store_true", help="compile the kernels so that racecheck can judge them")
+    parser.add_argument(
+        "--racecheck",
+        action="store_true",
+        help="compile the kernels so that racecheck can judge them",
+    )
     parser.add_argument("--part", default="0/1", help="k/n: every n-th case from the k-th on")
     parser.add_argument("--only", default="", help="regular expression: cases to take")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after so long")
@@ -250,13 +303,17 @@ def main() -> int:
     if args.racecheck:
         R.define("RACECHECK")
     if not args.compile:
-        driver.need_context()  # before the cases are made: the tool waits for the driver only so long
+        # before the cases are made: the tool waits for the driver only so long
+        driver.need_context()
     begin = time.perf_counter()
     todo = list(jobs(args.only))
     if args.compile:
         discovery.module("kernels", "cuda").compile(PLANTED, ARCH)
         failed = R.compile_all([r for _, r in todo])
-        print(f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile", *failed.values())
+        print(
+            f"{len(todo)} cases, {len({k.source for _, r in todo for k in R.kernels(r)})} sources, {len(failed)} do not compile",
+            *failed.values(),
+        )
         return int(bool(failed))
     mine = todo[part::parts]
     done, wrong = 0, []
@@ -275,8 +332,16 @@ def main() -> int:
         if not error <= 1:
             wrong.append(name)
         symbols = ",".join(sorted({k.symbol for k in R.kernels(r)}))
-        print(f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, {time.perf_counter() - before:.1f} s", flush=True)
-    print(f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} s, {len(wrong)} wrong", *wrong, sep="; ", flush=True)
+        print(
+            f"{'ok  ' if error <= 1 else 'FAIL'} {name} [{symbols}]: {error:.3f} of its bound, {time.perf_counter() - before:.1f} s",
+            flush=True,
+        )
+    print(
+        f"part {args.part}: {done} of {len(mine)} cases ran in {time.perf_counter() - begin:.0f} s, {len(wrong)} wrong",
+        *wrong,
+        sep="; ",
+        flush=True,
+    )
     return int(bool(wrong))
 
 

@@ -1,7 +1,8 @@
-"""NVIDIA's driver with some calls that fail: a library that hands every call on, but for those that it was told to refuse.
+"""NVIDIA's driver with some calls that fail: a library that hands every call on, but for those that
+it was told to refuse.
 
-A process finds it as libcuda.so.1 where LD_LIBRARY_PATH begins with its folder; `fail` then says what fails. x86-64 on Linux.
-"""
+A process finds it as libcuda.so.1 where LD_LIBRARY_PATH begins with its folder; `fail` then says
+what fails. x86-64 on Linux."""
 
 from __future__ import annotations
 
@@ -55,9 +56,13 @@ asm(R"(
 
 
 def _exported(library: str) -> list[str]:
-    """Names of the functions that a 64-bit ELF library exports: all of them, since other libraries call some, too."""
+    """Names of the functions that a 64-bit ELF library exports: all of them, since other libraries
+    call some, too.
+    """
     data = Path(library).read_bytes()
-    at, size, count = (int.from_bytes(data[a:b], "little") for a, b in ((0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E)))
+    at, size, count = (
+        int.from_bytes(data[a:b], "little") for a, b in ((0x28, 0x30), (0x3A, 0x3C), (0x3C, 0x3E))
+    )
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + size * k) for k in range(count)]
     (table,) = (s for s in sections if s[1] == 11)  # SHT_DYNSYM
     start, strings = table[4], sections[table[6]][4]
@@ -70,19 +75,45 @@ def _exported(library: str) -> list[str]:
 
 
 def compiler() -> list[str]:
-    return next(([c] for c in ("c++", "g++", "clang++") if shutil.which(c)), [sys.executable, "-m", "ziglang", "c++"])
+    return next(
+        ([c] for c in ("c++", "g++", "clang++") if shutil.which(c)),
+        [sys.executable, "-m", "ziglang", "c++"],
+    )
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Compiles the library into `folder`; returns the environment in which a process has it for the driver. Raises OSError or CalledProcessError where that
-    cannot be done."""
-    real = subprocess.run([sys.executable, "-c", _FIND], check=True, capture_output=True, text=True).stdout.strip()
+    """Compiles the library into `folder`; returns the environment in which a process has it for the
+    driver. Raises OSError or CalledProcessError where that cannot be done."""
+    real = subprocess.run(
+        [sys.executable, "-c", _FIND], check=True, capture_output=True, text=True
+    ).stdout.strip()
     source, library = folder / "shim.cc", folder / "libcuda.so.1"
     source.write_text(_source(_exported(real)))
-    subprocess.run([*compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return {_REAL: real, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))}
+    subprocess.run(
+        [
+            *compiler(),
+            "-std=c++17",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(library),
+            str(source),
+            "-ldl",
+        ],
+        check=True,
+    )
+    return {
+        _REAL: real,
+        "LD_LIBRARY_PATH": os.pathsep.join(
+            filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
+        ),
+    }
 
 
 def fail(call: str, result: int, times: int = 1) -> None:
-    """The next calls of a function of the driver give `result`. Only in a process that runs in `build`'s environment."""
+    """The next calls of a function of the driver give `result`.
+
+    Only in a process that runs in `build`'s environment.
+    """
     ctypes.CDLL("libcuda.so.1").shim_fail(call.encode(), result, times)

@@ -1,9 +1,10 @@
-"""The CUDA launcher on a real GPU: hand-made Plans through NVRTC, the launcher and ONNX Runtime sessions; PASS or FAIL per case, microseconds per run.
+"""The CUDA launcher on a real GPU: hand-made Plans through NVRTC, the launcher and ONNX Runtime
+sessions; PASS or FAIL per case, microseconds per run.
 
     python benchmarks/cuda_smoke.py [--no-build] [--only WORD]
 
-Builds the native library first (cmake, ninja and a C++ compiler). PyTorch is used where it is there (zero-copy cases). Exit code 1 when a case fails.
-"""
+Builds the native library first (cmake, ninja and a C++ compiler). PyTorch is used where it is there
+(zero-copy cases). Exit code 1 when a case fails."""
 
 from __future__ import annotations
 
@@ -49,21 +50,40 @@ Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]
 def answer(make: Callable[[Graph], Entries]) -> None:
     """Lets `make` answer the provider's compile requests."""
     compiler = importlib.import_module("tracea_onnx.compiler.partition_compiler")
-    vars(compiler)["compile_request"] = lambda request: write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "smoke")
+    vars(compiler)["compile_request"] = lambda request: write_pack(
+        make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "smoke"
+    )
 
 
 def keys(graph: Graph) -> list[str]:
     return [str(n.proto.doc_string) for n in graph.nodes]
 
 
-def model(nodes: list[onnx.NodeProto], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], constants: dict[str, np.ndarray] | None = None) -> bytes:
-    sources, results = ([h.make_tensor_value_info(n, T.FLOAT, d) for n, d in v.items()] for v in (inputs, outputs))
-    graph = h.make_graph(nodes, "g", sources, results, [nh.from_array(v, n) for n, v in (constants or {}).items()])
-    return bytes(h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10).SerializeToString())
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[Any]],
+    outputs: dict[str, list[Any]],
+    constants: dict[str, np.ndarray] | None = None,
+) -> bytes:
+    sources, results = (
+        [h.make_tensor_value_info(n, T.FLOAT, d) for n, d in v.items()] for v in (inputs, outputs)
+    )
+    graph = h.make_graph(
+        nodes, "g", sources, results, [nh.from_array(v, n) for n, v in (constants or {}).items()]
+    )
+    return bytes(
+        h.make_model(
+            graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10
+        ).SerializeToString()
+    )
 
 
 def cube_model() -> bytes:
-    return model([h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Mul", ["u", "x"], ["y"])], {"x": ["n"]}, {"u": ["n"], "y": ["n"]})
+    return model(
+        [h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Mul", ["u", "x"], ["y"])],
+        {"x": ["n"]},
+        {"u": ["n"], "y": ["n"]},
+    )
 
 
 def cube_session(session_options: Any = None, **options: str) -> Any:
@@ -114,7 +134,11 @@ def session_host_tensors() -> None:
     cube_session()
     for graph in ("0", "1"):
         options = {"backend": "cuda", "enable_cuda_graph": graph}
-        session = ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"], enable_fallback=0)
+        session = ort.InferenceSession(
+            cube_model(),
+            providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"],
+            enable_fallback=0,
+        )
         for n in (1, 1000, 0, 7, 3_000_001, 1000, 1000, 7, 1000):
             check_cube(session, n)
 
@@ -144,7 +168,9 @@ def session_graph_capture() -> None:
 
 
 def session_torch_pointers() -> None:
-    """Tensors of PyTorch's default stream, with no synchronisation between it and the session; views off the 16-byte boundary; DLPack out."""
+    """Tensors of PyTorch's default stream, with no synchronisation between it and the session;
+    views off the 16-byte boundary; DLPack out.
+    """
     if torch is None:
         print("     no PyTorch with CUDA: skipped")
         return
@@ -155,7 +181,10 @@ def session_torch_pointers() -> None:
                 storage = torch.randn(100_004, device="cuda")
                 for _ in range(20):
                     storage = storage * 1.0
-                x, y = storage[offset : offset + 100_000], torch.zeros(100_004, device="cuda")[offset : offset + 100_000]
+                x, y = (
+                    storage[offset : offset + 100_000],
+                    torch.zeros(100_004, device="cuda")[offset : offset + 100_000],
+                )
                 io = session.io_binding()
                 io.bind_input("x", "cuda", 0, np.float32, [100_000], x.data_ptr())
                 io.bind_output("y", "cuda", 0, np.float32, [100_000], y.data_ptr())
@@ -177,7 +206,11 @@ def mixed_entries(graph: Graph) -> Entries:
         for k in range(len(refs)):
             b.define_symbol("n", k, 0)
         n = D.symbol("n")
-        b.elementwise(node.op.lower(), [*(refs[i] for i in node.inputs), b.add_output(node.outputs[0]), Int32(n)], n)
+        b.elementwise(
+            node.op.lower(),
+            [*(refs[i] for i in node.inputs), b.add_output(node.outputs[0]), Int32(n)],
+            n,
+        )
         b.finish_output(node.outputs[0], F32, [n])
         entries.append(([str(node.proto.doc_string)], b.to_json(), b.blobs))
     return entries
@@ -185,14 +218,21 @@ def mixed_entries(graph: Graph) -> Entries:
 
 def session_mixed_with_cpu() -> None:
     answer(mixed_entries)
-    steps = (("Add", ["x", "x"], "a"), ("Exp", ["a"], "c"), ("Mul", ["c", "x"], "d"), ("Sum", ["d", "a"], "y"))
+    steps = (
+        ("Add", ["x", "x"], "a"),
+        ("Exp", ["a"], "c"),
+        ("Mul", ["c", "x"], "d"),
+        ("Sum", ["d", "a"], "y"),
+    )
     nodes = [h.make_node(op, inputs, [output]) for op, inputs, output in steps]
     data = model(nodes, {"x": ["n"]}, {"a": ["n"], "y": ["n"]})
     for mode in (ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL):
         for graph in ("0", "1"):
             options = ort.SessionOptions()
             options.execution_mode = mode
-            session = provider.create_session(data, {"backend": "cuda", "enable_cuda_graph": graph}, options)
+            session = provider.create_session(
+                data, {"backend": "cuda", "enable_cuda_graph": graph}, options
+            )
             for n in (5, 4000, 5, 0, 1_000_003, 4000, 4000):
                 x = vector(n)
                 a, y = session.run(None, {"x": x})
@@ -241,8 +281,14 @@ def session_out_of_memory() -> None:
 
 
 def session_two_gpus() -> None:
-    """Sessions on two GPUs at once, each in a thread of its own, with numpy's tensors, ORT's and PyTorch's; a session's memory lies on its GPU."""
-    gpus = [d.ep_metadata["cuda_device_id"] for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME][1:]
+    """Sessions on two GPUs at once, each in a thread of its own, with numpy's tensors, ORT's and
+    PyTorch's; a session's memory lies on its GPU.
+    """
+    gpus = [
+        d.ep_metadata["cuda_device_id"]
+        for d in ort.get_ep_devices()
+        if d.ep_name == provider.PROVIDER_NAME
+    ][1:]
     if len(gpus) < 2:
         print("     one GPU: skipped")
         return
@@ -252,7 +298,10 @@ def session_two_gpus() -> None:
             check_cube(session, 1 + 331 * k, gpu)
             x = vector(5000, k)
             given = ort.OrtValue.ortvalue_from_numpy(x, "gpu", gpu, NVIDIA)
-            u, y = (ort.OrtValue.ortvalue_from_shape_and_type([5000], np.float32, "gpu", gpu, NVIDIA) for _ in range(2))
+            u, y = (
+                ort.OrtValue.ortvalue_from_shape_and_type([5000], np.float32, "gpu", gpu, NVIDIA)
+                for _ in range(2)
+            )
             session.run_with_iobinding(bound(session, given, u, y))
             close(y.numpy(), x**3)
             if torch is not None:
@@ -265,8 +314,15 @@ def session_two_gpus() -> None:
                 session.run_with_iobinding(io)
                 torch.testing.assert_close(cubes, there**3)
 
-    sessions = {gpu: [cube_session(device_id=str(gpu), enable_cuda_graph=graph) for graph in ("0", "1")] for gpu in (1, 0)}
-    assert all(s.get_input_memory_infos()[0].device_id == gpu for gpu, both in sessions.items() for s in both)
+    sessions = {
+        gpu: [cube_session(device_id=str(gpu), enable_cuda_graph=graph) for graph in ("0", "1")]
+        for gpu in (1, 0)
+    }
+    assert all(
+        s.get_input_memory_infos()[0].device_id == gpu
+        for gpu, both in sessions.items()
+        for s in both
+    )
     at_once([partial(work, gpu, both) for gpu, both in sessions.items()])
 
 
@@ -274,14 +330,25 @@ def session_microseconds() -> None:
     n = 1000
     x = vector(n)
     rows: dict[str, Callable[[], Any]] = {}
-    for name, graph in (("one kernel list", "0"), ("graph per partition", "1"), ("graph of the session", "session")):
+    for name, graph in (
+        ("one kernel list", "0"),
+        ("graph per partition", "1"),
+        ("graph of the session", "session"),
+    ):
         session = cube_session(enable_cuda_graph=graph)
-        rows[f"device tensors, {name}"] = partial(session.run_with_iobinding, bound(session, device_tensor(x), empty_tensor(n), empty_tensor(n)))
+        rows[f"device tensors, {name}"] = partial(
+            session.run_with_iobinding,
+            bound(session, device_tensor(x), empty_tensor(n), empty_tensor(n)),
+        )
         if graph != "session":
             rows[f"numpy, {name}"] = partial(session.run, None, {"x": x})
     for graph in ("0", "1"):
         options = {"backend": "cuda", "enable_cuda_graph": graph}
-        host = ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"], enable_fallback=0)
+        host = ort.InferenceSession(
+            cube_model(),
+            providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"],
+            enable_fallback=0,
+        )
         rows[f"numpy, host tensors, graphs {graph}"] = partial(host.run, None, {"x": x})
     samples: dict[str, list[float]] = {name: [] for name in rows}
     for run in rows.values():
@@ -298,19 +365,31 @@ def session_microseconds() -> None:
 
 
 def session_whole_path() -> None:
-    """A model through the partition compiler, its emitters and NVRTC, against ONNX Runtime's CPU provider."""
+    """A model through the partition compiler, its emitters and NVRTC, against ONNX Runtime's CPU
+    provider.
+    """
     importlib.reload(importlib.import_module("tracea_onnx.compiler.partition_compiler"))
     rng = np.random.default_rng(0)
     w1, w2 = (rng.standard_normal(s).astype(np.float32) / 8 for s in ((64, 96), (96, 40)))
     b1, b2 = rng.standard_normal(96).astype(np.float32), rng.standard_normal(40).astype(np.float32)
-    nodes = [h.make_node("Gemm", ["x", "w1", "b1"], ["g"]), h.make_node("Relu", ["g"], ["r"]), h.make_node("Gemm", ["r", "w2", "b2"], ["y"])]
-    data = model(nodes, {"x": ["n", 64]}, {"y": ["n", 40]}, {"w1": w1, "w2": w2, "b1": b1, "b2": b2})
+    nodes = [
+        h.make_node("Gemm", ["x", "w1", "b1"], ["g"]),
+        h.make_node("Relu", ["g"], ["r"]),
+        h.make_node("Gemm", ["r", "w2", "b2"], ["y"]),
+    ]
+    data = model(
+        nodes, {"x": ["n", 64]}, {"y": ["n", 40]}, {"w1": w1, "w2": w2, "b1": b1, "b2": b2}
+    )
     session = provider.create_session(data, {"backend": "cuda", "log_level": "info"})
     provider.assert_provider_selected(session)
     reference = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    for rows in (1, 7, 128) * 4:  # again: only once it is warm does a kernel begin before its producer has ended, and what lies there then is another input's
+    # again: only once it is warm does a kernel begin before its producer has ended, and what lies
+    # there then is another input's
+    for rows in (1, 7, 128) * 4:
         x = rng.standard_normal((rows, 64)).astype(np.float32)
-        np.testing.assert_allclose(session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            session.run(None, {"x": x})[0], reference.run(None, {"x": x})[0], rtol=1e-3, atol=1e-3
+        )
 
 
 def main() -> int:
@@ -332,7 +411,10 @@ def main() -> int:
         torch = torch if torch.cuda.is_available() else None
     print(f"onnxruntime {ort.__version__}, torch {getattr(torch, '__version__', 'absent')}")
     failed = 0
-    cases = [*plans.CASES, *(case for name, case in globals().items() if name.startswith("session_"))]
+    cases = [
+        *plans.CASES,
+        *(case for name, case in globals().items() if name.startswith("session_")),
+    ]
     for case in cases:
         name = case.__name__
         if args.only not in name:

@@ -92,7 +92,11 @@ extern "C" __global__ void center(const __grid_constant__ Map map, float* y, int
 
 
 class HandPlan(CudaPlanBuilder):
-    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.codegen.kernel_request`."""
+    """A Plan whose launches are given directly.
+
+    An argument is a Ref, None for an absent operand, or an argument of
+    `tracea_onnx.codegen.kernel_request`.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, cuda_harness.device())
@@ -117,10 +121,16 @@ class HandPlan(CudaPlanBuilder):
                 converted.append(Pointer(f"argument{k}"))
             else:
                 converted.append(a)
-        (self._init if init else self._run).append(self._record(Kernel(source, symbol, grid, block, tuple(converted), **kw), places))
+        (self._init if init else self._run).append(
+            self._record(Kernel(source, symbol, grid, block, tuple(converted), **kw), places)
+        )
 
-    def elementwise(self, symbol: str, arguments: Sequence[Argument | Ref | None], n: D.DimLike, **kw: Any) -> None:
-        self.kernel(ELEMENTWISE, symbol, arguments, (D.minimum(D.ceildiv(n, 256), 1024), 1, 1), **kw)
+    def elementwise(
+        self, symbol: str, arguments: Sequence[Argument | Ref | None], n: D.DimLike, **kw: Any
+    ) -> None:
+        self.kernel(
+            ELEMENTWISE, symbol, arguments, (D.minimum(D.ceildiv(n, 256), 1024), 1, 1), **kw
+        )
 
     def const(self, size: int) -> Ref:
         ref = self.arena(size)
@@ -155,7 +165,22 @@ def plan_dynamic_shapes() -> None:
     b = cube()
     for graphs in (False, True):
         with cuda_harness.LoadedPlan(b.to_json(), b.blobs, graphs=graphs) as plan:
-            for n in (1, 255, 256, 257, 100_003, 0, 7, 1, 1, 100_003, 100_003, 3_000_001, 3_000_001, 3_000_001):
+            for n in (
+                1,
+                255,
+                256,
+                257,
+                100_003,
+                0,
+                7,
+                1,
+                1,
+                100_003,
+                100_003,
+                3_000_001,
+                3_000_001,
+                3_000_001,
+            ):
                 x = vector(n)
                 u, y = plan.run([x])
                 close(u, x * x)
@@ -184,7 +209,9 @@ def plan_large_shared_memory() -> None:
     x, y = b.add_input("x", F32, 1), b.add_output("y")
     b.kernel(SHARED, "reverse", [x, y, Int32(n)], (1, 1, 1), smem=4 * n)
     b.finish_output("y", F32, [n])
-    np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [vector(n)])[0], vector(n)[::-1])
+    np.testing.assert_array_equal(
+        cuda_harness.run_plan(b.to_json(), b.blobs, [vector(n)])[0], vector(n)[::-1]
+    )
 
 
 def plan_clusters() -> None:
@@ -194,7 +221,10 @@ def plan_clusters() -> None:
         y = b.add_output("y")
         b.kernel(CLUSTER, "ranks", [y], (32, 1, 1), cluster=size)
         b.finish_output("y", F32, [32])
-        np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [vector(1)])[0], np.arange(32) % size + 100 * size)
+        np.testing.assert_array_equal(
+            cuda_harness.run_plan(b.to_json(), b.blobs, [vector(1)])[0],
+            np.arange(32) % size + 100 * size,
+        )
 
 
 def plan_tensor_maps() -> None:
@@ -205,7 +235,13 @@ def plan_tensor_maps() -> None:
     b.check(0, 1, columns)
     b.named = {"x": x}
     tensor_map = TensorMap(Pointer("x"), F32, (columns, rows), (4 * columns,), (32, 8), 0)
-    b.kernel(TMA, "tiles", [tensor_map, y, Int32(rows), Int32(columns)], (4, D.ceildiv(rows, 8), 1), block=128)
+    b.kernel(
+        TMA,
+        "tiles",
+        [tensor_map, y, Int32(rows), Int32(columns)],
+        (4, D.ceildiv(rows, 8), 1),
+        block=128,
+    )
     b.finish_output("y", F32, [rows, columns])
     with cuda_harness.LoadedPlan(b.to_json(), b.blobs) as plan:
         for n in (1, 8, 9, 1000, 9):
@@ -214,18 +250,31 @@ def plan_tensor_maps() -> None:
 
 
 def plan_im2col_maps() -> None:
-    """A small image, which drivers up to 13.1 misread without the workaround; a larger one beside it."""
+    """A small image, which drivers up to 13.1 misread without the workaround; a larger one beside
+    it.
+    """
     for height in (4, 200):
         b = HandPlan("center")
         x, y = b.add_input("x", F32, 4), b.add_output("y")
         b.named = {"x": x}
         width = 4 if height == 4 else 200
         window = ((-1, -1), (-1, -1), 8, 16)
-        tensor_map = TensorMap(Pointer("x"), F32, (8, width, height, 1), (32, 32 * width, 32 * width * height), (), 0, window, (1, 1, 1, 1))
+        tensor_map = TensorMap(
+            Pointer("x"),
+            F32,
+            (8, width, height, 1),
+            (32, 32 * width, 32 * width * height),
+            (),
+            0,
+            window,
+            (1, 1, 1, 1),
+        )
         b.kernel(TMA, "center", [tensor_map, y, Int32(16)], (1, 1, 1), block=128)
         b.finish_output("y", F32, [16, 8])
         x_ = vector(8 * width * height).reshape(1, height, width, 8)
-        np.testing.assert_array_equal(cuda_harness.run_plan(b.to_json(), b.blobs, [x_])[0], x_.reshape(-1, 8)[:16])
+        np.testing.assert_array_equal(
+            cuda_harness.run_plan(b.to_json(), b.blobs, [x_])[0], x_.reshape(-1, 8)[:16]
+        )
 
 
 def plan_times() -> None:
@@ -233,8 +282,18 @@ def plan_times() -> None:
         b = cube(pdl=pdl)
         for n in (1000, 1 << 22):
             t = cuda_harness.time_plan(b.to_json(), b.blobs, [vector(n)], replays=500)
-            print(f"     {n} elements, pdl {pdl}: {t.total:.2f} us as a graph; alone: {', '.join(f'{s} {u:.2f}' for s, u in t.launches)}")
+            print(
+                f"     {n} elements, pdl {pdl}: {t.total:.2f} us as a graph; alone: {', '.join(f'{s} {u:.2f}' for s, u in t.launches)}"
+            )
             assert 0 < t.total < 1e4
 
 
-CASES = (plan_dynamic_shapes, plan_constants, plan_large_shared_memory, plan_clusters, plan_tensor_maps, plan_im2col_maps, plan_times)
+CASES = (
+    plan_dynamic_shapes,
+    plan_constants,
+    plan_large_shared_memory,
+    plan_clusters,
+    plan_tensor_maps,
+    plan_im2col_maps,
+    plan_times,
+)

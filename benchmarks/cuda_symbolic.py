@@ -1,12 +1,14 @@
-"""Sizes known at run time only, as in models exported with a dynamic batch, beside the same sizes as numbers, and beside PyTorch eager.
+"""Sizes known at run time only, as in models exported with a dynamic batch, beside the same sizes
+as numbers, and beside PyTorch eager.
 
     python -m benchmarks.cuda_symbolic 480 7             # as many trials of `cuda_weird --random`, from that seed, of which the first axis is symbolic
     python -m benchmarks.cuda_symbolic --several 480 7   # batch and sequence or the images' sides, too
     python -m benchmarks.cuda_symbolic --compile 480 7
 
-Each is checked against float64 with symbols. Times as in `cuda_weird`. Ratios: the time with symbols over that with numbers (above 1 is what not knowing
-costs), and PyTorch's time over ours with symbols (below 1: PyTorch is faster). Results are printed as they come, and a summary when the time is up.
-"""
+Each is checked against float64 with symbols. Times as in `cuda_weird`. Ratios: the time with
+symbols over that with numbers (above 1 is what not knowing costs), and PyTorch's time over ours
+with symbols (below 1: PyTorch is faster). Results are printed as they come, and a summary when the
+time is up."""
 
 from __future__ import annotations
 
@@ -53,16 +55,23 @@ def _axis(request: Request) -> str | None:
     if family == "matmul":
         return "B0" if i["B0"] != 1 else "B1"
     if family == "copy":
-        return max((f"n{k}" for k in range(6) if i[f"n{k}"] != 1), key=lambda n: int(i[f"x{n[1]}"]), default=None)
+        return max(
+            (f"n{k}" for k in range(6) if i[f"n{k}"] != 1),
+            key=lambda n: int(i[f"x{n[1]}"]),
+            default=None,
+        )
     if family in ("pointwise", "pad"):
         names = [f"n{k}" for k in range(6) if f"n{k}" in i]
-        return next((n for n in names if i[n] != 1 and (family == "pointwise" or i[n] == i[f"m{n[1]}"])), None)
+        return next(
+            (n for n in names if i[n] != 1 and (family == "pointwise" or i[n] == i[f"m{n[1]}"])),
+            None,
+        )
     return None
 
 
 def symbolic(request: Request, several: bool = False) -> tuple[Request, Sizes] | None:
-    """The request with a symbol for its first axis, and what number it was. several: for other axes as well, and for the first the product of two
-    where nothing else is symbolic."""
+    """The request with a symbol for its first axis, and what number it was. several: for other axes
+    as well, and for the first the product of two where nothing else is symbolic."""
     axis = _axis(request)
     if axis is None:
         return None
@@ -101,7 +110,8 @@ def _side(request: Request, ints: dict[str, DimLike], name: str) -> DimLike:
         span, stride = (int(i["K" + side]) - 1) * int(i["D" + side]) + 1, int(i["S" + side])
         before, after = int(i["I" + side]), int(i[name])
         if not request.family.startswith("deconv"):
-            end = (after - 1) * stride + span - begin - before  # pads behind, or less than none where the last windows do not fit
+            # pads behind, or less than none where the last windows do not fit
+            end = (after - 1) * stride + span - begin - before
             return D.add(D.floordiv(D.add(ints["I" + side], begin + max(end, 0) - span), stride), 1)
         return D.add(D.mul(D.sub(ints["I" + side], 1), stride), after - (before - 1) * stride)
     same = {"T": "S", "N": "M", "K": "M"}.get(name)
@@ -125,7 +135,10 @@ def _pitches(ints: dict[str, DimLike], sizes: Sizes) -> None:
 
 
 def _launch(requests: Sequence[Request], places: Places, sizes: Sizes) -> Callable[[], None]:
-    bound = [R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in p.items()}, sizes) for r, p in zip(requests, places, strict=True)]
+    bound = [
+        R.bind(r, {k: v if isinstance(v, int) else v.data_ptr() for k, v in p.items()}, sizes)
+        for r, p in zip(requests, places, strict=True)
+    ]
 
     def call() -> None:
         for launch in bound:
@@ -134,7 +147,9 @@ def _launch(requests: Sequence[Request], places: Places, sizes: Sizes) -> Callab
     return call
 
 
-def measure(trial: Trial, requests: Sequence[Request], symbols: Sizes) -> tuple[float, dict[str, float | str]]:
+def measure(
+    trial: Trial, requests: Sequence[Request], symbols: Sizes
+) -> tuple[float, dict[str, float | str]]:
     """Worst error over its bound, and microseconds: `known`, `symbolic` and `eager`."""
     first = trial.inputs()
     places, got = trial.ours(first)
@@ -144,7 +159,10 @@ def measure(trial: Trial, requests: Sequence[Request], symbols: Sizes) -> tuple[
     for _ in range(R.sets_for(bytes_) - 1):
         data.append(trial.inputs())
         keep.append(trial.ours(data[-1])[0])
-    sides = {name: [_launch(rs, p, symbols) for p in keep] for name, rs in (("known", trial.requests), ("symbolic", requests))}
+    sides = {
+        name: [_launch(rs, p, symbols) for p in keep]
+        for name, rs in (("known", trial.requests), ("symbolic", requests))
+    }
     error = check(trial, first, sides["symbolic"][0], got, places)
     results: list[Any] = [None] * len(data)
 
@@ -152,16 +170,27 @@ def measure(trial: Trial, requests: Sequence[Request], symbols: Sizes) -> tuple[
         results[k] = trial.eager(data[k])
 
     variants = {name: (lambda k, calls=calls: calls[k]()) for name, calls in sides.items()}
-    return error, R.measure({**variants, "eager": eager}, len(data), target_us=1200, rounds=5, most=48, least=48)
+    return error, R.measure(
+        {**variants, "eager": eager}, len(data), target_us=1200, rounds=5, most=48, least=48
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("count", type=int)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--compile", action="store_true", help="the kernels into the cache beforehand; needs no GPU")
+    parser.add_argument(
+        "--compile", action="store_true", help="the kernels into the cache beforehand; needs no GPU"
+    )
     parser.add_argument("--several", action="store_true", help="more axes than the first")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop once that time is up, compiling included")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="stop once that time is up, compiling included",
+    )
     parser.add_argument("--only", default="", help="regular expression: trials to take")
     args = parser.parse_args()
     begin = time.monotonic()
@@ -170,10 +199,16 @@ def main() -> int:
     chosen: list[tuple[Trial, list[Request], Sizes]] = []
     for t in cuda_weird_random.trials(args.count, args.seed):
         found = [s for s in (symbolic(r, args.several) for r in t.requests) if s is not None]
-        if re.search(args.only, t.name) and len(found) == len(t.requests) and all(sizes == found[0][1] for _, sizes in found):
+        if (
+            re.search(args.only, t.name)
+            and len(found) == len(t.requests)
+            and all(sizes == found[0][1] for _, sizes in found)
+        ):
             chosen.append((t, [r for r, _ in found], found[0][1]))
     failed = R.compile_all([r for t, rs, _ in chosen for r in (*t.requests, *t.extra, *rs)])
-    print(f"{len(chosen)} trials, {len(failed)} sources do not compile", *failed.values(), flush=True)
+    print(
+        f"{len(chosen)} trials, {len(failed)} sources do not compile", *failed.values(), flush=True
+    )
     if args.compile:
         return int(bool(failed))
     torch = R.torch()
@@ -194,7 +229,9 @@ def main() -> int:
                 break  # the context is lost
             continue
         ours, known, eager = (times[name] for name in ("symbolic", "known", "eager"))
-        if not error <= 1 or not (isinstance(ours, float) and isinstance(known, float) and isinstance(eager, float)):
+        if not error <= 1 or not (
+            isinstance(ours, float) and isinstance(known, float) and isinstance(eager, float)
+        ):
             wrong.append(f"{t.name}: {error:.2f} of its bound, {times}")
             log(f"FAIL {wrong[-1]}")
             continue
@@ -207,8 +244,12 @@ def main() -> int:
         log(line)
     if rows:
         slower, ratios = [s for s, _, _ in rows], [r for _, r, _ in rows]
-        log(f"{geometric_mean(ratios):.2f}x over {len(rows)} trials, {sum(r < 1 for r in ratios)} below 1")
-        log(f"{geometric_mean(slower):.3f} of the time with sizes known, {max(slower):.2f} at worst")
+        log(
+            f"{geometric_mean(ratios):.2f}x over {len(rows)} trials, {sum(r < 1 for r in ratios)} below 1"
+        )
+        log(
+            f"{geometric_mean(slower):.3f} of the time with sizes known, {max(slower):.2f} at worst"
+        )
     log(f"{len(wrong)} wrong", *wrong)
     return int(bool(wrong))
 

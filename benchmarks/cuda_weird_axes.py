@@ -1,4 +1,6 @@
-"""What memory bounds, once more: other axes, element types, views, and tensors so small that the launch is most of it."""
+"""What memory bounds, once more: other axes, element types, views, and tensors so small that the
+launch is most of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.expr_program import compile_program
 
-F16, BF16, F32, I64, I32, U8, BOOL = DType.F16, DType.BF16, DType.F32, DType.I64, DType.I32, DType.U8, DType.BOOL
+F16, BF16, F32, I64, I32, U8, BOOL = (
+    DType.F16,
+    DType.BF16,
+    DType.F32,
+    DType.I64,
+    DType.I32,
+    DType.U8,
+    DType.BOOL,
+)
 View = Callable[[Any], Any]
 #: An operand of a pointwise program: its type, its shape in memory, how that is looked at.
 Seen = tuple[DType, tuple[int, ...], View]
@@ -33,16 +43,27 @@ def _same(x: Any) -> Any:
 
 
 def _some(*shape: int, dtype: DType) -> Any:
-    return random(*shape, dtype=F32) > 0 if dtype == BOOL else random(*shape, dtype=dtype, scale=100.0 if dtype in (I64, I32, U8) else 1.0)
+    return (
+        random(*shape, dtype=F32) > 0
+        if dtype == BOOL
+        else random(*shape, dtype=dtype, scale=100.0 if dtype in (I64, I32, U8) else 1.0)
+    )
 
 
-def pointwise(what: str, expr: Expr, eager: Callable[..., Any], operands: Sequence[Seen], out: DType) -> Trial:
+def pointwise(
+    what: str, expr: Expr, eager: Callable[..., Any], operands: Sequence[Seen], out: DType
+) -> Trial:
     seen = [look(np.empty(shape, np.int8)) for _, shape, look in operands]
     shape = np.broadcast_shapes(*(s.shape for s in seen))
     lead = [1] * (6 - len(shape))
-    ints: dict[str, DimLike] = {f"n{k}": d for k, d in enumerate([*lead, *shape])} | {"y_dtype": int(out)}
+    ints: dict[str, DimLike] = {f"n{k}": d for k, d in enumerate([*lead, *shape])} | {
+        "y_dtype": int(out)
+    }
     for j, ((dtype, _, _), s) in enumerate(zip(operands, seen, strict=True)):
-        ints |= {f"x{j}_{k}": d for k, d in enumerate([*[0] * len(lead), *np.broadcast_to(s, shape).strides])} | {f"x{j}_dtype": int(dtype)}
+        ints |= {
+            f"x{j}_{k}": d
+            for k, d in enumerate([*[0] * len(lead), *np.broadcast_to(s, shape).strides])
+        } | {f"x{j}_dtype": int(dtype)}
     names = [f"x{j}" for j in range(len(operands))]
     moved = [n for n, (_, _, look) in zip(names, operands, strict=True) if look is not _same]
     program = compile_program(expr, type="i64" if out in (I64, I32) else "f32")
@@ -53,10 +74,20 @@ def pointwise(what: str, expr: Expr, eager: Callable[..., Any], operands: Sequen
         return [{**x, "y": y}], y
 
     def inputs() -> Tensors:
-        return {n: look(_some(*s, dtype=dtype)) for n, (dtype, s, look) in zip(names, operands, strict=True)}
+        return {
+            n: look(_some(*s, dtype=dtype))
+            for n, (dtype, s, look) in zip(names, operands, strict=True)
+        }
 
     text = " ".join(f"{dtype.name} {'x'.join(map(str, s))}" for dtype, s, _ in operands)
-    return Trial(f"pointwise {what} {out.name} of {text}", out, [r], inputs, lambda x: eager(*x.values()), ours)
+    return Trial(
+        f"pointwise {what} {out.name} of {text}",
+        out,
+        [r],
+        inputs,
+        lambda x: eager(*x.values()),
+        ours,
+    )
 
 
 def cast(source: DType, to: DType, *shape: int) -> Trial:
@@ -64,16 +95,30 @@ def cast(source: DType, to: DType, *shape: int) -> Trial:
 
 
 def where(dtype: DType, *shapes: tuple[int, ...]) -> Trial:
-    return pointwise("where", _WHERE, lambda c, a, b: R.torch().where(c, a, b), [(d, s, _same) for d, s in zip((BOOL, dtype, dtype), shapes, strict=True)], dtype)
+    return pointwise(
+        "where",
+        _WHERE,
+        lambda c, a, b: R.torch().where(c, a, b),
+        [(d, s, _same) for d, s in zip((BOOL, dtype, dtype), shapes, strict=True)],
+        dtype,
+    )
 
 
 def plus(dtype: DType, *shapes: tuple[int, ...]) -> Trial:
     return pointwise("add", W._ADD, lambda a, b: a + b, [(dtype, s, _same) for s in shapes], dtype)
 
 
-def padded(dtype: DType, shape: tuple[int, ...], before: tuple[int, ...], after: tuple[int, ...], mode: str = "constant") -> Trial:
+def padded(
+    dtype: DType,
+    shape: tuple[int, ...],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    mode: str = "constant",
+) -> Trial:
     whole = tuple(n + a + b for n, a, b in zip(shape, before, after, strict=True))
-    rows = padding.merged(list(zip(shape, whole, before, strict=True)), contiguous(shape), contiguous(whole))
+    rows = padding.merged(
+        list(zip(shape, whole, before, strict=True)), contiguous(shape), contiguous(whole)
+    )
     ints = padding.numbers(rows, dtype, padding.MODES[mode], 0)
 
     def ours(x: Tensors) -> tuple[Places, Any]:
@@ -83,8 +128,20 @@ def padded(dtype: DType, shape: tuple[int, ...], before: tuple[int, ...], after:
     pads = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
     name = f"{mode} pad {dtype.name} {'x'.join(map(str, shape))} to {'x'.join(map(str, whole))}"
     r = R.request("pad", F32, ints, operands=("x", "y"))
-    held = len(pads) if mode == "constant" else 2 * sum(b + a > 0 for b, a in zip(before, after, strict=True))  # PyTorch mirrors the last axes alone
-    return Trial(name, dtype, [r], lambda: {"x": _some(*shape, dtype=dtype)}, lambda x: R.torch().nn.functional.pad(x["x"], pads[:held], mode), ours)
+    # PyTorch mirrors the last axes alone
+    held = (
+        len(pads)
+        if mode == "constant"
+        else 2 * sum(b + a > 0 for b, a in zip(before, after, strict=True))
+    )
+    return Trial(
+        name,
+        dtype,
+        [r],
+        lambda: {"x": _some(*shape, dtype=dtype)},
+        lambda x: R.torch().nn.functional.pad(x["x"], pads[:held], mode),
+        ours,
+    )
 
 
 def mirrored(dtype: DType, c: int, h: int, w: int, pad: int) -> Trial:
@@ -92,30 +149,54 @@ def mirrored(dtype: DType, c: int, h: int, w: int, pad: int) -> Trial:
     return padded(dtype, (1, c, h, w), (0, 0, pad, pad), (0, 0, pad, pad), "reflect")
 
 
-def gather(dtype: DType, shape: tuple[int, ...], axis: int, count: int, index: DType = I64) -> Trial:
+def gather(
+    dtype: DType, shape: tuple[int, ...], axis: int, count: int, index: DType = I64
+) -> Trial:
     """Along one axis."""
     outer, inner = (int(np.prod(part)) for part in (shape[:axis], shape[axis + 1 :]))
-    ints = {"elem": dtype.size, "outer": outer, "n": shape[axis], "inner": inner, "count": count, "idx_dtype": int(index)}
+    ints = {
+        "elem": dtype.size,
+        "outer": outer,
+        "n": shape[axis],
+        "inner": inner,
+        "count": count,
+        "idx_dtype": int(index),
+    }
     r = R.request("gather", F32, ints, operands=("x", "idx", "y"))
 
     def inputs() -> Tensors:
         t = R.torch()
-        return {"x": _some(*shape, dtype=dtype), "idx": t.randint(0, shape[axis], (count,), device="cuda", dtype=R.torch_dtype(index))}
+        return {
+            "x": _some(*shape, dtype=dtype),
+            "idx": t.randint(0, shape[axis], (count,), device="cuda", dtype=R.torch_dtype(index)),
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((*shape[:axis], count, *shape[axis + 1 :]), dtype)
         return [{**x, "y": y}], y
 
     name = f"gather {dtype.name} {count} of {'x'.join(map(str, shape))} axis {axis} by {index.name}"
-    return Trial(name, dtype, [r], inputs, lambda x: R.torch().index_select(x["x"], axis, x["idx"]), ours)
+    return Trial(
+        name, dtype, [r], inputs, lambda x: R.torch().index_select(x["x"], axis, x["idx"]), ours
+    )
 
 
 def gather_elements(dtype: DType, outer: int, n: int, inner: int, count: int) -> Trial:
-    ints = {"elem": dtype.size, "outer": outer, "n": n, "inner": inner, "count": count, "idx_dtype": int(I64)}
+    ints = {
+        "elem": dtype.size,
+        "outer": outer,
+        "n": n,
+        "inner": inner,
+        "count": count,
+        "idx_dtype": int(I64),
+    }
     r = R.request("gather_elements", F32, ints, operands=("x", "idx", "y"))
 
     def inputs() -> Tensors:
-        return {"x": _some(outer, n, inner, dtype=dtype), "idx": R.torch().randint(0, n, (outer, count, inner), device="cuda")}
+        return {
+            "x": _some(outer, n, inner, dtype=dtype),
+            "idx": R.torch().randint(0, n, (outer, count, inner), device="cuda"),
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((outer, count, inner), dtype)
@@ -163,7 +244,16 @@ def _copies() -> Iterator[Trial]:
     yield mirrored(F32, 61, 57, 53, 1)
     yield mirrored(F16, 3, 511, 509, 7)
     yield mirrored(F32, 37, 53, 61, 3)
-    yield view("to depth", F16, (1, 3, 256, 2, 256, 2), lambda x: x.transpose(0, 3, 5, 1, 2, 4) if isinstance(x, np.ndarray) else x.permute(0, 3, 5, 1, 2, 4))
+    yield view(
+        "to depth",
+        F16,
+        (1, 3, 256, 2, 256, 2),
+        lambda x: (
+            x.transpose(0, 3, 5, 1, 2, 4)
+            if isinstance(x, np.ndarray)
+            else x.permute(0, 3, 5, 1, 2, 4)
+        ),
+    )
     yield view("last three turned", F32, (131, 7, 5, 3), lambda x: x.swapaxes(1, 3))
     yield view("transpose", F16, (7, 5), lambda x: x.T)
     yield view("transpose", F32, (100003, 4), lambda x: x.T)
@@ -178,16 +268,38 @@ def _pointwise() -> Iterator[Trial]:
         yield plus(dtype, (3, 5), (3, 5))
         yield where(dtype, (12, 197, 197), (12, 197, 197), (1,))
         yield where(dtype, (197, 197), (12, 197, 197), (1, 1, 1))
-    for source, to in ((F32, F16), (F16, F32), (F32, BF16), (I64, F32), (I64, I32), (BOOL, F32), (F32, BOOL), (U8, F16)):
+    for source, to in (
+        (F32, F16),
+        (F16, F32),
+        (F32, BF16),
+        (I64, F32),
+        (I64, I32),
+        (BOOL, F32),
+        (F32, BOOL),
+        (U8, F16),
+    ):
         yield cast(source, to, 1021, 1031)
     yield cast(F32, F16, 3, 224, 224)
-    yield pointwise("less", _LESS, lambda a, b: a < b, [(F32, (1021, 1), _same), (F32, (1031,), _same)], BOOL)
-    yield pointwise("less", _LESS, lambda a, b: a < b, [(I64, (1, 4001), _same), (I64, (501, 1), _same)], BOOL)
+    yield pointwise(
+        "less", _LESS, lambda a, b: a < b, [(F32, (1021, 1), _same), (F32, (1031,), _same)], BOOL
+    )
+    yield pointwise(
+        "less", _LESS, lambda a, b: a < b, [(I64, (1, 4001), _same), (I64, (501, 1), _same)], BOOL
+    )
 
 
 def _rows() -> Iterator[Trial]:
     for dtype in (F16, F32):
-        for outer, n, inner in ((1, 1000, 1), (64, 1000, 1), (1536, 197, 1), (8191, 16, 1), (4001, 21, 1), (257, 10, 1), (3, 21, 4001), (8, 80, 80)):
+        for outer, n, inner in (
+            (1, 1000, 1),
+            (64, 1000, 1),
+            (1536, 197, 1),
+            (8191, 16, 1),
+            (4001, 21, 1),
+            (257, 10, 1),
+            (3, 21, 4001),
+            (8, 80, 80),
+        ):
             yield W.softmax(dtype, outer, n, inner)
         yield W.softmax(dtype, 513, 1000, log=True)
         yield W.softmax(dtype, 2003, 20, log=True)

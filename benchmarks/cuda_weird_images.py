@@ -1,4 +1,6 @@
-"""Odd convolutions, pooling and resizing: other windows, strides, paddings and channel counts, lines, first layers, groups, transposed ones."""
+"""Odd convolutions, pooling and resizing: other windows, strides, paddings and channel counts,
+lines, first layers, groups, transposed ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 _NONE = (0, 0, 0, 0)
 
 
-def conv(n: int, c: int, size: int | tuple[int, int], oc: int, kernel: int | tuple[int, int] = 3, stride: int = 1, **more: object) -> Conv:
+def conv(
+    n: int,
+    c: int,
+    size: int | tuple[int, int],
+    oc: int,
+    kernel: int | tuple[int, int] = 3,
+    stride: int = 1,
+    **more: object,
+) -> Conv:
     """Padded to keep its size, unless `pads` says otherwise."""
     h, w = (size, size) if isinstance(size, int) else size
     kh, kw = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -55,14 +65,39 @@ def _convolutions() -> Iterator[tuple[Sequence[DType], Conv]]:
 
 
 def cubic(dtype: DType, n: int, c: int, h: int, w: int, oh: int, ow: int) -> Trial:
-    ints = {"coord": 0, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow, **M._pitches("x", h, w, c), **M._pitches("y", oh, ow, c)}
-    r = R.request("resize_cubic", dtype, ints, {"scale_h": oh / h, "scale_w": ow / w, "a": -0.75}, operands=("x", "y"))
+    ints = {
+        "coord": 0,
+        "N": n,
+        "C": c,
+        "IH": h,
+        "IW": w,
+        "OH": oh,
+        "OW": ow,
+        **M._pitches("x", h, w, c),
+        **M._pitches("y", oh, ow, c),
+    }
+    r = R.request(
+        "resize_cubic",
+        dtype,
+        ints,
+        {"scale_h": oh / h, "scale_w": ow / w, "a": -0.75},
+        operands=("x", "y"),
+    )
 
     def eager(x: Tensors) -> object:
         return R.torch().nn.functional.interpolate(x["x"], (oh, ow), mode="bicubic")
 
     name = f"cubic resize {dtype.name} {n}x{c}x{h}x{w} to {oh}x{ow}"
-    return Trial(name, dtype, [r], M._image(n, c, h, w, dtype), eager, M._into(n, c, oh, ow, dtype), 16.0, size=M.slopes(dtype, h, w))
+    return Trial(
+        name,
+        dtype,
+        [r],
+        M._image(n, c, h, w, dtype),
+        eager,
+        M._into(n, c, oh, ow, dtype),
+        16.0,
+        size=M.slopes(dtype, h, w),
+    )
 
 
 def trials() -> Iterator[Trial]:

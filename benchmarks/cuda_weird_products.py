@@ -19,7 +19,12 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 
 def _act(name: str, y: Any) -> Any:
     f = R.torch().nn.functional
-    return {"none": lambda: y, "relu": lambda: f.relu(y), "silu": lambda: f.silu(y), "gelu_erf": lambda: f.gelu(y)}[name]()
+    return {
+        "none": lambda: y,
+        "relu": lambda: f.relu(y),
+        "silu": lambda: f.silu(y),
+        "gelu_erf": lambda: f.gelu(y),
+    }[name]()
 
 
 def linear(dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int = 0) -> Trial:
@@ -28,22 +33,41 @@ def linear(dtype: DType, m: int, n: int, k: int, act: str = "none", *, pad: int 
     r = R.request("gemm", dtype, ints, operands=("x", "w", "bias", "y"), constant=("w", "bias"))
 
     def inputs() -> Tensors:
-        return {"x": random(m, k + pad, dtype=dtype)[:, :k], "w": random(n, k, dtype=dtype, scale=k**-0.5), "b": random(n, dtype=dtype)}
+        return {
+            "x": random(m, k + pad, dtype=dtype)[:, :k],
+            "w": random(n, k, dtype=dtype, scale=k**-0.5),
+            "b": random(n, dtype=dtype),
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         bias = R.torch().zeros(-(-n // 32) * 32, device="cuda")
         bias[:n] = x["b"]
         y = result((m, n), dtype)
-        return [{"x": x["x"], "w": G.packed_weight(x["w"], dtype, trans=True), "bias": bias, "y": y}], y
+        return [
+            {"x": x["x"], "w": G.packed_weight(x["w"], dtype, trans=True), "bias": bias, "y": y}
+        ], y
 
     def eager(x: Tensors) -> Any:
         return _act(act, R.torch().nn.functional.linear(x["x"], x["w"], x["b"]))
 
     name = f"linear {dtype.name} {m}x{n}x{k} {act}{f' rows of {k + pad}' if pad else ''}"
-    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if act in ("none", "relu") else 2.0, True, [G.pack_request(n, k, dtype, True)], terms=k)
+    return Trial(
+        name,
+        dtype,
+        [r],
+        inputs,
+        eager,
+        ours,
+        0.0 if act in ("none", "relu") else 2.0,
+        True,
+        [G.pack_request(n, k, dtype, True)],
+        terms=k,
+    )
 
 
-def bmm(dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False) -> Trial:
+def bmm(
+    dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False, b_turned: bool = False
+) -> Trial:
     """Products of two run-time operands, either a transposed view."""
     ints = {
         "B0": 1, "B1": b, "M": m, "N": n, "K": k, "a_0": b * m * k, "a_1": m * k, "a_m": 1 if a_turned else k, "a_k": m if a_turned else 1,
@@ -52,24 +76,51 @@ def bmm(dtype: DType, b: int, m: int, n: int, k: int, *, a_turned: bool = False,
     r = R.request("matmul", dtype, ints, {"alpha": 1.0}, operands=("a", "b", "y"))
 
     def inputs() -> Tensors:
-        left = random(b, k, m, dtype=dtype).transpose(1, 2) if a_turned else random(b, m, k, dtype=dtype)
-        return {"a": left, "b": random(b, n, k, dtype=dtype).transpose(1, 2) if b_turned else random(b, k, n, dtype=dtype)}
+        left = (
+            random(b, k, m, dtype=dtype).transpose(1, 2)
+            if a_turned
+            else random(b, m, k, dtype=dtype)
+        )
+        return {
+            "a": left,
+            "b": random(b, n, k, dtype=dtype).transpose(1, 2)
+            if b_turned
+            else random(b, k, n, dtype=dtype),
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((b, m, n), dtype)
         return [{**x, "y": y}], y
 
     name = f"bmm {dtype.name} {b}x{m}x{n}x{k}{' a turned' * a_turned}{' b turned' * b_turned}"
-    return Trial(name, dtype, [r], inputs, lambda x: R.torch().bmm(x["a"], x["b"]), ours, linear=True, terms=k)
+    return Trial(
+        name,
+        dtype,
+        [r],
+        inputs,
+        lambda x: R.torch().bmm(x["a"], x["b"]),
+        ours,
+        linear=True,
+        terms=k,
+    )
 
 
 def convolution(dtype: DType, v: Conv) -> Trial:
-    """Channels last on both sides, unless the image comes in planes; ours pads channels to 8, as the provider stores them."""
+    """Channels last on both sides, unless the image comes in planes; ours pads channels to 8, as
+    the provider stores them.
+    """
     (oh, ow), wide = v.out, pitch(v.oc)
 
     def inputs() -> Tensors:
         last = R.torch().channels_last
-        x, w = random(v.n, v.c, v.h, v.w, dtype=dtype), random(*v.weight_shape, dtype=dtype, scale=(v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5)
+        x, w = (
+            random(v.n, v.c, v.h, v.w, dtype=dtype),
+            random(
+                *v.weight_shape,
+                dtype=dtype,
+                scale=(v.c // v.groups * v.kernel[0] * v.kernel[1]) ** -0.5,
+            ),
+        )
         if not v.planes:
             x, w = x.contiguous(memory_format=last), w.contiguous(memory_format=last)
         return {"x": x, "w": w, "b": random(v.oc, dtype=dtype)}
@@ -86,34 +137,84 @@ def convolution(dtype: DType, v: Conv) -> Trial:
     def eager(x: Tensors) -> Any:
         f, p = R.torch().nn.functional, v.pads
         if v.transposed:
-            return _act(v.act, f.conv_transpose2d(x["x"], x["w"], x["b"], v.stride, p[:2], v.extra, v.groups, v.dilation))
+            return _act(
+                v.act,
+                f.conv_transpose2d(
+                    x["x"], x["w"], x["b"], v.stride, p[:2], v.extra, v.groups, v.dilation
+                ),
+            )
         if p[:2] == p[2:]:
-            return _act(v.act, f.conv2d(x["x"], x["w"], x["b"], v.stride, p[:2], v.dilation, v.groups))
-        return _act(v.act, f.conv2d(f.pad(x["x"], (p[1], p[3], p[0], p[2])), x["w"], x["b"], v.stride, 0, v.dilation, v.groups))
+            return _act(
+                v.act, f.conv2d(x["x"], x["w"], x["b"], v.stride, p[:2], v.dilation, v.groups)
+            )
+        return _act(
+            v.act,
+            f.conv2d(
+                f.pad(x["x"], (p[1], p[3], p[0], p[2])),
+                x["w"],
+                x["b"],
+                v.stride,
+                0,
+                v.dilation,
+                v.groups,
+            ),
+        )
 
     rounded = 0.0 if v.act in ("none", "relu") else 2.0
     terms = v.c // v.groups * v.kernel[0] * v.kernel[1]
-    return Trial(v.name(dtype), dtype, [V.conv_request(v, dtype)], inputs, eager, ours, rounded, True, [V.pack_request(v, dtype)], terms=terms)
+    return Trial(
+        v.name(dtype),
+        dtype,
+        [V.conv_request(v, dtype)],
+        inputs,
+        eager,
+        ours,
+        rounded,
+        True,
+        [V.pack_request(v, dtype)],
+        terms=terms,
+    )
 
 
 def attention(
     dtype: DType, b: int, h: int, s: int, t: int, d: int, *, kv: int = 0, causal: bool = False, masked: bool = False, packed: bool = False,
 ) -> Trial:  # fmt: skip
-    """[B, S, H, D] operands, as projections leave them. kv: heads of keys and values, where they are fewer; packed: q, k and v in one [B, S, 3, H, D];
-    masked: True where a key is seen."""
+    """[B, S, H, D] operands, as projections leave them. kv: heads of keys and values, where they
+    are fewer; packed: q, k and v in one [B, S, 3, H, D]; masked: True where a key is seen."""
     kv = kv or h
     rows = {o: 3 * h * d if packed else n * d for o, n in (("q", h), ("k", kv), ("v", kv))}
-    ints = {f"{o}_{a}": v for o, n in (("q", s), ("k", t), ("v", t)) for a, v in (("b", n * rows[o]), ("s", rows[o]), ("h", d))}
-    ints |= {"y_b": s * h * d, "y_s": h * d, "y_h": d, "B": b, "H": h, "KVH": kv, "S": s, "T": t, "D": d, "DV": d, "causal": int(causal)}
+    ints = {
+        f"{o}_{a}": v
+        for o, n in (("q", s), ("k", t), ("v", t))
+        for a, v in (("b", n * rows[o]), ("s", rows[o]), ("h", d))
+    }
+    ints |= {
+        "y_b": s * h * d,
+        "y_s": h * d,
+        "y_h": d,
+        "B": b,
+        "H": h,
+        "KVH": kv,
+        "S": s,
+        "T": t,
+        "D": d,
+        "DV": d,
+        "causal": int(causal),
+    }
     ints |= {"m_k": 1, "m_q": t, "mask_kind": 2} if masked else {}
     operands = ("q", "k", "v", "y", *(["mask"] if masked else []))
-    r = R.request("attention", dtype, ints, {"scale": d**-0.5, "fill": float("-inf")}, None, operands)
+    r = R.request(
+        "attention", dtype, ints, {"scale": d**-0.5, "fill": float("-inf")}, None, operands
+    )
 
     def inputs() -> Tensors:
         if packed:
             whole = random(b, s, 3, h, d, dtype=dtype)
             return {n: whole[:, :, j].transpose(1, 2) for j, n in enumerate("qkv")}
-        out = {n: random(b, rows, heads, d, dtype=dtype).transpose(1, 2) for n, rows, heads in (("q", s, h), ("k", t, kv), ("v", t, kv))}
+        out = {
+            n: random(b, rows, heads, d, dtype=dtype).transpose(1, 2)
+            for n, rows, heads in (("q", s, h), ("k", t, kv), ("v", t, kv))
+        }
         if masked:
             out["mask"] = R.torch().rand(s, t, device="cuda") < 0.7
             out["mask"][:, 0] = True
@@ -124,20 +225,35 @@ def attention(
         return [{**x, "y": y}], y.transpose(1, 2)
 
     def eager(x: Tensors) -> Any:
-        return R.torch().nn.functional.scaled_dot_product_attention(x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h)
+        return R.torch().nn.functional.scaled_dot_product_attention(
+            x["q"], x["k"], x["v"], x.get("mask"), is_causal=causal, enable_gqa=kv != h
+        )
 
-    def size(x: Tensors) -> Any:  # weights err as much relative to themselves as scores do absolutely, and these as their products' sizes
+    # weights err as much relative to themselves as scores do absolutely, and these as their
+    # products' sizes
+    def size(x: Tensors) -> Any:
         q, k, v = (x[o].repeat_interleave(h // kv if o != "q" else 1, 1) for o in "qkv")
         scores = d**-0.5 * q @ k.transpose(2, 3)
         if causal:
-            scores = scores.masked_fill(R.torch().ones(s, t, dtype=bool, device=scores.device).triu(1), -math.inf)
+            scores = scores.masked_fill(
+                R.torch().ones(s, t, dtype=bool, device=scores.device).triu(1), -math.inf
+            )
         if masked:
             scores = scores.masked_fill(~x["mask"], -math.inf)
         errors = scores.softmax(3) * (d**-0.5 * q.abs() @ k.abs().transpose(2, 3))
         return errors @ v.abs()
 
     name = f"attention {dtype.name} {b}x{h}{f'/{kv}' if kv != h else ''}x{s}x{t}x{d}{' causal' * causal}{' mask' * masked}{' packed' * packed}"
-    return Trial(name, dtype, [r], inputs, eager, ours, 0.0 if dtype == F32 else 2.0, size=size if dtype == F32 else None)
+    return Trial(
+        name,
+        dtype,
+        [r],
+        inputs,
+        eager,
+        ours,
+        0.0 if dtype == F32 else 2.0,
+        size=size if dtype == F32 else None,
+    )
 
 
 def trials() -> Iterator[Trial]:

@@ -1,4 +1,6 @@
-"""Sizes drawn at random, of every kind that the other modules of this name list: sizes between a few and some thousands, odd ones and round ones alike."""
+"""Sizes drawn at random, of every kind that the other modules of this name list: sizes between a
+few and some thousands, odd ones and round ones alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tracea_onnx.codegen.kernel_request import Request
 from tracea_onnx.ir.abi import DType
 
 F16, BF16, F32, I64, U8 = DType.F16, DType.BF16, DType.F32, DType.I64, DType.U8
-#: Elements of a tensor, and products that a trial sums, at most: a run of some hundreds takes a minute.
+#: Elements of a tensor, and products that a trial sums, at most: a run of some hundreds takes a
+#: minute.
 _ELEMENTS, _PRODUCTS = 3e7, 3e10
 
 
@@ -38,11 +41,21 @@ class _Draw(random.Random):
 
 def _linear(g: _Draw) -> Trial:
     m, n, k = g.size(1, 5000), g.size(3, 5000), g.size(3, 5000)
-    return P.linear(g.floating(), m, n, k, g.choice(("none", "relu", "gelu_erf", "silu")), pad=3 * g.often(0.1))
+    return P.linear(
+        g.floating(), m, n, k, g.choice(("none", "relu", "gelu_erf", "silu")), pad=3 * g.often(0.1)
+    )
 
 
 def _bmm(g: _Draw) -> Trial:
-    return P.bmm(g.floating(), g.size(1, 200), g.size(1, 1000), g.size(1, 1000), g.size(1, 1000), a_turned=g.often(0.25), b_turned=g.often())
+    return P.bmm(
+        g.floating(),
+        g.size(1, 200),
+        g.size(1, 1000),
+        g.size(1, 1000),
+        g.size(1, 1000),
+        a_turned=g.often(0.25),
+        b_turned=g.often(),
+    )
 
 
 def _side(g: _Draw, high: int = 130) -> tuple[int, int]:
@@ -52,90 +65,223 @@ def _side(g: _Draw, high: int = 130) -> tuple[int, int]:
 
 def _dense(g: _Draw) -> Trial:
     kernel, stride = g.choice((1, 2, 3, 3, 3, 5, 7)), g.choice((1, 1, 2))
-    return P.convolution(g.floating(), I.conv(g.size(1, 32), g.size(5, 700), _side(g), g.size(5, 700), kernel, stride))
+    return P.convolution(
+        g.floating(),
+        I.conv(g.size(1, 32), g.size(5, 700), _side(g), g.size(5, 700), kernel, stride),
+    )
 
 
 def _first(g: _Draw) -> Trial:
-    v = I.conv(g.size(1, 16), g.choice((1, 2, 3, 3, 3, 4)), _side(g, 400), g.size(8, 200), g.choice((3, 5, 7)), g.choice((1, 2, 4)), planes=True)
+    v = I.conv(
+        g.size(1, 16),
+        g.choice((1, 2, 3, 3, 3, 4)),
+        _side(g, 400),
+        g.size(8, 200),
+        g.choice((3, 5, 7)),
+        g.choice((1, 2, 4)),
+        planes=True,
+    )
     return P.convolution(g.floating(), v)
 
 
 def _depthwise(g: _Draw) -> Trial:
     c = g.size(8, 1000)
-    return P.convolution(g.floating(), I.conv(g.size(1, 32), c, _side(g), c, g.choice((3, 3, 5, 7, 9, 11)), g.choice((1, 1, 2)), groups=c))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 32),
+            c,
+            _side(g),
+            c,
+            g.choice((3, 3, 5, 7, 9, 11)),
+            g.choice((1, 1, 2)),
+            groups=c,
+        ),
+    )
 
 
 def _groups(g: _Draw) -> Trial:
     groups = g.choice((2, 3, 4, 8, 16, 32))
     c, oc = groups * g.size(2, 48), groups * g.size(2, 48)
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), c, _side(g), c if g.often(0.7) else oc, 3, g.choice((1, 1, 2)), groups=groups))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            c,
+            _side(g),
+            c if g.often(0.7) else oc,
+            3,
+            g.choice((1, 1, 2)),
+            groups=groups,
+        ),
+    )
 
 
 def _pointwise_groups(g: _Draw) -> Trial:
     groups, (h, w) = g.choice((2, 2, 3, 4, 8)), _side(g)
     c, oc = groups * g.size(2, 100), groups * g.size(2, 100)
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), c, (h, w), c if g.often() else oc, 1, groups=groups))
+    return P.convolution(
+        g.floating(), I.conv(g.size(1, 16), c, (h, w), c if g.often() else oc, 1, groups=groups)
+    )
 
 
 def _dilated(g: _Draw) -> Trial:
     d = g.choice((2, 2, 3, 4, 6))
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(5, 500), _side(g), g.size(5, 500), 3, dilation=(d, d), pads=(d,) * 4))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            g.size(5, 500),
+            _side(g),
+            g.size(5, 500),
+            3,
+            dilation=(d, d),
+            pads=(d,) * 4,
+        ),
+    )
 
 
 def _separated(g: _Draw) -> Trial:
     k = g.choice((3, 5, 7, 7))
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(5, 500), _side(g), g.size(5, 500), g.choice(((1, k), (k, 1)))))
+    return P.convolution(
+        g.floating(),
+        I.conv(g.size(1, 16), g.size(5, 500), _side(g), g.size(5, 500), g.choice(((1, k), (k, 1)))),
+    )
 
 
 def _head(g: _Draw) -> Trial:
     """Few outputs."""
     kernel = g.choice((1, 3, 3, 5, 7))
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(8, min(700, 9000 // kernel**2)), _side(g), g.size(1, 20), kernel, act=g.choice(("none", "silu"))))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            g.size(8, min(700, 9000 // kernel**2)),
+            _side(g),
+            g.size(1, 20),
+            kernel,
+            act=g.choice(("none", "silu")),
+        ),
+    )
 
 
 def _image(g: _Draw) -> Trial:
     """One large image."""
     side = g.size(400, 1000), g.size(400, 1000)
-    return P.convolution(g.floating(), I.conv(1, g.size(5, 70), side, g.size(3, 70), g.choice((1, 3, 3, 5)), g.choice((1, 1, 2)), act=g.choice(("none", "relu"))))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            1,
+            g.size(5, 70),
+            side,
+            g.size(3, 70),
+            g.choice((1, 3, 3, 5)),
+            g.choice((1, 1, 2)),
+            act=g.choice(("none", "relu")),
+        ),
+    )
 
 
 def _multiplied(g: _Draw) -> Trial:
     """Depthwise, with several outputs of each channel."""
     c = g.size(4, 300)
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), c, _side(g), c * g.choice((2, 2, 3, 4)), g.choice((3, 3, 5)), g.choice((1, 1, 2)), groups=c))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            c,
+            _side(g),
+            c * g.choice((2, 2, 3, 4)),
+            g.choice((3, 3, 5)),
+            g.choice((1, 1, 2)),
+            groups=c,
+        ),
+    )
 
 
 def _transposed(g: _Draw) -> Trial:
     kernel, pad = g.choice(((2, 0), (3, 1), (4, 1)))
     more: dict[str, object] = {"pads": (pad,) * 4, "extra": (1, 1) if kernel == 3 else (0, 0)}
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(3, 300), _side(g, 60), g.size(3, 300), kernel, 2, transposed=True, **more))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            g.size(3, 300),
+            _side(g, 60),
+            g.size(3, 300),
+            kernel,
+            2,
+            transposed=True,
+            **more,
+        ),
+    )
 
 
 def _line(g: _Draw) -> Trial:
     kernel, stride = g.choice((1, 3, 3, 5, 9, 25)), g.choice((1, 1, 2))
-    return P.convolution(g.floating(), I.conv(g.size(1, 16), g.size(5, 700), (1, g.size(30, 4000)), g.size(5, 700), (1, kernel), stride))
+    return P.convolution(
+        g.floating(),
+        I.conv(
+            g.size(1, 16),
+            g.size(5, 700),
+            (1, g.size(30, 4000)),
+            g.size(5, 700),
+            (1, kernel),
+            stride,
+        ),
+    )
 
 
 def _attention(g: _Draw) -> Trial:
-    d, kv, b = g.choice((32, 40, 64, 64, 64, 72, 80, 96, 128, 128, 192, 256)), g.size(1, 16), g.size(1, 16)
+    d, kv, b = (
+        g.choice((32, 40, 64, 64, 64, 72, 80, 96, 128, 128, 192, 256)),
+        g.size(1, 16),
+        g.size(1, 16),
+    )
     s = g.size(1, 2000)
     causal = g.often(0.3)
     t = s if causal or g.often(0.6) else g.size(1, 2000)
     h = kv * (g.choice((1, 1, 1, 2, 4, 8)))
-    return P.attention(g.floating(), b, h, s, t, d, kv=kv, causal=causal, masked=not causal and h == kv and g.often(0.25))
+    return P.attention(
+        g.floating(),
+        b,
+        h,
+        s,
+        t,
+        d,
+        kv=kv,
+        causal=causal,
+        masked=not causal and h == kv and g.often(0.25),
+    )
 
 
 def _decode(g: _Draw) -> Trial:
     kv = g.size(1, 16)
-    return P.attention(g.choice((F16, BF16)), g.size(1, 16), kv * g.choice((1, 1, 2, 4, 8)), 1, g.size(100, 20000), g.choice((64, 64, 80, 96, 128, 128)), kv=kv)
+    return P.attention(
+        g.choice((F16, BF16)),
+        g.size(1, 16),
+        kv * g.choice((1, 1, 2, 4, 8)),
+        1,
+        g.size(100, 20000),
+        g.choice((64, 64, 80, 96, 128, 128)),
+        kv=kv,
+    )
 
 
 def _softmax(g: _Draw) -> Trial:
-    return W.softmax(g.floating(), g.size(1, 20000), g.size(2, 20000), g.size(2, 300) if g.often(0.3) else 1, log=g.often(0.3))
+    return W.softmax(
+        g.floating(),
+        g.size(1, 20000),
+        g.size(2, 20000),
+        g.size(2, 300) if g.often(0.3) else 1,
+        log=g.often(0.3),
+    )
 
 
 def _norm(g: _Draw) -> Trial:
-    return W.layernorm(g.floating(), g.size(1, 20000), g.size(8, 9000), residual=g.often(0.4), rms=g.often(0.4))
+    return W.layernorm(
+        g.floating(), g.size(1, 20000), g.size(8, 9000), residual=g.often(0.4), rms=g.often(0.4)
+    )
 
 
 def _groupnorm(g: _Draw) -> Trial:
@@ -145,11 +291,23 @@ def _groupnorm(g: _Draw) -> Trial:
 
 def _reduction(g: _Draw) -> Trial:
     kind = g.choice(("sum", "mean", "mean", "max", "min", "l2", "logsumexp"))
-    return W.reduction(g.floating(), kind, g.size(1, 20000), g.size(2, 20000), g.size(2, 5000) if g.often(0.4) else 1)
+    return W.reduction(
+        g.floating(),
+        kind,
+        g.size(1, 20000),
+        g.size(2, 20000),
+        g.size(2, 5000) if g.often(0.4) else 1,
+    )
 
 
 def _argmax(g: _Draw) -> Trial:
-    return W.argmax(g.floating(), g.size(1, 5000), g.size(2, 50000), g.size(2, 1000) if g.often(0.3) else 1, least=g.often(0.2))
+    return W.argmax(
+        g.floating(),
+        g.size(1, 5000),
+        g.size(2, 50000),
+        g.size(2, 1000) if g.often(0.3) else 1,
+        least=g.often(0.2),
+    )
 
 
 def _topk(g: _Draw) -> Trial:
@@ -158,7 +316,12 @@ def _topk(g: _Draw) -> Trial:
 
 
 def _cumsum(g: _Draw) -> Trial:
-    return W.cumsum(g.choice((I64, F32, F16)), g.size(1, 2000), g.size(2, 50000), g.size(2, 300) if g.often(0.3) else 1)
+    return W.cumsum(
+        g.choice((I64, F32, F16)),
+        g.size(1, 2000),
+        g.size(2, 50000),
+        g.size(2, 300) if g.often(0.3) else 1,
+    )
 
 
 def _broadcast(g: _Draw) -> Trial:
@@ -168,17 +331,23 @@ def _broadcast(g: _Draw) -> Trial:
         return A.where(g.any_type(), g.choice(((a, b, c), (b, c), (a, 1, c))), (a, b, c), other)
     if g.often(0.5):
         return A.plus(g.choice((F16, BF16, F32, I64)), (a, b, c), other)
-    return W.pointwise(g.floating(), W._GELU, W._gelu, [(a, b, c), other], (), "gelu(a + b) / 2 + a")
+    return W.pointwise(
+        g.floating(), W._GELU, W._gelu, [(a, b, c), other], (), "gelu(a + b) / 2 + a"
+    )
 
 
 def _cast(g: _Draw) -> Trial:
-    source, to = g.sample((F16, BF16, F32, I64), 2)  # what bytes become of numbers beyond them is not defined
+    # what bytes become of numbers beyond them is not defined
+    source, to = g.sample((F16, BF16, F32, I64), 2)
     return A.cast(source, to, g.size(1, 3000), g.size(3, 3000))
 
 
 def _permuted(g: _Draw) -> Trial:
     rank = g.choice((2, 3, 3, 4, 4, 5))
-    shape, order = tuple(g.size(2, round(3e6 ** (1 / rank) * 3)) for _ in range(rank)), g.sample(range(rank), rank)
+    shape, order = (
+        tuple(g.size(2, round(3e6 ** (1 / rank) * 3)) for _ in range(rank)),
+        g.sample(range(rank), rank),
+    )
     swaps = []  # a permutation as swaps, which NumPy and PyTorch spell alike
     now = list(range(rank))
     for k, axis in enumerate(order):
@@ -198,12 +367,16 @@ def _sliced(g: _Draw) -> Trial:
     shape = (g.size(1, 50), g.size(8, 1000), g.size(8, 2000))
     first, step = g.randrange(4), g.choice((1, 1, 1, 2, 3))
     if g.often():
-        return A.view(f"columns from {first} by {step}", g.any_type(), shape, lambda x: x[:, :, first::step])
+        return A.view(
+            f"columns from {first} by {step}", g.any_type(), shape, lambda x: x[:, :, first::step]
+        )
     return A.view(f"rows from {first} by {step}", g.any_type(), shape, lambda x: x[:, first::step])
 
 
 def _concat(g: _Draw) -> Trial:
-    return M.concat(g.any_type(), g.size(1, 5000), [g.size(1, 1000) for _ in range(g.choice((2, 2, 3, 4, 6)))])
+    return M.concat(
+        g.any_type(), g.size(1, 5000), [g.size(1, 1000) for _ in range(g.choice((2, 2, 3, 4, 6)))]
+    )
 
 
 def _padded(g: _Draw) -> Trial:
@@ -216,7 +389,9 @@ def _padded(g: _Draw) -> Trial:
 
 def _gather(g: _Draw) -> Trial:
     if g.often(0.3):
-        return A.gather_elements(g.any_type(), g.size(1, 200), g.size(2, 2000), g.size(1, 300), g.size(1, 500))
+        return A.gather_elements(
+            g.any_type(), g.size(1, 200), g.size(2, 2000), g.size(1, 300), g.size(1, 500)
+        )
     shape = (g.size(1, 200), g.size(2, 5000), g.size(1, 1000))
     axis = g.randrange(3)
     return A.gather(g.any_type(), shape, axis, g.size(1, 3000))
@@ -233,12 +408,16 @@ def _pool(g: _Draw) -> Trial:
 def _resized(g: _Draw) -> Trial:
     n, c, (h, w) = g.size(1, 8), g.size(3, 300), _side(g, 100)
     more = g.choice((0.5, 2, 2, 1.37))
-    return (I.cubic if g.often(0.2) else M.resize)(g.floating(), n, c, h, w, max(1, int(h * more)), max(1, int(w * more)))
+    return (I.cubic if g.often(0.2) else M.resize)(
+        g.floating(), n, c, h, w, max(1, int(h * more)), max(1, int(w * more))
+    )
 
 
 def _excite(g: _Draw) -> Trial:
     c = g.size(8, 1000)
-    return M.excite(g.choice((F16, BF16)), g.size(1, 16), c, *_side(g, 60), max(1, c // g.choice((4, 8, 16))))
+    return M.excite(
+        g.choice((F16, BF16)), g.size(1, 16), c, *_side(g, 60), max(1, c // g.choice((4, 8, 16)))
+    )
 
 
 KINDS: tuple[Callable[[_Draw], Trial], ...] = (
@@ -267,7 +446,16 @@ def _fits(request: Request) -> bool:
         case "pointwise" | "copy":
             tensors, work = [product(*(f"n{k}" for k in range(6)))], 0
         case "copies":
-            tensors, work = [sum(product(*(f"p{k}_n{a}" for a in range(3))) for k in range(9) if f"p{k}_n1" in request.ints)], 0
+            tensors, work = (
+                [
+                    sum(
+                        product(*(f"p{k}_n{a}" for a in range(3)))
+                        for k in range(9)
+                        if f"p{k}_n1" in request.ints
+                    )
+                ],
+                0,
+            )
         case "gather" | "gather_elements":
             tensors, work = [product("outer", "n", "inner"), product("outer", "count", "inner")], 0
         case "layernorm":
@@ -275,7 +463,14 @@ def _fits(request: Request) -> bool:
         case "softmax" | "reduce" | "argmax" | "topk" | "cumsum":
             tensors, work = [product("outer", "n", "inner")], 0
         case _:  # images
-            tensors, work = [product(*"BNCHW", "inner"), product(*"NC", "IH", "IW"), product(*"NC", "OH", "OW")], 0
+            tensors, work = (
+                [
+                    product(*"BNCHW", "inner"),
+                    product(*"NC", "IH", "IW"),
+                    product(*"NC", "OH", "OW"),
+                ],
+                0,
+            )
     return min(tensors) >= 1 and max(tensors) <= _ELEMENTS and work <= _PRODUCTS
 
 

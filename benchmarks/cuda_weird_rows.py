@@ -19,7 +19,12 @@ View = Callable[[Any], Any]
 
 def softmax(dtype: DType, outer: int, n: int, inner: int = 1, *, log: bool = False) -> Trial:
     shape = (outer, n) if inner == 1 else (outer, n, inner)
-    r = R.request("softmax", dtype, {"outer": outer, "n": n, "inner": inner, "log": int(log)}, operands=("x", "y"))
+    r = R.request(
+        "softmax",
+        dtype,
+        {"outer": outer, "n": n, "inner": inner, "log": int(log)},
+        operands=("x", "y"),
+    )
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result(shape, dtype)
@@ -33,10 +38,25 @@ def softmax(dtype: DType, outer: int, n: int, inner: int = 1, *, log: bool = Fal
     return Trial(name, dtype, [r], lambda: {"x": random(*shape, dtype=dtype)}, eager, ours)
 
 
-def layernorm(dtype: DType, rows: int, n: int, *, residual: bool = False, rms: bool = False) -> Trial:
+def layernorm(
+    dtype: DType, rows: int, n: int, *, residual: bool = False, rms: bool = False
+) -> Trial:
     """residual: of x + res, and that sum is a result too (which is not compared here)."""
-    operands = ["x", "gamma", *(["beta"] if not rms else []), *(["res", "skip"] if residual else []), "y"]
-    r = R.request("layernorm", dtype, {"rows": rows, "N": n, "rms": int(rms)}, {"eps": 1e-5}, operands=operands, constant=("gamma", "beta"))
+    operands = [
+        "x",
+        "gamma",
+        *(["beta"] if not rms else []),
+        *(["res", "skip"] if residual else []),
+        "y",
+    ]
+    r = R.request(
+        "layernorm",
+        dtype,
+        {"rows": rows, "N": n, "rms": int(rms)},
+        {"eps": 1e-5},
+        operands=operands,
+        constant=("gamma", "beta"),
+    )
 
     def inputs() -> Tensors:
         shapes = {"x": (rows, n), "res": (rows, n), "gamma": (n,), "beta": (n,)}
@@ -49,7 +69,11 @@ def layernorm(dtype: DType, rows: int, n: int, *, residual: bool = False, rms: b
     def eager(x: Tensors) -> Any:
         f = R.torch().nn.functional
         s = x["x"] + x["res"] if residual else x["x"]
-        return f.rms_norm(s, (n,), x["gamma"], 1e-5) if rms else f.layer_norm(s, (n,), x["gamma"], x["beta"], 1e-5)
+        return (
+            f.rms_norm(s, (n,), x["gamma"], 1e-5)
+            if rms
+            else f.layer_norm(s, (n,), x["gamma"], x["beta"], 1e-5)
+        )
 
     def size(x: Tensors) -> Any:  # before beta takes off
         s = x["x"] + x["res"] if residual else x["x"]
@@ -64,7 +88,14 @@ _KINDS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "prod": 4, "l2": 6, "logsumex
 
 def _reduced(kind: str, x: Any) -> Any:
     t = R.torch()
-    table = {"sum": t.sum, "mean": t.mean, "max": t.amax, "min": t.amin, "prod": t.prod, "l2": lambda v, axis: t.linalg.vector_norm(v, 2, axis)}
+    table = {
+        "sum": t.sum,
+        "mean": t.mean,
+        "max": t.amax,
+        "min": t.amin,
+        "prod": t.prod,
+        "l2": lambda v, axis: t.linalg.vector_norm(v, 2, axis),
+    }
     return table.get(kind, t.logsumexp)(x, 1)
 
 
@@ -74,7 +105,11 @@ def reduction(dtype: DType, kind: str, outer: int, n: int, inner: int = 1) -> Tr
     r = R.request("reduce", dtype if dtype != DType.I64 else F32, ints, operands=("x", "y"))
 
     def inputs() -> Tensors:  # products stay near 1
-        return {"x": random(*shape, dtype=dtype, scale=0.5 / n**0.5) + 1 if kind == "prod" else random(*shape, dtype=dtype)}
+        return {
+            "x": random(*shape, dtype=dtype, scale=0.5 / n**0.5) + 1
+            if kind == "prod"
+            else random(*shape, dtype=dtype)
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((outer, *shape[2:]), dtype)
@@ -85,17 +120,35 @@ def reduction(dtype: DType, kind: str, outer: int, n: int, inner: int = 1) -> Tr
 
     name = f"reduce {kind} {dtype.name} {'x'.join(map(str, shape))} axis 1"
     linear, factors = kind in ("sum", "mean", "l2"), kind == "prod"
-    return Trial(name, dtype, [r], inputs, lambda x: _reduced(kind, x["x"]), ours, linear=linear, size=size if factors else None)
+    return Trial(
+        name,
+        dtype,
+        [r],
+        inputs,
+        lambda x: _reduced(kind, x["x"]),
+        ours,
+        linear=linear,
+        size=size if factors else None,
+    )
 
 
 def argmax(dtype: DType, outer: int, n: int, inner: int = 1, *, least: bool = False) -> Trial:
-    r = R.request("argmax", dtype, {"outer": outer, "n": n, "inner": inner, "min": int(least), "dtype": int(dtype)}, operands=("x", "y"))
+    r = R.request(
+        "argmax",
+        dtype,
+        {"outer": outer, "n": n, "inner": inner, "min": int(least), "dtype": int(dtype)},
+        operands=("x", "y"),
+    )
     shape = (outer, n) if inner == 1 else (outer, n, inner)
 
     def inputs() -> Tensors:  # every row has one extremum
         t = R.torch()
         x = random(*shape, dtype=dtype).clamp(-3.0, 3.0)
-        return {"x": x.scatter(1, t.randint(0, n, (outer, 1, *shape[2:]), device="cuda"), -5.0 if least else 5.0)}
+        return {
+            "x": x.scatter(
+                1, t.randint(0, n, (outer, 1, *shape[2:]), device="cuda"), -5.0 if least else 5.0
+            )
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((outer, *shape[2:]), DType.I64)
@@ -120,26 +173,56 @@ def topk(dtype: DType, rows: int, n: int, k: int, *, largest: bool = True) -> Tr
         return R.torch().topk(x["x"], k, 1, largest)[0]
 
     name = f"topk {dtype.name} {k} of {rows}x{n}{' least' * (not largest)}"
-    return Trial(name, dtype, [R.request("topk", dtype, ints, operands=("x", "y", "at"))], lambda: {"x": random(rows, n, dtype=dtype)}, eager, ours)
+    return Trial(
+        name,
+        dtype,
+        [R.request("topk", dtype, ints, operands=("x", "y", "at"))],
+        lambda: {"x": random(rows, n, dtype=dtype)},
+        eager,
+        ours,
+    )
 
 
 def cumsum(dtype: DType, outer: int, n: int, inner: int = 1) -> Trial:
     shape = (outer, n) if inner == 1 else (outer, n, inner)
-    r = R.request("cumsum", dtype if dtype != DType.I64 else F32, {"outer": outer, "n": n, "inner": inner, "dtype": int(dtype)}, operands=("x", "y"))
+    r = R.request(
+        "cumsum",
+        dtype if dtype != DType.I64 else F32,
+        {"outer": outer, "n": n, "inner": inner, "dtype": int(dtype)},
+        operands=("x", "y"),
+    )
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result(shape, dtype)
         return [{**x, "y": y}], y
 
     name = f"cumsum {dtype.name} {'x'.join(map(str, shape))} axis 1"
-    return Trial(name, dtype, [r], lambda: {"x": random(*shape, dtype=dtype)}, lambda x: R.torch().cumsum(x["x"], 1), ours, linear=True)
+    return Trial(
+        name,
+        dtype,
+        [r],
+        lambda: {"x": random(*shape, dtype=dtype)},
+        lambda x: R.torch().cumsum(x["x"], 1),
+        ours,
+        linear=True,
+    )
 
 
 def groupnorm(dtype: DType, b: int, c: int, g: int, h: int, w: int) -> Trial:
-    r = R.request("groupnorm", dtype, {"B": b, "C": c, "G": g, "inner": h * w}, {"eps": 1e-5}, operands=("x", "gamma", "beta", "y"))
+    r = R.request(
+        "groupnorm",
+        dtype,
+        {"B": b, "C": c, "G": g, "inner": h * w},
+        {"eps": 1e-5},
+        operands=("x", "gamma", "beta", "y"),
+    )
 
     def inputs() -> Tensors:
-        return {"x": random(b, c, h, w, dtype=dtype), "gamma": random(c, dtype=dtype), "beta": random(c, dtype=dtype)}
+        return {
+            "x": random(b, c, h, w, dtype=dtype),
+            "gamma": random(c, dtype=dtype),
+            "beta": random(c, dtype=dtype),
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result((b, c, h, w), dtype)
@@ -149,18 +232,43 @@ def groupnorm(dtype: DType, b: int, c: int, g: int, h: int, w: int) -> Trial:
         return R.torch().nn.functional.group_norm(x["x"], g, x["gamma"], x["beta"], 1e-5)
 
     def size(x: Tensors) -> Any:  # of the two summands, whose sum may be small
-        return eager({**x, "beta": R.torch().zeros_like(x["beta"])}).abs() + x["beta"].abs()[None, :, None, None]
+        return (
+            eager({**x, "beta": R.torch().zeros_like(x["beta"])}).abs()
+            + x["beta"].abs()[None, :, None, None]
+        )
 
-    return Trial(f"groupnorm {dtype.name} {b}x{c}/{g}x{h}x{w}", dtype, [r], inputs, eager, ours, size=size)
+    return Trial(
+        f"groupnorm {dtype.name} {b}x{c}/{g}x{h}x{w}", dtype, [r], inputs, eager, ours, size=size
+    )
 
 
 # --- pointwise --------------------------------------------------------------------------------------------------------------------
 
 _ADD = Expr(2, (Instr("add", (0, 1)),), 2)
 #: gelu(a + b) / 2 + a
-_GELU = Expr(2, (Instr("add", (0, 1)), Instr("gelu_erf", (2,)), Instr("const", (), 0.5), Instr("fma", (3, 4, 0))), 5)
+_GELU = Expr(
+    2,
+    (
+        Instr("add", (0, 1)),
+        Instr("gelu_erf", (2,)),
+        Instr("const", (), 0.5),
+        Instr("fma", (3, 4, 0)),
+    ),
+    5,
+)
 #: tanh(sigmoid((a + b) c) a - b)
-_LONG = Expr(3, (Instr("add", (0, 1)), Instr("mul", (3, 2)), Instr("sigmoid", (4,)), Instr("mul", (5, 0)), Instr("sub", (6, 1)), Instr("tanh", (7,))), 8)
+_LONG = Expr(
+    3,
+    (
+        Instr("add", (0, 1)),
+        Instr("mul", (3, 2)),
+        Instr("sigmoid", (4,)),
+        Instr("mul", (5, 0)),
+        Instr("sub", (6, 1)),
+        Instr("tanh", (7,)),
+    ),
+    8,
+)
 
 
 def _gelu(a: Any, b: Any) -> Any:
@@ -189,19 +297,40 @@ def pointwise(
     lead = [1] * (6 - len(shape))
     ints = {f"n{k}": d for k, d in enumerate([*lead, *shape])} | {"y_dtype": int(dtype)}
     for j, s in enumerate(seen):
-        ints |= {f"x{j}_{k}": d for k, d in enumerate([*[0] * len(lead), *np.broadcast_to(s, shape).strides])} | {f"x{j}_dtype": int(dtype)}
+        ints |= {
+            f"x{j}_{k}": d
+            for k, d in enumerate([*[0] * len(lead), *np.broadcast_to(s, shape).strides])
+        } | {f"x{j}_dtype": int(dtype)}
     names = [f"x{j}" for j in range(len(operands))]
-    r = R.request("pointwise", F32, ints, None, compile_program(expr, type="f32"), (*names, "y"), unaligned=names[: len(views)])
+    r = R.request(
+        "pointwise",
+        F32,
+        ints,
+        None,
+        compile_program(expr, type="f32"),
+        (*names, "y"),
+        unaligned=names[: len(views)],
+    )
 
     def inputs() -> Tensors:
-        return {n: v(random(*s, dtype=dtype)) for n, v, s in zip(names, whole, operands, strict=True)}
+        return {
+            n: v(random(*s, dtype=dtype)) for n, v, s in zip(names, whole, operands, strict=True)
+        }
 
     def ours(x: Tensors) -> tuple[Places, Any]:
         y = result(shape, dtype)
         return [{**x, "y": y}], y
 
     text = " ".join("x".join(map(str, s)) for s in operands)
-    return Trial(f"pointwise {what} {dtype.name} {text}", dtype, [r], inputs, lambda x: eager(*x.values()), ours, 4.0 if smooth else 0.0)
+    return Trial(
+        f"pointwise {what} {dtype.name} {text}",
+        dtype,
+        [r],
+        inputs,
+        lambda x: eager(*x.values()),
+        ours,
+        4.0 if smooth else 0.0,
+    )
 
 
 def trials() -> Iterator[Trial]:
@@ -261,7 +390,39 @@ def trials() -> Iterator[Trial]:
     yield pointwise(F16, _LONG, _long, [(1009, 1013), (1013,), (1009, 1)], what="chain")
     yield pointwise(F16, _LONG, _long, [(31, 37, 41, 43), (37, 1, 43), (31, 1, 1, 1)], what="chain")
     yield pointwise(F16, _ADD, _plus, [(1000003,), (1000003,)], what="add", smooth=False)
-    yield pointwise(F16, _ADD, _plus, [(1013, 1009), (1009, 1013)], [lambda x: x.T], "add to a transposed", False)
-    yield pointwise(F32, _ADD, _plus, [(2039, 3011), (1020, 1004)], [lambda x: x[::2, ::3]], "add to a slice with steps", False)
-    yield pointwise(F32, _ADD, _plus, [(7, 13, 131, 127), (7, 127, 131, 13)], [_as_it_is, lambda x: x.swapaxes(1, 3)], "add to a permuted", False)
-    yield pointwise(BF16, _ADD, _plus, [(517, 1033), (517, 1009)], [lambda x: x[:, 5:1014]], "add to columns", False)
+    yield pointwise(
+        F16,
+        _ADD,
+        _plus,
+        [(1013, 1009), (1009, 1013)],
+        [lambda x: x.T],
+        "add to a transposed",
+        False,
+    )
+    yield pointwise(
+        F32,
+        _ADD,
+        _plus,
+        [(2039, 3011), (1020, 1004)],
+        [lambda x: x[::2, ::3]],
+        "add to a slice with steps",
+        False,
+    )
+    yield pointwise(
+        F32,
+        _ADD,
+        _plus,
+        [(7, 13, 131, 127), (7, 127, 131, 13)],
+        [_as_it_is, lambda x: x.swapaxes(1, 3)],
+        "add to a permuted",
+        False,
+    )
+    yield pointwise(
+        BF16,
+        _ADD,
+        _plus,
+        [(517, 1033), (517, 1009)],
+        [lambda x: x[:, 5:1014]],
+        "add to columns",
+        False,
+    )

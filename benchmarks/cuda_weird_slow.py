@@ -1,4 +1,6 @@
-"""Odd sizes on which a kernel was once slower than PyTorch's eager one: what a change must not bring back, and what is left to mend."""
+"""Odd sizes on which a kernel was once slower than PyTorch's eager one: what a change must not
+bring back, and what is left to mend.
+"""
 
 from __future__ import annotations
 

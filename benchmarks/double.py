@@ -1,4 +1,6 @@
-"""A float64 evaluation of a float32 model by ONNX's reference implementation: the judge where two float32 runtimes disagree."""
+"""A float64 evaluation of a float32 model by ONNX's reference implementation: the judge where two
+float32 runtimes disagree.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,27 @@ class OneHot(OpRun):
 
 
 class ImageScaler(OpRun):
-    """An operator of the first ONNX versions that ONNX Runtime still runs: scale * x + bias of each channel."""
+    """An operator of the first ONNX versions that ONNX Runtime still runs: scale * x + bias of each
+    channel.
+    """
 
     def _run(self, x: Any, bias: Any = None, scale: float = 1.0) -> tuple[Any]:
         return (x * scale + np.asarray(bias, np.float64).reshape(1, -1, 1, 1),)
 
 
 class Crop(OpRun):
-    """An operator of the first ONNX versions that ONNX Runtime still runs: border is left, top, right, bottom; scale is height, width."""
+    """An operator of the first ONNX versions that ONNX Runtime still runs: border is left, top,
+    right, bottom; scale is height, width.
+    """
 
     def _run(self, x: Any, border: Any = None, scale: Any = None) -> tuple[Any]:
         left, top, right, bottom = (int(v) for v in border)
         height, width = x.shape[2], x.shape[3]
-        end = (top + int(scale[0]), left + int(scale[1])) if scale else (height - bottom, width - right)
+        end = (
+            (top + int(scale[0]), left + int(scale[1]))
+            if scale
+            else (height - bottom, width - right)
+        )
         return (x[:, :, top : end[0], left : end[1]],)
 
 
@@ -48,17 +58,34 @@ class Affine(OpRun):
 
 
 class Loop(op_loop.Loop):
-    """The evaluator's own Loop joins the results of the iterations along the first axis instead of a new one, and knows no loop of no iterations."""
+    """The evaluator's own Loop joins the results of the iterations along the first axis instead of
+    a new one, and knows no loop of no iterations.
+    """
 
     def _run(
-        self, trips: Any, cond: Any, *carried: Any, context: Any = None, body: Any = None, attributes: Any = None, bindings: Any = None
+        self,
+        trips: Any,
+        cond: Any,
+        *carried: Any,
+        context: Any = None,
+        body: Any = None,
+        attributes: Any = None,
+        bindings: Any = None,
     ) -> tuple[Any, ...]:
         names, state, at = body.input_names, list(carried), 0
         scanned: list[list[Any]] = [[] for _ in range(self.K)]
         go = cond is None or bool(cond)
         while go and (trips is None or at < trips):
-            values = {**(context or {}), **dict(zip(names, (np.array(at, np.int64), np.array(go), *state), strict=True))}
-            first, *rest = body.run(None, values, attributes=attributes, **({} if bindings is None else {"_bindings": bindings}))
+            values = {
+                **(context or {}),
+                **dict(zip(names, (np.array(at, np.int64), np.array(go), *state), strict=True)),
+            }
+            first, *rest = body.run(
+                None,
+                values,
+                attributes=attributes,
+                **({} if bindings is None else {"_bindings": bindings}),
+            )
             go, state, at = bool(first), rest[: self.N], at + 1
             for rows, row in zip(scanned, rest[self.N :], strict=True):
                 rows.append(row)
@@ -73,31 +100,55 @@ class ConvTranspose(OpRun):
         output_shape: Any = None, pads: Any = None, strides: Any = None,
     ) -> tuple[Any]:  # fmt: skip
         rank = x.ndim - 2
-        steps, gaps, more = (v or [d] * rank for v, d in ((strides, 1), (dilations, 1), (output_padding, 0)))
+        steps, gaps, more = (
+            v or [d] * rank for v, d in ((strides, 1), (dilations, 1), (output_padding, 0))
+        )
         kernel = w.shape[2:]
-        whole = [s * (n - 1) + o + (k - 1) * g + 1 for n, s, o, k, g in zip(x.shape[2:], steps, more, kernel, gaps, strict=True)]
+        whole = [
+            s * (n - 1) + o + (k - 1) * g + 1
+            for n, s, o, k, g in zip(x.shape[2:], steps, more, kernel, gaps, strict=True)
+        ]
         same = str(auto_pad).startswith("SAME")
-        asked = output_shape or ([n * s for n, s in zip(x.shape[2:], steps, strict=True)] if same else None)
+        asked = output_shape or (
+            [n * s for n, s in zip(x.shape[2:], steps, strict=True)] if same else None
+        )
         if asked:
             total = [max(n - a, 0) for n, a in zip(whole, asked, strict=True)]
             begin = [t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total]
             pads = [*begin, *(t - p for t, p in zip(total, begin, strict=True))]
         pads = pads or [0] * (2 * rank)
         y = np.zeros((x.shape[0], group, w.shape[1], *whole))
-        parts, weights = x.reshape(x.shape[0], group, -1, *x.shape[2:]), w.reshape(group, -1, *w.shape[1:])
+        parts, weights = (
+            x.reshape(x.shape[0], group, -1, *x.shape[2:]),
+            w.reshape(group, -1, *w.shape[1:]),
+        )
         for at in product(*map(range, kernel)):
-            to = tuple(slice(k * g, k * g + s * (n - 1) + 1, s) for k, g, s, n in zip(at, gaps, steps, x.shape[2:], strict=True))
-            y[(slice(None),) * 3 + to] += np.einsum("ngi...,gio->ngo...", parts, weights[(slice(None),) * 3 + at])
-        y = y.reshape(x.shape[0], -1, *whole)[(slice(None),) * 2 + tuple(slice(p, n - q) for p, n, q in zip(pads[:rank], whole, pads[rank:], strict=True))]
+            to = tuple(
+                slice(k * g, k * g + s * (n - 1) + 1, s)
+                for k, g, s, n in zip(at, gaps, steps, x.shape[2:], strict=True)
+            )
+            y[(slice(None),) * 3 + to] += np.einsum(
+                "ngi...,gio->ngo...", parts, weights[(slice(None),) * 3 + at]
+            )
+        y = y.reshape(x.shape[0], -1, *whole)[
+            (slice(None),) * 2
+            + tuple(
+                slice(p, n - q) for p, n, q in zip(pads[:rank], whole, pads[rank:], strict=True)
+            )
+        ]
         return (y if b is None else y + b.reshape(-1, *[1] * rank),)
 
 
 class GatherElements(OpRun):
-    """The evaluator's own GatherElements takes no axis from the end, nor indices fewer than the data."""
+    """The evaluator's own GatherElements takes no axis from the end, nor indices fewer than the
+    data.
+    """
 
     def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any]:
         axis %= data.ndim
-        part = data[tuple(slice(None) if k == axis else slice(n) for k, n in enumerate(indices.shape))]
+        part = data[
+            tuple(slice(None) if k == axis else slice(n) for k, n in enumerate(indices.shape))
+        ]
         return (np.take_along_axis(part, indices.astype(np.int64) % data.shape[axis], axis),)
 
 
@@ -117,7 +168,9 @@ class Softsign(OpRun):
 
 
 class Resize(OpRun):
-    """ONNX Runtime's places are of float32; the evaluator's own Resize has others beside a half, and where the scales are not the ratios of the sizes."""
+    """ONNX Runtime's places are of float32; the evaluator's own Resize has others beside a half,
+    and where the scales are not the ratios of the sizes.
+    """
 
     def _run(
         self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, antialias: int = 0, axes: Any = None,
@@ -125,9 +178,17 @@ class Resize(OpRun):
         keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
     ) -> tuple[Any]:  # fmt: skip
         coord = coordinate_transformation_mode
-        known = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", *(("half_pixel_symmetric",) if mode != "nearest" else ()))
+        known = (
+            "half_pixel",
+            "asymmetric",
+            "align_corners",
+            "pytorch_half_pixel",
+            *(("half_pixel_symmetric",) if mode != "nearest" else ()),
+        )
         if antialias or axes or keep_aspect_ratio_policy != "stretch" or coord not in known:
-            raise NotImplementedError(f"Resize with antialias, axes, an aspect policy or coordinates '{coord}'")
+            raise NotImplementedError(
+                f"Resize with antialias, axes, an aspect policy or coordinates '{coord}'"
+            )
         f = np.float32
         if scales is not None and np.size(scales):
             ratios = [f(s) for s in scales]
@@ -139,11 +200,30 @@ class Resize(OpRun):
         y = x
         for axis, (n, m, scale) in enumerate(zip(x.shape, map(int, sizes), ratios, strict=True)):
             if scale != 1:
-                y = np.moveaxis(np.tensordot(_taps(n, m, scale, coord, mode, nearest_mode, cubic_coeff_a, bool(exclude_outside)), y, (1, axis)), 0, axis)
+                y = np.moveaxis(
+                    np.tensordot(
+                        _taps(
+                            n,
+                            m,
+                            scale,
+                            coord,
+                            mode,
+                            nearest_mode,
+                            cubic_coeff_a,
+                            bool(exclude_outside),
+                        ),
+                        y,
+                        (1, axis),
+                    ),
+                    0,
+                    axis,
+                )
         return (y,)
 
 
-def _taps(n: int, m: int, scale: Any, coord: str, mode: str, nearest: str, a: float, exclude: bool) -> Any:
+def _taps(
+    n: int, m: int, scale: Any, coord: str, mode: str, nearest: str, a: float, exclude: bool
+) -> Any:
     """What each of n positions contributes to each of m."""
     f, at = np.float32, np.arange(m, dtype=np.float32)
     if coord == "asymmetric":
@@ -161,17 +241,32 @@ def _taps(n: int, m: int, scale: Any, coord: str, mode: str, nearest: str, a: fl
     t = (place - low).astype(np.float64)
     if mode == "nearest":
         # ONNX Runtime takes a place within 1e-6 of a half for one.
-        up = {"floor": t < 0, "ceil": t > 0, "round_prefer_ceil": t - 0.5 >= -1e-6, "round_prefer_floor": t - 0.5 > 1e-6}[nearest]
+        up = {
+            "floor": t < 0,
+            "ceil": t > 0,
+            "round_prefer_ceil": t - 0.5 >= -1e-6,
+            "round_prefer_floor": t - 0.5 > 1e-6,
+        }[nearest]
         out[np.arange(m), np.clip(low + up, 0, n - 1)] = 1
         return out
     if mode == "linear":
         parts = {0: 1 - t, 1: t}
     else:
-        near, far = ([a + 2, -(a + 3), 0, 1], [a, -5 * a, 8 * a, -4 * a])  # Keys' cubic within 1 of its centre, and within 2
-        parts = {-1: np.polyval(far, t + 1), 0: np.polyval(near, t), 1: np.polyval(near, 1 - t), 2: np.polyval(far, 2 - t)}
+        # Keys' cubic within 1 of its centre, and within 2
+        near, far = ([a + 2, -(a + 3), 0, 1], [a, -5 * a, 8 * a, -4 * a])
+        parts = {
+            -1: np.polyval(far, t + 1),
+            0: np.polyval(near, t),
+            1: np.polyval(near, 1 - t),
+            2: np.polyval(far, 2 - t),
+        }
     for offset, weight in parts.items():
         inside = (low + offset >= 0) & (low + offset < n)
-        np.add.at(out, (np.arange(m), np.clip(low + offset, 0, n - 1)), weight * (inside if exclude else 1))
+        np.add.at(
+            out,
+            (np.arange(m), np.clip(low + offset, 0, n - 1)),
+            weight * (inside if exclude else 1),
+        )
     return out / out.sum(1, keepdims=True) if exclude else out
 
 
@@ -203,18 +298,30 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
             for a in node.attribute:
                 if a.type == AttributeProto.TENSOR and a.t.data_type == TensorProto.FLOAT:
                     a.t.CopyFrom(_widened(a.t))
-                elif node.op_type in ("Cast", "EyeLike", "RandomNormal", "RandomUniform") and a.name in ("to", "dtype") and a.i == TensorProto.FLOAT:
+                elif (
+                    node.op_type in ("Cast", "EyeLike", "RandomNormal", "RandomUniform")
+                    and a.name in ("to", "dtype")
+                    and a.i == TensorProto.FLOAT
+                ):
                     a.i = TensorProto.DOUBLE
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name in ("value_float", "value_floats"):
+            if (
+                node.op_type == "Constant"
+                and node.attribute
+                and node.attribute[0].name in ("value_float", "value_floats")
+            ):
                 a = node.attribute[0]
-                values = np.asarray(a.f if a.name == "value_float" else list(a.floats), np.float32).astype(np.float64)
+                values = np.asarray(
+                    a.f if a.name == "value_float" else list(a.floats), np.float32
+                ).astype(np.float64)
                 del node.attribute[:]
-                node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(values)))
+                node.attribute.append(
+                    onnx.helper.make_attribute("value", numpy_helper.from_array(values))
+                )
     return out
 
 
-#: Operators that round nothing (they move values, choose among them, or call others), and those that add up their operands or products of these, beside those
-#: whose names say so.
+#: Operators that round nothing (they move values, choose among them, or call others), and those
+#: that add up their operands or products of these, beside those whose names say so.
 _EXACT, _SUMS = (
     frozenset(names.split())
     for names in (
@@ -228,12 +335,15 @@ _EXACT, _SUMS = (
 
 def _roughly(value: Any, rng: np.random.Generator, rounded: Any) -> Any:
     """A float64 value with the elements of a mask moved by a rounding of float32 up or down."""
-    return value * (1.0 + float(np.finfo(np.float32).eps) * rng.choice([-1.0, 1.0], value.shape) * rounded)
+    return value * (
+        1.0 + float(np.finfo(np.float32).eps) * rng.choice([-1.0, 1.0], value.shape) * rounded
+    )
 
 
 def _noisy(rng: np.random.Generator) -> type[ReferenceEvaluator]:
-    """An evaluator whose nodes, and those of bodies and functions, err as float32 does: each result that is no number of float32 by a rounding, and what is
-    added up by one more, as products and partial sums are."""
+    """An evaluator whose nodes, and those of bodies and functions, err as float32 does: each result
+    that is no number of float32 by a rounding, and what is added up by one more, as products and
+    partial sums are."""
 
     class Noisy(ReferenceEvaluator):
         def _init(self) -> None:
@@ -251,23 +361,56 @@ def _with_noise(node: Any, rng: np.random.Generator) -> Any:
 
     def noisy(*args: Any, **more: Any) -> Any:
         if sums:
-            args = tuple(_roughly(a, rng, a != np.rint(a)) if isinstance(a, np.ndarray) and a.dtype == np.float64 else a for a in args)
+            args = tuple(
+                _roughly(a, rng, a != np.rint(a))
+                if isinstance(a, np.ndarray) and a.dtype == np.float64
+                else a
+                for a in args
+            )
         with np.errstate(all="ignore"):
-            return tuple(_roughly(v, rng, v != v.astype(np.float32)) if isinstance(v, np.ndarray) and v.dtype == np.float64 else v for v in run(*args, **more))
+            return tuple(
+                _roughly(v, rng, v != v.astype(np.float32))
+                if isinstance(v, np.ndarray) and v.dtype == np.float64
+                else v
+                for v in run(*args, **more)
+            )
 
     return noisy
 
 
-def run(model: onnx.ModelProto, feeds: Mapping[str, Any], noise: np.random.Generator | None = None) -> list[Any]:
-    """The model's outputs in float64, or as they come out when each node errs as float32 does. Raises what the reference evaluator raises for an operator it
-    does not have. Slow: seconds a GFLOP."""
-    wide = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v for k, v in feeds.items()}
-    own: list[type[Any]] = [OneHot, ImageScaler, Crop, Affine, Loop, ConvTranspose, GatherElements, MeanVarianceNormalization, Softsign, Resize]
-    return list((ReferenceEvaluator if noise is None else _noisy(noise))(widen(model), new_ops=own).run(None, wide))
+def run(
+    model: onnx.ModelProto, feeds: Mapping[str, Any], noise: np.random.Generator | None = None
+) -> list[Any]:
+    """The model's outputs in float64, or as they come out when each node errs as float32 does.
+    Raises what the reference evaluator raises for an operator it does not have. Slow: seconds a
+    GFLOP."""
+    wide = {
+        k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v
+        for k, v in feeds.items()
+    }
+    own: list[type[Any]] = [
+        OneHot,
+        ImageScaler,
+        Crop,
+        Affine,
+        Loop,
+        ConvTranspose,
+        GatherElements,
+        MeanVarianceNormalization,
+        Softsign,
+        Resize,
+    ]
+    return list(
+        (ReferenceEvaluator if noise is None else _noisy(noise))(widen(model), new_ops=own).run(
+            None, wide
+        )
+    )
 
 
 def errors(exact: Sequence[Any], got: Sequence[Any]) -> list[float]:
-    """Root mean square error of each float output against the exact one; infinite where shapes or the places of infinities differ."""
+    """Root mean square error of each float output against the exact one; infinite where shapes or
+    the places of infinities differ.
+    """
     out = []
     for a, b in zip(exact, got, strict=True):
         x, y = np.asarray(a), np.asarray(b)
@@ -275,5 +418,11 @@ def errors(exact: Sequence[Any], got: Sequence[Any]) -> list[float]:
             continue
         finite = np.isfinite(x) & (np.abs(x) < np.finfo(np.float32).max)
         same = x.shape == y.shape and bool(np.array_equal(finite, np.isfinite(y)))
-        out.append(float(np.sqrt(np.mean((x[finite] - y[finite]) ** 2))) if same and finite.any() else 0.0 if same else float("inf"))
+        out.append(
+            float(np.sqrt(np.mean((x[finite] - y[finite]) ** 2)))
+            if same and finite.any()
+            else 0.0
+            if same
+            else float("inf")
+        )
     return out

@@ -1,15 +1,18 @@
-"""Random graphs (`benchmarks.graph_draws`) through `optimize` and the provider, against ONNX Runtime with its optimisations off.
+"""Random graphs (`benchmarks.graph_draws`) through `optimize` and the provider, against ONNX
+Runtime with its optimisations off.
 
     python -m benchmarks.graph_differential [--count 500] [--seed 0] [--jobs N] [--seconds 0] [--keep FOLDER]
     python -m benchmarks.graph_differential --replay 123 ... [--keep FOLDER]       # with fewer nodes, where it is wrong
 
-Legs: the optimized model on stock ONNX Runtime; the original, and the optimized model, on the provider, which takes what pays or all that it can. Two of the four
-runs of the provider are drawn for each graph. Bounds come from the data type and the sums of the graph, and from how far ONNX Runtime's own results move when
-its inputs change by one rounding (`verify`). What is beyond them is judged by a float64 evaluation: it is rounding where the result is as near to that as ONNX
-Runtime's, or as an evaluation whose every value errs by one rounding (a Cos of a long sum is off by the units in the last place of the sum). A tenth of the
-graphs is explained, too: each node that no rule takes, and each that leaves the provider, has a reason. Graphs that ONNX Runtime does not take count as
-nothing. Exit status 1 when one is wrong, fails, or is not explained.
-"""
+Legs: the optimized model on stock ONNX Runtime; the original, and the optimized model, on the
+provider, which takes what pays or all that it can. Two of the four runs of the provider are drawn
+for each graph. Bounds come from the data type and the sums of the graph, and from how far ONNX
+Runtime's own results move when its inputs change by one rounding (`verify`). What is beyond them is
+judged by a float64 evaluation: it is rounding where the result is as near to that as ONNX
+Runtime's, or as an evaluation whose every value errs by one rounding (a Cos of a long sum is off by
+the units in the last place of the sum). A tenth of the graphs is explained, too: each node that no
+rule takes, and each that leaves the provider, has a reason. Graphs that ONNX Runtime does not take
+count as nothing. Exit status 1 when one is wrong, fails, or is not explained."""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ from benchmarks.isolate import Lost, run_each
 
 #: Bytes of address space of a worker.
 _MEMORY = 6 << 30
-#: Of values of the order of one: Sigmoid below -18 (0 on ONNX Runtime), a norm of equal values (eps makes 300 of an error of 1).
+#: Of values of the order of one: Sigmoid below -18 (0 on ONNX Runtime), a norm of equal values (eps
+#: makes 300 of an error of 1).
 _NOISE = 2e-5
 #: Elements that a reduction may add up.
 _SUMMED = 1 << 13
@@ -45,8 +49,9 @@ LEGS = ("optimized", "provider", "provider all", "both", "both all")
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: right, rounding (right by float64), wrong, refused (by ONNX Runtime), error or unexplained; leg: where; ours, nodes: how many nodes the provider
-    ran, and of how many; chains: fused ops of the optimized model."""
+    """status: right, rounding (right by float64), wrong, refused (by ONNX Runtime), error or
+    unexplained; leg: where; ours, nodes: how many nodes the provider ran, and of how many; chains:
+    fused ops of the optimized model."""
 
     status: str
     leg: str = ""
@@ -60,7 +65,11 @@ class Outcome:
 def _session(model: ModelProto, leg: str) -> Any:
     from benchmarks.sessions import session
 
-    return session(model) if leg == "optimized" else session(model, provider=True, everything=leg.endswith("all"))
+    return (
+        session(model)
+        if leg == "optimized"
+        else session(model, provider=True, everything=leg.endswith("all"))
+    )
 
 
 def _optimized(model: ModelProto) -> ModelProto:
@@ -74,7 +83,9 @@ def _other(fed: dict[str, Any]) -> dict[str, Any]:
 
 
 def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
-    """What is wrong with the results of a session, or ""; runs others in between, so that nothing right is left in memory."""
+    """What is wrong with the results of a session, or ""; runs others in between, so that nothing
+    right is left in memory.
+    """
     from tracea_onnx.verify import verification
 
     first = made.run(reference.names, fed)
@@ -86,7 +97,11 @@ def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
             at = np.argwhere(a != b)
             return f"'{name}' changes from run to run at {len(at)} of {a.size} places, from {at[:2].tolist()} on: {a[a != b][:2]} became {b[a != b][:2]}"
     found = verification.compared(reference, again)
-    bad = [o for o in found if not o.ok and not _unsteady(reference.expected[reference.names.index(o.name)])]
+    bad = [
+        o
+        for o in found
+        if not o.ok and not _unsteady(reference.expected[reference.names.index(o.name)])
+    ]
     if not bad:
         return ""
     text = "; ".join(f"'{o.name}' {o.max_rel:.1e} apart {o.note}" for o in bad)
@@ -96,32 +111,40 @@ def wrong(reference: Any, made: Any, fed: dict[str, Any]) -> str:
 
 #: What a text of `wrong` begins with that says of no more than rounding.
 _ROUNDING = "rounding: "
-#: How many times an error that rounding explains ours may be (as `verify` takes eight times what the original moves by), and how many times what is between
-#: both ONNX Runtime's may be: the evaluation is far from both beyond it.
+#: How many times an error that rounding explains ours may be (as `verify` takes eight times what
+#: the original moves by), and how many times what is between both ONNX Runtime's may be: the
+#: evaluation is far from both beyond it.
 _AS_NEAR, _FAR = 8.0, 2.0
 #: How many samples say how far rounding moves a result.
 _SAMPLES = 4
 
 
 def _beyond(reference: Any, which: Sequence[int], got: Sequence[Any], fed: dict[str, Any]) -> str:
-    """Why rounding does not explain these results, or "": each is near to a float64 evaluation, as ONNX Runtime's is.
+    """Why rounding does not explain these results, or "": each is near to a float64 evaluation, as
+    ONNX Runtime's is.
 
-    Near is what ONNX Runtime's own error is, or what the evaluation moves by when each of its values errs by a rounding of float32 (a Cos of 1e4 by the unit
-    in the last place of 1e4), both as root mean squares and at the farthest element. An evaluation that is far from both results says nothing.
-    """
+    Near is what ONNX Runtime's own error is, or what the evaluation moves by when each of its
+    values errs by a rounding of float32 (a Cos of 1e4 by the unit in the last place of 1e4), both
+    as root mean squares and at the farthest element. An evaluation that is far from both results
+    says nothing."""
     from benchmarks import double
 
     model = _asked(reference, which)
     try:
         with np.errstate(all="ignore"):
             exact, *moved = (
-                [np.asarray(v, np.float64) for v in double.run(model, fed, rng)] for rng in (None, *(np.random.default_rng(k) for k in range(_SAMPLES)))
+                [np.asarray(v, np.float64) for v in double.run(model, fed, rng)]
+                for rng in (None, *(np.random.default_rng(k) for k in range(_SAMPLES)))
             )
     except Exception as e:  # an operator that the evaluator lacks: the difference stands
         return f"no float64 evaluation: {type(e).__name__}: {' '.join(str(e).split())[:100]}"
     for at, k in enumerate(which):
         a, b, c = exact[at], np.asarray(reference.expected[k]), np.asarray(got[k])
-        if b.dtype != np.float32 or not a.shape == b.shape == c.shape or not (np.isfinite(a).all() and np.isfinite(c).all()):
+        if (
+            b.dtype != np.float32
+            or not a.shape == b.shape == c.shape
+            or not (np.isfinite(a).all() and np.isfinite(c).all())
+        ):
             return "float64 has no such values"
         for norm, of in (("rms", _rms), ("max", _max)):
             theirs, ours, between = of(b - a), of(c - a), of(b.astype(np.float64) - c)
@@ -147,7 +170,9 @@ def _asked(reference: Any, which: Sequence[int]) -> ModelProto:
     model = ModelProto()
     model.CopyFrom(reference.source.model)
     by_name = {o.name: o for o in model.graph.output}
-    outputs = [by_name.get(n, onnx.ValueInfoProto(name=n)) for n in (reference.names[k] for k in which)]
+    outputs = [
+        by_name.get(n, onnx.ValueInfoProto(name=n)) for n in (reference.names[k] for k in which)
+    ]
     del model.graph.output[:]
     model.graph.output.extend(outputs)
     needed = {o.name for o in outputs}
@@ -163,12 +188,20 @@ def _asked(reference: Any, which: Sequence[int]) -> ModelProto:
 def _read(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads, those of its bodies too."""
     bodies = [g for a in node.attribute for g in (a.g, *a.graphs)]
-    return set(node.input) | {name for g in bodies for inner in g.node for name in _read(inner)} | {o.name for g in bodies for o in g.output}
+    return (
+        set(node.input)
+        | {name for g in bodies for inner in g.node for name in _read(inner)}
+        | {o.name for g in bodies for o in g.output}
+    )
 
 
 def _unsteady(value: Any) -> bool:
     """Values that are no numbers, or so large that nothing can be said of them."""
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(not np.isfinite(value).all() or np.abs(value).max(initial=0) > 1e8)
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype.kind == "f"
+        and bool(not np.isfinite(value).all() or np.abs(value).max(initial=0) > 1e8)
+    )
 
 
 def _measured(model: ModelProto, fed: dict[str, Any]) -> Any:
@@ -176,8 +209,13 @@ def _measured(model: ModelProto, fed: dict[str, Any]) -> Any:
     from tracea_onnx.verify import verification
 
     found = verification.measure(model_file.Source(model), values=fed)
-    # The length of a sum over values that are no weights is known only here: up to so many elements.
-    found.bounds = replace(found.bounds, atol=_NOISE, reduction=max(found.bounds.reduction, _SUMMED * len(model.graph.node)))
+    # The length of a sum over values that are no weights is known only here: up to so many
+    # elements.
+    found.bounds = replace(
+        found.bounds,
+        atol=_NOISE,
+        reduction=max(found.bounds.reduction, _SUMMED * len(model.graph.node)),
+    )
     return found
 
 
@@ -185,7 +223,11 @@ def _unexplained(model: ModelProto) -> str:
     from tracea_onnx.explain import explanation
 
     account = explanation.explain(model, backend="cpu", provider=True)
-    silent = [e.anchor for e in account.anchors if not e.fused_by and not all(r.reason for r in e.refusals)]
+    silent = [
+        e.anchor
+        for e in account.anchors
+        if not e.fused_by and not all(r.reason for r in e.refusals)
+    ]
     if silent:
         return f"no rule says why not at {silent[0]}"
     left = account.coverage.to_json() if account.coverage is not None else {}
@@ -218,7 +260,15 @@ def run(seed: int, legs: Sequence[str] = ()) -> Outcome:
                 ours, nodes = assigned(made)
             fault = wrong(reference, made, fed)
         except Exception as e:  # the report names every kind of failure
-            return Outcome("error", leg, f"{type(e).__name__}: {' '.join(str(e).split())[:400]}", ours, nodes, ops, chains)
+            return Outcome(
+                "error",
+                leg,
+                f"{type(e).__name__}: {' '.join(str(e).split())[:400]}",
+                ours,
+                nodes,
+                ops,
+                chains,
+            )
         if fault and not fault.startswith(_ROUNDING):
             return Outcome("wrong", leg, fault, ours, nodes, ops, chains)
         rounding = rounding or (fault and f"{leg}: {fault}")
@@ -226,7 +276,15 @@ def run(seed: int, legs: Sequence[str] = ()) -> Outcome:
         try:
             fault = _unexplained(model)
         except Exception as e:
-            return Outcome("error", "explain", f"{type(e).__name__}: {' '.join(str(e).split())[:400]}", ours, nodes, ops, chains)
+            return Outcome(
+                "error",
+                "explain",
+                f"{type(e).__name__}: {' '.join(str(e).split())[:400]}",
+                ours,
+                nodes,
+                ops,
+                chains,
+            )
         if fault:
             return Outcome("unexplained", "explain", fault, ours, nodes, ops, chains)
     return Outcome("rounding" if rounding else "right", "", rounding, ours, nodes, ops, chains)
@@ -247,7 +305,9 @@ def _fails(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> boo
         return status == "error"
 
 
-def minimise(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> tuple[ModelProto, dict[str, Any]]:
+def minimise(
+    model: ModelProto, fed: dict[str, Any], leg: str, status: str
+) -> tuple[ModelProto, dict[str, Any]]:
     """The graph without nodes that can go: what they made is fed instead, or not asked for."""
     from benchmarks.sessions import session
 
@@ -261,7 +321,9 @@ def minimise(model: ModelProto, fed: dict[str, Any], leg: str, status: str) -> t
     return model, fed
 
 
-def _without(model: ModelProto, fed: dict[str, Any], at: int, session: Any) -> list[tuple[ModelProto, dict[str, Any]]]:
+def _without(
+    model: ModelProto, fed: dict[str, Any], at: int, session: Any
+) -> list[tuple[ModelProto, dict[str, Any]]]:
     node = model.graph.node[at]
     kept = ModelProto()
     kept.CopyFrom(model)
@@ -274,21 +336,40 @@ def _without(model: ModelProto, fed: dict[str, Any], at: int, session: Any) -> l
     del kept.graph.output[:]
     kept.graph.output.extend(outputs)
     made = {o for n in kept.graph.node for o in n.output}
-    kept.graph.output.extend(onnx.ValueInfoProto(name=i) for i in dict.fromkeys(node.input) if i in made and i not in {o.name for o in outputs} and not needed)
+    kept.graph.output.extend(
+        onnx.ValueInfoProto(name=i)
+        for i in dict.fromkeys(node.input)
+        if i in made and i not in {o.name for o in outputs} and not needed
+    )
     if needed and any(o in inside for o in needed):
         shown = ModelProto()
         shown.CopyFrom(model)
-        shown.graph.output.extend(onnx.ValueInfoProto(name=o) for o in needed if o not in {v.name for v in model.graph.output})
+        shown.graph.output.extend(
+            onnx.ValueInfoProto(name=o)
+            for o in needed
+            if o not in {v.name for v in model.graph.output}
+        )
         try:
             values = dict(zip(needed, session(shown, optimize=False).run(needed, fed), strict=True))
         except Exception:
             return []
         for name, value in values.items():
             if name in inside:
-                kept.graph.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape))
+                kept.graph.input.append(
+                    helper.make_tensor_value_info(
+                        name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+                    )
+                )
     if not kept.graph.output or not kept.graph.node:
         return []
-    used = {i for n in kept.graph.node for i in n.input} | {i for n in kept.graph.node for a in n.attribute for g in (a.g,) for m in g.node for i in m.input}
+    used = {i for n in kept.graph.node for i in n.input} | {
+        i
+        for n in kept.graph.node
+        for a in n.attribute
+        for g in (a.g,)
+        for m in g.node
+        for i in m.input
+    }
     for field in (kept.graph.input, kept.graph.initializer):
         left = [v for v in field if v.name in used]
         del field[:]
@@ -308,15 +389,28 @@ def text_of(model: ModelProto) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="of the first graph; the others follow")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes, each of one thread (default: one for each processor)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes, each of one thread (default: one for each processor)",
+    )
     parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
     parser.add_argument("--replay", nargs="*", type=int, default=[])
     parser.add_argument("--keep", type=Path, help="folder for smaller graphs that are wrong")
     args = parser.parse_args()
-    began, count, legs, left, took = time.monotonic(), Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    began, count, legs, left, took = (
+        time.monotonic(),
+        Counter[str](),
+        Counter[str](),
+        Counter[str](),
+        Counter[str](),
+    )
     ours = nodes = chains = fused = 0
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
     bad: list[tuple[int, Outcome]] = []
@@ -324,7 +418,12 @@ def main() -> int:
         o = Outcome("crash", "", result.reason) if isinstance(result, Lost) else result
         count[o.status] += 1
         took.update(o.ops if o.status in ("right", "rounding") else ())
-        ours, nodes, chains, fused = ours + o.ours, nodes + o.nodes, chains + o.chains, fused + (o.chains > 0)
+        ours, nodes, chains, fused = (
+            ours + o.ours,
+            nodes + o.nodes,
+            chains + o.chains,
+            fused + (o.chains > 0),
+        )
         if o.status == "refused":
             left[o.text[:70]] += 1
         if o.status == "rounding":
@@ -332,20 +431,31 @@ def main() -> int:
         elif o.status not in ("right", "refused"):
             bad.append((seed, o))
             legs[o.leg] += 1
-            print(f"{o.status} {seed} {o.leg}: {o.text} ({o.ours} of {o.nodes} nodes); {' '.join(o.ops)[:200]}", flush=True)
+            print(
+                f"{o.status} {seed} {o.leg}: {o.text} ({o.ours} of {o.nodes} nodes); {' '.join(o.ops)[:200]}",
+                flush=True,
+            )
         if args.seconds and time.monotonic() - began > args.seconds:
             break
     for seed, o in bad if args.replay or args.keep else []:
         if o.status not in ("wrong", "error") or o.leg not in LEGS:
             continue
-        _, small = next(iter(run_each([(seed, o)], lambda case: _small(*case, args.keep), timeout=300)))
-        print(f"--- {seed} {o.leg}\n{small.reason if isinstance(small, Lost) else small}", flush=True)
-    print(f"{len(took)} operators in right graphs; the provider ran {ours} of {nodes} nodes; refused: {dict(left.most_common(5))}")
+        _, small = next(
+            iter(run_each([(seed, o)], lambda case: _small(*case, args.keep), timeout=300))
+        )
+        print(
+            f"--- {seed} {o.leg}\n{small.reason if isinstance(small, Lost) else small}", flush=True
+        )
+    print(
+        f"{len(took)} operators in right graphs; the provider ran {ours} of {nodes} nodes; refused: {dict(left.most_common(5))}"
+    )
     shown = ["right", "rounding", "refused", "wrong", "error", "unexplained", "crash"]
     counts = ", ".join(f"{count[status]} {status}" for status in shown)
     took_s = f"{time.monotonic() - began:.0f} s with {args.jobs} jobs, seeds from {seeds[0]}"
     by_leg = f"; by leg {dict(legs)}" if legs else ""
-    print(f"graph_differential: {count.total()} graphs: {counts}; {chains} fused chains in {fused} graphs; {took_s}{by_leg}")
+    print(
+        f"graph_differential: {count.total()} graphs: {counts}; {chains} fused chains in {fused} graphs; {took_s}{by_leg}"
+    )
     return 1 if bad else 0
 
 

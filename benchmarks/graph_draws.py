@@ -1,8 +1,9 @@
-"""Random graphs of 5 to 60 nodes: the draws of single operators and chains, and exported chains, joined so that later ones read what earlier ones made.
+"""Random graphs of 5 to 60 nodes: the draws of single operators and chains, and exported chains,
+joined so that later ones read what earlier ones made.
 
-Between two of them stands what makes the shapes fit (reshapes, slices, repetitions) and what keeps values of the order of one. A part of some graphs lies in the
-branch of an If, the body of a Loop, or a model-local function.
-"""
+Between two of them stands what makes the shapes fit (reshapes, slices, repetitions) and what keeps
+values of the order of one. A part of some graphs lies in the branch of an If, the body of a Loop,
+or a model-local function."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
 from benchmarks import operator_fuzz
 from benchmarks.operator_draws import Draw
@@ -45,15 +54,25 @@ class Linked(Draw):
 
     def feed(self, shape: Sequence[int], scale: float = 1.0) -> str:
         wanted = tuple(int(n) for n in shape)
-        if self.pool and self.random.random() < self.link and 0 < np.prod(wanted, dtype=np.int64) <= _LIMIT:
+        if (
+            self.pool
+            and self.random.random() < self.link
+            and 0 < np.prod(wanted, dtype=np.int64) <= _LIMIT
+        ):
             exact = [v for v in self.pool if v[1] == wanted]
-            name, have = self.random.choice(exact) if exact and self.random.random() < 0.8 else self.random.choice(self.pool[-6:])
+            name, have = (
+                self.random.choice(exact)
+                if exact and self.random.random() < 0.8
+                else self.random.choice(self.pool[-6:])
+            )
             return self._fit(name, have, wanted)
         return super().feed(wanted, scale)
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> str:
         names = [f"n{self.prefix + len(self.nodes)}_{k}" for k in range(outputs)]
-        self.nodes.append(helper.make_node(op, inputs, names, name=f"{op}_{len(self.nodes)}", **attrs))
+        self.nodes.append(
+            helper.make_node(op, inputs, names, name=f"{op}_{len(self.nodes)}", **attrs)
+        )
         return names[0]
 
     def _fit(self, name: str, have: tuple[int, ...], wanted: tuple[int, ...]) -> str:
@@ -77,8 +96,17 @@ def _exported() -> tuple[ModelProto, ...]:
     found = []
     for path in sorted(_EXPORTS.glob(f"*{_SUFFIX}")):
         model = onnx.load(path)
-        plain = all(i.type.tensor_type.elem_type == TensorProto.FLOAT and all(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input)
-        if plain and len(model.graph.node) <= 40 and not model.functions and model.opset_import[0].version == 23:
+        plain = all(
+            i.type.tensor_type.elem_type == TensorProto.FLOAT
+            and all(d.dim_value for d in i.type.tensor_type.shape.dim)
+            for i in model.graph.input
+        )
+        if (
+            plain
+            and len(model.graph.node) <= 40
+            and not model.functions
+            and model.opset_import[0].version == 23
+        ):
             found.append(model)
     return tuple(found)
 
@@ -86,7 +114,10 @@ def _exported() -> tuple[ModelProto, ...]:
 def _join_export(d: Linked, source: ModelProto) -> None:
     """The nodes of an export, with names of their own, reading values that are there."""
     tag = f"e{len(d.nodes)}_"
-    new = {i.name: d.feed([x.dim_value for x in i.type.tensor_type.shape.dim]) for i in source.graph.input}
+    new = {
+        i.name: d.feed([x.dim_value for x in i.type.tensor_type.shape.dim])
+        for i in source.graph.input
+    }
     for t in source.graph.initializer:
         new[t.name] = d.store(numpy_helper.to_array(t))
     for n in source.graph.node:
@@ -108,7 +139,11 @@ def _shapes(d: Linked) -> dict[str, tuple[int, ...]]:
     out = {}
     for v in [*model.graph.value_info, *model.graph.output]:
         t = v.type.tensor_type
-        if t.elem_type == TensorProto.FLOAT and t.HasField("shape") and all(x.HasField("dim_value") and x.dim_value > 0 for x in t.shape.dim):
+        if (
+            t.elem_type == TensorProto.FLOAT
+            and t.HasField("shape")
+            and all(x.HasField("dim_value") and x.dim_value > 0 for x in t.shape.dim)
+        ):
             out[v.name] = tuple(x.dim_value for x in t.shape.dim)
     return out
 
@@ -131,7 +166,9 @@ def draw(seed: int) -> tuple[ModelProto, dict[str, Any]]:
 
 
 def _grow(d: Linked, random: Random, kinds: Sequence[str], wanted: int) -> None:
-    """One more draw; one that does not fit, or that jumps at what another computed, is made without links, or given up."""
+    """One more draw; one that does not fit, or that jumps at what another computed, is made without
+    links, or given up.
+    """
     before = (list(d.nodes), dict(d.fed), dict(d.stored))
     kind = random.choice(kinds)
     for link in (0.85, 0.0):
@@ -142,7 +179,12 @@ def _grow(d: Linked, random: Random, kinds: Sequence[str], wanted: int) -> None:
             operator_fuzz.KINDS[kind](d)
         new = d.nodes[len(before[0]) :]
         jumps = link and any(n.op_type in _JUMPS for n in new)
-        if not jumps and len(d.nodes) <= max(60, wanted) and d.opset == 23 and sum(v.size for v in d.stored.values()) < 1 << 20:
+        if (
+            not jumps
+            and len(d.nodes) <= max(60, wanted)
+            and d.opset == 23
+            and sum(v.size for v in d.stored.values()) < 1 << 20
+        ):
             try:
                 shapes = _shapes(d)
             except Exception:  # a form that inference does not take: other draws do as well
@@ -157,7 +199,12 @@ def _grow(d: Linked, random: Random, kinds: Sequence[str], wanted: int) -> None:
 
 def _more_outputs(model: ModelProto, random: Random) -> None:
     """Values that are read inside, too, are outputs."""
-    inner = [o for n in model.graph.node for o in n.output if o and not any(v.name == o for v in model.graph.output)]
+    inner = [
+        o
+        for n in model.graph.node
+        for o in n.output
+        if o and not any(v.name == o for v in model.graph.output)
+    ]
     for name in random.sample(inner, min(len(inner), random.choice((0, 0, 1, 2)))):
         model.graph.output.append(onnx.ValueInfoProto(name=name))
 
@@ -173,7 +220,9 @@ def _part(model: ModelProto, random: Random) -> tuple[int, int, list[str], list[
     part = nodes[first:last]
     made = list(dict.fromkeys(o for n in part for o in n.output if o))
     read = list(dict.fromkeys(i for n in part for i in n.input if i and i not in made))
-    outside = {i for n in [*nodes[:first], *nodes[last:]] for i in n.input} | {o.name for o in model.graph.output}
+    outside = {i for n in [*nodes[:first], *nodes[last:]] for i in n.input} | {
+        o.name for o in model.graph.output
+    }
     return first, last, read, [o for o in made if o in outside]
 
 
@@ -211,10 +260,26 @@ def _into_if(model: ModelProto, random: Random) -> None:
 
     def branch(tag: str) -> GraphProto:
         names = {o: f"{o}.{tag}" for n in part for o in n.output if o}
-        return helper.make_graph(_copies(part, names), tag, [], _values([names[o] for o in results]))
+        return helper.make_graph(
+            _copies(part, names), tag, [], _values([names[o] for o in results])
+        )
 
     condition = _constant(model, "if_condition", random.random() < 0.5)
-    _replace(model, first, last, [helper.make_node("If", [condition], results, name="If_0", then_branch=branch("then"), else_branch=branch("else"))])
+    _replace(
+        model,
+        first,
+        last,
+        [
+            helper.make_node(
+                "If",
+                [condition],
+                results,
+                name="If_0",
+                then_branch=branch("then"),
+                else_branch=branch("else"),
+            )
+        ],
+    )
 
 
 def _into_loop(model: ModelProto, random: Random) -> None:
@@ -225,11 +290,32 @@ def _into_loop(model: ModelProto, random: Random) -> None:
     part = list(model.graph.node[first:last])
     names = {o: f"{o}.body" for n in part for o in n.output if o}
     inner = [*_copies(part, names), helper.make_node("Identity", ["loop_cond"], ["loop_cond_out"])]
-    given = [helper.make_tensor_value_info("loop_i", TensorProto.INT64, []), helper.make_tensor_value_info("loop_cond", TensorProto.BOOL, [])]
-    made = [helper.make_tensor_value_info("loop_cond_out", TensorProto.BOOL, []), *_values([names[o] for o in results])]
-    trips, axis, at = _constant(model, "loop_trips", np.int64(random.choice((1, 2, 3)))), 0, _constant(model, "loop_last", np.int64(-1))
-    new = [helper.make_node("Loop", [trips, ""], [f"{o}.all" for o in results], name="Loop_0", body=helper.make_graph(inner, "body", given, made))]
-    new += [helper.make_node("Gather", [f"{o}.all", at], [o], axis=axis, name=f"last_{k}") for k, o in enumerate(results)]
+    given = [
+        helper.make_tensor_value_info("loop_i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("loop_cond", TensorProto.BOOL, []),
+    ]
+    made = [
+        helper.make_tensor_value_info("loop_cond_out", TensorProto.BOOL, []),
+        *_values([names[o] for o in results]),
+    ]
+    trips, axis, at = (
+        _constant(model, "loop_trips", np.int64(random.choice((1, 2, 3)))),
+        0,
+        _constant(model, "loop_last", np.int64(-1)),
+    )
+    new = [
+        helper.make_node(
+            "Loop",
+            [trips, ""],
+            [f"{o}.all" for o in results],
+            name="Loop_0",
+            body=helper.make_graph(inner, "body", given, made),
+        )
+    ]
+    new += [
+        helper.make_node("Gather", [f"{o}.all", at], [o], axis=axis, name=f"last_{k}")
+        for k, o in enumerate(results)
+    ]
     _replace(model, first, last, new)
 
 
@@ -239,6 +325,15 @@ def _into_function(model: ModelProto, random: Random) -> None:
     if not results or any(a.type == AttributeProto.GRAPH for n in part for a in n.attribute):
         return
     name = f"Block{len(model.functions)}"
-    model.functions.append(helper.make_function("local", name, read, results, _copies(part, {}), list(model.opset_import)))
+    model.functions.append(
+        helper.make_function(
+            "local", name, read, results, _copies(part, {}), list(model.opset_import)
+        )
+    )
     model.opset_import.append(helper.make_opsetid("local", 1))
-    _replace(model, first, last, [helper.make_node(name, read, results, domain="local", name=f"call_{name}")])
+    _replace(
+        model,
+        first,
+        last,
+        [helper.make_node(name, read, results, domain="local", name=f"call_{name}")],
+    )

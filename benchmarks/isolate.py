@@ -37,11 +37,14 @@ def _serve(items: Sequence[Item], work: Callable[[Item], Result], pipe: Connecti
     os._exit(0)  # skip atexit: native libraries under test must not decide how the worker ends
 
 
-def run_each(items: Sequence[Item], work: Callable[[Item], Result], *, jobs: int = 1, timeout: float = 120.0) -> Iterator[tuple[Item, Result | Lost]]:
-    """Yields (item, work(item) or Lost) as they finish; `work` catches its own exceptions. Fork keeps `items` in memory: nothing is sent but indices.
+def run_each(
+    items: Sequence[Item], work: Callable[[Item], Result], *, jobs: int = 1, timeout: float = 120.0
+) -> Iterator[tuple[Item, Result | Lost]]:
+    """Yields (item, work(item) or Lost) as they finish; `work` catches its own exceptions. Fork
+    keeps `items` in memory: nothing is sent but indices.
 
-    The caller must not have started threads of native libraries that do not survive a fork (import onnxruntime inside `work`).
-    """
+    The caller must not have started threads of native libraries that do not survive a fork (import
+    onnxruntime inside `work`)."""
     context = multiprocessing.get_context("fork")
     todo = iter(range(len(items)))
     workers: list[_Worker] = []

@@ -1,16 +1,20 @@
-"""The ONNX backend suite (node, simple, pytorch, real) through stock ORT, through `optimize`, and through the provider.
+"""The ONNX backend suite (node, simple, pytorch, real) through stock ORT, through `optimize`, and
+through the provider.
 
-No test that ORT's CPU provider passes may fail on another leg; the last lines say how many tests the provider ran nodes of. It is told to claim
-every node it can run, not only those where it should be the faster.
+No test that ORT's CPU provider passes may fail on another leg; the last lines say how many tests
+the provider ran nodes of. It is told to claim every node it can run, not only those where it should
+be the faster.
 
-    python -m benchmarks.onnx_backend_suite [--filter REGEX] [--legs ort,optimized,provider,both,constants] [--backend cuda] [--jobs 2] [--json FILE]
+    python -m benchmarks.onnx_backend_suite [--filter REGEX] [--legs
+    ort,optimized,provider,both,constants] [--backend cuda] [--jobs 2] [--json FILE]
 
-Cases come with the installed onnx package; nothing is downloaded. Exit status 1 when a test fails that ORT passes.
-"""
+Cases come with the installed onnx package; nothing is downloaded. Exit status 1 when a test fails
+that ORT passes."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -31,9 +35,10 @@ from benchmarks.isolate import Lost, run_each
 
 #: Sub-suites of the onnx package.
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
-#: ort: stock ORT. optimized: `optimize`, then stock ORT. provider: the original on the provider. both: the optimized model on the provider.
-#: constants: the provider with every input but the first turned into an initializer, as weights are in real models.
-#: half: as constants, in fp16 (ORT's own converter), against what stock ORT makes of the same model; for backends that compute in it.
+#: ort: stock ORT. optimized: `optimize`, then stock ORT. provider: the original on the provider.
+#: both: the optimized model on the provider. constants: the provider with every input but the first
+#: turned into an initializer, as weights are in real models. half: as constants, in fp16 (ORT's own
+#: converter), against what stock ORT makes of the same model; for backends that compute in it.
 LEGS = ("ort", "optimized", "provider", "both", "constants", "half")
 #: Of a result's largest value: how far fp16 results may lie apart.
 _HALF_BOUND = 2e-2
@@ -41,7 +46,9 @@ _HALF_BOUND = 2e-2
 
 @dataclass(frozen=True)
 class Case:
-    """One test: the model, and pairs of inputs and expected outputs (arrays, TensorProtos or lists of them), loaded when needed."""
+    """One test: the model, and pairs of inputs and expected outputs (arrays, TensorProtos or lists
+    of them), loaded when needed.
+    """
 
     name: str
     kind: str
@@ -53,7 +60,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status`: pass, fail, crash. `ours`, `nodes`: nodes the provider ran, of how many (provider legs)."""
+    """`status`: pass, fail, crash.
+
+    `ours`, `nodes`: nodes the provider ran, of how many (provider legs).
+    """
 
     status: str
     reason: str = ""
@@ -63,7 +73,10 @@ class Outcome:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Every case of the installed onnx package, sorted by name. Takes several seconds: node tests are generated."""
+    """Every case of the installed onnx package, sorted by name.
+
+    Takes several seconds: node tests are generated.
+    """
     from onnx.backend.test import loader
 
     found = []
@@ -77,7 +90,16 @@ def cases() -> tuple[Case, ...]:
             found.append(Case(t.name, kind, t.rtol, t.atol, Path(t.model_dir) / "model.onnx", None))
         elif t.url is not None and "/light/" in t.url:
             # The "real" models come with weights of constant fill and one expected output each.
-            found.append(Case(t.name, kind, t.rtol, t.atol, Path(loader.DATA_DIR) / "light" / Path(t.url).name, None))
+            found.append(
+                Case(
+                    t.name,
+                    kind,
+                    t.rtol,
+                    t.atol,
+                    Path(loader.DATA_DIR) / "light" / Path(t.url).name,
+                    None,
+                )
+            )
     return tuple(sorted(found, key=lambda c: (c.kind, c.name)))
 
 
@@ -110,30 +132,53 @@ def load(case: Case) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]
         for i in model.graph.input:
             if i.name not in initializers:
                 dims = [d.dim_value or 1 for d in i.type.tensor_type.shape.dim]
-                inputs.append((np.arange(np.prod(dims)).reshape(dims) / np.prod(dims)).astype(np.float32))
+                inputs.append(
+                    (np.arange(np.prod(dims)).reshape(dims) / np.prod(dims)).astype(np.float32)
+                )
         expected = case.model.with_name(f"{case.model.stem}_output_0.pb")
-        return model, [(inputs, [numpy_helper.to_array(TensorProto.FromString(expected.read_bytes()))])]
+        return model, [
+            (inputs, [numpy_helper.to_array(TensorProto.FromString(expected.read_bytes()))])
+        ]
     sets = []
     for folder in sorted(case.model.parent.glob("test_data_set_*")):
-        inputs = [_read(folder / f"input_{k}.pb", v) for k, v in enumerate(model.graph.input) if (folder / f"input_{k}.pb").is_file()]
-        sets.append((inputs, [_read(folder / f"output_{k}.pb", v) for k, v in enumerate(model.graph.output)]))
+        inputs = [
+            _read(folder / f"input_{k}.pb", v)
+            for k, v in enumerate(model.graph.input)
+            if (folder / f"input_{k}.pb").is_file()
+        ]
+        sets.append(
+            (
+                inputs,
+                [_read(folder / f"output_{k}.pb", v) for k, v in enumerate(model.graph.output)],
+            )
+        )
     return model, sets
 
 
 def with_constants(model: onnx.ModelProto, inputs: list[Any]) -> onnx.ModelProto | None:
-    """The model with its inputs from the second on as initializers of these values; None where a value is not a plain tensor."""
+    """The model with its inputs from the second on as initializers of these values; None where a
+    value is not a plain tensor.
+    """
     listed = list(model.graph.input)
-    if len(listed) < 2 or len(inputs) != len(listed) or any(not isinstance(v, np.ndarray) or v.dtype.kind not in "fiub" for v in inputs):
+    if (
+        len(listed) < 2
+        or len(inputs) != len(listed)
+        or any(not isinstance(v, np.ndarray) or v.dtype.kind not in "fiub" for v in inputs)
+    ):
         return None
     out = onnx.ModelProto()
     out.CopyFrom(model)
     del out.graph.input[1:]
-    out.graph.initializer.extend(numpy_helper.from_array(v, i.name) for i, v in zip(listed[1:], inputs[1:], strict=True))
+    out.graph.initializer.extend(
+        numpy_helper.from_array(v, i.name) for i, v in zip(listed[1:], inputs[1:], strict=True)
+    )
     return out
 
 
 def _run_constants(case: Case, backend: str) -> Outcome:
-    """The `constants` leg: against the expected outputs where stock ORT gives them for the same model."""
+    """The `constants` leg: against the expected outputs where stock ORT gives them for the same
+    model.
+    """
     from onnx.backend.test.runner import Runner
 
     from benchmarks.sessions import assigned, session
@@ -146,7 +191,9 @@ def _run_constants(case: Case, backend: str) -> Outcome:
             continue
         fed = {changed.graph.input[0].name: inputs[0]}
         try:
-            Runner.assert_similar_outputs(expected, session(changed).run(None, fed), case.rtol, case.atol)
+            Runner.assert_similar_outputs(
+                expected, session(changed).run(None, fed), case.rtol, case.atol
+            )
         except Exception:  # ORT folds some of these models into something it then rejects
             continue
         made = session(changed, provider=True, everything=True, backend=backend)
@@ -156,7 +203,11 @@ def _run_constants(case: Case, backend: str) -> Outcome:
 
 
 def _halved(value: Any) -> Any:
-    return value.astype(np.float16) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+    return (
+        value.astype(np.float16)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32
+        else value
+    )
 
 
 def _run_half(case: Case, backend: str) -> Outcome:
@@ -177,14 +228,23 @@ def _run_half(case: Case, backend: str) -> Outcome:
         made = session(narrow, provider=True, everything=True, backend=backend)
         ours, total = assigned(made)
         for got, want in zip(made.run(None, fed), expected, strict=True):
-            if isinstance(want, np.ndarray) and want.dtype.kind == "f" and want.size and np.isfinite(want).all():
+            if (
+                isinstance(want, np.ndarray)
+                and want.dtype.kind == "f"
+                and want.size
+                and np.isfinite(want).all()
+            ):
                 bound = _HALF_BOUND * float(np.abs(want.astype(np.float64)).max())
-                np.testing.assert_allclose(np.asarray(got, np.float64), want.astype(np.float64), rtol=0, atol=bound)
+                np.testing.assert_allclose(
+                    np.asarray(got, np.float64), want.astype(np.float64), rtol=0, atol=bound
+                )
     return Outcome("pass", "", ours, total)
 
 
 def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
-    """One case on one leg, the provider's on `backend`; whatever goes wrong is a failed outcome with its first line as the reason."""
+    """One case on one leg, the provider's on `backend`; whatever goes wrong is a failed outcome
+    with its first line as the reason.
+    """
     from onnx.backend.test.runner import Runner
 
     from benchmarks.sessions import assigned, session
@@ -200,7 +260,9 @@ def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
             import tracea_onnx
 
             model = tracea_onnx.optimize(model, verify=False).model
-        made = session(model, provider=leg in ("provider", "both"), everything=True, backend=backend)
+        made = session(
+            model, provider=leg in ("provider", "both"), everything=True, backend=backend
+        )
         if leg in ("provider", "both"):
             ours, total = assigned(made)
         for inputs, expected in sets:
@@ -213,14 +275,26 @@ def run_case(case: Case, leg: str, backend: str = "cpu") -> Outcome:
     return Outcome("pass", "", ours, total)
 
 
-def run_all(selected: Sequence[Case], legs: Sequence[str], *, jobs: int, backend: str = "cpu") -> dict[str, dict[str, Outcome]]:
-    """Outcomes by leg and case name. Cases that ORT fails are not tried on the other legs: nothing can be asked of them."""
+def run_all(
+    selected: Sequence[Case], legs: Sequence[str], *, jobs: int, backend: str = "cpu"
+) -> dict[str, dict[str, Outcome]]:
+    """Outcomes by leg and case name.
+
+    Cases that ORT fails are not tried on the other legs: nothing can be asked of them.
+    """
     results: dict[str, dict[str, Outcome]] = {}
     for leg in legs:
-        todo = [c for c in selected if leg == "ort" or "ort" not in results or results["ort"][c.name].status == "pass"]
+        todo = [
+            c
+            for c in selected
+            if leg == "ort" or "ort" not in results or results["ort"][c.name].status == "pass"
+        ]
         results[leg] = {}
-        for n, (case, result) in enumerate(run_each(todo, lambda c, leg=leg: run_case(c, leg, backend), jobs=jobs)):  # type: ignore[misc]
-            results[leg][case.name] = Outcome("crash", result.reason) if isinstance(result, Lost) else result
+        run = functools.partial(run_case, leg=leg, backend=backend)
+        for n, (case, result) in enumerate(run_each(todo, run, jobs=jobs)):
+            results[leg][case.name] = (
+                Outcome("crash", result.reason) if isinstance(result, Lost) else result
+            )
             if sys.stderr.isatty():
                 print(f"\r{leg} {n + 1}/{len(todo)}", end="", file=sys.stderr)
         if sys.stderr.isatty():
@@ -230,31 +304,50 @@ def run_all(selected: Sequence[Case], legs: Sequence[str], *, jobs: int, backend
 
 def report(results: dict[str, dict[str, Outcome]], selected: Sequence[Case]) -> tuple[str, int]:
     """Markdown, and the number of regressions against ORT."""
-    lines = ["| leg | tests | pass | fail | crash | fails though ORT passes |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| leg | tests | pass | fail | crash | fails though ORT passes |",
+        "|---|---|---|---|---|---|",
+    ]
     regressions: list[str] = []
     good = {n for n, o in results.get("ort", {}).items() if o.status == "pass"}
     for leg, outcomes in results.items():
         count = Counter(o.status for o in outcomes.values())
-        worse = [n for n, o in sorted(outcomes.items()) if leg != "ort" and n in good and o.status != "pass"]
+        worse = [
+            n
+            for n, o in sorted(outcomes.items())
+            if leg != "ort" and n in good and o.status != "pass"
+        ]
         regressions += [f"{leg} {n}: {outcomes[n].status} {outcomes[n].reason}" for n in worse]
-        lines.append(f"| {leg} | {len(outcomes)} | {count['pass']} | {count['fail']} | {count['crash']} | {'-' if leg == 'ort' else len(worse)} |")
+        lines.append(
+            f"| {leg} | {len(outcomes)} | {count['pass']} | {count['fail']} | {count['crash']} | {'-' if leg == 'ort' else len(worse)} |"
+        )
     lines += ["", *regressions]
     kinds = {c.name: c.kind for c in selected}
     for leg in ("provider", "both", "constants", "half"):
         if leg in results:
             ran = [n for n, o in results[leg].items() if o.ours and o.status == "pass"]
             whole = sum(o.ours == o.nodes for n, o in results[leg].items() if n in set(ran))
-            by_kind = ", ".join(f"{k} {v}" for k, v in sorted(Counter(kinds[n] for n in ran).items()))
+            by_kind = ", ".join(
+                f"{k} {v}" for k, v in sorted(Counter(kinds[n] for n in ran).items())
+            )
             if not ran and len(results[leg]) > 100:
                 regressions.append(leg)
-                lines.append(f"{leg}: the provider ran nothing at all: compiling fails, or the provider was not chosen")
-            lines.append(f"{leg}: the provider ran nodes of {len(ran)} of {len(results[leg])} tests ({by_kind}); {whole} of them entirely")
+                lines.append(
+                    f"{leg}: the provider ran nothing at all: compiling fails, or the provider was not chosen"
+                )
+            lines.append(
+                f"{leg}: the provider ran nodes of {len(ran)} of {len(results[leg])} tests ({by_kind}); {whole} of them entirely"
+            )
     return "\n".join(lines), len(regressions)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the ONNX backend suite through ONNX Runtime, the optimizer and the provider.")
-    parser.add_argument("--filter", default="", help="only tests whose name matches this regular expression")
+    parser = argparse.ArgumentParser(
+        description="Run the ONNX backend suite through ONNX Runtime, the optimizer and the provider."
+    )
+    parser.add_argument(
+        "--filter", default="", help="only tests whose name matches this regular expression"
+    )
     parser.add_argument("--legs", default=",".join(LEGS[:-1]), help="of " + ", ".join(LEGS))
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"), help="of the provider")
     parser.add_argument("--jobs", type=int, default=2)
@@ -270,7 +363,12 @@ def main() -> int:
     print(text)
     print(f"{len(selected)} tests in {time.perf_counter() - began:.0f} s")
     if args.json:
-        args.json.write_text(json.dumps({leg: {n: vars(o) for n, o in sorted(r.items())} for leg, r in results.items()}, indent=1))
+        args.json.write_text(
+            json.dumps(
+                {leg: {n: vars(o) for n, o in sorted(r.items())} for leg, r in results.items()},
+                indent=1,
+            )
+        )
     return 1 if regressions else 0
 
 

@@ -1,7 +1,8 @@
-"""Random models of one operator, or of a short chain, with attributes, ranks and sizes drawn from all that the operator takes.
+"""Random models of one operator, or of a short chain, with attributes, ranks and sizes drawn from
+all that the operator takes.
 
-`draw(seed)` gives the same model for the same seed. Sizes stay small: what is looked for is a wrong result, not a slow one.
-"""
+`draw(seed)` gives the same model for the same seed. Sizes stay small: what is looked for is a wrong
+result, not a slow one."""
 
 from __future__ import annotations
 
@@ -71,12 +72,18 @@ class Draw:
         given = []
         for name, a in self.fed.items():
             dims = [f"{name}_{k}" if symbolic else n for k, n in enumerate(a.shape)]
-            given.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), dims))
+            given.append(
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), dims)
+            )
         read = {i for n in self.nodes for i in n.input}
-        outputs = [onnx.ValueInfoProto(name=o) for n in self.nodes for o in n.output if o and o not in read]
+        outputs = [
+            onnx.ValueInfoProto(name=o) for n in self.nodes for o in n.output if o and o not in read
+        ]
         stored = [numpy_helper.from_array(a, name) for name, a in self.stored.items()]
         graph = helper.make_graph(self.nodes, "drawn", given, outputs, stored)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=11)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=11
+        )
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------------
@@ -97,19 +104,31 @@ def _window(d: Draw, rank: int, span: int) -> tuple[list[int], list[int], list[i
     reach = [(k - 1) * e for k, e in zip(kernel, dilations, strict=True)]
     kind = r.random()
     same = [*(n // 2 for n in reach), *(n - n // 2 for n in reach)]
-    pads = [0] * (2 * rank) if kind < 0.25 else same if kind < 0.6 else [r.randrange(0, min(n, 40) + 1) for n in reach * 2]
+    pads = (
+        [0] * (2 * rank)
+        if kind < 0.25
+        else same
+        if kind < 0.6
+        else [r.randrange(0, min(n, 40) + 1) for n in reach * 2]
+    )
     return kernel, strides, dilations, pads
 
 
-def _image(d: Draw, kernel: Sequence[int], dilations: Sequence[int], pads: Sequence[int], elements: int) -> tuple[int, ...]:
+def _image(
+    d: Draw, kernel: Sequence[int], dilations: Sequence[int], pads: Sequence[int], elements: int
+) -> tuple[int, ...]:
     rank = len(kernel)
-    least = [max(1, (kernel[k] - 1) * dilations[k] + 1 - pads[k] - pads[k + rank]) for k in range(rank)]
+    least = [
+        max(1, (kernel[k] - 1) * dilations[k] + 1 - pads[k] - pads[k + rank]) for k in range(rank)
+    ]
     shape = d.shape(rank, elements)
     return tuple(max(a, b) for a, b in zip(shape, least, strict=True))
 
 
 def _activation(d: Draw, x: str) -> str:
-    op = d.random.choice(("", "", "Relu", "Sigmoid", "HardSwish", "Elu", "LeakyRelu", "Tanh", "Gelu", "Softplus"))
+    op = d.random.choice(
+        ("", "", "Relu", "Sigmoid", "HardSwish", "Elu", "LeakyRelu", "Tanh", "Gelu", "Softplus")
+    )
     return d.add(op, x) if op else x
 
 
@@ -123,15 +142,39 @@ def conv(d: Draw) -> None:
         groups = d.size(129)
         channels, filters = groups, groups * r.choice((1, 1, 1, 2, 3))
     else:
-        channels, filters = groups * d.size(130 // groups), groups * d.size(200 // groups, large=True)
+        channels, filters = (
+            groups * d.size(130 // groups),
+            groups * d.size(200 // groups, large=True),
+        )
     n = r.choice((1, 1, 2, 3, 7))
     x = d.feed((n, channels, *image))
-    w = d.weight((filters, channels // groups, *kernel), (channels // groups * np.prod(kernel)) ** -0.5)
+    w = d.weight(
+        (filters, channels // groups, *kernel), (channels // groups * np.prod(kernel)) ** -0.5
+    )
     bias = [d.weight((filters,))] if r.random() < 0.6 else []
-    auto = {"auto_pad": r.choice(("SAME_UPPER", "SAME_LOWER"))} if r.random() < 0.1 and max(dilations) == 1 else {"pads": pads}
-    y = d.add("Conv", x, w, *bias, kernel_shape=kernel, strides=strides, dilations=dilations, group=groups, **auto)
+    auto = (
+        {"auto_pad": r.choice(("SAME_UPPER", "SAME_LOWER"))}
+        if r.random() < 0.1 and max(dilations) == 1
+        else {"pads": pads}
+    )
+    y = d.add(
+        "Conv",
+        x,
+        w,
+        *bias,
+        kernel_shape=kernel,
+        strides=strides,
+        dilations=dilations,
+        group=groups,
+        **auto,
+    )
     if r.random() < 0.3:
-        y = d.add("BatchNormalization", y, *(d.weight((filters,)) for _ in range(3)), d.store(d.rng.random(filters).astype(np.float32) + 0.5))
+        y = d.add(
+            "BatchNormalization",
+            y,
+            *(d.weight((filters,)) for _ in range(3)),
+            d.store(d.rng.random(filters).astype(np.float32) + 0.5),
+        )
     y = _activation(d, y)
     if r.random() < 0.2:
         d.add("Add", y, y)
@@ -144,23 +187,50 @@ def conv_transpose(d: Draw) -> None:
     image = d.shape(rank, 600)
     reach = [(k - 1) * e for k, e in zip(kernel, dilations, strict=True)]
     pads = [r.randrange(0, n // 2 + 1) for n in reach * 2]
-    extra = [r.randrange(0, max(s, e)) if r.random() < 0.3 else 0 for s, e in zip(strides, dilations, strict=True)]
+    extra = [
+        r.randrange(0, max(s, e)) if r.random() < 0.3 else 0
+        for s, e in zip(strides, dilations, strict=True)
+    ]
     groups = r.choice((1, 1, 1, 2, 4))
     channels, filters = groups * d.size(130 // groups), groups * d.size(64 // groups)
-    total = [(i - 1) * s + n + 1 + e - pads[k] - pads[k + rank] for k, (i, s, n, e) in enumerate(zip(image, strides, reach, extra, strict=True))]
+    total = [
+        (i - 1) * s + n + 1 + e - pads[k] - pads[k + rank]
+        for k, (i, s, n, e) in enumerate(zip(image, strides, reach, extra, strict=True))
+    ]
     if min(total) < 1:
         pads = [0] * (2 * rank)
     x = d.feed((r.choice((1, 2, 3)), channels, *image))
     w = d.weight((channels, filters // groups, *kernel), channels**-0.5)
     bias = [d.weight((filters,))] if r.random() < 0.6 else []
-    y = d.add("ConvTranspose", x, w, *bias, kernel_shape=kernel, strides=strides, dilations=dilations, group=groups, pads=pads, output_padding=extra)
+    y = d.add(
+        "ConvTranspose",
+        x,
+        w,
+        *bias,
+        kernel_shape=kernel,
+        strides=strides,
+        dilations=dilations,
+        group=groups,
+        pads=pads,
+        output_padding=extra,
+    )
     _activation(d, y)
 
 
 def pool(d: Draw) -> None:
     r = d.random
     rank = r.choice((1, 2, 2, 2, 3))
-    op = r.choice(("MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"))
+    op = r.choice(
+        (
+            "MaxPool",
+            "MaxPool",
+            "AveragePool",
+            "AveragePool",
+            "LpPool",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+        )
+    )
     kernel, strides, dilations, pads = _window(d, rank, 121)
     pads = [min(p, (k - 1) // 2) for p, k in zip(pads, kernel * 2, strict=True)]
     image = _image(d, kernel, dilations, pads, 3000)
@@ -185,12 +255,20 @@ def reduce(d: Draw) -> None:
     x = d.feed(d.shape(rank, 30000))
     axes = sorted(r.sample(range(rank), r.randrange(0, rank + 1)))
     axes = [a - rank if r.random() < 0.3 else a for a in axes]
-    op = r.choice(("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSumExp", "SumSquare", "LogSum"))
+    op = r.choice(
+        ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSumExp", "SumSquare", "LogSum")
+    )
     if op == "LogSum":
         x = d.add("Abs", x)
     if op == "Prod":
         x = d.add("Clip", x, d.store(np.float32(0.9)), d.store(np.float32(1.1)))
-    d.add(f"Reduce{op}", x, *([d.ints(*axes)] if axes else []), keepdims=int(r.random() < 0.5), **({} if axes else {"noop_with_empty_axes": int(r.random() < 0.3)}))
+    d.add(
+        f"Reduce{op}",
+        x,
+        *([d.ints(*axes)] if axes else []),
+        keepdims=int(r.random() < 0.5),
+        **({} if axes else {"noop_with_empty_axes": int(r.random() < 0.3)}),
+    )
 
 
 def along_axis(d: Draw) -> None:
@@ -199,13 +277,44 @@ def along_axis(d: Draw) -> None:
     shape = d.shape(rank, 30000)
     axis = r.randrange(-rank, rank)
     x = d.feed(shape)
-    op = r.choice(("Softmax", "Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "CumSum", "TopK", "LpNormalization"))
+    op = r.choice(
+        (
+            "Softmax",
+            "Softmax",
+            "LogSoftmax",
+            "Hardmax",
+            "ArgMax",
+            "ArgMin",
+            "CumSum",
+            "TopK",
+            "LpNormalization",
+        )
+    )
     if op == "CumSum":
-        d.add(op, x, d.store(np.int64(axis)), exclusive=int(r.random() < 0.4), reverse=int(r.random() < 0.4))
+        d.add(
+            op,
+            x,
+            d.store(np.int64(axis)),
+            exclusive=int(r.random() < 0.4),
+            reverse=int(r.random() < 0.4),
+        )
     elif op == "TopK":
-        d.add(op, x, d.ints(r.randrange(0, shape[axis] + 1)), outputs=2, axis=axis, largest=int(r.random() < 0.6))
+        d.add(
+            op,
+            x,
+            d.ints(r.randrange(0, shape[axis] + 1)),
+            outputs=2,
+            axis=axis,
+            largest=int(r.random() < 0.6),
+        )
     elif op.startswith("Arg"):
-        d.add(op, x, axis=axis, keepdims=int(r.random() < 0.5), select_last_index=int(r.random() < 0.3))
+        d.add(
+            op,
+            x,
+            axis=axis,
+            keepdims=int(r.random() < 0.5),
+            select_last_index=int(r.random() < 0.3),
+        )
     elif op == "LpNormalization":
         d.add(op, x, axis=axis, p=r.choice((1, 2)))
     else:
@@ -213,7 +322,13 @@ def along_axis(d: Draw) -> None:
 
 
 _ROWS = ("LayerNormalization", "RMSNormalization")
-_IMAGES = ("GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LRN", "BatchNormalization")
+_IMAGES = (
+    "GroupNormalization",
+    "InstanceNormalization",
+    "MeanVarianceNormalization",
+    "LRN",
+    "BatchNormalization",
+)
 
 
 def norm(d: Draw) -> None:
@@ -245,7 +360,12 @@ def norm(d: Draw) -> None:
     elif op == "LRN":
         d.add(op, x, size=r.choice((1, 2, 3, 5)), alpha=0.1, beta=0.75, bias=1.0)
     elif op == "BatchNormalization":
-        d.add(op, x, *(d.weight((c,)) for _ in range(3)), d.store(d.rng.random(c).astype(np.float32) + 0.5))
+        d.add(
+            op,
+            x,
+            *(d.weight((c,)) for _ in range(3)),
+            d.store(d.rng.random(c).astype(np.float32) + 0.5),
+        )
     else:
         d.add("InstanceNormalization", x, d.weight((c,)), d.weight((c,)))
 
@@ -260,10 +380,22 @@ def matmul(d: Draw) -> None:
     if r.random() < 0.3:
         ta, tb = int(r.random() < 0.4), int(r.random() < 0.5)
         b_shape = (n, k) if tb else (k, n)
-        a, b = d.feed((k, m) if ta else (m, k)), d.weight(b_shape, scale) if r.random() < 0.7 else d.feed(b_shape, scale)
+        a, b = (
+            d.feed((k, m) if ta else (m, k)),
+            d.weight(b_shape, scale) if r.random() < 0.7 else d.feed(b_shape, scale),
+        )
         c_shape = r.choice(((m, n), (n,), (1, n), (m, 1), (1,), ()))
         c = [d.weight(c_shape)] if r.random() < 0.7 else []
-        y = d.add("Gemm", a, b, *c, transA=ta, transB=tb, alpha=r.choice((1.0, 0.5)), beta=r.choice((1.0, 2.0)))
+        y = d.add(
+            "Gemm",
+            a,
+            b,
+            *c,
+            transA=ta,
+            transB=tb,
+            alpha=r.choice((1.0, 0.5)),
+            beta=r.choice((1.0, 2.0)),
+        )
     else:
         batch = [d.size(7) for _ in range(r.choice((0, 0, 1, 1, 2)))]
         left = [b if r.random() < 0.8 else 1 for b in batch]
@@ -274,7 +406,10 @@ def matmul(d: Draw) -> None:
             a_shape = (k,)
         elif r.random() < 0.1:
             columns = (k,)
-        a, b = d.feed(a_shape), d.weight(columns, scale) if r.random() < 0.5 else d.feed(columns, scale)
+        a, b = (
+            d.feed(a_shape),
+            d.weight(columns, scale) if r.random() < 0.5 else d.feed(columns, scale),
+        )
         y = d.add("MatMul", a, b)
         if len(columns) > 1 and r.random() < 0.5:
             y = d.add("Add", y, d.weight((n,)))
@@ -283,7 +418,13 @@ def matmul(d: Draw) -> None:
 
 def attention(d: Draw) -> None:
     r = d.random
-    b, h, s, t, e = r.choice((1, 2, 3)), r.choice((1, 2, 4, 6)), d.size(129), d.size(200, large=True), r.choice((8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 256))
+    b, h, s, t, e = (
+        r.choice((1, 2, 3)),
+        r.choice((1, 2, 4, 6)),
+        d.size(129),
+        d.size(200, large=True),
+        r.choice((8, 16, 24, 32, 40, 64, 80, 96, 128, 160, 256)),
+    )
     kv = r.choice([g for g in (1, 2, h) if h % g == 0])
     causal = int(r.random() < 0.4)
     if causal:
@@ -295,7 +436,13 @@ def attention(d: Draw) -> None:
         shape = r.choice(((s, t), (1, 1, s, t), (b, 1, 1, t), (b, h, s, t), (1, h, s, t)))
         seen = d.rng.random(shape) < 0.7
         seen[..., 0] = True
-        inputs.append(d.given(seen if r.random() < 0.5 else np.where(seen, d.rng.standard_normal(shape), -10000.0).astype(np.float32)))
+        inputs.append(
+            d.given(
+                seen
+                if r.random() < 0.5
+                else np.where(seen, d.rng.standard_normal(shape), -10000.0).astype(np.float32)
+            )
+        )
     more = {"q_num_heads": h, "kv_num_heads": kv} if flat else {}
     d.add("Attention", *inputs, is_causal=causal, softcap=r.choice((0.0, 0.0, 3.0)), **more)
 

@@ -1,5 +1,7 @@
-"""Random graphs of several operators: chains whose values are read more than once (what fusions, views and shared memory must get right), and stacks of small
-layers, each of which reads what the one before has only just written (what kernels that begin before their producers end must get right); see `operator_draws`."""
+"""Random graphs of several operators: chains whose values are read more than once (what fusions,
+views and shared memory must get right), and stacks of small layers, each of which reads what the
+one before has only just written (what kernels that begin before their producers end must get
+right); see `operator_draws`."""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _Graph:
 
     def pick(self) -> tuple[str, tuple[int, ...]]:
         """The newest value, mostly."""
-        return self.values[-1] if self.d.random.random() < 0.75 else self.d.random.choice(self.values)
+        return (
+            self.values[-1] if self.d.random.random() < 0.75 else self.d.random.choice(self.values)
+        )
 
     def keep(self, name: str, shape: tuple[int, ...]) -> None:
         self.values.append((name, shape))
@@ -28,7 +32,20 @@ class _Graph:
 
 def _map(g: _Graph) -> None:
     x, shape = g.pick()
-    op = g.d.random.choice(("Relu", "Sigmoid", "Tanh", "Gelu", "HardSwish", "LeakyRelu", "Neg", "Abs", "Erf", "Softplus"))
+    op = g.d.random.choice(
+        (
+            "Relu",
+            "Sigmoid",
+            "Tanh",
+            "Gelu",
+            "HardSwish",
+            "LeakyRelu",
+            "Neg",
+            "Abs",
+            "Erf",
+            "Softplus",
+        )
+    )
     g.keep(g.d.add(op, x), shape)
 
 
@@ -39,7 +56,9 @@ def _gate(g: _Graph) -> None:
 
 def _with_weight(g: _Graph) -> None:
     d, (x, shape) = g.d, g.pick()
-    part = tuple(1 if d.random.random() < 0.4 else n for n in shape)[d.random.randrange(0, len(shape) + 1) :]
+    part = tuple(1 if d.random.random() < 0.4 else n for n in shape)[
+        d.random.randrange(0, len(shape) + 1) :
+    ]
     operands = [x, d.weight(part)]
     d.random.shuffle(operands)
     g.keep(d.add(d.random.choice(("Add", "Sub", "Mul", "Max")), *operands), shape)
@@ -52,7 +71,10 @@ def _join(g: _Graph) -> None:
     if d.random.random() < 0.4:
         axis = d.random.randrange(len(shape))
         if shape[axis] <= 64:
-            g.keep(d.add("Concat", x, other, axis=axis), tuple(2 * n if k == axis else n for k, n in enumerate(shape)))
+            g.keep(
+                d.add("Concat", x, other, axis=axis),
+                tuple(2 * n if k == axis else n for k, n in enumerate(shape)),
+            )
             return
     g.keep(d.add(d.random.choice(("Add", "Mul", "Sub")), x, other), shape)
 
@@ -85,7 +107,10 @@ def _cut(g: _Graph) -> None:
         first = d.random.randrange(0, n - 1)
         last = d.random.randrange(first + 1, n + 1)
         step = d.random.choice((1, 1, 1, 2, 3))
-        g.keep(d.add("Slice", x, d.ints(first), d.ints(last), d.ints(k), d.ints(step)), tuple(-(-(last - first) // step) if j == k else s for j, s in enumerate(shape)))
+        g.keep(
+            d.add("Slice", x, d.ints(first), d.ints(last), d.ints(k), d.ints(step)),
+            tuple(-(-(last - first) // step) if j == k else s for j, s in enumerate(shape)),
+        )
 
 
 def _halves(g: _Graph) -> None:
@@ -133,7 +158,12 @@ def _convolution(g: _Graph) -> None:
     y = d.add("Conv", x, d.weight((filters, c // group, k, k), (c // group * k * k) ** -0.5), *([d.weight((filters,))] if d.random.random() < 0.5 else []),
               kernel_shape=[k, k], pads=[k // 2] * 4, group=group)  # fmt: skip
     if d.random.random() < 0.3:
-        y = d.add("BatchNormalization", y, *(d.weight((filters,)) for _ in range(3)), d.store(d.rng.random(filters).astype(np.float32) + 0.5))
+        y = d.add(
+            "BatchNormalization",
+            y,
+            *(d.weight((filters,)) for _ in range(3)),
+            d.store(d.rng.random(filters).astype(np.float32) + 0.5),
+        )
     g.keep(y, (n, filters, h, w))
 
 
@@ -170,7 +200,9 @@ def _dense(d: Draw, x: str, k: int, n: int) -> str:
 
 
 def stack(d: Draw) -> None:
-    """A few rows through layers of different widths, or an image whose convolutions end in such layers."""
+    """A few rows through layers of different widths, or an image whose convolutions end in such
+    layers.
+    """
     rows, k = d.random.choice((1, 1, 2, 3, 5, 8, 13, 40, 130)), d.size(1100, large=True)
     if d.random.random() < 0.6:
         x = d.feed((rows, k))
@@ -187,11 +219,18 @@ def stack(d: Draw) -> None:
             if side > 5 and d.random.random() < 0.4:
                 x, side = d.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), side // 2
         pooled = d.random.random() < 0.5
-        x, k = d.add("Flatten", d.add("GlobalAveragePool", x) if pooled else x), k if pooled else k * side**2
+        x, k = (
+            d.add("Flatten", d.add("GlobalAveragePool", x) if pooled else x),
+            k if pooled else k * side**2,
+        )
     for _ in range(d.random.randrange(2, 8)):
         if d.random.random() < 0.2:
             x = d.add("LayerNormalization", x, d.weight((k,)), d.weight((k,)), axis=-1)
-        n = k if d.random.random() < 0.2 and k < 1100 else d.size(1100, large=d.random.random() < 0.5)
+        n = (
+            k
+            if d.random.random() < 0.2 and k < 1100
+            else d.size(1100, large=d.random.random() < 0.5)
+        )
         y = _dense(d, x, k, n)
         x, k = d.add("Add", x, y) if n == k else y, n
     if d.random.random() < 0.3:

@@ -1,10 +1,12 @@
 """Random models of one operator on the provider, against ONNX Runtime's CPU provider.
 
-    python -m benchmarks.operator_fuzz [--count 500] [--seed 0] [--backend cuda] [--half] [--optimized] [--kinds conv pool ...] [--jobs 2] [--replay 123 ...]
+    python -m benchmarks.operator_fuzz [--count 500] [--seed 0] [--backend cuda] [--half]
+    [--optimized] [--kinds conv pool ...] [--jobs 2] [--replay 123 ...]
 
-Each case has a process of its own to die in. Results may differ by rounding (`benchmarks.difference`); with --half inputs and weights are fp16 on the provider, and
-the same values in fp32 on ONNX Runtime. Cases that ONNX Runtime does not take count as nothing. Exit status 1 when one is wrong, crashes or hangs.
-"""
+Each case has a process of its own to die in. Results may differ by rounding
+(`benchmarks.difference`); with --half inputs and weights are fp16 on the provider, and the same
+values in fp32 on ONNX Runtime. Cases that ONNX Runtime does not take count as nothing. Exit status
+1 when one is wrong, crashes or hangs."""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _STEEP = ("Mod", "ReduceProd")
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: right, wrong, refused (by ONNX Runtime) or error; op: its last operator; ours, nodes: how many the
-    provider ran, and of how many."""
+    """status: right, wrong, refused (by ONNX Runtime) or error; op: its last operator; ours, nodes:
+    how many the provider ran, and of how many."""
 
     kind: str
     op: str
@@ -55,7 +57,9 @@ def draw(seed: int, kinds: list[str]) -> tuple[str, onnx.ModelProto, dict[str, A
 
 
 def narrow(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its fp32 inputs and weights in fp16, but for factors of sizes (Resize) and statistics, which stay as they are."""
+    """The model with its fp32 inputs and weights in fp16, but for factors of sizes (Resize) and
+    statistics, which stay as they are.
+    """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     kept = {i for n in out.graph.node for i in (n.input[2:3] if n.op_type == "Resize" else [])}
@@ -64,7 +68,9 @@ def narrow(model: onnx.ModelProto) -> onnx.ModelProto:
             i.type.tensor_type.elem_type = TensorProto.FLOAT16
     for k, t in enumerate(out.graph.initializer):
         if t.data_type == TensorProto.FLOAT and t.name not in kept:
-            out.graph.initializer[k].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float16), t.name))
+            out.graph.initializer[k].CopyFrom(
+                numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float16), t.name)
+            )
     return out
 
 
@@ -75,12 +81,19 @@ def rounded(value: Any) -> Any:
 def _negligible(want: Any, got: Any, narrow: bool) -> bool:
     """Whether what lies between them is the rounding of values of the order of one."""
     a, b = np.asarray(want), np.asarray(got)
-    return bool(a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.isfinite(a).all() and np.abs(a - b).max(initial=0) < _NOISE[narrow])
+    return bool(
+        a.dtype == b.dtype == np.float32
+        and a.shape == b.shape
+        and np.isfinite(a).all()
+        and np.abs(a - b).max(initial=0) < _NOISE[narrow]
+    )
 
 
 def _sizes(model: onnx.ModelProto, fed: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Sizes of the first axis to run with, too (None: its own). Nothing is left to reduce, and no rows where ONNX Runtime differs from ONNX: it gives other shapes
-    along axes counted from the end, 0 as the mean of nothing, and C without beta from a Gemm of no terms; TopK of 1.30 divides by the number of rows."""
+    """Sizes of the first axis to run with, too (None: its own). Nothing is left to reduce, and no
+    rows where ONNX Runtime differs from ONNX: it gives other shapes along axes counted from the
+    end, 0 as the mean of nothing, and C without beta from a Gemm of no terms; TopK of 1.30 divides
+    by the number of rows."""
     if not any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim):
         return (None,)
     least = 0
@@ -97,21 +110,45 @@ def _other(given: dict[str, Any], sizes: Sequence[int | None], random: Random) -
     axes = {len(v) for v in given.values() if v.ndim}
     out = {}
     for k, v in given.items():
-        turned = np.roll(v, 7) if np.issubdtype(v.dtype, np.floating) else v  # indices stay those that it drew: distinct ones
-        out[k] = np.resize(turned, (size, *v.shape[1:])) if size is not None and len(axes) == 1 and v.ndim else turned
+        # indices stay those that it drew: distinct ones
+        turned = np.roll(v, 7) if np.issubdtype(v.dtype, np.floating) else v
+        out[k] = (
+            np.resize(turned, (size, *v.shape[1:]))
+            if size is not None and len(axes) == 1 and v.ndim
+            else turned
+        )
     return out
 
 
 def _apart(want: list[Any], got: list[Any], narrow: bool) -> float:
     got = [g.astype(np.float32) if g.dtype == np.float16 else g for g in got]
-    return 0.0 if all(_negligible(a, b, narrow) for a, b in zip(want, got, strict=True)) else difference(want, got)
+    return (
+        0.0
+        if all(_negligible(a, b, narrow) for a, b in zip(want, got, strict=True))
+        else difference(want, got)
+    )
 
 
-def _compare(peer: Any, made: Any, fed: dict[str, Any], narrow: bool, sizes: Sequence[int | None], random: Random) -> float:
-    """The largest difference, of these inputs and of others in between, which leave nothing right in memory; often enough for a graph to be replayed."""
+def _compare(
+    peer: Any,
+    made: Any,
+    fed: dict[str, Any],
+    narrow: bool,
+    sizes: Sequence[int | None],
+    random: Random,
+) -> float:
+    """The largest difference, of these inputs and of others in between, which leave nothing right
+    in memory; often enough for a graph to be replayed.
+    """
 
     def run(values: dict[str, Any]) -> list[Any]:
-        out: list[Any] = made.run(None, {k: v.astype(np.float16) if narrow and v.dtype == np.float32 else v for k, v in values.items()})
+        out: list[Any] = made.run(
+            None,
+            {
+                k: v.astype(np.float16) if narrow and v.dtype == np.float32 else v
+                for k, v in values.items()
+            },
+        )
         return out
 
     want, worst = peer.run(None, fed), 0.0
@@ -137,7 +174,9 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
         if half:
             fed = {k: rounded(v) for k, v in fed.items()}
             for k, t in enumerate(model.graph.initializer):
-                model.graph.initializer[k].CopyFrom(numpy_helper.from_array(rounded(numpy_helper.to_array(t)), t.name))
+                model.graph.initializer[k].CopyFrom(
+                    numpy_helper.from_array(rounded(numpy_helper.to_array(t)), t.name)
+                )
         peer = session(model)
         want = peer.run(None, fed)
         if sum(np.asarray(w).size for w in want) > 1 << 24:
@@ -156,48 +195,79 @@ def run(seed: int, kinds: list[str], backend: str, half: bool, optimized: bool =
     except Exception as e:  # the report names every kind of failure
         text = " ".join(str(e).splitlines())[:300]
         # The fp16 form of some operators is not one that ONNX has, or that ONNX Runtime runs.
-        unknown = half and any(reason in text for reason in ("NOT_IMPLEMENTED", "Type Error", "MLFloat16 data type is not supported"))
-        return Outcome(kind, op, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes)
+        unknown = half and any(
+            reason in text
+            for reason in ("NOT_IMPLEMENTED", "Type Error", "MLFloat16 data type is not supported")
+        )
+        return Outcome(
+            kind, op, "refused" if unknown else "error", f"{type(e).__name__}: {text}", ours, nodes
+        )
     bound = 2 * HALF if half else _SINGLE
-    return Outcome(kind, op, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes)
+    return Outcome(
+        kind, op, "right" if apart <= bound else "wrong", f"{apart:.1e} apart", ours, nodes
+    )
 
 
 def describe(model: onnx.ModelProto, fed: Mapping[str, Any]) -> str:
-    nodes = "; ".join(f"{n.op_type}({', '.join(f'{a.name}={helper.get_attribute_value(a)}' for a in n.attribute)})" for n in model.graph.node)
-    stored = {t.name: list(t.dims) if len(t.dims) > 1 or t.dims[:1] > [8] else numpy_helper.to_array(t).tolist() for t in model.graph.initializer}
+    nodes = "; ".join(
+        f"{n.op_type}({', '.join(f'{a.name}={helper.get_attribute_value(a)}' for a in n.attribute)})"
+        for n in model.graph.node
+    )
+    stored = {
+        t.name: list(t.dims)
+        if len(t.dims) > 1 or t.dims[:1] > [8]
+        else numpy_helper.to_array(t).tolist()
+        for t in model.graph.initializer
+    }
     symbolic = any(d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim)
     return f"{nodes} fed { {k: (v.shape, str(v.dtype)) for k, v in fed.items()} } stored {stored}{' symbolic' * symbolic}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--half", action="store_true")
-    parser.add_argument("--optimized", action="store_true", help="the model goes through `optimize` before")
+    parser.add_argument(
+        "--optimized", action="store_true", help="the model goes through `optimize` before"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0, help="stop after so many (0: never)")
-    parser.add_argument("--replay", nargs="*", type=int, default=[], help="these cases alone, with their models")
+    parser.add_argument(
+        "--replay", nargs="*", type=int, default=[], help="these cases alone, with their models"
+    )
     parser.add_argument("--arch", type=int, help="kernels for an older CUDA device (80, 89)")
     args = parser.parse_args()
     if args.arch:
         cuda_older.pretend(args.arch)
     began, count, left = time.monotonic(), Counter[str](), Counter[str]()
     seeds = args.replay or list(range(args.seed, args.seed + args.count))
-    for seed, result in run_each(seeds, lambda s: run(s, args.kinds, args.backend, args.half, args.optimized), jobs=args.jobs, timeout=60):
+    for seed, result in run_each(
+        seeds,
+        lambda s: run(s, args.kinds, args.backend, args.half, args.optimized),
+        jobs=args.jobs,
+        timeout=60,
+    ):
         o = Outcome("", "", "crash", result.reason) if isinstance(result, Lost) else result
         count[o.status] += 1
         if o.status in ("right", "wrong") and o.ours < o.nodes:
             left[o.op] += 1
         if args.replay or o.status not in ("right", "refused"):
             kind, model, fed = draw(seed, args.kinds)
-            print(f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): {describe(model, fed)[:900]}", flush=True)
+            print(
+                f"{o.status} {seed} {kind} {o.text} ({o.ours} of {o.nodes} nodes): {describe(model, fed)[:900]}",
+                flush=True,
+            )
         if args.seconds and time.monotonic() - began > args.seconds:
             break
     counts = ", ".join(f"{n} {status}" for status, n in count.most_common())
-    print(f"{counts} in {time.monotonic() - began:.0f} s; not all on the provider: {dict(left.most_common(12))}")
+    print(
+        f"{counts} in {time.monotonic() - began:.0f} s; not all on the provider: {dict(left.most_common(12))}"
+    )
     return 1 if count["wrong"] + count["error"] + count["crash"] else 0
 
 

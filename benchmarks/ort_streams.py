@@ -1,4 +1,8 @@
-"""Streams of ONNX Runtime (OrtSyncStream). Python makes them, and copies on them; it cannot give one to a run, which goes through the C API here."""
+"""Streams of ONNX Runtime (OrtSyncStream).
+
+Python makes them, and copies on them; it cannot give one to a run, which goes through the C API
+here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as C
 from benchmarks import cuda_shim
 from tracea_onnx import provider
 
-#: A provider library without a provider: ONNX Runtime's Python module exports nothing, but gives its C API to the libraries that it loads.
+#: A provider library without a provider: ONNX Runtime's Python module exports nothing, but gives
+#: its C API to the libraries that it loads.
 _SOURCE = """
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +31,8 @@ extern "C" void* CreateEpFactories(const char*, const Base* given, const void*, 
 extern "C" void* ReleaseEpFactory(void*) { return nullptr; }
 extern "C" const void* ort_api(uint32_t version) { return base->get(version); }
 """
-_RUN_OPTIONS_SET_SYNC_STREAM, _SYNC_STREAM_GET_HANDLE = 413, 384  # slots of OrtApi, which only grows
+# slots of OrtApi, which only grows
+_RUN_OPTIONS_SET_SYNC_STREAM, _SYNC_STREAM_GET_HANDLE = 413, 384
 
 
 @functools.cache
@@ -34,7 +40,9 @@ def _table() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "ort_api.cc", Path(folder) / "libort_api.so"
         source.write_text(_SOURCE)
-        subprocess.run([*cuda_shim.compiler(), "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        subprocess.run(
+            [*cuda_shim.compiler(), "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+        )
         ort.register_execution_provider_library("ort_api", str(library))
         loaded = ctypes.CDLL(str(library))
     loaded.ort_api.restype = ctypes.POINTER(ctypes.c_void_p)
@@ -48,12 +56,18 @@ def function(slot: int, *signature: Any) -> Any:
 
 def native(value: Any) -> int:
     """Address of the C++ object of one of pybind11's: the first word after Python's header."""
-    return int(ctypes.c_void_p.from_address(id(value) + 2 * ctypes.sizeof(ctypes.c_void_p)).value or 0)
+    return int(
+        ctypes.c_void_p.from_address(id(value) + 2 * ctypes.sizeof(ctypes.c_void_p)).value or 0
+    )
 
 
 def _ep_device(device: int) -> Any:
     provider.register()
-    return next(d for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME and d.ep_metadata["cuda_device_id"] == str(device))
+    return next(
+        d
+        for d in ort.get_ep_devices()
+        if d.ep_name == provider.PROVIDER_NAME and d.ep_metadata["cuda_device_id"] == str(device)
+    )
 
 
 def make(device: int = 0) -> Any:
@@ -63,7 +77,9 @@ def make(device: int = 0) -> Any:
 def pinned(shape: list[int]) -> Any:
     """A tensor in host memory of the provider's."""
     where = _ep_device(0).memory_info(ort.OrtDeviceMemoryType.HOST_ACCESSIBLE)
-    return ort.OrtValue(C.OrtValue.ortvalue_from_shape_and_type_for_memory_info(shape, np.float32, where))
+    return ort.OrtValue(
+        C.OrtValue.ortvalue_from_shape_and_type_for_memory_info(shape, np.float32, where)
+    )
 
 
 def options(stream: Any = None, *, quiet: bool = True) -> Any:
@@ -72,7 +88,12 @@ def options(stream: Any = None, *, quiet: bool = True) -> Any:
     if quiet:
         made.add_run_config_entry("disable_synchronize_execution_providers", "1")
     if stream is not None:
-        if function(_SYNC_STREAM_GET_HANDLE, ctypes.c_void_p, ctypes.c_void_p)(native(stream)) != stream.get_handle():
+        if (
+            function(_SYNC_STREAM_GET_HANDLE, ctypes.c_void_p, ctypes.c_void_p)(native(stream))
+            != stream.get_handle()
+        ):
             raise RuntimeError("ONNX Runtime's Python module keeps its streams in another way")
-        function(_RUN_OPTIONS_SET_SYNC_STREAM, None, ctypes.c_void_p, ctypes.c_void_p)(native(made), native(stream))
+        function(_RUN_OPTIONS_SET_SYNC_STREAM, None, ctypes.c_void_p, ctypes.c_void_p)(
+            native(made), native(stream)
+        )
     return made

@@ -1,10 +1,11 @@
-"""Paired timing of two calls in one process: interleaved, alternating order, median of the ratios with a distribution-free confidence interval.
+"""Paired timing of two calls in one process: interleaved, alternating order, median of the ratios
+with a distribution-free confidence interval.
 
-Wall time of one call says little on a shared machine; the ratio of two calls made within milliseconds of each other says much more.
-Pin the process to the cores under test from outside (`taskset -c 0,1 python -m benchmarks.cpu_models`) and leave frequency scaling
-fixed where that is possible. With one thread, `clock="cpu"` counts the calling thread's CPU time and so ignores what other
-processes take; with more threads only wall time counts everything.
-"""
+Wall time of one call says little on a shared machine; the ratio of two calls made within
+milliseconds of each other says much more. Pin the process to the cores under test from outside
+(`taskset -c 0,1 python -m benchmarks.cpu_models`) and leave frequency scaling fixed where that is
+possible. With one thread, `clock="cpu"` counts the calling thread's CPU time and so ignores what
+other processes take; with more threads only wall time counts everything."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": tim
 
 @dataclass(frozen=True)
 class Paired:
-    """`ours`, `theirs`: median milliseconds a call. `ratio`: median of ours / theirs over the pairs; `low`, `high`: its 95 % confidence interval."""
+    """`ours`, `theirs`: median milliseconds a call.
+
+    `ratio`: median of ours / theirs over the pairs; `low`, `high`: its 95 % confidence interval.
+    """
 
     ours: float
     theirs: float
@@ -33,7 +37,9 @@ class Paired:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): the interval between order statistics that holds the median with 95 % confidence, whatever the distribution."""
+    """(median, low, high): the interval between order statistics that holds the median with 95 %
+    confidence, whatever the distribution.
+    """
     ordered = sorted(values)
     n = len(ordered)
     reach = 0.98 * math.sqrt(n)
@@ -45,10 +51,11 @@ def compare(
     ours: Callable[[int], object], theirs: Callable[[int], object], *, seconds: float = 4.0, min_pairs: int = 15, warmup: int = 3, min_sample: float = 0.004,
     clock: str = "wall",
 ) -> Paired:  # fmt: skip
-    """Times `ours(k)` against `theirs(k)`; k counts calls, so that the callee can rotate its inputs.
+    """Times `ours(k)` against `theirs(k)`; k counts calls, so that the callee can rotate its
+    inputs.
 
-    seconds: to spend in all (at least `min_pairs` pairs); warmup: untimed calls of each; min_sample: calls are repeated until a sample takes this long (s).
-    """
+    seconds: to spend in all (at least `min_pairs` pairs); warmup: untimed calls of each;
+    min_sample: calls are repeated until a sample takes this long (s)."""
     now = CLOCKS[clock]
     began = time.perf_counter()
     for k in range(warmup):

@@ -1,10 +1,12 @@
-"""Where the time of a model goes on the GPU: every launch of its Plans, slowest first, beside one replay of all of them as a graph.
+"""Where the time of a model goes on the GPU: every launch of its Plans, slowest first, beside one
+replay of all of them as a graph.
 
-    python -m benchmarks.profile_cuda resnet50 --batch 1 32 [--sequence 128] [--top 30] [--json FILE]
+    python -m benchmarks.profile_cuda resnet50 --batch 1 32 [--sequence 128] [--top 30] [--json
+    FILE]
 
-A launch's own time is that of a graph of many of it, so its operands lie in cache and neighbours overlap as they do in the whole; the sum of
-all can be above or below the replay. Models are of the zoo, in fp16.
-"""
+A launch's own time is that of a graph of many of it, so its operands lie in cache and neighbours
+overlap as they do in the whole; the sum of all can be above or below the replay. Models are of the
+zoo, in fp16."""
 
 from __future__ import annotations
 
@@ -34,26 +36,44 @@ def profile(part: measure.Part, replays: int) -> tuple[float, list[tuple[float, 
     rows = []
     for launch, key, (symbol, us) in zip(launched, part.asked, times.launches, strict=True):
         request = part.requests[key]
-        name = request.family + ("+program" if request.program is not None and "act" in request.ints else "") + ("+res" if "res" in request.operands else "")
+        name = (
+            request.family
+            + ("+program" if request.program is not None and "act" in request.ints else "")
+            + ("+res" if "res" in request.operands else "")
+        )
         grid = "x".join(str(value[g]) for g in launch["grid"] if value[g] > 1) or "1"
-        rows.append((us, name, f"{symbol} {grid}x{launch['block']} {measure.text(request, part.sizes)}"))
+        rows.append(
+            (us, name, f"{symbol} {grid}x{launch['block']} {measure.text(request, part.sizes)}")
+        )
     return times.total, rows
 
 
-def report(name: str, batch: int, total: float, rows: list[tuple[float, str, str]], top: int) -> None:
+def report(
+    name: str, batch: int, total: float, rows: list[tuple[float, str, str]], top: int
+) -> None:
     by_family: dict[str, list[float]] = defaultdict(list)
     same: dict[tuple[str, str], list[float]] = defaultdict(list)
     for us, family, text in rows:
         by_family[family].append(us)
         same[family, text].append(us)
-    print(f"== {name} b{batch}: replay {total:.1f} us, {len(rows)} launches of {sum(r[0] for r in rows):.1f} us")
-    print("  " + ", ".join(f"{f} {len(t)}x {sum(t):.0f}" for f, t in sorted(by_family.items(), key=lambda kv: -sum(kv[1]))))
+    print(
+        f"== {name} b{batch}: replay {total:.1f} us, {len(rows)} launches of {sum(r[0] for r in rows):.1f} us"
+    )
+    print(
+        "  "
+        + ", ".join(
+            f"{f} {len(t)}x {sum(t):.0f}"
+            for f, t in sorted(by_family.items(), key=lambda kv: -sum(kv[1]))
+        )
+    )
     for (family, text), t in sorted(same.items(), key=lambda kv: -sum(kv[1]))[:top]:
         print(f"  {sum(t):7.1f} = {len(t):2d} x {sum(t) / len(t):6.2f}  {family:16s} {text[:150]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="+")
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 32])
     parser.add_argument("--sequence", type=int, default=128)
@@ -73,7 +93,10 @@ def main() -> None:
                 for part in measure.parts(request, sizes):
                     total, rows = profile(part, args.replays)
                     report(name, batch, total, rows, args.top)
-                    everything[f"{name} b{batch} {part.plan['name']}"] = {"replay": total, "launches": rows}
+                    everything[f"{name} b{batch} {part.plan['name']}"] = {
+                        "replay": total,
+                        "launches": rows,
+                    }
             if args.json:
                 args.json.write_text(json.dumps(everything))
 
@@ -81,7 +104,13 @@ def main() -> None:
 def input_shapes(model: onnx.ModelProto, batch: int, sequence: int) -> dict[str, list[int]]:
     """The first of an input's unknown sizes is its batch, the others are of its sequences."""
     dims = {i.name: i.type.tensor_type.shape.dim for i in model.graph.input}
-    return {name: [d.dim_value if d.HasField("dim_value") else sequence if k else batch for k, d in enumerate(shape)] for name, shape in dims.items()}
+    return {
+        name: [
+            d.dim_value if d.HasField("dim_value") else sequence if k else batch
+            for k, d in enumerate(shape)
+        ]
+        for name, shape in dims.items()
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Where the time of a model goes: every launch of its Plans, run alone with its own operands, slowest first.
+"""Where the time of a model goes: every launch of its Plans, run alone with its own operands,
+slowest first.
 
 python benchmarks/profile_plan.py model.onnx [--dim batch=1] [--top 30]
 """
@@ -23,7 +24,13 @@ _CONV_FLOPS = {"conv2d", "conv2d_wino", "conv2d_dw", "deconv2d"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--dim", action="append", default=[], metavar="NAME=N", help="value of a symbolic dim (default 1)")
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="value of a symbolic dim (default 1)",
+    )
     parser.add_argument("--top", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=9)
     args = parser.parse_args()
@@ -39,12 +46,16 @@ def main() -> None:
         by_family[family] += seconds
     print(f"{total * 1e6:.0f} us in {len(rows)} launches")
     for family, seconds in sorted(by_family.items(), key=lambda kv: -kv[1]):
-        print(f"  {family:16s} {seconds * 1e6:9.0f} us  {100 * seconds / total:5.1f} %  {sum(r[1] == family for r in rows)} launches")
+        print(
+            f"  {family:16s} {seconds * 1e6:9.0f} us  {100 * seconds / total:5.1f} %  {sum(r[1] == family for r in rows)} launches"
+        )
     for seconds, family, text in sorted(rows, reverse=True)[: args.top]:
         print(f"{seconds * 1e6:9.1f} us {family:16s} {text}")
 
 
-def _profile(plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict[str, int], repeat: int) -> list[tuple[float, str, str]]:
+def _profile(
+    plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict[str, int], repeat: int
+) -> list[tuple[float, str, str]]:
     dims = []
     for i in plan["inputs"]:
         shape = graph.shape(i["name"]) or (1,) * i["rank"]
@@ -63,16 +74,25 @@ def _profile(plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict
         elif b["kind"] == "input":
             size = int(np.prod(dims[b["index"]], dtype=np.int64)) * 8
         elif b["kind"] == "output":
-            size = int(np.prod([value[d] for d in plan["outputs"][b["index"]]["dims"]], dtype=np.int64)) * 8
+            size = (
+                int(
+                    np.prod([value[d] for d in plan["outputs"][b["index"]]["dims"]], dtype=np.int64)
+                )
+                * 8
+            )
         elif b["kind"] == "initializer":
             found = graph.const(b["name"])
             size = found.nbytes if found is not None else 1 << 24
         data = native_library.aligned(size // 4 + 64)
         data[:] = rng.standard_normal(data.size).astype(np.float32)
         if b["kind"] == "blob":
-            data.view(np.uint8)[: len(blobs[b["index"]])] = np.frombuffer(blobs[b["index"]], np.uint8)
+            data.view(np.uint8)[: len(blobs[b["index"]])] = np.frombuffer(
+                blobs[b["index"]], np.uint8
+            )
         if b["kind"] == "initializer" and found is not None:
-            data.view(np.uint8)[: found.nbytes] = np.frombuffer(np.ascontiguousarray(found).tobytes(), np.uint8)
+            data.view(np.uint8)[: found.nbytes] = np.frombuffer(
+                np.ascontiguousarray(found).tobytes(), np.uint8
+            )
         if b["kind"] == "input" and plan["inputs"][b["index"]]["dtype"] != 1:
             data[:] = 0
         arrays.append(data)
@@ -81,10 +101,14 @@ def _profile(plan: dict[str, Any], blobs: list[bytes], graph: Graph, given: dict
         family = FAMILIES[launch["k"]]
         operands: dict[str, Any] = {}
         for name, ref in zip(family.operands, launch["b"], strict=True):
-            operands[name.rstrip("?")] = None if ref is None else (arrays[ref[0]].view(np.uint8), value[ref[1]])
+            operands[name.rstrip("?")] = (
+                None if ref is None else (arrays[ref[0]].view(np.uint8), value[ref[1]])
+            )
         ints = {n: value[e] for n, e in zip(family.ints, launch["i"], strict=True)}
         floats = dict(zip(family.floats, launch["f"], strict=True))
-        seconds = native_library.run_kernel(launch["k"], operands, ints, floats, launch["p"], repeat=repeat)
+        seconds = native_library.run_kernel(
+            launch["k"], operands, ints, floats, launch["p"], repeat=repeat
+        )
         out.append((seconds, launch["k"], _describe(launch["k"], ints, launch["p"], seconds)))
     return out
 
@@ -100,7 +124,11 @@ def _describe(family: str, i: dict[str, int], program: Any, seconds: float) -> s
         batch = i.get("B0", 1) * i.get("B1", 1)
         flops = 2 * batch * i["M"] * i["N"] * i["K"]
         return f"{batch}x {i['M']}x{i['N']}x{i['K']} act{i['act']}{extra}  {flops / seconds / 1e9:.1f} GF/s"
-    return " ".join(f"{k}={v}" for k, v in i.items() if v not in (0, 1) and not k.startswith(("x0_", "x1_", "x2_", "y_")))[:110]
+    return " ".join(
+        f"{k}={v}"
+        for k, v in i.items()
+        if v not in (0, 1) and not k.startswith(("x0_", "x1_", "x2_", "y_"))
+    )[:110]
 
 
 if __name__ == "__main__":

@@ -19,21 +19,34 @@ CPU = "CPUExecutionProvider"
 
 
 def session(
-    model: onnx.ModelProto | bytes | Path, *, provider: bool = False, threads: int = 1, optimize: bool = True, everything: bool = False,
+    model: onnx.ModelProto | bytes | Path,
+    *,
+    provider: bool = False,
+    threads: int = 1,
+    optimize: bool = True,
+    everything: bool = False,
     backend: str = "cpu",
 ) -> ort.InferenceSession:
-    """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize` False turns ORT's own graph optimizations off (the oracle).
+    """A session on stock ORT, or on the provider with ORT's CPU provider behind it. `optimize`
+    False turns ORT's own graph optimizations off (the oracle).
 
-    everything: the provider takes every node it can run, not only those where it should be the faster; backend: what it runs them on.
-    """
+    everything: the provider takes every node it can run, not only those where it should be the
+    faster; backend: what it runs them on."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    # Two sessions live in one process: the one that is not running must not spin on the other's cores.
+    # Two sessions live in one process: the one that is not running must not spin on the other's
+    # cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source: Any = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model) if isinstance(model, Path) else model
+    source: Any = (
+        model.SerializeToString()
+        if isinstance(model, onnx.ModelProto)
+        else str(model)
+        if isinstance(model, Path)
+        else model
+    )
     if not provider:
         return ort.InferenceSession(source, options, providers=[CPU])
     import tracea_onnx.provider
@@ -42,7 +55,9 @@ def session(
     _compile_failures.clear()
     _watching.on = True
     try:
-        made = tracea_onnx.provider.create_session(source, {"backend": backend} | ({"claim": "all"} if everything else {}), options)
+        made = tracea_onnx.provider.create_session(
+            source, {"backend": backend} | ({"claim": "all"} if everything else {}), options
+        )
     finally:
         _watching.on = False
     if TRACEA not in made.get_providers():
@@ -53,7 +68,9 @@ def session(
 
 
 def _watch_compiler() -> None:
-    """Notes exceptions of the partition compiler: the provider logs them and leaves the nodes to ORT, which would hide a defect here."""
+    """Notes exceptions of the partition compiler: the provider logs them and leaves the nodes to
+    ORT, which would hide a defect here.
+    """
     from tracea_onnx.compiler import partition_compiler
     from tracea_onnx.errors import TraceaError
 
@@ -72,7 +89,9 @@ def _watch_compiler() -> None:
             raise
         except Exception as e:
             where = traceback.extract_tb(e.__traceback__)[-1]
-            _compile_failures.append(f"{type(e).__name__}: {e} ({Path(where.filename).name}:{where.lineno})")
+            _compile_failures.append(
+                f"{type(e).__name__}: {e} ({Path(where.filename).name}:{where.lineno})"
+            )
             raise
 
     watched.watched = True  # type: ignore[attr-defined]

@@ -16,9 +16,27 @@ from tracea_onnx.ir import dims
 from tracea_onnx.ir.contracts import Match, Refuse, Rule
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
-from tracea_onnx.match.attention import PRODUCTS, Axes, Operand, finish, heads, probabilities, query_key, trace, with_values
+from tracea_onnx.match.attention import (
+    PRODUCTS,
+    Axes,
+    Operand,
+    finish,
+    heads,
+    probabilities,
+    query_key,
+    trace,
+    with_values,
+)
 from tracea_onnx.match.epilogue import FLOATS, narrower
-from tracea_onnx.match.masks import MASKED, Mask, Triangle, causal_attrs, mask_attrs, simplified, triangle
+from tracea_onnx.match.masks import (
+    MASKED,
+    Mask,
+    Triangle,
+    causal_attrs,
+    mask_attrs,
+    simplified,
+    triangle,
+)
 from tracea_onnx.match.softmax import Softmax, decomposed, operator
 from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 
@@ -31,8 +49,10 @@ _REGROUPS = ("Reshape", "Unsqueeze", "Squeeze")
 
 @dataclass
 class _Scores:
-    """What was read between the product of q and k and the softmax; masks outermost first. `floor`: what Max or Clip lifts scores to; `cap`: what tanh of
-    the scores that `scale` makes is multiplied by, 0 without one; `per_head`: constant factors [.., heads, 1, 1] of the scores, which no mask precedes."""
+    """What was read between the product of q and k and the softmax; masks outermost first. `floor`:
+    what Max or Clip lifts scores to; `cap`: what tanh of the scores that `scale` makes is
+    multiplied by, 0 without one; `per_head`: constant factors [.., heads, 1, 1] of the scores,
+    which no mask precedes."""
 
     product: Node
     scale: float = 1.0
@@ -42,10 +62,13 @@ class _Scores:
     masks: list[Mask] = field(default_factory=list)
     causal: DimLike | None = None
     nodes: list[Node] = field(default_factory=list)  # outermost first
-    frames: list[str] = field(default_factory=list)  # the scores each mask meets, for its broadcasting
+    # the scores each mask meets, for its broadcasting
+    frames: list[str] = field(default_factory=list)
 
     def unmasked(self, frame: str) -> str:
-        """What `frame` was before any mask of unknown size was applied to it: masks broadcast to the scores and do not enlarge them."""
+        """What `frame` was before any mask of unknown size was applied to it: masks broadcast to
+        the scores and do not enlarge them.
+        """
         at = next(k for k, n in enumerate(self.nodes) if n.outputs[0] == frame)
         return next(n.outputs[0] for n in self.nodes[at:] if n.op in PRODUCTS or n.op in _REGROUPS)
 
@@ -56,25 +79,53 @@ def match(g: Graph, anchor: Node) -> Match:
     scores = _scores(g, s, soft)
     if soft.axis != -1 or soft.log:
         axis = None if soft.axis is None else soft.axis + len(s.dims(soft.x) or ())
-        raise Refuse(f"Softmax runs over axis {axis}, which is not the key axis" if not soft.log else "a logarithm is taken of the probabilities", anchor)
-    after, product, transposed, nan_to_zero = probabilities(g, soft, lambda where, value, before: _cleared(g, where, value, scores, before))
+        raise Refuse(
+            f"Softmax runs over axis {axis}, which is not the key axis"
+            if not soft.log
+            else "a logarithm is taken of the probabilities",
+            anchor,
+        )
+    after, product, transposed, nan_to_zero = probabilities(
+        g, soft, lambda where, value, before: _cleared(g, where, value, scores, before)
+    )
     _settle(g, s, scores, anchor)
     core = [*scores.nodes, *soft.nodes, *after, product]
     rank = len(s.dims(scores.product.outputs[0]) or ())
     if rank not in (3, 4):
-        raise Refuse(f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known", scores.product)
+        raise Refuse(
+            f"the product of queries and keys has rank {rank or 'unknown'}; 3 and 4 are known",
+            scores.product,
+        )
     if len(s.dims(product.outputs[0]) or ()) != rank:
         raise Refuse("the product with the values has another rank than the scores", product)
     _same_rows(s, scores, after, transposed)
     lead = ("b", "h") if rank == 4 else ("bh",)
-    qk, v = query_key(scores.product, lead), with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed)
+    qk, v = (
+        query_key(scores.product, lead),
+        with_values(product, after[-1].outputs[0] if after else soft.output, lead, transposed),
+    )
     if qk is None or v is None:
-        raise Refuse("an Einsum of the chain is not a product over head elements or over keys", scores.product if qk is None else product)
+        raise Refuse(
+            "an Einsum of the chain is not a product over head elements or over keys",
+            scores.product if qk is None else product,
+        )
     operands = (*qk, v[0])
     tries = [(False, False), (False, True), *([(True, False)] if rank == 3 else [])]
     refused: Refuse | None = None
     for merge, keep in tries:
-        found = _build(g, s, anchor, scores, core, product, operands, v[1], nan_to_zero, merge_heads=merge, keep_views=keep)
+        found = _build(
+            g,
+            s,
+            anchor,
+            scores,
+            core,
+            product,
+            operands,
+            v[1],
+            nan_to_zero,
+            merge_heads=merge,
+            keep_views=keep,
+        )
         if not isinstance(found, Refuse):
             return found
         refused = refused or found
@@ -88,10 +139,35 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
     if node is None or depth == 0:
         return False
     if node.op in PRODUCTS:
-        # Learned queries may be constant, one matrix per head; a constant matrix is the weight of a layer.
-        return len(node.inputs) == 2 and not all(map(g.is_const, node.inputs)) and not any(g.is_const(i) and (g.rank(i) or 0) < 3 for i in node.inputs)
-    if node.op in ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Tanh", "Where", "Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"):
-        data = node.inputs if node.op in ("Add", "Mul", "Max") else node.inputs[1:] if node.op == "Where" else node.inputs[:1]
+        # Learned queries may be constant, one matrix per head; a constant matrix is the weight of a
+        # layer.
+        return (
+            len(node.inputs) == 2
+            and not all(map(g.is_const, node.inputs))
+            and not any(g.is_const(i) and (g.rank(i) or 0) < 3 for i in node.inputs)
+        )
+    if node.op in (
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Max",
+        "Clip",
+        "Tanh",
+        "Where",
+        "Cast",
+        "Identity",
+        "Reshape",
+        "Unsqueeze",
+        "Squeeze",
+    ):
+        data = (
+            node.inputs
+            if node.op in ("Add", "Mul", "Max")
+            else node.inputs[1:]
+            if node.op == "Where"
+            else node.inputs[:1]
+        )
         return any(_is_product(g, i, depth - 1) for i in data)
     return False
 
@@ -99,7 +175,9 @@ def _is_product(g: Graph, value: str, depth: int = 12) -> bool:
 def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
     value = soft.x
     if not _is_product(g, value):
-        raise Refuse("what Softmax reads is not a product of two run-time values", soft.anchor, near=False)
+        raise Refuse(
+            "what Softmax reads is not a product of two run-time values", soft.anchor, near=False
+        )
     out = _Scores(soft.anchor)
     while True:
         node = g.producer(value)
@@ -109,7 +187,11 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
             out.product = node
             if node.op == "com.microsoft.FusedMatMul":
                 out.scale *= node.attr("alpha", 1.0)
-                if node.attr("transA", 0) or node.attr("transBatchA", 0) or node.attr("transBatchB", 0):
+                if (
+                    node.attr("transA", 0)
+                    or node.attr("transBatchA", 0)
+                    or node.attr("transBatchB", 0)
+                ):
                     raise Refuse("FusedMatMul transposes its queries", node)
             return out
         if node.op == "Cast":
@@ -139,13 +221,21 @@ def _scores(g: Graph, s: Shapes, soft: Softmax) -> _Scores:
 
 
 def _same_rows(s: Shapes, scores: _Scores, after: Sequence[Node], transposed: bool) -> None:
-    """Reshapes between the two products may merge rows with leading axes for Softmax; in the end rows are rows again."""
+    """Reshapes between the two products may merge rows with leading axes for Softmax; in the end
+    rows are rows again.
+    """
     moved = [n for n in (*scores.nodes, *after) if n.op in _REGROUPS and not _keeps_rows(s, n)]
     if not moved:
         return
-    a, b = s.dims(scores.product.outputs[0]), s.dims(after[-1].outputs[0] if after else moved[0].outputs[0])
+    a, b = (
+        s.dims(scores.product.outputs[0]),
+        s.dims(after[-1].outputs[0] if after else moved[0].outputs[0]),
+    )
     if a is None or b is None or len(b) < 2 or not same(a[-2], b[-1 if transposed else -2]):
-        raise Refuse(f"{moved[-1].op} regroups the rows between the scores and the product with the values", moved[-1])
+        raise Refuse(
+            f"{moved[-1].op} regroups the rows between the scores and the product with the values",
+            moved[-1],
+        )
 
 
 def _keeps_rows(s: Shapes, node: Node) -> bool:
@@ -156,7 +246,9 @@ def _keeps_rows(s: Shapes, node: Node) -> bool:
 def _keep_precision(g: Graph, cast: Node) -> None:
     old, new = g.dtype(cast.input(0)), cast.attr("to")
     if new not in FLOATS:
-        raise Refuse("a Cast to a type that is not floating point stands between scores and values", cast)
+        raise Refuse(
+            "a Cast to a type that is not floating point stands between scores and values", cast
+        )
     if old in FLOATS and narrower(new, old):
         raise Refuse("the scores are rounded to a narrower type before Softmax", cast)
 
@@ -171,33 +263,61 @@ def _scaled(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
             out.scale *= factor if node.op == "Mul" else 1.0 / factor
             return x
         factors = g.const(c)
-        if node.op == "Mul" and factors is not None and not out.per_head and factors.ndim > 2 and factors.size == factors.shape[-3] and _is_product(g, x):
+        if (
+            node.op == "Mul"
+            and factors is not None
+            and not out.per_head
+            and factors.ndim > 2
+            and factors.size == factors.shape[-3]
+            and _is_product(g, x)
+        ):
             out.per_head = c
             return x
-    raise Refuse(f"the factor of the scores in {node.op} is not a constant scalar, nor one of each head", node)
+    raise Refuse(
+        f"the factor of the scores in {node.op} is not a constant scalar, nor one of each head",
+        node,
+    )
 
 
 def _capped(node: Node, out: _Scores) -> str:
     """cap * tanh(scores / cap), which all masks must come after (Gemma 2)."""
     if out.cap or out.per_head:
-        raise Refuse("the scores go through Tanh twice" if out.cap else "scores that Tanh capped have factors for each head", node)
+        raise Refuse(
+            "the scores go through Tanh twice"
+            if out.cap
+            else "scores that Tanh capped have factors for each head",
+            node,
+        )
     if not 0 < out.scale < np.inf:
-        raise Refuse(f"what Tanh makes of the scores is multiplied by {out.scale:g}, which is no cap", node)
+        raise Refuse(
+            f"what Tanh makes of the scores is multiplied by {out.scale:g}, which is no cap", node
+        )
     out.cap, out.scale = out.scale, 1.0
     return node.input(0)
 
 
-def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None) -> None:
+def _masked(
+    g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Mask, shape: Triangle | None
+) -> None:
     """Record a mask; its triangle says whether it is causal."""
     if out.cap or out.per_head:
-        raise Refuse(f"the scores are masked before {'Tanh caps them' if out.cap else 'they are multiplied by factors for each head'}", node)
+        raise Refuse(
+            f"the scores are masked before {'Tanh caps them' if out.cap else 'they are multiplied by factors for each head'}",
+            node,
+        )
     if shape is not None and not shape.uniform:
         if mask.kind == "add":
             hides = shape.below == 0 and shape.above * out.scale <= MASKED
         else:
             hides = bool(shape.below) == (mask.kind == "bool")
         frame, extent = s.dims(scores), s.dims(mask.value)
-        if hides and frame is not None and extent is not None and _covers(extent, frame) and _aligned(shape.offset, frame):
+        if (
+            hides
+            and frame is not None
+            and extent is not None
+            and _covers(extent, frame)
+            and _aligned(shape.offset, frame)
+        ):
             mask.past = shape.offset
             if mask.kind == "add":
                 mask.fill = shape.above
@@ -208,8 +328,12 @@ def _masked(g: Graph, s: Shapes, node: Node, scores: str, out: _Scores, mask: Ma
 
 
 def _covers(extent: Sequence[DimLike], frame: Sequence[DimLike]) -> bool:
-    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them to broadcast at all), and nothing that would enlarge it."""
-    if not 2 <= len(extent) <= len(frame) or any(m != 1 and f == 1 for m, f in zip(extent[::-1], frame[::-1], strict=False)):
+    """Whether a causal matrix has the frame's rows and columns (an unknown extent must match them
+    to broadcast at all), and nothing that would enlarge it.
+    """
+    if not 2 <= len(extent) <= len(frame) or any(
+        m != 1 and f == 1 for m, f in zip(extent[::-1], frame[::-1], strict=False)
+    ):
         return False
     return not any(m == 1 and f != 1 for m, f in zip(extent[-2:], frame[-2:], strict=True))
 
@@ -226,12 +350,24 @@ def _where(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
         raise Refuse("what Where writes into the scores is not one constant", node)
     if not fill.below <= MASKED:
         raise Refuse(f"Where writes {fill.below:g} into the scores, which does not mask them", node)
-    _masked(g, s, node, inner, out, Mask(node.inputs[0], "bool" if keep else "drop", float(fill.below)), triangle(g, s, node.inputs[0]))
+    _masked(
+        g,
+        s,
+        node,
+        inner,
+        out,
+        Mask(node.inputs[0], "bool" if keep else "drop", float(fill.below)),
+        triangle(g, s, node.inputs[0]),
+    )
     return inner
 
 
-def _added(g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str, sign: float) -> str:
-    """scores + mask or scores - mask, and scores * b - 10000 * (1 - b) with b lower triangular, as early GPT exports write a causal mask."""
+def _added(
+    g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str, sign: float
+) -> str:
+    """scores + mask or scores - mask, and scores * b - 10000 * (1 - b) with b lower triangular, as
+    early GPT exports write a causal mask.
+    """
     shape = triangle(g, s, other)
     if shape is not None:
         shape = replace(shape, below=sign * shape.below, above=sign * shape.above)
@@ -239,11 +375,18 @@ def _added(g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str
     if product is not None and product.op == "Mul" and shape is not None and not shape.uniform:
         for x, b in (product.inputs, product.inputs[::-1]):
             kept = triangle(g, s, b)
-            if kept is not None and (kept.below, kept.above) == (1.0, 0.0) and same(kept.offset, shape.offset):
+            if (
+                kept is not None
+                and (kept.below, kept.above) == (1.0, 0.0)
+                and same(kept.offset, shape.offset)
+            ):
                 out.nodes.append(product)
                 _masked(g, s, node, x, out, Mask(other, "add", scale=sign), shape)
                 if out.masks[-1].past is None:
-                    raise Refuse("what is added to scores multiplied by a triangle is not a causal mask", node)
+                    raise Refuse(
+                        "what is added to scores multiplied by a triangle is not a causal mask",
+                        node,
+                    )
                 out.masks[-1].kind = "mul"
                 return x
     _masked(g, s, node, inner, out, Mask(other, "add", scale=sign), shape)
@@ -253,24 +396,41 @@ def _added(g: Graph, s: Shapes, node: Node, inner: str, out: _Scores, other: str
 def _floored(g: Graph, s: Shapes, node: Node, out: _Scores) -> str:
     """max(scores, lowest): it changes nothing but what a mask wrote below it."""
     values = [s.scalar(i) if i else None for i in node.inputs]
-    inner, floor = (node.input(0), values[1] if len(values) > 1 else None) if node.op == "Clip" or values[0] is None else (node.input(1), values[0])
-    ceiling = node.attr("max", values[2] if len(values) > 2 else None) if node.op == "Clip" else None
+    inner, floor = (
+        (node.input(0), values[1] if len(values) > 1 else None)
+        if node.op == "Clip" or values[0] is None
+        else (node.input(1), values[0])
+    )
+    ceiling = (
+        node.attr("max", values[2] if len(values) > 2 else None) if node.op == "Clip" else None
+    )
     floor = node.attr("min", floor)
-    if len(node.inputs) > (3 if node.op == "Clip" else 2) or floor is None or not floor <= MASKED or (ceiling is not None and not ceiling >= -MASKED):
+    if (
+        len(node.inputs) > (3 if node.op == "Clip" else 2)
+        or floor is None
+        or not floor <= MASKED
+        or (ceiling is not None and not ceiling >= -MASKED)
+    ):
         raise Refuse(f"{node.op} bounds the scores", node)
     if out.masks or out.cap or out.per_head:
         before = "Tanh caps them" if out.cap else "they are multiplied by factors for each head"
-        raise Refuse(f"{node.op} stands between two masks" if out.masks else f"{node.op} bounds the scores before {before}", node)
+        raise Refuse(
+            f"{node.op} stands between two masks"
+            if out.masks
+            else f"{node.op} bounds the scores before {before}",
+            node,
+        )
     out.floor = max(out.floor, floor * out.scale)
     return inner
 
 
 def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
-    """Say what each mask does in the simplest way that leaves a row with nothing left to see what it was.
+    """Say what each mask does in the simplest way that leaves a row with nothing left to see what
+    it was.
 
-    A causal mask alone leaves every row something, so it may be a flag. Beside another mask it may not; then only minus infinity that nothing
-    overwrites is like the flag. An additive mask writes its fill where the fill swallows what it is added to: a score, not another fill.
-    """
+    A causal mask alone leaves every row something, so it may be a flag. Beside another mask it may
+    not; then only minus infinity that nothing overwrites is like the flag. An additive mask writes
+    its fill where the fill swallows what it is added to: a score, not another fill."""
     masks, lifted = scores.masks, scores.floor > -np.inf
     lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, _LOWEST[TensorProto.FLOAT])
     for k, m in enumerate(masks):
@@ -280,13 +440,18 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
             del masks[k], scores.frames[k]
             break
     if any(m.kind == "mul" for m in masks):
-        raise Refuse("the scores are multiplied by a triangle, and masked in another way too", softmax)
+        raise Refuse(
+            "the scores are multiplied by a triangle, and masked in another way too", softmax
+        )
     if len(masks) > 2:
         raise Refuse("more than two masks are applied to the scores", softmax)
     for k, m in enumerate(masks):
         simple = simplified(g, s, m, lowest)
         if simple.kind == "add" and lifted:
-            raise Refuse(f"the scores are lifted to {scores.floor:g} after the mask '{m.value}', whose values are not known, was added", softmax)
+            raise Refuse(
+                f"the scores are lifted to {scores.floor:g} after the mask '{m.value}', whose values are not known, was added",
+                softmax,
+            )
         if simple.kind == m.kind or lifted or k == len(masks) - 1 or simple.fill == -np.inf:
             masks[k] = replace(simple, fill=max(simple.fill, scores.floor))
         else:
@@ -294,16 +459,30 @@ def _settle(g: Graph, s: Shapes, scores: _Scores, softmax: Node) -> None:
 
 
 def _cleared(g: Graph, where: Node, value: str, scores: _Scores, before: Sequence[Node]) -> None:
-    """Where that writes 0 over the probabilities its mask already hid from Softmax (DeBERTa): only a row with nothing left to see differs, and is 0.
+    """Where that writes 0 over the probabilities its mask already hid from Softmax (DeBERTa): only
+    a row with nothing left to see differs, and is 0.
 
     As if the mask had written minus infinity, and a row that Softmax then makes NaN were 0.
     """
     kind = "bool" if where.inputs[1] == value else "drop"
     mask = scores.masks[0] if len(scores.masks) == 1 else None
     lowest = _LOWEST.get(g.dtype(scores.product.outputs[0]) or 0, -np.inf)
-    alike = mask is not None and mask.kind == kind and mask.value == where.inputs[0] and mask.fill <= lowest and scores.floor == -np.inf
-    if not alike or mask is None or g.scalar(where.inputs[2 if kind == "bool" else 1]) != 0.0 or any(n.op in ("Reshape", "Transpose") for n in before):
-        raise Refuse("Where overwrites probabilities other than those its mask hid from Softmax", where)
+    alike = (
+        mask is not None
+        and mask.kind == kind
+        and mask.value == where.inputs[0]
+        and mask.fill <= lowest
+        and scores.floor == -np.inf
+    )
+    if (
+        not alike
+        or mask is None
+        or g.scalar(where.inputs[2 if kind == "bool" else 1]) != 0.0
+        or any(n.op in ("Reshape", "Transpose") for n in before)
+    ):
+        raise Refuse(
+            "Where overwrites probabilities other than those its mask hid from Softmax", where
+        )
     mask.fill = -np.inf
 
 
@@ -322,7 +501,17 @@ def _build(
     keep_views: bool,
 ) -> Match | Refuse:
     masks = [replace(m) for m in scores.masks[::-1]]
-    t = trace(g, s, operands, product.outputs[0], out_axes, core, [m.value for m in masks], merge_heads=merge_heads, keep_views=keep_views)
+    t = trace(
+        g,
+        s,
+        operands,
+        product.outputs[0],
+        out_axes,
+        core,
+        [m.value for m in masks],
+        merge_heads=merge_heads,
+        keep_views=keep_views,
+    )
     if isinstance(t, Refuse):
         return t
     counts = heads(t.q, t.k, t.v)
@@ -330,16 +519,36 @@ def _build(
         return Refuse(counts, scores.product)
     for m, frame in zip(masks, scores.frames[::-1], strict=True):
         if not _fits(s, m, scores.unmasked(frame), t.q, t.k):
-            return Refuse(f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]", scores.product)
+            return Refuse(
+                f"mask '{m.value}' does not broadcast to [batch, heads, queries, keys]",
+                scores.product,
+            )
     if t.v.scale != 1.0:
         return Refuse("the values are scaled inside the chain", product)
     if scores.per_head and not _one_each(g, s, scores, t.q):
-        return Refuse(f"the factors '{scores.per_head}' of the scores are not one for each head, in the type of the queries", scores.product)
+        return Refuse(
+            f"the factors '{scores.per_head}' of the scores are not one for each head, in the type of the queries",
+            scores.product,
+        )
     scale = scores.scale * t.q.scale * t.k.scale
-    attrs = {"scale": scale, "nan_to_zero": nan_to_zero, **causal_attrs(scores.causal), **mask_attrs(masks)}
+    attrs = {
+        "scale": scale,
+        "nan_to_zero": nan_to_zero,
+        **causal_attrs(scores.causal),
+        **mask_attrs(masks),
+    }
     if scores.cap:
         attrs |= {"scale": scale * scores.cap, "softcap": scores.cap}
-    return finish(g, "attention", softmax, t, counts, [m.value for m in masks], attrs, head_scale=scores.per_head)
+    return finish(
+        g,
+        "attention",
+        softmax,
+        t,
+        counts,
+        [m.value for m in masks],
+        attrs,
+        head_scale=scores.per_head,
+    )
 
 
 def _one_each(g: Graph, s: Shapes, scores: _Scores, q: Operand) -> bool:
@@ -350,11 +559,17 @@ def _one_each(g: Graph, s: Shapes, scores: _Scores, q: Operand) -> bool:
 
 
 def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
-    """Whether a mask met the scores as [batch, heads, queries, keys]; sets `merged` when as [batch * heads, ...], and `period` when as
-    [batch / windows, windows, heads, queries, keys]."""
+    """Whether a mask met the scores as [batch, heads, queries, keys]; sets `merged` when as [batch
+    * heads, ...], and `period` when as [batch / windows, windows, heads, queries, keys]."""
     extent, scores = s.dims(mask.value), s.dims(frame)
     met = s.dims(mask.met)
-    if extent is None or met is None or scores is None or max(len(extent), len(met)) > len(scores) or len(scores) > 5:
+    if (
+        extent is None
+        or met is None
+        or scores is None
+        or max(len(extent), len(met)) > len(scores)
+        or len(scores) > 5
+    ):
         return False
     if any(m != 1 and f == 1 for m, f in zip(met[::-1], scores[::-1], strict=False)):
         return False  # it would enlarge the scores
@@ -364,10 +579,19 @@ def _fits(s: Shapes, mask: Mask, frame: str, q: Operand, k: Operand) -> bool:
         mask.merged, extent = True, extent[1:]
     if len(scores) < 2 or not same(scores[-2], q.view.sizes["s"]):
         return False
-    if len(scores) == 4 and not (same(scores[0], q.view.sizes["b"]) and same(scores[1], q.view.sizes["h"])):
+    if len(scores) == 4 and not (
+        same(scores[0], q.view.sizes["b"]) and same(scores[1], q.view.sizes["h"])
+    ):
         return False
-    want: list[DimLike] = [q.view.sizes["b"], q.view.sizes["h"], q.view.sizes["s"], k.view.sizes["s"]]
-    if len(scores) == 5:  # shifted windows: the reshapes around keep heads, rows and columns, so axis 0 is batch / windows
+    want: list[DimLike] = [
+        q.view.sizes["b"],
+        q.view.sizes["h"],
+        q.view.sizes["s"],
+        k.view.sizes["s"],
+    ]
+    # shifted windows: the reshapes around keep heads, rows and columns, so axis 0 is batch /
+    # windows
+    if len(scores) == 5:
         if not same(scores[2], want[1]) or (len(extent) == 5 and extent[0] != 1):
             return False
         want[0] = scores[1]

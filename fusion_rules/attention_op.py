@@ -51,14 +51,25 @@ def _standard(g: Graph, node: Node) -> Match:
     s = shapes(g)
     cap, mode = float(node.attr("softcap", 0.0)), node.attr("qk_matmul_output_mode", 0)
     if cap < 0 or mode:
-        raise Refuse(f"Attention has {f'qk_matmul_output_mode {mode}' if mode else f'a softcap of {cap:g}'}", node)
+        raise Refuse(
+            f"Attention has {f'qk_matmul_output_mode {mode}' if mode else f'a softcap of {cap:g}'}",
+            node,
+        )
     if any(node.input(k) for k in range(4, len(node.inputs))) or any(node.outputs[1:]):
         raise Refuse("Attention keeps its own key/value cache", node)
     shape = s.dims(node.input(0)) or ()
     masks = _mask(g, s, node, node.input(3), shape)
     if len(shape) == 4:
         letters = ("b", "h", "s", "d")
-        t = trace(g, s, [(node.input(k), letters) for k in range(3)], node.outputs[0], letters, [node], [m.value for m in masks])
+        t = trace(
+            g,
+            s,
+            [(node.input(k), letters) for k in range(3)],
+            node.outputs[0],
+            letters,
+            [node],
+            [m.value for m in masks],
+        )
         if isinstance(t, Refuse):
             raise t
         counts = heads(t.q, t.k, t.v)
@@ -74,11 +85,18 @@ def _standard(g: Graph, node: Node) -> Match:
         raise Refuse(f"the query of Attention has rank {len(shape) or 'unknown'}", node)
     if t.v.scale != 1.0:
         raise Refuse("the values are scaled inside the chain", node)
-    # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of keys. ONNX Runtime gives zeros for a row
-    # with nothing left to see, and takes the lowest number of a mask for minus infinity.
+    # Upper-left alignment: the operator masks column t for row s when t > s, whatever the number of
+    # keys. ONNX Runtime gives zeros for a row with nothing left to see, and takes the lowest number
+    # of a mask for minus infinity.
     scale = _scale(node.attr("scale"), head_size, node) * t.q.scale * t.k.scale
     causal = causal_attrs(0 if node.attr("is_causal", 0) else None)
-    attrs = {"scale": scale, **({"softcap": cap} if cap else {}), "nan_to_zero": "masked", **causal, **mask_attrs(masks)}
+    attrs = {
+        "scale": scale,
+        **({"softcap": cap} if cap else {}),
+        "nan_to_zero": "masked",
+        **causal,
+        **mask_attrs(masks),
+    }
     return finish(g, RULE.name, node, t, counts, [m.value for m in masks], attrs)
 
 
@@ -90,14 +108,20 @@ def _mask(g: Graph, s: Shapes, node: Node, value: str, query: Sequence[DimLike])
         raise Refuse(f"the rank of mask '{value}' is not known to be 2, 3 or 4", node)
     last, keys = extent[-1], None if key is None else key[-2]
     fixed = isinstance(last, int) and isinstance(keys, int)
-    # From opset 24 on a mask may be shorter than the keys; before, one that does not broadcast is not valid.
-    if keys is None or (last != 1 and not same(last, keys) and (fixed or g.opset() >= 24 or node.op != "Attention")):
+    # From opset 24 on a mask may be shorter than the keys; before, one that does not broadcast is
+    # not valid.
+    if keys is None or (
+        last != 1 and not same(last, keys) and (fixed or g.opset() >= 24 or node.op != "Attention")
+    ):
         raise Refuse(f"mask '{value}' is not known to cover every key", node)
     return [Mask(value, "bool" if g.dtype(value) == TensorProto.BOOL else "add")]
 
 
 def _flat(node: Node) -> Traced:
-    q, k, v, out = (Operand(name, Named("bsx", None, {}), 1.0, ()) for name in (*node.inputs[:3], node.outputs[0]))
+    q, k, v, out = (
+        Operand(name, Named("bsx", None, {}), 1.0, ())
+        for name in (*node.inputs[:3], node.outputs[0])
+    )
     return Traced(q, k, v, out, [node])
 
 
@@ -110,8 +134,19 @@ def _contrib(g: Graph, node: Node) -> Match:
     ranks = [len(s.dims(node.input(k)) or ()) if node.input(k) else 0 for k in range(3)]
     if ranks != [3, 3, 3]:
         raise Refuse(f"{node.op} '{node.name}' reads packed or cached keys and values", node)
-    more = [what for k, what in ((3, "adds the bias of the projections"), (4, "takes a padding mask of lengths or keys")) if node.input(k)]
-    more += ["reads or writes its own key/value cache"] if any(node.input(k) for k in range(6, len(node.inputs))) or any(node.outputs[1:]) else []
+    more = [
+        what
+        for k, what in (
+            (3, "adds the bias of the projections"),
+            (4, "takes a padding mask of lengths or keys"),
+        )
+        if node.input(k)
+    ]
+    more += (
+        ["reads or writes its own key/value cache"]
+        if any(node.input(k) for k in range(6, len(node.inputs))) or any(node.outputs[1:])
+        else []
+    )
     more += ["hides later keys by itself"] if node.attr("unidirectional", 0) else []
     if more:
         raise Refuse(f"{node.op} '{node.name}' also {' and '.join(more)}", node)

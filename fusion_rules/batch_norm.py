@@ -1,4 +1,5 @@
-"""BatchNormalization that no convolution can take in (after Concat, before activation), with its pointwise epilogue.
+"""BatchNormalization that no convolution can take in (after Concat, before activation), with its
+pointwise epilogue.
 
     BatchNormalization → pointwise ...   ⇒   batchnorm(x, bn_scale, bn_bias, bn_mean, bn_var, e*)
 """

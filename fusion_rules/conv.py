@@ -1,6 +1,6 @@
 """Convolution with bias, folded BatchNormalization, residual and any pointwise epilogue.
 
-    [Pad →] Conv → [Add bias] → [BatchNormalization] → pointwise ...   ⇒   conv(x, w, b?, bn_*?, e*)
+[Pad →] Conv → [Add bias] → [BatchNormalization] → pointwise ...   ⇒   conv(x, w, b?, bn_*?, e*)
 """
 
 from __future__ import annotations

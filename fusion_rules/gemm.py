@@ -1,6 +1,6 @@
 """Matrix product with bias, folded BatchNormalization, residual and any pointwise epilogue.
 
-    [Reshape →] Gemm | MatMul [→ Reshape] → [Add bias] → [[Reshape →] BatchNormalization [→ Reshape]] → pointwise ...   ⇒   gemm(x, w, b?, bn_*?, e*)
+[Reshape →] Gemm | MatMul [→ Reshape] → [Add bias] → [[Reshape →] BatchNormalization [→ Reshape]] → pointwise ...   ⇒   gemm(x, w, b?, bn_*?, e*)
 """
 
 from __future__ import annotations
@@ -14,4 +14,11 @@ def match(graph: Graph, node: Node) -> Match:
     return match_linear(graph, node, rule="gemm")
 
 
-RULE = Rule("gemm", "Gemm", LINEAR_OPS, match, "matrix product with bias, inference BatchNormalization, residual and activation", priority=10)
+RULE = Rule(
+    "gemm",
+    "Gemm",
+    LINEAR_OPS,
+    match,
+    "matrix product with bias, inference BatchNormalization, residual and activation",
+    priority=10,
+)

@@ -1,4 +1,5 @@
-"""Group normalisation with any activation after it: statistics per image over groups of channels, weights per channel.
+"""Group normalisation with any activation after it: statistics per image over groups of channels,
+weights per channel.
 
 before  Reshape [N, G, -1], InstanceNormalization (scale 1, bias 0), Reshape back, Mul, Add, pointwise ...; or GroupNormalization, pointwise ...
 after   groupnorm(x, gamma?, beta?) with groups
@@ -13,15 +14,36 @@ from tracea_onnx.match.groupnorm import Grouped, channel_weights, grouped, group
 
 
 def match(g: Graph, node: Node) -> Match:
-    norm: Grouped | None = grouped_operator(g, node) if node.op == "GroupNormalization" else grouped(g, node)
+    norm: Grouped | None = (
+        grouped_operator(g, node) if node.op == "GroupNormalization" else grouped(g, node)
+    )
     if norm is None:
-        raise Refuse("no reshape into groups stands before it, so this is an instance normalisation", node, near=False)
+        raise Refuse(
+            "no reshape into groups stands before it, so this is an instance normalisation",
+            node,
+            near=False,
+        )
     float_type(g, norm.x, node)
     channel_weights(g, norm)
     tail = grow_epilogue(g, norm.out, max_operands=0)
     attrs = {"groups": norm.groups, "eps": norm.eps, **tail.attrs()}
     roles = [("x", norm.x), ("gamma", norm.gamma), ("beta", norm.beta)]
-    return build_match(g, rule="groupnorm", anchor=node, nodes=[*norm.nodes, *tail.nodes], op="groupnorm", roles=roles, attrs=attrs, outputs=[tail.output])
+    return build_match(
+        g,
+        rule="groupnorm",
+        anchor=node,
+        nodes=[*norm.nodes, *tail.nodes],
+        op="groupnorm",
+        roles=roles,
+        attrs=attrs,
+        outputs=[tail.output],
+    )
 
 
-RULE = Rule("groupnorm", "GroupNorm", frozenset(("InstanceNormalization", "GroupNormalization")), match, "group normalisation with its activation")
+RULE = Rule(
+    "groupnorm",
+    "GroupNorm",
+    frozenset(("InstanceNormalization", "GroupNormalization")),
+    match,
+    "group normalisation with its activation",
+)

@@ -1,4 +1,5 @@
-"""Instance normalisation with any activation after it: (x - mean) / sqrt(var + eps) * gamma + beta per image and channel.
+"""Instance normalisation with any activation after it: (x - mean) / sqrt(var + eps) * gamma + beta
+per image and channel.
 
 before  InstanceNormalization, pointwise ...
 after   groupnorm(x, gamma, beta) with groups = -1
@@ -24,7 +25,22 @@ def match(g: Graph, node: Node) -> Match:
     tail = grow_epilogue(g, node.outputs[0], max_operands=0)
     attrs = {"groups": -1, "eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
     roles = [("x", x), ("gamma", gamma), ("beta", beta)]
-    return build_match(g, rule="instancenorm", anchor=node, nodes=[node, *tail.nodes], op="groupnorm", roles=roles, attrs=attrs, outputs=[tail.output])
+    return build_match(
+        g,
+        rule="instancenorm",
+        anchor=node,
+        nodes=[node, *tail.nodes],
+        op="groupnorm",
+        roles=roles,
+        attrs=attrs,
+        outputs=[tail.output],
+    )
 
 
-RULE = Rule("instancenorm", "InstanceNorm", frozenset(("InstanceNormalization",)), match, "instance normalisation with its activation")
+RULE = Rule(
+    "instancenorm",
+    "InstanceNorm",
+    frozenset(("InstanceNormalization",)),
+    match,
+    "instance normalisation with its activation",
+)

@@ -1,4 +1,5 @@
-"""Layer normalisation, alone or of a residual sum: (s - mean(s)) / sqrt(var(s) + eps) * gamma + beta over the last axes.
+"""Layer normalisation, alone or of a residual sum: (s - mean(s)) / sqrt(var(s) + eps) * gamma +
+beta over the last axes.
 
 before  ReduceMean, Sub, Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul), Mul, Add with Casts between; LayerNormalization;
         com.microsoft.SkipLayerNormalization; for the skip form also the Add of a residual (and of a bias) before
@@ -18,7 +19,9 @@ def _read(g: Graph, anchor: Node) -> Norm:
         return operator(g, anchor, rms=False)
     norm = decomposed(g, anchor)
     if norm.rms:
-        raise Refuse("the mean is not subtracted, so this is an RMS normalisation", anchor, near=False)
+        raise Refuse(
+            "the mean is not subtracted, so this is an RMS normalisation", anchor, near=False
+        )
     absorb_weights(g, norm)
     return norm
 
@@ -32,7 +35,11 @@ def match_skip(g: Graph, anchor: Node) -> Match:
         return build(g, "skip_layernorm", anchor, skip_operator(g, anchor, rms=False))
     norm = _read(g, anchor)
     if not absorb_residual(g, norm):
-        raise Refuse(f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape", anchor, near=False)
+        raise Refuse(
+            f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape",
+            anchor,
+            near=False,
+        )
     return build(g, "skip_layernorm", anchor, norm)
 
 

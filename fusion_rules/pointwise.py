@@ -1,4 +1,5 @@
-"""Chains of pointwise operators, with broadcasting, that no convolution, matrix product or BatchNormalization takes as its epilogue.
+"""Chains of pointwise operators, with broadcasting, that no convolution, matrix product or
+BatchNormalization takes as its epilogue.
 
     a ── Add ── Relu ── Mul ──    ⇒   pointwise(a, b, c) with expr = mul(relu(add(in0, in1)), in2)
     b ───┘       c ──────┘
@@ -12,13 +13,25 @@ from tracea_onnx.ir.contracts import Match, Refuse, Rule
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match.conv import CONVOLUTIONS, match_batch_norm, match_convolution
-from tracea_onnx.match.epilogue import MAX_CODE, POINTWISE, Region, build_match, dims_of, float_type, label, refuse_quantised, same_shape
+from tracea_onnx.match.epilogue import (
+    MAX_CODE,
+    POINTWISE,
+    Region,
+    build_match,
+    dims_of,
+    float_type,
+    label,
+    refuse_quantised,
+    same_shape,
+)
 from tracea_onnx.match.gemm import LINEAR_OPS, match_linear
 
 _MAX_INPUTS = 6
 
+
 def match(graph: Graph, node: Node) -> Match:
-    found = graph.derived(_all_chains)[id(node)]  # the chains of a graph depend on each other: a node belongs to one
+    # the chains of a graph depend on each other: a node belongs to one
+    found = graph.derived(_all_chains)[id(node)]
     if isinstance(found, str):
         raise RuntimeError(found)
     if isinstance(found, Refuse):
@@ -27,7 +40,8 @@ def match(graph: Graph, node: Node) -> Match:
 
 
 def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
-    """For each pointwise node the chain it ends, or why it ends none (a str: what went wrong in this rule).
+    """For each pointwise node the chain it ends, or why it ends none (a str: what went wrong in
+    this rule).
 
     Later nodes choose first, so chains are maximal towards the outputs."""
     taken = _claimed(graph)
@@ -36,7 +50,9 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
         if node.op not in POINTWISE or id(node) in out:
             continue
         if id(node) in taken:
-            out[id(node)] = Refuse(f"{label(node)} belongs to the kernel of {taken[id(node)]}", node, near=False)
+            out[id(node)] = Refuse(
+                f"{label(node)} belongs to the kernel of {taken[id(node)]}", node, near=False
+            )
             continue
         try:
             if not _producers(graph, node):
@@ -45,7 +61,8 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
             chain, region = _grow(graph, node, taken, out)
             out[id(node)] = _match(graph, node, chain, region)
         except Refuse as why:
-            out[id(node)] = Refuse(why.reason, why.node, near=why.near)  # one that was raised refers to every frame it passed through
+            # one that was raised refers to every frame it passed through
+            out[id(node)] = Refuse(why.reason, why.node, near=why.near)
             continue
         except MemoryError:
             raise
@@ -53,12 +70,21 @@ def _all_chains(graph: Graph) -> dict[int, Match | Refuse | str]:
             out[id(node)] = f"{type(e).__name__}: {e}"
             continue
         for member in chain:
-            out.setdefault(id(member), Refuse(f"{label(member)} is part of the chain that ends in {label(node)}", member, near=False))
+            out.setdefault(
+                id(member),
+                Refuse(
+                    f"{label(member)} is part of the chain that ends in {label(node)}",
+                    member,
+                    near=False,
+                ),
+            )
     return out
 
 
 def _claimed(graph: Graph) -> dict[int, str]:
-    """Nodes that run inside the kernel of a convolution, matrix product or BatchNormalization, and the name of that."""
+    """Nodes that run inside the kernel of a convolution, matrix product or BatchNormalization, and
+    the name of that.
+    """
     out: dict[int, str] = {}
     for node in graph.nodes:
         try:
@@ -72,14 +98,20 @@ def _claimed(graph: Graph) -> dict[int, str]:
                 continue
         except MemoryError:
             raise
-        except Exception:  # a Refuse, or a defect of the other rule, which is reported where that rule runs
+        except (
+            Exception
+        ):  # a Refuse, or a defect of the other rule, which is reported where that rule runs
             continue
         out.update({id(n): label(node) for n in found.nodes})
     return out
 
 
-def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse | str]) -> tuple[list[Node], Region]:
-    """The nodes of the chain ending in `last`: producers of the same shape whose every reader is in the chain, nearest first."""
+def _grow(
+    graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match | Refuse | str]
+) -> tuple[list[Node], Region]:
+    """The nodes of the chain ending in `last`: producers of the same shape whose every reader is in
+    the chain, nearest first.
+    """
     target = last.outputs[0]
     dtype, shape = float_type(graph, target, last), dims_of(graph, target)
     chain: list[Node] = [last]
@@ -91,7 +123,12 @@ def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match
         node = heapq.heappop(heap)[1]
         inside = {id(n) for n in chain}
         value = node.outputs[0]
-        if id(node) in taken or id(node) in done or graph.is_output(value) or any(id(c) not in inside for c in graph.consumers(value)):
+        if (
+            id(node) in taken
+            or id(node) in done
+            or graph.is_output(value)
+            or any(id(c) not in inside for c in graph.consumers(value))
+        ):
             continue
         if not same_shape(dims_of(graph, value), shape):
             continue
@@ -109,12 +146,18 @@ def _grow(graph: Graph, last: Node, taken: dict[int, str], done: dict[int, Match
 
 
 def _producers(graph: Graph, node: Node) -> list[Node]:
-    found = {id(p): p for i in node.inputs if i and (p := graph.producer(i)) is not None and p.op in POINTWISE}
+    found = {
+        id(p): p
+        for i in node.inputs
+        if i and (p := graph.producer(i)) is not None and p.op in POINTWISE
+    }
     return list(found.values())
 
 
 def _compile(graph: Graph, chain: list[Node], target: str, dtype: int) -> Region:
-    region = Region(graph, dims_of(graph, target), dtype, max_operands=_MAX_INPUTS, max_code=MAX_CODE)
+    region = Region(
+        graph, dims_of(graph, target), dtype, max_operands=_MAX_INPUTS, max_code=MAX_CODE
+    )
     for node in sorted(chain, key=lambda n: n.index):
         region.absorb(node)
     return region
@@ -125,12 +168,29 @@ def _match(graph: Graph, last: Node, chain: list[Node], region: Region) -> Match
         raise Refuse(f"no other pointwise operator fuses with {label(last)}", last, near=False)
     if not region.code.operands:
         raise Refuse(f"the chain that ends in {label(last)} reads no tensor", last, near=False)
-    if all(len(dims_of(graph, name) or ()) != len(region.shape or ()) for name in region.code.operands):
+    if all(
+        len(dims_of(graph, name) or ()) != len(region.shape or ()) for name in region.code.operands
+    ):
         raise Refuse(f"the rank of '{last.outputs[0]}' comes from a constant", last)
     expr: Expr = region.code.finish(region.inside[last.outputs[0]][0])
     roles = [(f"x{k}", name) for k, name in enumerate(region.code.operands)]
     attrs = {"expr": expr.to_json()}
-    return build_match(graph, rule="pointwise", anchor=last, nodes=chain, op="pointwise", roles=roles, attrs=attrs, outputs=[last.outputs[0]])
+    return build_match(
+        graph,
+        rule="pointwise",
+        anchor=last,
+        nodes=chain,
+        op="pointwise",
+        roles=roles,
+        attrs=attrs,
+        outputs=[last.outputs[0]],
+    )
 
 
-RULE = Rule("pointwise", "Pointwise", frozenset(POINTWISE) - {"Identity"}, match, "chains of two or more pointwise operators with broadcasting")
+RULE = Rule(
+    "pointwise",
+    "Pointwise",
+    frozenset(POINTWISE) - {"Identity"},
+    match,
+    "chains of two or more pointwise operators with broadcasting",
+)

@@ -1,4 +1,5 @@
-"""Root-mean-square normalisation, alone or of a residual sum: s / sqrt(mean(s^2) + eps) * gamma over the last axes.
+"""Root-mean-square normalisation, alone or of a residual sum: s / sqrt(mean(s^2) + eps) * gamma
+over the last axes.
 
 before  Pow/Mul, ReduceMean, Add, Sqrt, Div (or Reciprocal, Mul; or Pow(-0.5), Mul), Mul with Casts between and gamma or 1 + gamma;
         RMSNormalization (ONNX 23), SimplifiedLayerNormalization, com.microsoft.SkipSimplifiedLayerNormalization
@@ -12,7 +13,11 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match.norm import Norm, build, decomposed, operator, skip_operator
 from tracea_onnx.match.norm_weights import absorb_residual, absorb_weights
 
-_OPERATORS = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
+_OPERATORS = (
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "com.microsoft.SimplifiedLayerNormalization",
+)
 _SKIP = "com.microsoft.SkipSimplifiedLayerNormalization"
 
 
@@ -35,7 +40,11 @@ def match_skip(g: Graph, anchor: Node) -> Match:
         return build(g, "skip_rmsnorm", anchor, skip_operator(g, anchor, rms=True))
     norm = _read(g, anchor)
     if not absorb_residual(g, norm):
-        raise Refuse(f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape", anchor, near=False)
+        raise Refuse(
+            f"'{norm.x}', which is normalised, is not the sum of a run-time value and another of its shape",
+            anchor,
+            near=False,
+        )
     return build(g, "skip_rmsnorm", anchor, norm)
 
 

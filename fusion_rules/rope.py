@@ -1,4 +1,5 @@
-"""Rotary position embedding: pairs of elements of each head are turned by the angle of their position.
+"""Rotary position embedding: pairs of elements of each head are turned by the angle of their
+position.
 
 before  x * cos + concat(-x2, x1) * sin with x1, x2 = halves of x (rotate_half); or concat(x1 * cos - x2 * sin, x2 * cos + x1 * sin);
         or the same over even and odd elements (interleaved); or RotaryEmbedding of ONNX 23 or com.microsoft, with or without position ids
@@ -21,24 +22,40 @@ def match(g: Graph, anchor: Node) -> Match:
         return _operator(g, anchor)
     pair = stacked(g, anchor)
     if pair is None:
-        raise Refuse(f"{label(anchor)} does not join two parts of one value along its last axis", anchor, near=False)
+        raise Refuse(
+            f"{label(anchor)} does not join two parts of one value along its last axis",
+            anchor,
+            near=False,
+        )
     first, second = g.producer(pair.first), g.producer(pair.second)
     if first is not None and first.op == "Neg":
         return _rotate_half(g, anchor, pair, first)
     if first is not None and second is not None and first.op == "Sub" and second.op == "Add":
         return _two_products(g, anchor, pair, first, second)
-    raise Refuse(f"{label(anchor)} does not join a negated half with the other half", anchor, near=False)
+    raise Refuse(
+        f"{label(anchor)} does not join a negated half with the other half", anchor, near=False
+    )
 
 
 def _rotate_half(g: Graph, anchor: Node, pair: Pair, neg: Node) -> Match:
     """x * cos + rotated * sin."""
     source = halves(g, neg.input(0), pair.second)
-    if source is None or source.interleaved != pair.interleaved or (source.low, source.high) != (pair.second, neg.input(0)):
-        raise Refuse(f"{label(anchor)} does not join the negated second half of a value with its first half", anchor, near=source is not None)
+    if (
+        source is None
+        or source.interleaved != pair.interleaved
+        or (source.low, source.high) != (pair.second, neg.input(0))
+    ):
+        raise Refuse(
+            f"{label(anchor)} does not join the negated second half of a value with its first half",
+            anchor,
+            near=source is not None,
+        )
     mul = g.sole_consumer(pair.out)
     add = g.sole_consumer(mul.outputs[0]) if mul is not None and mul.op == "Mul" else None
     if mul is None or add is None or add.op != "Add":
-        raise Refuse(f"the rotated value '{pair.out}' is not multiplied by one table and added", anchor)
+        raise Refuse(
+            f"the rotated value '{pair.out}' is not multiplied by one table and added", anchor
+        )
     sin = mul.input(1) if mul.input(0) == pair.out else mul.input(0)
     other = add.input(1) if add.input(0) == mul.outputs[0] else add.input(0)
     straight = product_with(g, other, source.x)
@@ -46,29 +63,73 @@ def _rotate_half(g: Graph, anchor: Node, pair: Pair, neg: Node) -> Match:
         raise Refuse(f"{label(add)} does not add the value multiplied by its cosine", add)
     cos, straight_node = straight
     nodes = [*pair.nodes, *source.nodes, neg, mul, straight_node, add]
-    return _finish(g, anchor, nodes, source.x, cos, sin, add.outputs[0], full=True, interleaved=pair.interleaved)
+    return _finish(
+        g,
+        anchor,
+        nodes,
+        source.x,
+        cos,
+        sin,
+        add.outputs[0],
+        full=True,
+        interleaved=pair.interleaved,
+    )
 
 
 def _two_products(g: Graph, anchor: Node, pair: Pair, sub: Node, add: Node) -> Match:
     """x1 * cos - x2 * sin beside x2 * cos + x1 * sin."""
     products = [g.producer(i) for i in (*sub.inputs, *add.inputs)]
     if any(p is None or p.op != "Mul" for p in products):
-        raise Refuse(f"{label(sub)} and {label(add)} do not combine four products", anchor, near=False)
+        raise Refuse(
+            f"{label(sub)} and {label(add)} do not combine four products", anchor, near=False
+        )
     a, b, c, d = (p for p in products if p is not None)
     for x1 in a.inputs:
         cos = a.input(1) if a.input(0) == x1 else a.input(0)
         for x2 in b.inputs:
             sin = b.input(1) if b.input(0) == x2 else b.input(0)
-            if {tuple(sorted(c.inputs)), tuple(sorted(d.inputs))} != {tuple(sorted((x2, cos))), tuple(sorted((x1, sin)))}:
+            if {tuple(sorted(c.inputs)), tuple(sorted(d.inputs))} != {
+                tuple(sorted((x2, cos))),
+                tuple(sorted((x1, sin))),
+            }:
                 continue
             source = halves(g, x2, x1)
-            if source is not None and (source.low, source.high) == (x1, x2) and source.interleaved == pair.interleaved:
+            if (
+                source is not None
+                and (source.low, source.high) == (x1, x2)
+                and source.interleaved == pair.interleaved
+            ):
                 nodes = [*pair.nodes, *source.nodes, a, b, c, d, sub, add]
-                return _finish(g, anchor, nodes, source.x, cos, sin, pair.out, full=False, interleaved=pair.interleaved)
-    raise Refuse(f"{label(sub)} and {label(add)} do not rotate the two halves of one value", anchor, near=False)
+                return _finish(
+                    g,
+                    anchor,
+                    nodes,
+                    source.x,
+                    cos,
+                    sin,
+                    pair.out,
+                    full=False,
+                    interleaved=pair.interleaved,
+                )
+    raise Refuse(
+        f"{label(sub)} and {label(add)} do not rotate the two halves of one value",
+        anchor,
+        near=False,
+    )
 
 
-def _finish(g: Graph, anchor: Node, nodes: list[Node], x: str, cos: str, sin: str, out: str, *, full: bool, interleaved: bool) -> Match:
+def _finish(
+    g: Graph,
+    anchor: Node,
+    nodes: list[Node],
+    x: str,
+    cos: str,
+    sin: str,
+    out: str,
+    *,
+    full: bool,
+    interleaved: bool,
+) -> Match:
     s = shapes(g)
     float_type(g, x, anchor)
     shape, extent = s.dims(x), s.dims(cos)
@@ -100,26 +161,59 @@ def _finish(g: Graph, anchor: Node, nodes: list[Node], x: str, cos: str, sin: st
 
 
 def _operator(g: Graph, node: Node) -> Match:
-    x, cos, sin, pos = (node.input(k) for k in ((0, 1, 2, 3) if node.op == "RotaryEmbedding" else (0, 2, 3, 1)))
+    x, cos, sin, pos = (
+        node.input(k) for k in ((0, 1, 2, 3) if node.op == "RotaryEmbedding" else (0, 2, 3, 1))
+    )
     float_type(g, x, node)
     for attr in ("is_packed_batching", "scale"):
         if node.attr(attr, default := 0 if attr == "is_packed_batching" else 1.0) != default:
             raise Refuse(f"{label(node)} has {attr} {node.attr(attr)}", node)
     s = shapes(g)
-    shape, extent, places, heads = s.dims(x), s.dims(cos), s.dims(pos) if pos else None, node.attr("num_heads", 0)
-    if shape is None or len(shape) not in (3, 4) or (len(shape) == 3 and not (heads and isinstance(shape[2], int))):
+    shape, extent, places, heads = (
+        s.dims(x),
+        s.dims(cos),
+        s.dims(pos) if pos else None,
+        node.attr("num_heads", 0),
+    )
+    if (
+        shape is None
+        or len(shape) not in (3, 4)
+        or (len(shape) == 3 and not (heads and isinstance(shape[2], int)))
+    ):
         raise Refuse(f"'{x}' is not known to be [batch, heads, sequence, head size]", node)
     head = shape[3] if len(shape) == 4 else dims.quotient(shape[2], heads)
     rot = node.attr("rotary_embedding_dim", 0) or head
-    if not isinstance(rot, int) or extent is None or extent[-1] != rot // 2 or extent != s.dims(sin) or len(extent) != (2 if pos else 3):
-        raise Refuse(f"the tables of {label(node)} are not known to hold half the rotated elements per position", node)
+    if (
+        not isinstance(rot, int)
+        or extent is None
+        or extent[-1] != rot // 2
+        or extent != s.dims(sin)
+        or len(extent) != (2 if pos else 3)
+    ):
+        raise Refuse(
+            f"the tables of {label(node)} are not known to hold half the rotated elements per position",
+            node,
+        )
     if pos and (places is None or len(places) != 2):
         raise Refuse(f"the position ids of {label(node)} are not one per row and place", node)
-    attrs = {"layout": "bhsd" if len(shape) == 4 else "bsx", "interleaved": bool(node.attr("interleaved", 0)), "rot": rot}
+    attrs = {
+        "layout": "bhsd" if len(shape) == 4 else "bsx",
+        "interleaved": bool(node.attr("interleaved", 0)),
+        "rot": rot,
+    }
     if len(shape) == 3:
         attrs["num_heads"] = heads
     roles = [("x", x), ("cos", cos), ("sin", sin), ("pos", pos)]
-    return build_match(g, rule="rope", anchor=node, nodes=[node], op="rope", roles=roles, attrs=attrs, outputs=[node.outputs[0]])
+    return build_match(
+        g,
+        rule="rope",
+        anchor=node,
+        nodes=[node],
+        op="rope",
+        roles=roles,
+        attrs=attrs,
+        outputs=[node.outputs[0]],
+    )
 
 
 RULE = Rule(

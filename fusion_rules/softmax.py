@@ -30,15 +30,30 @@ def match(g: Graph, anchor: Node) -> Match:
         raise Refuse(f"{label(anchor)} has axis {axis} at rank {len(shape)}", anchor)
     axis %= len(shape)
     if g.opset() < 13 and any(d != 1 for d in shape[axis + 1 :]):
-        raise Refuse(f"{label(anchor)} of opset {g.opset()} flattens the axes after {axis} into one", anchor)
+        raise Refuse(
+            f"{label(anchor)} of opset {g.opset()} flattens the axes after {axis} into one", anchor
+        )
     nodes, out, log = [anchor], anchor.outputs[0], anchor.op == "LogSoftmax"
     user = g.sole_consumer(out)
     if user is not None and user.op == "Log" and not log:
         nodes.append(user)
         out, log = user.outputs[0], True
     return build_match(
-        g, rule="softmax", anchor=anchor, nodes=nodes, op="softmax", roles=[("x", x)], attrs={"axis": axis - len(shape), "log": log}, outputs=[out]
+        g,
+        rule="softmax",
+        anchor=anchor,
+        nodes=nodes,
+        op="softmax",
+        roles=[("x", x)],
+        attrs={"axis": axis - len(shape), "log": log},
+        outputs=[out],
     )
 
 
-RULE = Rule("softmax", "Softmax", frozenset(("Softmax", "LogSoftmax", "ReduceSum")), match, "softmax or log-softmax along one axis")
+RULE = Rule(
+    "softmax",
+    "Softmax",
+    frozenset(("Softmax", "LogSoftmax", "ReduceSum")),
+    match,
+    "softmax or log-softmax along one axis",
+)

@@ -1,4 +1,5 @@
-"""Squeeze-and-excitation: a gate per channel, computed from the channel means, multiplies the feature map.
+"""Squeeze-and-excitation: a gate per channel, computed from the channel means, multiplies the
+feature map.
 
     x ─┬─ mean over H, W ── 1x1 Conv | Gemm ── act ── 1x1 Conv | Gemm ── act ─┐
        └───────────────────────────────────────────────────────────────────── Mul   ⇒   squeeze_excite(x, w1, b1?, w2, b2?)
@@ -14,7 +15,17 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.conv import convolution
 from tracea_onnx.match.conv import take_bias as take_conv_bias
-from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, float_type, grow_epilogue, label, outside_use, same_shape, show
+from tracea_onnx.match.epilogue import (
+    Epilogue,
+    build_match,
+    dims_of,
+    float_type,
+    grow_epilogue,
+    label,
+    outside_use,
+    same_shape,
+    show,
+)
 from tracea_onnx.match.gemm import LINEAR_OPS, linear, row, take_bias
 
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
@@ -41,13 +52,21 @@ def match(graph: Graph, node: Node) -> Match:
     value = _through_reshapes(graph, first.tail.output, nodes)
     second = _layer(graph, value, nodes)
     if first.kind != second.kind or first.trans_b != second.trans_b:
-        raise Refuse(f"the two layers after {label(node)} are a {first.kind} and a {second.kind} of different form", node)
+        raise Refuse(
+            f"the two layers after {label(node)} are a {first.kind} and a {second.kind} of different form",
+            node,
+        )
     value = _through_reshapes(graph, second.tail.output, nodes)
     mul = graph.sole_consumer(value)
     if mul is None:
-        raise Refuse(f"the gate '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept", node)
+        raise Refuse(
+            f"the gate '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept",
+            node,
+        )
     if mul.op != "Mul" or x not in mul.inputs or len(mul.inputs) != 2:
-        raise Refuse(f"{label(mul)} does not multiply the gate with '{x}', the input of {label(node)}", node)
+        raise Refuse(
+            f"{label(mul)} does not multiply the gate with '{x}', the input of {label(node)}", node
+        )
     shape, gate = dims_of(graph, x), dims_of(graph, value)
     if shape is None or not same_shape(gate, (*shape[:2], 1, 1)):
         raise Refuse(f"the gate of {label(mul)} does not hold one value per image and channel", mul)
@@ -58,18 +77,33 @@ def match(graph: Graph, node: Node) -> Match:
         if layer.tail.expr is not None:
             attrs[key] = layer.tail.expr.to_json()
     nodes = region(graph, nodes, (x,))  # with the towers that compute the shapes of reshapes
-    return build_match(graph, rule="squeeze_excite", anchor=node, nodes=nodes, op="squeeze_excite", roles=roles, attrs=attrs, outputs=[mul.outputs[0]])
+    return build_match(
+        graph,
+        rule="squeeze_excite",
+        anchor=node,
+        nodes=nodes,
+        op="squeeze_excite",
+        roles=roles,
+        attrs=attrs,
+        outputs=[mul.outputs[0]],
+    )
 
 
 def _check_mean(graph: Graph, node: Node) -> None:
     shape = dims_of(graph, node.input(0))
     if shape is None or len(shape) != 4:
-        raise Refuse(f"{label(node)} does not reduce a batch of images (shape {show(shape)})", node, near=False)
+        raise Refuse(
+            f"{label(node)} does not reduce a batch of images (shape {show(shape)})",
+            node,
+            near=False,
+        )
     if node.op == "GlobalAveragePool":
         return
     axes = node.attr("axes") or (graph.ints(node.input(1)) if node.input(1) else None)
     if axes is None or sorted(a % 4 for a in axes) != [2, 3]:
-        raise Refuse(f"{label(node)} averages over axes {axes}, not over height and width", node, near=False)
+        raise Refuse(
+            f"{label(node)} averages over axes {axes}, not over height and width", node, near=False
+        )
 
 
 def _through_reshapes(graph: Graph, value: str, nodes: list[Node]) -> str:
@@ -79,7 +113,11 @@ def _through_reshapes(graph: Graph, value: str, nodes: list[Node]) -> str:
         if reader is None or reader.op not in _RESHAPES or reader.input(0) != value:
             return value
         before, after = dims_of(graph, value), dims_of(graph, reader.outputs[0])
-        if before is None or after is None or not same_shape(after, (*before[:2], *[1] * (len(after) - 2))):
+        if (
+            before is None
+            or after is None
+            or not same_shape(after, (*before[:2], *[1] * (len(after) - 2)))
+        ):
             raise Refuse(f"{label(reader)} does not keep one value per image and channel", reader)
         nodes.append(reader)
         value = reader.outputs[0]
@@ -89,22 +127,56 @@ def _layer(graph: Graph, value: str, nodes: list[Node]) -> _Layer:
     """The 1x1 Conv or linear layer reading `value`, with its activation; its nodes join `nodes`."""
     node = graph.sole_consumer(value)
     if node is None:
-        raise Refuse(f"the pooled value '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept", near=False)
+        raise Refuse(
+            f"the pooled value '{value}' also feeds {_second_reader(graph, value, nodes)}, so it must be kept",
+            near=False,
+        )
     if node.op == "Conv" and node.input(0) == value:
         conv = convolution(graph, node)
         take_conv_bias(graph, conv)
         shape = graph.shape(conv.w) or ()
-        if len(shape) != 4 or shape[2:] != (1, 1) or conv.attrs["group"] != 1 or conv.attrs["strides"] != [1, 1] or any(conv.attrs["pads"]):
+        if (
+            len(shape) != 4
+            or shape[2:] != (1, 1)
+            or conv.attrs["group"] != 1
+            or conv.attrs["strides"] != [1, 1]
+            or any(conv.attrs["pads"])
+        ):
             raise Refuse(f"{label(node)} is not a plain 1x1 convolution", node, near=False)
-        layer = _Layer("conv", value, conv.w, conv.b, 0, tuple(conv.nodes), grow_epilogue(graph, conv.value, max_operands=0))
+        layer = _Layer(
+            "conv",
+            value,
+            conv.w,
+            conv.b,
+            0,
+            tuple(conv.nodes),
+            grow_epilogue(graph, conv.value, max_operands=0),
+        )
     elif node.op in LINEAR_OPS and node.input(0) == value:
         found = linear(graph, node)
         take_bias(graph, found)
-        if not found.plain or graph.rank(found.w) != 2 or len(dims_of(graph, value) or ()) != 2 or (found.b and not row(graph.shape(found.b))):
+        if (
+            not found.plain
+            or graph.rank(found.w) != 2
+            or len(dims_of(graph, value) or ()) != 2
+            or (found.b and not row(graph.shape(found.b)))
+        ):
             raise Refuse(f"{label(node)} is not a plain linear layer", node, near=False)
-        layer = _Layer("gemm", value, found.w, found.b, found.attrs["trans_b"], tuple(found.nodes), grow_epilogue(graph, found.value, max_operands=0))
+        layer = _Layer(
+            "gemm",
+            value,
+            found.w,
+            found.b,
+            found.attrs["trans_b"],
+            tuple(found.nodes),
+            grow_epilogue(graph, found.value, max_operands=0),
+        )
     else:
-        raise Refuse(f"{label(node)} reads the pooled value; a 1x1 convolution or linear layer was expected", node, near=False)
+        raise Refuse(
+            f"{label(node)} reads the pooled value; a 1x1 convolution or linear layer was expected",
+            node,
+            near=False,
+        )
     for name in (layer.w, layer.b):
         if name and not graph.is_const(name):
             raise Refuse(f"the weight '{name}' of {label(node)} is not constant", node)

@@ -1,4 +1,5 @@
-"""Gated linear unit: act(x·Wg + bg) * (x·Wu + bu), as two products that share x or as one packed product.
+"""Gated linear unit: act(x·Wg + bg) * (x·Wu + bu), as two products that share x or as one packed
+product.
 
     x ─┬─ MatMul(Wg) ── act ─┐                 x ── MatMul(W) ── Split ─┬─ act ─┐
        └─ MatMul(Wu) ─────── Mul       and                              └────── Mul     ⇒   swiglu
@@ -13,7 +14,14 @@ from tracea_onnx.ir.contracts import Match, Refuse, Rule
 from tracea_onnx.ir.expr import Expr
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match.attention import region
-from tracea_onnx.match.epilogue import Epilogue, build_match, dims_of, grow_epilogue, label, same_shape
+from tracea_onnx.match.epilogue import (
+    Epilogue,
+    build_match,
+    dims_of,
+    grow_epilogue,
+    label,
+    same_shape,
+)
 from tracea_onnx.match.gemm import LINEAR_OPS, Linear, columns, read_linear
 
 
@@ -31,25 +39,46 @@ def match(graph: Graph, node: Node) -> Match:
     if halves is not None:
         return _packed(graph, first, halves)
     shared = node.input(0)
-    partners = [c for c in graph.consumers(shared) if c is not node and c.op in LINEAR_OPS and c.input(0) == shared]
+    partners = [
+        c
+        for c in graph.consumers(shared)
+        if c is not node and c.op in LINEAR_OPS and c.input(0) == shared
+    ]
     if not partners:
-        raise Refuse(f"no second product shares the input '{shared}' of {label(node)}", node, near=False)
+        raise Refuse(
+            f"no second product shares the input '{shared}' of {label(node)}", node, near=False
+        )
     reason = ""
     for other in partners:
         try:
             second = _branch(graph, other)
         except Refuse:
             continue
-        if second.x != first.x or not same_shape(dims_of(graph, first.value), dims_of(graph, second.value)) or first.attrs["trans_b"] != second.attrs["trans_b"]:
+        if (
+            second.x != first.x
+            or not same_shape(dims_of(graph, first.value), dims_of(graph, second.value))
+            or first.attrs["trans_b"] != second.attrs["trans_b"]
+        ):
             continue
         tail = grow_epilogue(graph, first.value, also=(second.value,), max_operands=0)
         if tail.expr is None:
-            reason = reason or f"{label(node)} and {label(other)} share their input but do not meet in one pointwise chain: {tail.stopped}"
+            reason = (
+                reason
+                or f"{label(node)} and {label(other)} share their input but do not meet in one pointwise chain: {tail.stopped}"
+            )
             continue
         if other.index < node.index:
-            raise Refuse(f"{label(node)} is the second half of the gated unit of {label(other)}", node, near=False)
+            raise Refuse(
+                f"{label(node)} is the second half of the gated unit of {label(other)}",
+                node,
+                near=False,
+            )
         return _pair(graph, first, second, tail)
-    raise Refuse(reason or f"no product of the same shape shares the input '{shared}' of {label(node)}", node, near=False)
+    raise Refuse(
+        reason or f"no product of the same shape shares the input '{shared}' of {label(node)}",
+        node,
+        near=False,
+    )
 
 
 def _branch(graph: Graph, node: Node) -> Linear:
@@ -58,7 +87,9 @@ def _branch(graph: Graph, node: Node) -> Linear:
         raise Refuse(f"{label(node)} is not a plain linear layer", node, near=False)
     n = columns(graph, found)
     if found.b and (graph.shape(found.b) or (None,))[-1] != n:
-        raise Refuse(f"the bias '{found.b}' of {label(node)} is not one number per feature", node, near=False)
+        raise Refuse(
+            f"the bias '{found.b}' of {label(node)} is not one number per feature", node, near=False
+        )
     return found
 
 
@@ -71,19 +102,44 @@ def _pair(graph: Graph, first: Linear, second: Linear, tail: Epilogue) -> Match:
     roles = [("x", first.x), ("w_gate", gate.w), ("w_up", up.w), ("b_gate", gate.b), ("b_up", up.b)]
     nodes = region(graph, [*first.nodes, *second.nodes, *tail.nodes], [v for _, v in roles])
     attrs: dict[str, Any] = {"trans_b": first.attrs["trans_b"], "expr": expr.to_json()}
-    return build_match(graph, rule="swiglu", anchor=first.node, nodes=nodes, op="swiglu", roles=roles, attrs=attrs, outputs=[tail.output])
+    return build_match(
+        graph,
+        rule="swiglu",
+        anchor=first.node,
+        nodes=nodes,
+        op="swiglu",
+        roles=roles,
+        attrs=attrs,
+        outputs=[tail.output],
+    )
 
 
 def _packed(graph: Graph, found: Linear, halves: _Halves) -> Match:
     tail = grow_epilogue(graph, halves.values[0], also=(halves.values[1],), max_operands=0)
     if tail.expr is None:
-        raise Refuse(f"the halves of {label(found.node)} do not meet in one pointwise chain: {tail.stopped}", found.node)
+        raise Refuse(
+            f"the halves of {label(found.node)} do not meet in one pointwise chain: {tail.stopped}",
+            found.node,
+        )
     split = int(_is_plain_factor(tail.expr, 0))  # which half is the gate
     expr = _swap(tail.expr) if split else tail.expr
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
     nodes = region(graph, [*found.nodes, *halves.nodes, *tail.nodes], [v for _, v in roles])
-    attrs: dict[str, Any] = {"trans_b": found.attrs["trans_b"], "split": split, "expr": expr.to_json()}
-    return build_match(graph, rule="swiglu", anchor=found.node, nodes=nodes, op="swiglu", roles=roles, attrs=attrs, outputs=[tail.output])
+    attrs: dict[str, Any] = {
+        "trans_b": found.attrs["trans_b"],
+        "split": split,
+        "expr": expr.to_json(),
+    }
+    return build_match(
+        graph,
+        rule="swiglu",
+        anchor=found.node,
+        nodes=nodes,
+        op="swiglu",
+        roles=roles,
+        attrs=attrs,
+        outputs=[tail.output],
+    )
 
 
 def _is_plain_factor(expr: Expr, k: int) -> bool:
@@ -109,7 +165,9 @@ def _halves(graph: Graph, found: Linear) -> _Halves | None:
         sizes = graph.ints(split.input(1)) if split.input(1) else split.attr("split")
         if split.input(1) and sizes is None:
             return None
-        even = sizes == [n // 2, n // 2] or (sizes is None and len(split.outputs) == 2 and split.attr("num_outputs", 2) == 2)
+        even = sizes == [n // 2, n // 2] or (
+            sizes is None and len(split.outputs) == 2 and split.attr("num_outputs", 2) == 2
+        )
         if split.attr("axis", 0) not in (-1, rank - 1) or not even:
             return None
         return _Halves((split.outputs[0], split.outputs[1]), (split,))
@@ -131,7 +189,10 @@ def _halves(graph: Graph, found: Linear) -> _Halves | None:
 
 def _slice(graph: Graph, node: Node) -> tuple[int, int, int] | None:
     """(start, end, axis) of a Slice of one axis with step 1, in attribute or input form."""
-    given = [node.attr(k) if k in node.attrs else graph.ints(node.input(1 + j)) for j, k in enumerate(("starts", "ends", "axes"))]
+    given = [
+        node.attr(k) if k in node.attrs else graph.ints(node.input(1 + j))
+        for j, k in enumerate(("starts", "ends", "axes"))
+    ]
     starts, ends, axes = given
     steps = graph.ints(node.input(4)) if node.input(4) else [1]
     if not (starts and ends and axes and steps) or len(axes) != 1 or steps != [1]:
@@ -139,4 +200,11 @@ def _slice(graph: Graph, node: Node) -> tuple[int, int, int] | None:
     return int(starts[0]), int(ends[0]), int(axes[0])
 
 
-RULE = Rule("swiglu", "SwiGLU", LINEAR_OPS, match, "gated linear unit: two products of one input, or a packed one, meeting in act(gate) * up", priority=20)
+RULE = Rule(
+    "swiglu",
+    "SwiGLU",
+    LINEAR_OPS,
+    match,
+    "gated linear unit: two products of one input, or a packed one, meeting in act(gate) * up",
+    priority=20,
+)

@@ -1,8 +1,11 @@
-"""The CPU backend: writes the translation units of the kernel library, one per instruction set and template.
+"""The CPU backend: writes the translation units of the kernel library, one per instruction set and
+template.
 
-A template is a header `kernels/cpu/<name>.h` (not starting with `_`, not `simd.h`). It is compiled once per instruction set with
-`TRACEA_W` (floats per vector) and `TRACEA_NS` (namespace) defined, and ends with `table_<name>`, a null-terminated list of its kernels.
-`kernels/cpu/gen_<name>.py`, when it exists, has `source(isa, width) -> str`: generated register tiles included before the template.
+A template is a header `kernels/cpu/<name>.h` (not starting with `_`, not `simd.h`). It is compiled
+once per instruction set with `TRACEA_W` (floats per vector) and `TRACEA_NS` (namespace) defined,
+and ends with `table_<name>`, a null-terminated list of its kernels. `kernels/cpu/gen_<name>.py`,
+when it exists, has `source(isa, width) -> str`: generated register tiles included before the
+template.
 
     python kernels/cpu.py --out build/dev/generated        # what CMake runs; files that did not change keep their time stamp
 """
@@ -26,7 +29,9 @@ TEMPLATES = Path(__file__).resolve().parent / "cpu"
 
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set: floats per vector, compiler flags, and the condition on the running machine."""
+    """An instruction set: floats per vector, compiler flags, and the condition on the running
+    machine.
+    """
 
     name: str
     width: int
@@ -35,11 +40,22 @@ class Isa:
 
 
 #: Kernels never throw or allocate; fused multiply-add wherever it exists, IEEE semantics otherwise.
-FLAGS = ("-fno-exceptions", "-fno-rtti", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 
 #: Best first: dispatch takes the first one the machine has.
 ISAS = (
-    Isa("avx512", 16, ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"), "x86_64"),
+    Isa(
+        "avx512",
+        16,
+        ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+        "x86_64",
+    ),
     Isa("avx2", 8, ("-mavx2", "-mfma", "-mf16c"), "x86_64"),
     Isa("base", 4, (), ""),
 )
@@ -53,7 +69,11 @@ def isas(machine: str) -> tuple[Isa, ...]:
 
 def templates() -> tuple[str, ...]:
     """Names of the kernel templates, sorted."""
-    return tuple(sorted(p.stem for p in TEMPLATES.glob("*.h") if not p.stem.startswith("_") and p.stem != "simd"))
+    return tuple(
+        sorted(
+            p.stem for p in TEMPLATES.glob("*.h") if not p.stem.startswith("_") and p.stem != "simd"
+        )
+    )
 
 
 def _camel(name: str) -> str:
@@ -72,11 +92,15 @@ def _family(name: str, family: Family) -> str:
 
 
 def families_header() -> str:
-    """C++ twin of `kernel_families.FAMILIES` and `ops`: `fam::conv2d::x`, `fam::conv2d::IC`, `kOpLeakyRelu`, and the table the loader validates plans with."""
+    """C++ twin of `kernel_families.FAMILIES` and `ops`: `fam::conv2d::x`, `fam::conv2d::IC`,
+    `kOpLeakyRelu`, and the table the loader validates plans with.
+    """
     rows = []
     for name, f in FAMILIES.items():
         optional = sum(1 << k for k, o in enumerate(f.operands) if o.endswith("?"))
-        rows.append(f'  {{"{name}", {len(f.operands)}, {len(f.ints)}, {len(f.floats)}, {str(f.program).lower()}, {optional}u}},')
+        rows.append(
+            f'  {{"{name}", {len(f.operands)}, {len(f.ints)}, {len(f.floats)}, {str(f.program).lower()}, {optional}u}},'
+        )
     arity = ", ".join(str(OPCODE_ARITY.get(o, 2)) for o in OPCODES)
     return "\n".join(
         [
@@ -124,7 +148,10 @@ def _extent_function(name: str, family: Family) -> str:
     ranges, multiples = limits(name)
     at = {n: k for k, n in enumerate(family.ints)}
     operands = [o.rstrip("?") for o in family.operands]
-    lines = [f'  if (i[{at[n]}] < {lo}LL || i[{at[n]}] > {hi}LL) return "{n}";' for n, (lo, hi) in ranges.items()]
+    lines = [
+        f'  if (i[{at[n]}] < {lo}LL || i[{at[n]}] > {hi}LL) return "{n}";'
+        for n, (lo, hi) in ranges.items()
+    ]
     lines += [f'  if (i[{at[a]}] % i[{at[b]}]) return "{a}";' for a, b in multiples]
     symbols = {n: D.symbol(f"Wide(i[{k}])") for n, k in at.items()}
     there = {o: D.symbol(f"Wide(present >> {k} & 1)") for k, o in enumerate(operands)}
@@ -135,11 +162,15 @@ def _extent_function(name: str, family: Family) -> str:
             low, high = (_cpp(e, made, lines) for e in found[o])
             lines.append(f"  out[{k}] = {{{low}, {high}}};")
     head = f"static const char* extents_{name}(const int64_t* i, unsigned present, Extent* out) {{"
-    return "\n".join([head, "  (void)i, (void)present, (void)out;", *lines, "  return nullptr;", "}"])
+    return "\n".join(
+        [head, "  (void)i, (void)present, (void)out;", *lines, "  return nullptr;", "}"]
+    )
 
 
 def _program_operands(f: Family) -> tuple[int, int]:
-    """Where a program's inputs lie among the operands: `o0`, ... behind the accumulator, or `x0`, ..."""
+    """Where a program's inputs lie among the operands: `o0`, ... behind the accumulator, or `x0`,
+    ...
+    """
     names = [o.rstrip("?") for o in f.operands]
     for first, before in (("o0", 1), ("x0", 0)):
         if f.program and first in names:
@@ -197,9 +228,13 @@ def _unit(name: str, isa: Isa, tiles: bool) -> str:
 
 def _registry(names: tuple[str, ...], sets: tuple[Isa, ...]) -> str:
     lines = ["// Generated by kernels/cpu.py.", '#include "cpu/registry.h"', "namespace tracea {"]
-    lines += [f"extern const Kernel* const* const kernels_{n}_{i.name};" for i in sets for n in names]
+    lines += [
+        f"extern const Kernel* const* const kernels_{n}_{i.name};" for i in sets for n in names
+    ]
     for i in sets:
-        lines.append(f"static const Kernel* const* const* const list_{i.name}[] = {{{''.join(f'&kernels_{n}_{i.name}, ' for n in names)}nullptr}};")
+        lines.append(
+            f"static const Kernel* const* const* const list_{i.name}[] = {{{''.join(f'&kernels_{n}_{i.name}, ' for n in names)}nullptr}};"
+        )
     lines.append("const IsaKernels kIsaKernels[] = {")
     lines += [f'  {{"{i.name}", list_{i.name}}},' for i in sets]
     lines += ["  {nullptr, nullptr}};", "}  // namespace tracea", ""]
@@ -211,17 +246,22 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def write_sources(out: Path, machine: str, *, only: str = "", isa: str = "") -> list[tuple[Path, tuple[str, ...]]]:
-    """Write every generated file to `out`; returns the translation units with the flags of their instruction set.
+def write_sources(
+    out: Path, machine: str, *, only: str = "", isa: str = ""
+) -> list[tuple[Path, tuple[str, ...]]]:
+    """Write every generated file to `out`; returns the translation units with the flags of their
+    instruction set.
 
-    `only` keeps one template, `isa` one instruction set (comma-separated lists are accepted); "" keeps all.
-    """
+    `only` keeps one template, `isa` one instruction set (comma-separated lists are accepted); ""
+    keeps all."""
     out.mkdir(parents=True, exist_ok=True)
     names = tuple(n for n in templates() if not only or n in only.split(","))
     sets = tuple(i for i in isas(machine) if not isa or i.name in isa.split(","))
     if (only and len(names) != len(only.split(","))) or (isa and len(sets) != len(isa.split(","))):
         known = ", ".join(templates()), ", ".join(i.name for i in isas(machine))
-        raise SystemExit(f"unknown template or instruction set; templates: {known[0]}; instruction sets: {known[1]}")
+        raise SystemExit(
+            f"unknown template or instruction set; templates: {known[0]}; instruction sets: {known[1]}"
+        )
     _write(out / "families.h", families_header())
     _write(out / "extents.h", extents_header())
     units: list[tuple[Path, tuple[str, ...]]] = []
@@ -234,14 +274,19 @@ def write_sources(out: Path, machine: str, *, only: str = "", isa: str = "") -> 
             _write(unit, _unit(name, i, bool(tiles)))
             units.append((unit, i.flags))
     _write(out / "registry_tables.cc", _registry(names, sets))
-    cmake = [f'set_source_files_properties("{u.as_posix()}" PROPERTIES COMPILE_OPTIONS "{";".join((*FLAGS, *f))}")' for u, f in units]
+    cmake = [
+        f'set_source_files_properties("{u.as_posix()}" PROPERTIES COMPILE_OPTIONS "{";".join((*FLAGS, *f))}")'
+        for u, f in units
+    ]
     listed = "".join(f'\n  "{u.as_posix()}"' for u, _ in units)
     _write(out / "units.cmake", "\n".join([f"set(TRACEA_UNITS{listed})", *cmake, ""]))
     return units
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Write the CPU kernel library's translation units.")
+    parser = argparse.ArgumentParser(
+        description="Write the CPU kernel library's translation units."
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--machine", default=platform.machine())
     parser.add_argument("--only", default="", help="comma-separated template names")

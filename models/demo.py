@@ -1,4 +1,6 @@
-"""A small image classifier for `tracea-onnx demo`: conv-bn-act, depthwise, squeeze-excite, residual, gemm; built in well under a second."""
+"""A small image classifier for `tracea-onnx demo`: conv-bn-act, depthwise, squeeze-excite,
+residual, gemm; built in well under a second.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def block(net: Net, x: Value, channels: int, stride: int, name: str) -> Value:
         return net.add(y, x) if stride == 1 and x.width == channels else y
 
 
-def build(batch: int = 1, image: int = 128, *, dynamic: bool = True, classes: int = 100, seed: int = 1) -> onnx.ModelProto:
+def build(
+    batch: int = 1, image: int = 128, *, dynamic: bool = True, classes: int = 100, seed: int = 1
+) -> onnx.ModelProto:
     """input [batch, 3, image, image] -> output [batch, classes], class probabilities."""
     b = "batch" if dynamic else batch
     net = Net("demo", seed=seed)

@@ -1,4 +1,6 @@
-"""EfficientNet-B0, as torchvision exports it: SiLU as Sigmoid and Mul, squeeze-excite in every block."""
+"""EfficientNet-B0, as torchvision exports it: SiLU as Sigmoid and Mul, squeeze-excite in every
+block.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,20 @@ from tracea_onnx.model_io.builder import Net, Value
 
 Stage = tuple[int, int, int, int, int]
 #: expansion, kernel, stride of the first block, channels, blocks
-STAGES: tuple[Stage, ...] = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
+STAGES: tuple[Stage, ...] = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
 
 
-def mbconv(net: Net, x: Value, channels: int, kernel: int, stride: int, expansion: int, name: str) -> Value:
+def mbconv(
+    net: Net, x: Value, channels: int, kernel: int, stride: int, expansion: int, name: str
+) -> Value:
     """Expansion, depthwise, squeeze-excite, projection; a residual where shapes agree."""
     with net.scope(name):
         hidden = x.width * expansion
@@ -34,7 +46,17 @@ def build(
     x = net.conv_bn(x, 32, 3, 2, "silu", name="features.0")
     for n, (expansion, kernel, stride, channels, blocks) in enumerate(stages):
         for k in range(blocks):
-            x = mbconv(net, x, channels, kernel, stride if k == 0 else 1, expansion, f"features.{n + 1}.{k}")
+            x = mbconv(
+                net,
+                x,
+                channels,
+                kernel,
+                stride if k == 0 else 1,
+                expansion,
+                f"features.{n + 1}.{k}",
+            )
     x = net.conv_bn(x, head, 1, 1, "silu", name=f"features.{len(stages) + 1}")
     x = net.op("Flatten", net.global_pool(x), axis=1)
-    return net.model([("output", net.classifier(x, classes, name="classifier.1"), np.float32, [b, classes])])
+    return net.model(
+        [("output", net.classifier(x, classes, name="classifier.1"), np.float32, [b, classes])]
+    )

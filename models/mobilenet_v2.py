@@ -8,10 +8,20 @@ import onnx
 from tracea_onnx.model_io.builder import Net, Value
 
 #: expansion, channels, blocks, stride of the first block
-STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
-def inverted_residual(net: Net, x: Value, channels: int, stride: int, expansion: int, name: str) -> Value:
+def inverted_residual(
+    net: Net, x: Value, channels: int, stride: int, expansion: int, name: str
+) -> Value:
     """1x1 expansion, depthwise 3x3, linear 1x1 projection; a residual where shapes agree."""
     with net.scope(name):
         hidden = x.width * expansion
@@ -33,8 +43,12 @@ def build(
     n = 1
     for expansion, channels, blocks, stride in stages:
         for k in range(blocks):
-            x = inverted_residual(net, x, channels, stride if k == 0 else 1, expansion, f"features.{n}")
+            x = inverted_residual(
+                net, x, channels, stride if k == 0 else 1, expansion, f"features.{n}"
+            )
             n += 1
     x = net.conv_bn(x, head, 1, 1, "relu6", name=f"features.{n}")
     x = net.op("Flatten", net.global_pool(x), axis=1)
-    return net.model([("output", net.classifier(x, classes, name="classifier.1"), np.float32, [b, classes])])
+    return net.model(
+        [("output", net.classifier(x, classes, name="classifier.1"), np.float32, [b, classes])]
+    )

@@ -24,13 +24,22 @@ def inverted_residual(net: Net, x: Value, block: Block, name: str) -> Value:
         y = x if hidden == x.width else net.conv_bn(x, hidden, 1, 1, act, eps=1e-3, name="0")
         y = net.conv_bn(y, hidden, kernel, stride, act, groups=hidden, eps=1e-3, name="1")
         if excite:
-            y = net.squeeze_excite(y, max(8, (hidden // 4 + 4) // 8 * 8), "relu", "hardsigmoid", name="2")
+            y = net.squeeze_excite(
+                y, max(8, (hidden // 4 + 4) // 8 * 8), "relu", "hardsigmoid", name="2"
+            )
         y = net.conv_bn(y, channels, 1, eps=1e-3, name="3")
         return net.add(y, x) if stride == 1 and x.width == channels else y
 
 
 def build(
-    batch: int = 1, image: int = 224, *, dynamic: bool = True, blocks: tuple[Block, ...] = BLOCKS, classes: int = 1000, folded: bool = False, seed: int = 3
+    batch: int = 1,
+    image: int = 224,
+    *,
+    dynamic: bool = True,
+    blocks: tuple[Block, ...] = BLOCKS,
+    classes: int = 1000,
+    folded: bool = False,
+    seed: int = 3,
 ) -> onnx.ModelProto:
     """input [batch, 3, image, image] -> output [batch, classes]. `folded`: no batch-norm nodes."""
     b = "batch" if dynamic else batch
@@ -42,4 +51,6 @@ def build(
     x = net.conv_bn(x, 6 * x.width, 1, 1, "hardswish", eps=1e-3, name=f"features.{len(blocks) + 1}")
     x = net.op("Flatten", net.global_pool(x), axis=1)
     x = net.act(net.classifier(x, 1280, name="classifier.0"), "hardswish")
-    return net.model([("output", net.classifier(x, classes, name="classifier.3"), np.float32, [b, classes])])
+    return net.model(
+        [("output", net.classifier(x, classes, name="classifier.3"), np.float32, [b, classes])]
+    )

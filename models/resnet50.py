@@ -1,4 +1,6 @@
-"""ResNet-50 (v1.5: the stride is on the 3x3 convolution), as torchvision exports it with its batch norms kept."""
+"""ResNet-50 (v1.5: the stride is on the 3x3 convolution), as torchvision exports it with its batch
+norms kept.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def build(
     batch: int = 1, image: int = 224, *, dynamic: bool = True, layers: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000,
     folded: bool = False, seed: int = 50,
 ) -> onnx.ModelProto:  # fmt: skip
-    """input [batch, 3, image, image] -> output [batch, classes]. `layers`: blocks per stage; `folded`: no batch-norm nodes."""
+    """input [batch, 3, image, image] -> output [batch, classes].
+
+    `layers`: blocks per stage; `folded`: no batch-norm nodes.
+    """
     b = "batch" if dynamic else batch
     net = Net("resnet50", seed=seed, folded=folded)
     x = net.input("input", [b, 3, image, image], width=3)
@@ -33,6 +38,8 @@ def build(
     x = net.max_pool(x, 3, 2, 1)
     for stage, blocks in enumerate(layers):
         for k in range(blocks):
-            x = bottleneck(net, x, width << stage, 2 if k == 0 and stage > 0 else 1, f"layer{stage + 1}.{k}")
+            x = bottleneck(
+                net, x, width << stage, 2 if k == 0 and stage > 0 else 1, f"layer{stage + 1}.{k}"
+            )
     x = net.op("Flatten", net.global_pool(x), axis=1)
     return net.model([("output", net.classifier(x, classes), np.float32, [b, classes])])

@@ -24,7 +24,9 @@ def build(
     batch: int = 1, image: int = 224, *, dynamic: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12, inner: int = 3072, patch: int = 16,
     classes: int = 1000, seed: int = 16,
 ) -> onnx.ModelProto:  # fmt: skip
-    """pixel_values [batch, 3, image, image] -> logits [batch, classes]; image / patch squared patches and one class token."""
+    """pixel_values [batch, 3, image, image] -> logits [batch, classes]; image / patch squared
+    patches and one class token.
+    """
     b = "batch" if dynamic else batch
     patches = (image // patch) ** 2
     net = Net("vit_b16", seed=seed)
@@ -35,13 +37,24 @@ def build(
     token = net.normal("cls_token", (1, 1, hidden), 1.0)
     wide = net.op("Concat", first, np.asarray([-1, -1], np.int64), axis=0)
     # Expand has no -1: tracing replaces it by 1, which broadcasts to the same shape.
-    wide = net.op("Where", net.op("Equal", wide, np.asarray([-1, -1, -1], np.int64)), np.asarray([1, 1, 1], np.int64), wide)
+    wide = net.op(
+        "Where",
+        net.op("Equal", wide, np.asarray([-1, -1, -1], np.int64)),
+        np.asarray([1, 1, 1], np.int64),
+        wide,
+    )
     x = net.op("Concat", net.op("Expand", token, wide), x, axis=1, width=hidden)
     x = net.add(x, net.normal("pos_embed", (1, patches + 1, hidden), 0.3))
     for k in range(layers):
         with net.scope(f"blocks.{k}"):
-            x = net.add(x, attention(net, net.layer_norm(x, eps=1e-6, name="norm1"), patches + 1, heads))
-            y = net.act(net.linear(net.layer_norm(x, eps=1e-6, name="norm2"), inner, name="mlp.fc1"), "gelu")
+            x = net.add(
+                x, attention(net, net.layer_norm(x, eps=1e-6, name="norm1"), patches + 1, heads)
+            )
+            y = net.act(
+                net.linear(net.layer_norm(x, eps=1e-6, name="norm2"), inner, name="mlp.fc1"), "gelu"
+            )
             x = net.add(x, net.linear(y, hidden, name="mlp.fc2"))
     x = net.op("Gather", net.layer_norm(x, eps=1e-6, name="norm"), np.asarray(0, np.int64), axis=1)
-    return net.model([("logits", net.classifier(x, classes, name="head"), np.float32, [b, classes])])
+    return net.model(
+        [("logits", net.classifier(x, classes, name="head"), np.float32, [b, classes])]
+    )

@@ -1,8 +1,9 @@
-"""The default policy: fusions compete by the microseconds they save; the best that still fits is taken next.
+"""The default policy: fusions compete by the microseconds they save; the best that still fits is
+taken next.
 
-A schedule is node-disjoint, and contracting every chosen chain to one node leaves the graph acyclic (each chain convex is not enough:
-two convex chains can wait for each other). Ties fall by rule priority, chain length, position and name, so the result is deterministic.
-"""
+A schedule is node-disjoint, and contracting every chosen chain to one node leaves the graph acyclic
+(each chain convex is not enough: two convex chains can wait for each other). Ties fall by rule
+priority, chain length, position and name, so the result is deterministic."""
 
 from __future__ import annotations
 
@@ -12,27 +13,62 @@ from tracea_onnx.ir.contracts import Match, Refusal, Saving
 from tracea_onnx.ir.graph import Graph, Node
 
 
-def schedule(graph: Graph, priced: Sequence[tuple[Match, Saving, int]]) -> tuple[list[tuple[Match, Saving]], list[Refusal]]:
-    """Choose among (match, saving, rule priority). Returns the chosen in graph order, and why each other match was left out."""
-    queue = sorted(priced, key=lambda p: (-p[1].us, -p[2], -len(p[0].nodes), p[0].anchor.index, p[0].rule))
+def schedule(
+    graph: Graph, priced: Sequence[tuple[Match, Saving, int]]
+) -> tuple[list[tuple[Match, Saving]], list[Refusal]]:
+    """Choose among (match, saving, rule priority).
+
+    Returns the chosen in graph order, and why each other match was left out.
+    """
+    queue = sorted(
+        priced, key=lambda p: (-p[1].us, -p[2], -len(p[0].nodes), p[0].anchor.index, p[0].rule)
+    )
     chosen: list[tuple[Match, Saving]] = []
     refused: list[Refusal] = []
     owner: dict[int, int] = {}  # node index -> position in chosen
-    # An operand need not be read by the chain's own nodes (a layer behind a shared Reshape takes the value before it), so no other chain may hide it.
+    # An operand need not be read by the chain's own nodes (a layer behind a shared Reshape takes
+    # the value before it), so no other chain may hide it.
     inner: dict[str, Match] = {}
     operand: dict[str, Match] = {}
     for match, saving, _ in queue:
         taken = next((owner[n.index] for n in match.nodes if n.index in owner), None)
         if saving.us <= 0:
-            refused.append(Refusal(match.rule, match.anchor.name, saving.reason or "fusing it would not save any time", near=False))
+            refused.append(
+                Refusal(
+                    match.rule,
+                    match.anchor.name,
+                    saving.reason or "fusing it would not save any time",
+                    near=False,
+                )
+            )
         elif taken is not None:
             winner = chosen[taken][0]
-            refused.append(Refusal(match.rule, match.anchor.name, f"it shares nodes with the {winner.rule} chain at '{winner.anchor.name}', which saves more"))
-        elif rivals := [inner[i] for i in match.inputs if i in inner] + [operand[o] for o in _inner(match) if o in operand]:
+            refused.append(
+                Refusal(
+                    match.rule,
+                    match.anchor.name,
+                    f"it shares nodes with the {winner.rule} chain at '{winner.anchor.name}', which saves more",
+                )
+            )
+        elif rivals := [inner[i] for i in match.inputs if i in inner] + [
+            operand[o] for o in _inner(match) if o in operand
+        ]:
             other = f"the {rivals[0].rule} chain at '{rivals[0].anchor.name}', which saves more"
-            refused.append(Refusal(match.rule, match.anchor.name, f"it hides a value from {other}, or needs one that it hides"))
+            refused.append(
+                Refusal(
+                    match.rule,
+                    match.anchor.name,
+                    f"it hides a value from {other}, or needs one that it hides",
+                )
+            )
         elif _closes_cycle(graph, match, chosen, owner):
-            refused.append(Refusal(match.rule, match.anchor.name, "together with a chain that saves more it would make a cycle"))
+            refused.append(
+                Refusal(
+                    match.rule,
+                    match.anchor.name,
+                    "together with a chain that saves more it would make a cycle",
+                )
+            )
         else:
             owner |= {n.index: len(chosen) for n in match.nodes}
             inner |= dict.fromkeys(_inner(match), match)
@@ -47,7 +83,9 @@ def _inner(match: Match) -> set[str]:
     return {o for n in match.nodes for o in n.outputs if o} - set(match.outputs)
 
 
-def _closes_cycle(graph: Graph, match: Match, chosen: Sequence[tuple[Match, Saving]], owner: dict[int, int]) -> bool:
+def _closes_cycle(
+    graph: Graph, match: Match, chosen: Sequence[tuple[Match, Saving]], owner: dict[int, int]
+) -> bool:
     """Whether a path leaves the chain and comes back once every chosen chain is one node."""
     inside = {n.index for n in match.nodes}
     bound = _reach(max(inside), chosen)
@@ -70,8 +108,12 @@ def _closes_cycle(graph: Graph, match: Match, chosen: Sequence[tuple[Match, Savi
 
 
 def _reach(bound: int, chosen: Sequence[tuple[Match, Saving]]) -> int:
-    """The last position from which a path can still lead back before `bound`: only chosen chains lead backwards."""
-    spans = sorted((min(n.index for n in m.nodes), max(n.index for n in m.nodes)) for m, _ in chosen)
+    """The last position from which a path can still lead back before `bound`: only chosen chains
+    lead backwards.
+    """
+    spans = sorted(
+        (min(n.index for n in m.nodes), max(n.index for n in m.nodes)) for m, _ in chosen
+    )
     grown = True
     while grown:
         grown = False

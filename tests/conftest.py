@@ -1,7 +1,8 @@
 """For every test: no file of the user's is read or written, and tests belong to tiers.
 
-`pytest -m quick` runs what answers within a minute of a change on two cores, `pytest` all that is not slow, `pytest -m ""` everything.
-`sampled(n)` leaves one in n of a test's cases to `pytest`, always the same ones, and makes the others slow."""
+`pytest -m quick` runs what answers within a minute of a change on two cores, `pytest` all that is
+not slow, `pytest -m ""` everything. `sampled(n)` leaves one in n of a test's cases to `pytest`,
+always the same ones, and makes the others slow."""
 
 from __future__ import annotations
 
@@ -15,13 +16,16 @@ import hypothesis
 import pytest
 
 # How fast a machine draws its examples is nothing that a test asserts: a pause of it would fail.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 #: Folders of the user's that the project reads or writes: caches, tuning records, settings.
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
 
-#: Test modules, and single tests, that take longer than the quick tier allows: sessions, compilers, thousands of files.
+#: Test modules, and single tests, that take longer than the quick tier allows: sessions, compilers,
+#: thousands of files.
 _SLOW = frozenset({
     "test_bisect", "test_cuda_launches", "test_cuda_native", "test_exports", "test_io_large", "test_pooled", "test_precision", "test_rules_generated",
     # Single tests: many processes or many graphs.
@@ -32,11 +36,17 @@ _SLOW = frozenset({
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the records of tests/golden anew (with -n0)")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the records of tests/golden anew (with -n0)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Point everything at an empty folder, before any module is imported that reads the environment; workers share it."""
+    """Point everything at an empty folder, before any module is imported that reads the
+    environment; workers share it.
+    """
     if "TRACEA_TEST_HOME" in os.environ:
         return
     home = Path(tempfile.mkdtemp(prefix="tracea-tests-"))
@@ -46,7 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Modules without a quick test are not imported for the quick ones: each worker would spend ten seconds on that."""
+    """Modules without a quick test are not imported for the quick ones: each worker would spend ten
+    seconds on that.
+    """
     if config.option.markexpr != "quick" or not collection_path.name.startswith("test_"):
         return None
     folder, module = collection_path.parent.name, collection_path.stem
@@ -58,9 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         sampled = item.get_closest_marker("sampled")
         if sampled is not None and zlib.crc32(item.name.encode()) % sampled.args[0]:
             item.add_marker(pytest.mark.slow)
-        if item.path.parent.name == "golden" and "[sm_8" in item.name:  # those of sm_90 cover most of the same code
+        # those of sm_90 cover most of the same code
+        if item.path.parent.name == "golden" and "[sm_8" in item.name:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("slow") is None and _is_quick(item.path.parent.name, item.path.stem, item.name):
+        if item.get_closest_marker("slow") is None and _is_quick(
+            item.path.parent.name, item.path.stem, item.name
+        ):
             item.add_marker(pytest.mark.quick)
 
 

@@ -24,11 +24,20 @@ def compiler() -> list[str]:
 
 
 def library(folder: Path, name: str, text: str) -> ctypes.CDLL:
-    """Compiles the text of a kernel for the host, and loads it. Kernels overflow and shift as the device defines it, so that no sanitizer may stop them."""
+    """Compiles the text of a kernel for the host, and loads it.
+
+    Kernels overflow and shift as the device defines it, so that no sanitizer may stop them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source, path = folder / f"{name}.cc", folder / f"{name}.so"
     # Shared memory is one array for all threads, of a fixed size.
-    source.write_text(re.sub(r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];", r"static \2 \3[1 << 16] \1;", text))
+    source.write_text(
+        re.sub(
+            r"extern __shared__ (__align__\(\d+\)) (\w+) (\w+)\[\];",
+            r"static \2 \3[1 << 16] \1;",
+            text,
+        )
+    )
     flags = ["-std=c++17", "-O1", "-w", "-fno-sanitize=all", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*compiler(), *flags, "-o", str(path), str(source)], check=True)
     return ctypes.CDLL(str(path))

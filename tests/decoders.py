@@ -9,11 +9,23 @@ VOCABULARY, WIDTH = 11, 4
 
 
 def greedy_search() -> ModelProto:
-    """Tokens from (input_ids int32 [batch, sequence], max_length int32 [1]); one layer that keeps its tokens' embeddings as keys and values."""
+    """Tokens from (input_ids int32 [batch, sequence], max_length int32 [1]); one layer that keeps
+    its tokens' embeddings as keys and values.
+    """
     node = helper.make_node(
-        "GreedySearch", ["input_ids", "max_length"], ["sequences"], domain="com.microsoft", eos_token_id=10, pad_token_id=10, model_type=0, decoder=_decoder()
+        "GreedySearch",
+        ["input_ids", "max_length"],
+        ["sequences"],
+        domain="com.microsoft",
+        eos_token_id=10,
+        pad_token_id=10,
+        model_type=0,
+        decoder=_decoder(),
     )
-    inputs = [helper.make_tensor_value_info("input_ids", TensorProto.INT32, ["batch", "sequence"]), helper.make_tensor_value_info("max_length", TensorProto.INT32, [1])]
+    inputs = [
+        helper.make_tensor_value_info("input_ids", TensorProto.INT32, ["batch", "sequence"]),
+        helper.make_tensor_value_info("max_length", TensorProto.INT32, [1]),
+    ]
     outputs = [helper.make_tensor_value_info("sequences", TensorProto.INT32, ["batch", "length"])]
     graph = helper.make_graph([node], "search", inputs, outputs)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -35,10 +47,25 @@ def _decoder() -> GraphProto:
         helper.make_node("MatMul", ["t", "out"], ["logits"]),
     ]
     lengths = {"input_ids": "sequence", "position_ids": "sequence", "attention_mask": "whole"}
-    ids = [helper.make_tensor_value_info(n, TensorProto.INT32, ["batch", length]) for n, length in lengths.items()]
-    past = helper.make_tensor_value_info("past_0", TensorProto.FLOAT, [2, "batch", 1, "past", WIDTH])
-    made = [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", VOCABULARY]),
-        helper.make_tensor_value_info("present_0", TensorProto.FLOAT, [2, "batch", 1, "whole", WIDTH]),
+    ids = [
+        helper.make_tensor_value_info(n, TensorProto.INT32, ["batch", length])
+        for n, length in lengths.items()
     ]
-    return helper.make_graph(nodes, "decoder", [*ids, past], made, [numpy_helper.from_array(v, n) for n, v in constants.items()])
+    past = helper.make_tensor_value_info(
+        "past_0", TensorProto.FLOAT, [2, "batch", 1, "past", WIDTH]
+    )
+    made = [
+        helper.make_tensor_value_info(
+            "logits", TensorProto.FLOAT, ["batch", "sequence", VOCABULARY]
+        ),
+        helper.make_tensor_value_info(
+            "present_0", TensorProto.FLOAT, [2, "batch", 1, "whole", WIDTH]
+        ),
+    ]
+    return helper.make_graph(
+        nodes,
+        "decoder",
+        [*ids, past],
+        made,
+        [numpy_helper.from_array(v, n) for n, v in constants.items()],
+    )

@@ -1,12 +1,12 @@
-"""Kills processes at random moments (SIGKILL) and looks at what they leave: nothing corrupt, nothing that stays, and the next run
-gives the same bytes.
+"""Kills processes at random moments (SIGKILL) and looks at what they leave: nothing corrupt,
+nothing that stays, and the next run gives the same bytes.
 
     python -m tests.kill [--count 500] [--seed 0] [--kinds optimize replace session tune]
 
-`optimize` writes a model with external data, `replace` writes it over the model it reads, `session` compiles a model into the cache
-that all share, `tune` measures on the stand-in of the CUDA driver. Half of the kills come after a random time, half at a random
-one of the system calls that write, link, rename or remove. Exit status 1 when something is wrong.
-"""
+`optimize` writes a model with external data, `replace` writes it over the model it reads, `session`
+compiles a model into the cache that all share, `tune` measures on the stand-in of the CUDA driver.
+Half of the kills come after a random time, half at a random one of the system calls that write,
+link, rename or remove. Exit status 1 when something is wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a thread of the parent would be missing in its children
+# a thread of the parent would be missing in its children
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -46,17 +47,33 @@ def _model(kind: str) -> ModelProto:
     rng = np.random.default_rng(0)
     dtype = np.float16 if kind == "tune" else np.float32
     shapes = {"w": (256, 256), "b": (256,), "v": (256, 256), "k": (256, 256)}
-    weights = [numpy_helper.from_array((rng.standard_normal(s) / 16).astype(dtype), n) for n, s in shapes.items()]
-    middle = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"])]
-    ends = [helper.make_node("MatMul", ["r", "v"], ["s"]), helper.make_node("MatMul", ["s", "k"], ["y"])]
+    weights = [
+        numpy_helper.from_array((rng.standard_normal(s) / 16).astype(dtype), n)
+        for n, s in shapes.items()
+    ]
+    middle = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["a"]),
+    ]
+    ends = [
+        helper.make_node("MatMul", ["r", "v"], ["s"]),
+        helper.make_node("MatMul", ["s", "k"], ["y"]),
+    ]
     nodes = [*middle, helper.make_node("Gelu" if kind == "tune" else "Relu", ["a"], ["r"]), *ends]
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT16 if kind == "tune" else TensorProto.FLOAT, [64, 256]) for n in "xy"]
+    values = [
+        helper.make_tensor_value_info(
+            n, TensorProto.FLOAT16 if kind == "tune" else TensorProto.FLOAT, [64, 256]
+        )
+        for n in "xy"
+    ]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
 class Trial:
-    """One kind in a folder of its own: what it starts from, what it does, and what is right afterwards."""
+    """One kind in a folder of its own: what it starts from, what it does, and what is right
+    afterwards.
+    """
 
     def __init__(self, kind: str, folder: Path, home: Path) -> None:
         self.kind, self.folder, self.home = kind, folder, home
@@ -67,19 +84,29 @@ class Trial:
         """The state before any run, but for the cache."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        model_file.save(model_file.Source(_model(self.kind)), self.model, external_data="never" if self.kind == "tune" else "always")
+        model_file.save(
+            model_file.Source(_model(self.kind)),
+            self.model,
+            external_data="never" if self.kind == "tune" else "always",
+        )
 
     def work(self) -> None:
         if self.kind in ("optimize", "replace"):
             optimizer.optimize(self.model, output=self.output, backend="cpu")
         elif self.kind == "session":
-            provider.create_session(self.model, {"claim": "all"}).run(None, {"x": np.zeros((64, 256), np.float32)})
+            provider.create_session(self.model, {"claim": "all"}).run(
+                None, {"x": np.zeros((64, 256), np.float32)}
+            )
         else:
             measure.tune(self.model, {}, seconds=20)
 
     def files(self) -> dict[str, bytes]:
         """What a run leaves: files in the model's folder, and entries of the cache."""
-        own = {str(p.relative_to(self.folder)): p.read_bytes() for p in self.folder.rglob("*") if p.is_file()}
+        own = {
+            str(p.relative_to(self.folder)): p.read_bytes()
+            for p in self.folder.rglob("*")
+            if p.is_file()
+        }
         if self.kind == "session":
             own.update({p.name: p.read_bytes() for p in _kept(self.home)})
         return own
@@ -90,7 +117,10 @@ class Trial:
             return None
         source = model_file.load(self.output)
         external.bring_in(source, lambda t: True)
-        return {"nodes": repr(source.model.graph.node).encode(), **{t.name: numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer}}
+        return {
+            "nodes": repr(source.model.graph.node).encode(),
+            **{t.name: numpy_helper.to_array(t).tobytes() for t in source.model.graph.initializer},
+        }
 
 
 def _in_a_child(work: Callable[[], None], quiet: bool = True) -> int:
@@ -177,7 +207,8 @@ def run(kinds: list[str], count: int, seed: int, folder: Path) -> int:
     random, home = Random(seed), folder / "home"
     for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
         os.environ[variable] = str(home / variable[4:9].lower())
-    vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than the stand-in
+    # NVRTC wants more of a driver than the stand-in
+    vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()
     trials, wrong, how = {}, 0, Counter[str]()
     for kind in kinds:
         trial = Trial(kind, folder / kind, home)
@@ -194,13 +225,19 @@ def run(kinds: list[str], count: int, seed: int, folder: Path) -> int:
         how[f"{trial.kind} {_killed(trial, seconds, random)}"] += 1
         faults = _stray(home)
         try:
-            if trial.contents() not in (before, after, None) or (trial.kind == "replace" and trial.contents() is None):
+            if trial.contents() not in (before, after, None) or (
+                trial.kind == "replace" and trial.contents() is None
+            ):
                 faults.append("the model is neither the old one nor the new one")
         except Exception as e:
             faults.append(f"the model does not load: {e}")
         if trial.kind == "session":
             entries = {p.name: p.read_bytes() for p in _kept(home) if p.suffix == ".entry"}
-            faults += [f"entry {name} is no use" for name, data in entries.items() if expected.get(name) != data]
+            faults += [
+                f"entry {name} is no use"
+                for name, data in entries.items()
+                if expected.get(name) != data
+            ]
         left = sorted(trial.files())
         _whole(trial)
         if trial.files() != expected:
@@ -213,7 +250,9 @@ def run(kinds: list[str], count: int, seed: int, folder: Path) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--count", type=int, default=500)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
@@ -221,7 +260,12 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         if "tune" in args.kinds and _INNER not in os.environ:
             os.environ[_INNER] = "1"
-            done = driver.run(driver.build(Path(name)), ["-m", "tests.kill", *(argv or sys.argv[1:])], seconds=None, any="1")
+            done = driver.run(
+                driver.build(Path(name)),
+                ["-m", "tests.kill", *(argv or sys.argv[1:])],
+                seconds=None,
+                any="1",
+            )
             print(done.stdout, end="")
             print(done.stderr, end="", file=sys.stderr)
             return done.returncode

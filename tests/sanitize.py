@@ -1,11 +1,13 @@
-"""The native library under sanitizers: builds it with them, and runs the session tests and a slice of the fuzzer on it.
+"""The native library under sanitizers: builds it with them, and runs the session tests and a slice
+of the fuzzer on it.
 
     python -m tests.sanitize [--sanitizers address,undefined] [--seconds 120] [--tests tests/session/test_provider.py ...]
     python -m tests.sanitize --sanitizers thread -- python -m pytest -n0 -q tests/session/test_x.py     # any command
 
-Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0. The runtime is preloaded into Python, and works on a copy of
-the working tree in `build/`, so that the package keeps its own library. The first finding ends the process it is in. Exit status 1 when there was one.
-"""
+Needs g++ (or --cxx) with the sanitizers' runtimes; without them it says so and ends with status 0.
+The runtime is preloaded into Python, and works on a copy of the working tree in `build/`, so that
+the package keeps its own library. The first finding ends the process it is in. Exit status 1 when
+there was one."""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ def tree(library: Path, folder: Path) -> None:
             path.unlink()
     fresh = folder / "tracea_onnx" / f".{library.name}.{os.getpid()}"
     shutil.copy2(library, fresh)
-    fresh.replace(folder / "tracea_onnx" / library.name)  # another process may have the old one mapped
+    # another process may have the old one mapped
+    fresh.replace(folder / "tracea_onnx" / library.name)
 
 
 def environment(sanitizers: str, preload: list[str], log: Path) -> dict[str, str]:
@@ -102,7 +105,10 @@ def findings(log: Path) -> list[str]:
     out = []
     for path in sorted(log.glob("*.[0-9]*")):
         text = path.read_text("utf-8", "replace")
-        for line in re.findall(r"^SUMMARY: .*$|^.*runtime error: .*$", text, re.MULTILINE) or text.splitlines()[:1]:
+        for line in (
+            re.findall(r"^SUMMARY: .*$|^.*runtime error: .*$", text, re.MULTILINE)
+            or text.splitlines()[:1]
+        ):
             out.append(f"{line}   ({path})")
     return out
 

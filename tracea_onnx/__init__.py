@@ -1,4 +1,6 @@
-"""Graph-level optimizer for ONNX models and an ONNX Runtime execution provider that runs what it fused."""
+"""Graph-level optimizer for ONNX models and an ONNX Runtime execution provider that runs what it
+fused.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,17 @@ if TYPE_CHECKING:
     from tracea_onnx.pipeline.optimizer import OptimizeResult, optimize
     from tracea_onnx.provider import assert_provider_selected, library_path, register
 
-__all__ = ["OptimizeResult", "__version__", "assert_provider_selected", "library_path", "optimize", "register"]
+__all__ = [
+    "OptimizeResult",
+    "__version__",
+    "assert_provider_selected",
+    "library_path",
+    "optimize",
+    "register",
+]
 
-# Imported on first use: the kernel generator imports this package while the wheel is built, where nothing else is installed.
+# Imported on first use: the kernel generator imports this package while the wheel is built, where
+# nothing else is installed.
 _HOMES = {
     "optimize": "pipeline.optimizer", "OptimizeResult": "pipeline.optimizer",
     "register": "provider", "library_path": "provider", "assert_provider_selected": "provider",

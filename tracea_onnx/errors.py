@@ -1,4 +1,7 @@
-"""Errors a user can act on. Each carries what happened, how to fix it, and the exit code of `docs/architecture.md`."""
+"""Errors a user can act on.
+
+Each carries what happened, how to fix it, and the exit code of `docs/architecture.md`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ class UsageError(TraceaError):
 
 
 class ModelError(TraceaError):
-    """The model cannot be read, is not valid ONNX, or refers to data that is missing or outside its folder."""
+    """The model cannot be read, is not valid ONNX, or refers to data that is missing or outside its
+    folder.
+    """
 
     exit_code = 3
 

@@ -1,9 +1,9 @@
-"""The execution provider seen from Python: register it with ONNX Runtime, and check that a session really uses it.
+"""The execution provider seen from Python: register it with ONNX Runtime, and check that a session
+really uses it.
 
-tracea_onnx.register()
-session = onnxruntime.InferenceSession("model.onnx", providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
-tracea_onnx.assert_provider_selected(session)
-"""
+tracea_onnx.register() session = onnxruntime.InferenceSession("model.onnx",
+providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+tracea_onnx.assert_provider_selected(session)"""
 
 from __future__ import annotations
 
@@ -19,25 +19,32 @@ from tracea_onnx.runtime import native_library
 
 PROVIDER_NAME = "TraceaExecutionProvider"
 MINIMUM_ORT = (1, 24)
-#: The first ONNX Runtime whose `providers=[...]` accepts a registered plugin; before it use `select`.
+#: The first ONNX Runtime whose `providers=[...]` accepts a registered plugin; before it use
+#: `select`.
 PROVIDERS_LIST_ORT = (1, 25, 1)
 
 #: Session config that makes ONNX Runtime remember which provider got which node.
 _RECORD = "session.record_ep_graph_assignment_info"
 
 _Reply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
-_Compiler = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t, _Reply, ctypes.c_void_p)
+_Compiler = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t, _Reply, ctypes.c_void_p
+)
 
-#: Answer of the callback by which the native side sends SIGINT once more when the callback is done, so that Python raises KeyboardInterrupt behind it.
+#: Answer of the callback by which the native side sends SIGINT once more when the callback is done,
+#: so that Python raises KeyboardInterrupt behind it.
 _INTERRUPTED = 2
 
 _lock = threading.Lock()
-_unwinding = threading.local()  # error: what asks this thread to end (SystemExit), which native code would swallow
+# error: what asks this thread to end (SystemExit), which native code would swallow
+_unwinding = threading.local()
 _keep: list[Any] = []  # the callback and the library must outlive every session
 
 
 def library_path() -> str:
-    """Path of the provider's shared library, as ONNX Runtime's `register_execution_provider_library` wants it."""
+    """Path of the provider's shared library, as ONNX Runtime's
+    `register_execution_provider_library` wants it.
+    """
     return str(native_library.library_path())
 
 
@@ -45,9 +52,14 @@ def _ort() -> Any:
     try:
         import onnxruntime
     except ImportError as e:
-        raise TraceaError("onnxruntime is not installed", 'python -m pip install "tracea-onnx[cpu]"') from e
+        raise TraceaError(
+            "onnxruntime is not installed", 'python -m pip install "tracea-onnx[cpu]"'
+        ) from e
     if _version(onnxruntime.__version__) < MINIMUM_ORT:
-        raise TraceaError(f"ONNX Runtime {onnxruntime.__version__} is too old for plugin providers", "python -m pip install -U onnxruntime")
+        raise TraceaError(
+            f"ONNX Runtime {onnxruntime.__version__} is too old for plugin providers",
+            "python -m pip install -U onnxruntime",
+        )
     return onnxruntime
 
 
@@ -74,10 +86,11 @@ def _compile(request: Any, n: int, reply: Any, context: int) -> int:
 
 
 def register() -> None:
-    """Register the provider with ONNX Runtime and let it compile models in this process. Calling it again does nothing.
+    """Register the provider with ONNX Runtime and let it compile models in this process. Calling it
+    again does nothing.
 
-    Raises TraceaError when onnxruntime is missing or older than 1.24, or when the native library is missing.
-    """
+    Raises TraceaError when onnxruntime is missing or older than 1.24, or when the native library is
+    missing."""
     ort = _ort()
     with _lock:
         if not _keep:
@@ -94,7 +107,8 @@ def _devices(ort: Any) -> list[Any]:
 
 
 def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str, str]]:
-    """The provider's device that the options mean (the CPU, or with backend=cuda or device_id a GPU), and the options as ONNX Runtime wants them.
+    """The provider's device that the options mean (the CPU, or with backend=cuda or device_id a
+    GPU), and the options as ONNX Runtime wants them.
 
     Raises TraceaError when there is no such device."""
     given = {k: str(v) for k, v in (options or {}).items()}
@@ -104,15 +118,19 @@ def _device(ort: Any, options: Mapping[str, str] | None) -> tuple[Any, dict[str,
     for d in _devices(ort):
         if d.ep_metadata.get("cuda_device_id", "-1") == wanted:
             return d, given
-    raise TraceaError(f"{PROVIDER_NAME} has no CUDA device {wanted} on this machine", "see `tracea-onnx doctor`, or leave out backend to run on the CPU")
+    raise TraceaError(
+        f"{PROVIDER_NAME} has no CUDA device {wanted} on this machine",
+        "see `tracea-onnx doctor`, or leave out backend to run on the CPU",
+    )
 
 
 def select(options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
-    """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on every supported ONNX Runtime, 1.24 included.
+    """`session_options` (or new `onnxruntime.SessionOptions`) with the provider selected: works on
+    every supported ONNX Runtime, 1.24 included.
 
-    `options` are provider options: kernel_pack, kernel_pack_sha256, cache_dir, num_threads, log_level, isa, claim, specs; backend=cuda, device_id,
-    enable_cuda_graph, gpu_mem_limit, user_compute_stream, sync_launches, tf32. Registers the provider if need be.
-    """
+    `options` are provider options: kernel_pack, kernel_pack_sha256, cache_dir, num_threads,
+    log_level, isa, claim, specs; backend=cuda, device_id, enable_cuda_graph, gpu_mem_limit,
+    user_compute_stream, sync_launches, tf32. Registers the provider if need be."""
     ort = _ort()
     register()
     chosen = session_options if session_options is not None else ort.SessionOptions()
@@ -121,12 +139,16 @@ def select(options: Mapping[str, str] | None = None, session_options: Any = None
     return chosen
 
 
-def create_session(model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None) -> Any:
-    """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it (unless session.disable_cpu_ep_fallback is 1), on
-    every supported version. The session records which provider got which node (`assert_provider_selected` reads that): where `session_options` do not
-    say whether it should, their entry session.record_ep_graph_assignment_info becomes 1.
+def create_session(
+    model: str | Path | bytes, options: Mapping[str, str] | None = None, session_options: Any = None
+) -> Any:
+    """An `onnxruntime.InferenceSession` on the provider with ONNX Runtime's CPU provider behind it
+    (unless session.disable_cpu_ep_fallback is 1), on every supported version. The session records
+    which provider got which node (`assert_provider_selected` reads that): where `session_options`
+    do not say whether it should, their entry session.record_ep_graph_assignment_info becomes 1.
 
-    A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything on the CPU provider instead."""
+    A bad option or pack raises; a plain `InferenceSession` prints it and silently runs everything
+    on the CPU provider instead."""
     ort = _ort()
     register()
     source = str(model) if isinstance(model, Path) else model
@@ -140,11 +162,13 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
         if _version(ort.__version__) < PROVIDERS_LIST_ORT:
             return ort.InferenceSession(source, select(options, session_options), enable_fallback=0)
         providers: list[Any] = [(PROVIDER_NAME, _device(ort, options)[1])]
-        if _entry(session_options, "session.disable_cpu_ep_fallback") != "1":  # ONNX Runtime refuses to be given what it may not use
+        # ONNX Runtime refuses to be given what it may not use
+        if _entry(session_options, "session.disable_cpu_ep_fallback") != "1":
             providers.append("CPUExecutionProvider")
         return ort.InferenceSession(source, session_options, providers=providers, enable_fallback=0)
     finally:
-        # The session has its own copy. An entry cannot be taken out again, and each that is overwritten is a warning of ONNX Runtime.
+        # The session has its own copy. An entry cannot be taken out again, and each that is
+        # overwritten is a warning of ONNX Runtime.
         if recorded not in ("", "1"):
             session_options.add_session_config_entry(_RECORD, recorded)
         error, _unwinding.error = _unwinding.error, None
@@ -155,16 +179,19 @@ def create_session(model: str | Path | bytes, options: Mapping[str, str] | None 
 def assert_provider_selected(session: Any) -> None:
     """Raise UsageError unless `session` runs on the provider.
 
-    ONNX Runtime runs a model silently on its CPU provider when a provider's name is not registered; this makes that visible. Where the session
-    recorded which provider got which node (`create_session` asks for that), at least one node must run on ours.
-    """
+    ONNX Runtime runs a model silently on its CPU provider when a provider's name is not registered;
+    this makes that visible. Where the session recorded which provider got which node
+    (`create_session` asks for that), at least one node must run on ours."""
     if PROVIDER_NAME not in session.get_providers():
         raise UsageError(
             f"the session does not use {PROVIDER_NAME} (it uses {', '.join(session.get_providers())})",
             f"call tracea_onnx.register() before creating it and pass providers=['{PROVIDER_NAME}', 'CPUExecutionProvider']",
         )
     if _records_assignment(session) and not assigned_nodes(session):
-        raise UsageError(f"{PROVIDER_NAME} runs no node of this model", "provider option log_level='info' says why")
+        raise UsageError(
+            f"{PROVIDER_NAME} runs no node of this model",
+            "provider option log_level='info' says why",
+        )
 
 
 def _records_assignment(session: Any) -> bool:
@@ -180,13 +207,21 @@ def _entry(session_options: Any, key: str) -> str:
 
 
 def assigned_nodes(session: Any) -> list[str]:
-    """Op types of the nodes that run on the provider, of a session that recorded the assignment (`create_session` does)."""
-    return [n.op_type for a in session.get_provider_graph_assignment_info() if a.ep_name == PROVIDER_NAME for n in a.get_nodes()]
+    """Op types of the nodes that run on the provider, of a session that recorded the assignment
+    (`create_session` does).
+    """
+    return [
+        n.op_type
+        for a in session.get_provider_graph_assignment_info()
+        if a.ep_name == PROVIDER_NAME
+        for n in a.get_nodes()
+    ]
 
 
 def stats() -> dict[str, int]:
-    """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans, compile_requests, threads; and `live_...`, what the
-    library holds now (`ep/plan/stats.h`), which goes back when sessions go and does not grow with runs."""
+    """Counters of this process: sessions, claimed_nodes, partitions, runs, bound_plans,
+    compile_requests, threads; and `live_...`, what the library holds now (`ep/plan/stats.h`), which
+    goes back when sessions go and does not grow with runs."""
     lib = ctypes.CDLL(library_path())
     text = ctypes.create_string_buffer(2048)
     lib.tracea_stats(text, ctypes.c_size_t(len(text)))

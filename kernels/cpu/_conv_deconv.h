@@ -1,24 +1,30 @@
-// Transposed convolution: y[n, oh, ow, oc] = epilogue(bias[oc] + sum of x[n, ih, iw, ic] * w[ic, oc, kh, kw] over oh + PT = ih*SH + kh*DH, likewise ow).
+// Transposed convolution: y[n, oh, ow, oc] = epilogue(bias[oc] + sum of x[n, ih, iw, ic] * w[ic,
+// oc, kh, kw] over oh + PT = ih*SH + kh*DH, likewise ow).
 //
-// Output pixels of one phase ((oh + PT) % SH, (ow + PL) % SW) use the same taps, with inputs one pixel apart: each phase is a direct convolution.
-// A task copies the input rows of its band of output rows between zero borders, so that no tap needs a bounds check.
-// One channel per group (bilinear upsampling) has its own loop over vectors of channels, with weights packed [kh][kw][round_up(C, 16)].
+// Output pixels of one phase ((oh + PT) % SH, (ow + PL) % SW) use the same taps, with inputs one
+// pixel apart: each phase is a direct convolution. A task copies the input rows of its band of
+// output rows between zero borders, so that no tap needs a bounds check. One channel per group
+// (bilinear upsampling) has its own loop over vectors of channels, with weights packed
+// [kh][kw][round_up(C, 16)].
 #pragma once
 #include <numeric>
 
 #include "_conv.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 struct Deconv {
   Conv c;
-  int64_t band, bands;            // output rows of a band, bands of all images
-  int64_t left, cols;             // zero columns before the input, columns of the copy
-  int64_t cs, rs;                 // pitches of the copy
+  int64_t band, bands;  // output rows of a band, bands of all images
+  int64_t left, cols;   // zero columns before the input, columns of the copy
+  int64_t cs, rs;       // pitches of the copy
 };
 
 // Taps of one phase of one axis: k = k0, k0 + k_step, ...; the input index falls by i_step each.
-struct DeconvTaps { int64_t k0, k_step, i_step, count; };
+struct DeconvTaps {
+  int64_t k0, k_step, i_step, count;
+};
 
 static inline DeconvTaps deconv_taps(int64_t phase, int64_t K, int64_t S, int64_t D) {
   const int64_t g = std::gcd(S, D);
@@ -28,16 +34,23 @@ static inline DeconvTaps deconv_taps(int64_t phase, int64_t K, int64_t S, int64_
   return t;
 }
 
-static inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+static inline int64_t floor_div(int64_t a, int64_t b) {
+  return a >= 0 ? a / b : -((b - 1 - a) / b);
+}
 // Input rows that output rows [h0, h1) touch.
-static inline int64_t deconv_first_row(const Conv& c, int64_t h0) { return floor_div(h0 + c.PT - (c.KH - 1) * c.DH, c.SH); }
-static inline int64_t deconv_last_row(const Conv& c, int64_t h1) { return floor_div(h1 - 1 + c.PT, c.SH); }
+static inline int64_t deconv_first_row(const Conv& c, int64_t h0) {
+  return floor_div(h0 + c.PT - (c.KH - 1) * c.DH, c.SH);
+}
+static inline int64_t deconv_last_row(const Conv& c, int64_t h1) {
+  return floor_div(h1 - 1 + c.PT, c.SH);
+}
 
 static inline Deconv read_deconv(const Launch& l) {
   Deconv d;
   d.c = read_conv(l);
   const Conv& c = d.c;
-  d.band = std::max<int64_t>(1, std::min(c.OH, conv_round_up(conv_div_up(256 * c.SW, std::max<int64_t>(1, c.OW)), c.SH)));
+  d.band = std::max<int64_t>(
+      1, std::min(c.OH, conv_round_up(conv_div_up(256 * c.SW, std::max<int64_t>(1, c.OW)), c.SH)));
   d.bands = conv_div_up(c.OH, d.band);
   d.left = std::max<int64_t>(0, -floor_div(c.PL - (c.KW - 1) * c.DW, c.SW));
   d.cols = d.left + std::max(c.IW, floor_div(c.OW - 1 + c.PL, c.SW) + 1);
@@ -47,8 +60,12 @@ static inline Deconv read_deconv(const Launch& l) {
   return d;
 }
 
-static inline int64_t deconv_rows(const Deconv& d) { return conv_div_up(d.band + (d.c.KH - 1) * d.c.DH, d.c.SH) + 2; }
-static inline int64_t deconv_pixels(const Deconv& d) { return (conv_div_up(d.band, d.c.SH) + 1) * (conv_div_up(d.c.OW, d.c.SW) + 1); }
+static inline int64_t deconv_rows(const Deconv& d) {
+  return conv_div_up(d.band + (d.c.KH - 1) * d.c.DH, d.c.SH) + 2;
+}
+static inline int64_t deconv_pixels(const Deconv& d) {
+  return (conv_div_up(d.band, d.c.SH) + 1) * (conv_div_up(d.c.OW, d.c.SW) + 1);
+}
 
 static inline bool deconv_by_channel(const Conv& c) { return c.G == c.IC && c.G == c.OC; }
 static inline int64_t deconv_minor(const Conv& c) { return deconv_by_channel(c) ? 1 : c.panels; }
@@ -69,26 +86,33 @@ static inline void deconv_copy(const Deconv& d, int64_t n, int64_t row0, int64_t
     memset(to, 0, 4 * size_t(d.rs));
     if (ih < 0 || ih >= c.IH) continue;
     const float* from = c.x + n * c.x_ns + ih * c.x_rs;
-    for (int64_t iw = 0; iw < c.IW; iw++) memcpy(to + (d.left + iw) * d.cs, from + iw * c.x_cs, 4 * size_t(c.IC));
+    for (int64_t iw = 0; iw < c.IW; iw++)
+      memcpy(to + (d.left + iw) * d.cs, from + iw * c.x_cs, 4 * size_t(c.IC));
   }
 }
 
 // The pixels of one phase in output rows [h0, h1); returns how many.
-static inline int64_t deconv_phase(const Deconv& d, int64_t n, int64_t h0, int64_t h1, int64_t row0, int64_t ph, int64_t pw, const DeconvTaps& th,
+static inline int64_t deconv_phase(const Deconv& d, int64_t n, int64_t h0, int64_t h1, int64_t row0,
+                                   int64_t ph, int64_t pw, const DeconvTaps& th,
                                    const DeconvTaps& tw, Pixel* out) {
   const Conv& c = d.c;
   int64_t count = 0;
-  const auto first = [](int64_t from, int64_t pad, int64_t s, int64_t phase) { return from + ((phase - from - pad) % s + s) % s; };
+  const auto first = [](int64_t from, int64_t pad, int64_t s, int64_t phase) {
+    return from + ((phase - from - pad) % s + s) % s;
+  };
   for (int64_t oh = first(h0, c.PT, c.SH, ph); oh < h1; oh += c.SH)
     for (int64_t ow = first(0, c.PL, c.SW, pw); ow < c.OW; ow += c.SW) {
-      const int64_t ih = floor_div(oh + c.PT - th.k0 * c.DH, c.SH), iw = floor_div(ow + c.PL - tw.k0 * c.DW, c.SW);
-      out[count++] = {(ih - row0) * d.rs + (iw + d.left) * d.cs, c.y_at(n, oh, ow), c.r_at(n, oh, ow), (n * c.OH + oh) * c.OW + ow};
+      const int64_t ih = floor_div(oh + c.PT - th.k0 * c.DH, c.SH),
+                    iw = floor_div(ow + c.PL - tw.k0 * c.DW, c.SW);
+      out[count++] = {(ih - row0) * d.rs + (iw + d.left) * d.cs, c.y_at(n, oh, ow),
+                      c.r_at(n, oh, ow), (n * c.OH + oh) * c.OW + ow};
     }
   return count;
 }
 
 // Depthwise: all channels of the pixels of one phase, from the copied rows.
-static inline void deconv_depthwise(const Deconv& d, const DeconvTaps& th, const DeconvTaps& tw, const float* x, const Pixel* px, int64_t count) {
+static inline void deconv_depthwise(const Deconv& d, const DeconvTaps& th, const DeconvTaps& tw,
+                                    const float* x, const Pixel* px, int64_t count) {
   const Conv& c = d.c;
   const Epilogue& e = c.epilogue;
   const int64_t ld = conv_round_up(c.OC, 16);
@@ -99,11 +123,14 @@ static inline void deconv_depthwise(const Deconv& d, const DeconvTaps& th, const
       for (int64_t p = 0; p < th.count; p++)
         for (int64_t q = 0; q < tw.count; q++) {
           const int64_t tap = (th.k0 + p * th.k_step) * c.KW + tw.k0 + q * tw.k_step;
-          a = fma(load(x + px[i].x - p * th.i_step * d.rs - q * tw.i_step * d.cs + k), load(c.w + tap * ld + k), a);
+          a = fma(load(x + px[i].x - p * th.i_step * d.rs - q * tw.i_step * d.cs + k),
+                  load(c.w + tap * ld + k), a);
         }
-      store_n(y + k, e.in_registers && !c.res ? e.clamp(a) : a, int(std::min<int64_t>(W, c.OC - k)));
+      store_n(y + k, e.in_registers && !c.res ? e.clamp(a) : a,
+              int(std::min<int64_t>(W, c.OC - k)));
     }
-    if (!e.in_registers || c.res) finish_tile(e, {y, 0, c.res ? c.res + px[i].r : nullptr, 0, 1, c.OC, px[i].flat, 0, px[i].r});
+    if (!e.in_registers || c.res)
+      finish_tile(e, {y, 0, c.res ? c.res + px[i].r : nullptr, 0, 1, c.OC, px[i].flat, 0, px[i].r});
   }
 }
 
@@ -117,26 +144,29 @@ static void deconv_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
     const int64_t n = u / d.bands, h0 = u % d.bands * d.band, h1 = std::min(c.OH, h0 + d.band);
     const int64_t row0 = deconv_first_row(c, h0);
     deconv_copy(d, n, row0, deconv_last_row(c, h1), copy);
-    for (int64_t ph = 0; ph < c.SH; ph++) for (int64_t pw = 0; pw < c.SW; pw++) {
-      const DeconvTaps th = deconv_taps(ph, c.KH, c.SH, c.DH), tw = deconv_taps(pw, c.KW, c.SW, c.DW);
-      const int64_t count = deconv_phase(d, n, h0, h1, row0, ph, pw, th, tw, px);
-      if (deconv_by_channel(c)) {
-        deconv_depthwise(d, th, tw, copy, px, count);
-        continue;
+    for (int64_t ph = 0; ph < c.SH; ph++)
+      for (int64_t pw = 0; pw < c.SW; pw++) {
+        const DeconvTaps th = deconv_taps(ph, c.KH, c.SH, c.DH),
+                         tw = deconv_taps(pw, c.KW, c.SW, c.DW);
+        const int64_t count = deconv_phase(d, n, h0, h1, row0, ph, pw, th, tw, px);
+        if (deconv_by_channel(c)) {
+          deconv_depthwise(d, th, tw, copy, px, count);
+          continue;
+        }
+        ConvTile t{};
+        t.taps_h = th.count, t.taps_w = tw.count, t.depth = c.icg;
+        t.x_step_h = -th.i_step * d.rs, t.x_step_w = -tw.i_step * d.cs;
+        for (int64_t q = s.minor0; q < s.minor1; q++) {
+          const ConvPanel p = conv_panel(c, q);
+          const int64_t tap = c.icg * p.width;
+          t.x = copy + p.group * c.icg;
+          t.w = th.count && tw.count ? p.w + (th.k0 * c.KW + tw.k0) * tap : p.w;
+          t.w_step_w = tw.k_step * tap, t.w_step_h = th.k_step * c.KW * tap;
+          run_conv_panel(c, p, t, {px, count, false, {}, 0});
+        }
       }
-      ConvTile t{};
-      t.taps_h = th.count, t.taps_w = tw.count, t.depth = c.icg;
-      t.x_step_h = -th.i_step * d.rs, t.x_step_w = -tw.i_step * d.cs;
-      for (int64_t q = s.minor0; q < s.minor1; q++) {
-        const ConvPanel p = conv_panel(c, q);
-        const int64_t tap = c.icg * p.width;
-        t.x = copy + p.group * c.icg;
-        t.w = th.count && tw.count ? p.w + (th.k0 * c.KW + tw.k0) * tap : p.w;
-        t.w_step_w = tw.k_step * tap, t.w_step_h = th.k_step * c.KW * tap;
-        run_conv_panel(c, p, t, {px, count, false, {}, 0});
-      }
-    }
   }
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

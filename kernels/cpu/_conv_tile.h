@@ -2,28 +2,34 @@
 #pragma once
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-// Element offsets of one output pixel: first tap and channel of its input, its output, its residual, and its flat index.
-struct Pixel { int64_t x, y, r, flat; };
+// Element offsets of one output pixel: first tap and channel of its input, its output, its
+// residual, and its flat index.
+struct Pixel {
+  int64_t x, y, r, flat;
+};
 
 // Listed tiles read `pixel`; even tiles take pixel i at i * pitch.
-// y[pixel i] = min(hi, max(lo, bias + sum over taps (p, q) and k of x[pixel i][p, q, k] * w[p, q, k, :])), residual before or after the clamp.
+// y[pixel i] = min(hi, max(lo, bias + sum over taps (p, q) and k of x[pixel i][p, q, k] * w[p, q,
+// k, :])), residual before or after the clamp.
 struct ConvTile {
   const float* x;
   const Pixel* pixel;
   int64_t x_pitch, y_pitch, r_pitch;
-  const float* w;                   // packed weights of this column block at tap (0, 0)
-  int64_t ldw;                      // elements from one k to the next
+  const float* w;  // packed weights of this column block at tap (0, 0)
+  int64_t ldw;     // elements from one k to the next
   int64_t taps_h, taps_w;
-  int64_t x_step_h, x_step_w, w_step_h, w_step_w;   // elements from one tap to the next
-  int64_t depth;                    // contiguous input elements per tap
+  int64_t x_step_h, x_step_w, w_step_h, w_step_w;  // elements from one tap to the next
+  int64_t depth;                                   // contiguous input elements per tap
   const float* bias;
   float* y;
-  const float* res;                 // or null
-  const float* ahead;               // input the next tile will read: fetched one line per step
+  const float* res;    // or null
+  const float* ahead;  // input the next tile will read: fetched one line per step
   float lo, hi;
   bool after_act;
 };
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

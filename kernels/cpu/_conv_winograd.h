@@ -1,19 +1,22 @@
-// Winograd convolution F(2x2, 3x3): each 4x4 input tile d gives a 2x2 output tile A^T [(G g G^T) . (B^T d B)] A, summed over channels,
-// so 16 products of [tiles x IC] by [IC x OC] replace 36 multiplications per output tile and channel pair.
+// Winograd convolution F(2x2, 3x3): each 4x4 input tile d gives a 2x2 output tile A^T [(G g G^T) .
+// (B^T d B)] A, summed over channels, so 16 products of [tiles x IC] by [IC x OC] replace 36
+// multiplications per output tile and channel pair.
 //
-// Packed weights: [panel][16][ic][32 or 16]. A block of tiles is transformed once and stays in L2; each panel then runs its 16 products
-// and the output transform with the epilogue while its results are hot.
+// Packed weights: [panel][16][ic][32 or 16]. A block of tiles is transformed once and stays in L2;
+// each panel then runs its 16 products and the output transform with the epilogue while its results
+// are hot.
 #pragma once
 #include "_conv.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 struct Winograd {
   Conv c;
-  int64_t th, tw, tiles;          // tile rows and columns of an image, tiles of all images
-  int64_t block;                  // most tiles of a block
-  int64_t v_ld, v_step;           // transformed input: [16][tile][v_ld], v_step per matrix
-  int64_t m_step;                 // products: [16][tile][kConvPanel]
+  int64_t th, tw, tiles;  // tile rows and columns of an image, tiles of all images
+  int64_t block;          // most tiles of a block
+  int64_t v_ld, v_step;   // transformed input: [16][tile][v_ld], v_step per matrix
+  int64_t m_step;         // products: [16][tile][kConvPanel]
 };
 
 static inline Winograd read_winograd(const Launch& l) {
@@ -22,16 +25,21 @@ static inline Winograd read_winograd(const Launch& l) {
   w.th = conv_div_up(w.c.OH, 2), w.tw = conv_div_up(w.c.OW, 2);
   w.tiles = w.c.N * w.th * w.tw;
   w.v_ld = conv_round_up(w.c.IC, 16);
-  if (w.v_ld % 512 == 0) w.v_ld += 16;                                  // rows a multiple of 2 KiB apart collide in L1
-  const int64_t fit = std::max<int64_t>(conv_rows[kConvVectors], std::min<int64_t>(56, 10240 / w.v_ld));
-  w.block = std::max<int64_t>(1, conv_div_up(w.tiles, std::max<int64_t>(1, conv_div_up(w.tiles, fit))));
-  // The transforms touch all 16 matrices at once: whole pages and a few lines apart, they fall into different L1 sets.
+  if (w.v_ld % 512 == 0) w.v_ld += 16;  // rows a multiple of 2 KiB apart collide in L1
+  const int64_t fit =
+      std::max<int64_t>(conv_rows[kConvVectors], std::min<int64_t>(56, 10240 / w.v_ld));
+  w.block =
+      std::max<int64_t>(1, conv_div_up(w.tiles, std::max<int64_t>(1, conv_div_up(w.tiles, fit))));
+  // The transforms touch all 16 matrices at once: whole pages and a few lines apart, they fall into
+  // different L1 sets.
   w.v_step = conv_round_up(w.block * w.v_ld, 1024) + 80;
   w.m_step = conv_round_up(w.block * kConvPanel, 1024) + 48;
   return w;
 }
 
-static inline int64_t winograd_blocks(const Winograd& w) { return conv_div_up(w.tiles, std::max<int64_t>(1, w.block)); }
+static inline int64_t winograd_blocks(const Winograd& w) {
+  return conv_div_up(w.tiles, std::max<int64_t>(1, w.block));
+}
 
 static int64_t winograd_tasks(const Launch& l, int threads) {
   const Winograd w = read_winograd(l);
@@ -54,7 +62,8 @@ static inline void winograd_input(const Winograd& w, int64_t first, int64_t coun
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         const float* row = x + i * c.x_rs + k;
-        const vf d0 = load(row), d1 = load(row + c.x_cs), d2 = load(row + 2 * c.x_cs), d3 = load(row + 3 * c.x_cs);
+        const vf d0 = load(row), d1 = load(row + c.x_cs), d2 = load(row + 2 * c.x_cs),
+                 d3 = load(row + 3 * c.x_cs);
         e[i][0] = d0 - d2, e[i][1] = d1 + d2, e[i][2] = d2 - d1, e[i][3] = d1 - d3;
       }
       float* out = v + q * w.v_ld + k;
@@ -69,10 +78,16 @@ static inline void winograd_input(const Winograd& w, int64_t first, int64_t coun
   }
 }
 
-// Where the output tiles of one tile row go: y itself, or a buffer when only part of a panel's channels may be written.
-struct WinogradOutput { float* y; int64_t rs, cs; const float* res; };
+// Where the output tiles of one tile row go: y itself, or a buffer when only part of a panel's
+// channels may be written.
+struct WinogradOutput {
+  float* y;
+  int64_t rs, cs;
+  const float* res;
+};
 
-static inline void winograd_output(const Winograd& w, const ConvPanel& p, const float* m, const float* bias, const WinogradOutput& o, int64_t rows,
+static inline void winograd_output(const Winograd& w, const ConvPanel& p, const float* m,
+                                   const float* bias, const WinogradOutput& o, int64_t rows,
                                    int64_t cols) {
   const Conv& c = w.c;
   const Epilogue& e = c.epilogue;
@@ -81,7 +96,8 @@ static inline void winograd_output(const Winograd& w, const ConvPanel& p, const 
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       const float* row = m + 4 * i * w.m_step + k;
-      const vf m0 = load(row), m1 = load(row + w.m_step), m2 = load(row + 2 * w.m_step), m3 = load(row + 3 * w.m_step);
+      const vf m0 = load(row), m1 = load(row + w.m_step), m2 = load(row + 2 * w.m_step),
+               m3 = load(row + 3 * w.m_step);
       d[i][0] = m0 + m1 + m2, d[i][1] = m1 - m2 - m3;
     }
     const vf b = load(bias + k);
@@ -106,8 +122,10 @@ static inline void winograd_output(const Winograd& w, const ConvPanel& p, const 
   }
 }
 
-// Output transform and epilogue of one panel for the tiles [first, first + count), one row of tiles after the other.
-static inline void winograd_store(const Winograd& w, const ConvPanel& p, int64_t first, int64_t count, const float* m, float* tail) {
+// Output transform and epilogue of one panel for the tiles [first, first + count), one row of tiles
+// after the other.
+static inline void winograd_store(const Winograd& w, const ConvPanel& p, int64_t first,
+                                  int64_t count, const float* m, float* tail) {
   const Conv& c = w.c;
   const Epilogue& e = c.epilogue;
   alignas(64) float bias[kConvPanel];
@@ -115,7 +133,8 @@ static inline void winograd_store(const Winograd& w, const ConvPanel& p, int64_t
   for (int64_t q = 0, run; q < count; q += run) {
     const int64_t t = first + q, tw = t % w.tw, th = t / w.tw % w.th, n = t / w.tw / w.th;
     run = std::min(count - q, w.tw - tw);
-    const int64_t oh = 2 * th, ow = 2 * tw, rows = std::min<int64_t>(2, c.OH - oh), pixels = std::min(2 * run, c.OW - ow);
+    const int64_t oh = 2 * th, ow = 2 * tw, rows = std::min<int64_t>(2, c.OH - oh),
+                  pixels = std::min(2 * run, c.OW - ow);
     float* y = c.y + c.y_at(n, oh, ow) + p.channel;
     const int64_t at = c.r_at(n, oh, ow) + p.channel, flat = (n * c.OH + oh) * c.OW + ow;
     WinogradOutput o{y, c.y_rs, c.y_cs, c.res ? c.res + at : nullptr};
@@ -130,9 +149,11 @@ static inline void winograd_store(const Winograd& w, const ConvPanel& p, int64_t
     for (int64_t r = 0; r < rows; r++) {
       float* row = base.y + r * base.rs;
       if (!e.in_registers)
-        finish_tile(e, {row, base.cs, base.res ? base.res + r * c.r_rs : nullptr, c.r_cs, pixels, p.n, flat + r * c.OW, p.channel, at + r * c.r_rs});
+        finish_tile(e, {row, base.cs, base.res ? base.res + r * c.r_rs : nullptr, c.r_cs, pixels,
+                        p.n, flat + r * c.OW, p.channel, at + r * c.r_rs});
       if (p.exact)
-        for (int64_t i = 0; i < pixels; i++) copy_channels(y + r * c.y_rs + i * c.y_cs, row + i * kConvPanel, p.n);
+        for (int64_t i = 0; i < pixels; i++)
+          copy_channels(y + r * c.y_rs + i * c.y_cs, row + i * kConvPanel, p.n);
     }
   }
 }
@@ -152,7 +173,8 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
   t.x_pitch = w.v_ld, t.y_pitch = kConvPanel;
   t.lo = -std::numeric_limits<float>::infinity(), t.hi = -t.lo;
   for (int64_t b = s.major0; b < s.major1; b++) {
-    const int64_t first = conv_part(w.tiles, blocks, b), count = conv_part(w.tiles, blocks, b + 1) - first;
+    const int64_t first = conv_part(w.tiles, blocks, b),
+                  count = conv_part(w.tiles, blocks, b + 1) - first;
     winograd_input(w, first, count, v);
     for (int64_t q = s.minor0; q < s.minor1; q++) {
       ConvPanel p = conv_panel(c, q);
@@ -161,10 +183,13 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
       const int64_t heights = conv_div_up(count, conv_panel_rows(p.width));
       for (int64_t xi = 0; xi < 16; xi++)
         for (int64_t i = 0; i < heights; i++) {
-          const int64_t row = conv_part(count, heights, i), rows = conv_part(count, heights, i + 1) - row;
-          t.x = v + xi * w.v_step + row * w.v_ld, t.ahead = i + 1 < heights ? t.x + rows * w.v_ld : v + (xi + 1) % 16 * w.v_step;
+          const int64_t row = conv_part(count, heights, i),
+                        rows = conv_part(count, heights, i + 1) - row;
+          t.x = v + xi * w.v_step + row * w.v_ld,
+          t.ahead = i + 1 < heights ? t.x + rows * w.v_ld : v + (xi + 1) % 16 * w.v_step;
           for (int64_t j = 0; j < p.width / W; j += kConvVectors) {
-            t.w = p.w + xi * c.IC * p.width + j * W, t.y = m + xi * w.m_step + row * kConvPanel + j * W;
+            t.w = p.w + xi * c.IC * p.width + j * W,
+            t.y = m + xi * w.m_step + row * kConvPanel + j * W;
             conv_even_tiles[std::min<int64_t>(kConvVectors, p.width / W - j)][rows](t);
           }
         }
@@ -173,4 +198,5 @@ static void winograd_run(const Launch& l, int64_t task, int64_t tasks, void* scr
   }
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

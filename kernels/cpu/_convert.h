@@ -2,52 +2,123 @@
 #pragma once
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-struct Half { uint16_t bits; };
-struct Bfloat { uint16_t bits; };
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
 
-static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+static inline uint32_t float_bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return u;
+}
+static inline float bits_float(uint32_t u) {
+  float x;
+  memcpy(&x, &u, 4);
+  return x;
+}
 
 static inline float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = uint32_t(h & 0x7fff) << 13;
-  if (magnitude >= 0x7c00u << 13) return bits_float(sign | magnitude | 0x7f800000u);        // infinity, NaN
-  return bits_float(sign | float_bits(bits_float(magnitude) * 5.192296858534828e+33f));     // * 2^112 moves the exponent, denormals included
+  if (magnitude >= 0x7c00u << 13)
+    return bits_float(sign | magnitude | 0x7f800000u);  // infinity, NaN
+  return bits_float(
+      sign | float_bits(bits_float(magnitude) *
+                        5.192296858534828e+33f));  // * 2^112 moves the exponent, denormals included
 }
 static inline uint16_t float_to_half(float x) {  // to nearest even
   const uint32_t u = float_bits(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
   if (a > 0x7f800000u) return uint16_t(sign | 0x7e00);
-  if (a >= 0x477ff000u) return uint16_t(sign | 0x7c00);                                      // 65520 and more round to infinity
-  if (a < 0x38800000u) return uint16_t(sign | (float_bits(bits_float(a) + 0.5f) - 0x3f000000u));  // denormal: 0.5 has the ulp 2^-24
+  if (a >= 0x477ff000u) return uint16_t(sign | 0x7c00);  // 65520 and more round to infinity
+  if (a < 0x38800000u)
+    return uint16_t(sign | (float_bits(bits_float(a) + 0.5f) -
+                            0x3f000000u));  // denormal: 0.5 has the ulp 2^-24
   return uint16_t(sign | ((a - 0x38000000u + 0xfff + (a >> 13 & 1)) >> 13));
 }
 static inline uint16_t float_to_bfloat(float x) {  // to nearest even
   const uint32_t u = float_bits(x);
-  return uint16_t((u & 0x7fffffff) > 0x7f800000u ? (u >> 16 | 0x40) : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+  return uint16_t((u & 0x7fffffff) > 0x7f800000u ? (u >> 16 | 0x40)
+                                                 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-template <class To, class From> TRACEA_INLINE To convert(From x) { return To(x); }
-template <> inline float convert<float, Half>(Half x) { return half_to_float(x.bits); }
-template <> inline float convert<float, Bfloat>(Bfloat x) { return bits_float(uint32_t(x.bits) << 16); }
-template <> inline float convert<float, bool>(bool x) { return x ? 1.f : 0.f; }
-template <> inline int64_t convert<int64_t, Half>(Half x) { return int64_t(half_to_float(x.bits)); }
-template <> inline int64_t convert<int64_t, Bfloat>(Bfloat x) { return int64_t(bits_float(uint32_t(x.bits) << 16)); }
-template <> inline Half convert<Half, float>(float x) { return {float_to_half(x)}; }
-template <> inline Bfloat convert<Bfloat, float>(float x) { return {float_to_bfloat(x)}; }
-template <> inline Half convert<Half, int64_t>(int64_t x) { return {float_to_half(float(x))}; }
-template <> inline Bfloat convert<Bfloat, int64_t>(int64_t x) { return {float_to_bfloat(float(x))}; }
+template <class To, class From>
+TRACEA_INLINE To convert(From x) {
+  return To(x);
+}
+template <>
+inline float convert<float, Half>(Half x) {
+  return half_to_float(x.bits);
+}
+template <>
+inline float convert<float, Bfloat>(Bfloat x) {
+  return bits_float(uint32_t(x.bits) << 16);
+}
+template <>
+inline float convert<float, bool>(bool x) {
+  return x ? 1.f : 0.f;
+}
+template <>
+inline int64_t convert<int64_t, Half>(Half x) {
+  return int64_t(half_to_float(x.bits));
+}
+template <>
+inline int64_t convert<int64_t, Bfloat>(Bfloat x) {
+  return int64_t(bits_float(uint32_t(x.bits) << 16));
+}
+template <>
+inline Half convert<Half, float>(float x) {
+  return {float_to_half(x)};
+}
+template <>
+inline Bfloat convert<Bfloat, float>(float x) {
+  return {float_to_bfloat(x)};
+}
+template <>
+inline Half convert<Half, int64_t>(int64_t x) {
+  return {float_to_half(float(x))};
+}
+template <>
+inline Bfloat convert<Bfloat, int64_t>(int64_t x) {
+  return {float_to_bfloat(float(x))};
+}
 // Through i64, so that a value out of range wraps instead of being undefined.
-template <> inline uint8_t convert<uint8_t, float>(float x) { return uint8_t(int64_t(x)); }
-template <> inline int8_t convert<int8_t, float>(float x) { return int8_t(int64_t(x)); }
-template <> inline uint16_t convert<uint16_t, float>(float x) { return uint16_t(int64_t(x)); }
-template <> inline int16_t convert<int16_t, float>(float x) { return int16_t(int64_t(x)); }
-template <> inline uint32_t convert<uint32_t, float>(float x) { return uint32_t(int64_t(x)); }
-template <> inline bool convert<bool, float>(float x) { return x != 0.f; }
-template <> inline bool convert<bool, int64_t>(int64_t x) { return x != 0; }
+template <>
+inline uint8_t convert<uint8_t, float>(float x) {
+  return uint8_t(int64_t(x));
+}
+template <>
+inline int8_t convert<int8_t, float>(float x) {
+  return int8_t(int64_t(x));
+}
+template <>
+inline uint16_t convert<uint16_t, float>(float x) {
+  return uint16_t(int64_t(x));
+}
+template <>
+inline int16_t convert<int16_t, float>(float x) {
+  return int16_t(int64_t(x));
+}
+template <>
+inline uint32_t convert<uint32_t, float>(float x) {
+  return uint32_t(int64_t(x));
+}
+template <>
+inline bool convert<bool, float>(float x) {
+  return x != 0.f;
+}
+template <>
+inline bool convert<bool, int64_t>(int64_t x) {
+  return x != 0;
+}
 
 // Calls f with a value of the C++ type of `dtype`; false when there is none.
-template <class F> TRACEA_INLINE bool with_type(int64_t dtype, F f) {
+template <class F>
+TRACEA_INLINE bool with_type(int64_t dtype, F f) {
   switch (dtype) {
     case kF32: f(float{}); return true;
     case kF64: f(double{}); return true;
@@ -67,22 +138,27 @@ template <class F> TRACEA_INLINE bool with_type(int64_t dtype, F f) {
 }
 
 // out[m * columns + n] = x[offset + m * row + n * col] for a block; strides in elements of `dtype`.
-template <class To> inline __attribute__((noinline))
-void gather_block(int64_t dtype, const void* x, int64_t offset, int64_t row, int64_t col, int64_t rows, int64_t columns, To* out) {
+template <class To>
+inline __attribute__((noinline)) void gather_block(int64_t dtype, const void* x, int64_t offset,
+                                                   int64_t row, int64_t col, int64_t rows,
+                                                   int64_t columns, To* out) {
   with_type(dtype, [&](auto type) {
     using From = decltype(type);
     for (int64_t m = 0; m < rows; m++) {
       const From* p = (const From*)x + offset + m * row;
       To* o = out + m * columns;
-      if (col == 1) for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n]);
-      else for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n * col]);
+      if (col == 1)
+        for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n]);
+      else
+        for (int64_t n = 0; n < columns; n++) o[n] = convert<To, From>(p[n * col]);
     }
   });
 }
 
 // y[offset + n] = x[n] for n < count, y of type `dtype`.
-template <class From> inline __attribute__((noinline))
-void write_as(int64_t dtype, void* y, int64_t offset, const From* x, int64_t count) {
+template <class From>
+inline __attribute__((noinline)) void write_as(int64_t dtype, void* y, int64_t offset,
+                                               const From* x, int64_t count) {
   with_type(dtype, [&](auto type) {
     using To = decltype(type);
     To* p = (To*)y + offset;
@@ -90,4 +166,5 @@ void write_as(int64_t dtype, void* y, int64_t offset, const From* x, int64_t cou
   });
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -4,30 +4,43 @@
 
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-template <int S, int... I> TRACEA_INLINE vf lanes_xor(vf v, std::integer_sequence<int, I...>) { return __builtin_shufflevector(v, v, (I ^ S)...); }
+template <int S, int... I>
+TRACEA_INLINE vf lanes_xor(vf v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (I ^ S)...);
+}
 // Lane i of the result is lane i ^ S of v.
-template <int S> TRACEA_INLINE vf lanes_xor(vf v) { return lanes_xor<S>(v, std::make_integer_sequence<int, W>()); }
+template <int S>
+TRACEA_INLINE vf lanes_xor(vf v) {
+  return lanes_xor<S>(v, std::make_integer_sequence<int, W>());
+}
 
 // log2(W) steps, each combining lanes whose numbers differ in one bit.
-template <class F> TRACEA_INLINE float fold_lanes(vf v, F f) {
+template <class F>
+TRACEA_INLINE float fold_lanes(vf v, F f) {
   if (W > 8) v = f(v, lanes_xor<(W > 8 ? 8 : 0)>(v));
   if (W > 4) v = f(v, lanes_xor<(W > 4 ? 4 : 0)>(v));
   v = f(v, lanes_xor<2>(v));
   v = f(v, lanes_xor<1>(v));
   return v[0];
 }
-TRACEA_INLINE float sum_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return a + b; }); }
-TRACEA_INLINE float max_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); }); }   // NaN in, any lane out
+TRACEA_INLINE float sum_lanes(vf v) {
+  return fold_lanes(v, [](vf a, vf b) { return a + b; });
+}
+TRACEA_INLINE float max_lanes(vf v) {
+  return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); });
+}  // NaN in, any lane out
 TRACEA_INLINE double sum_lanes_f64(vf v) {
   double s = 0;
   for (int k = 0; k < W; k++) s += double(v[k]);
   return s;
 }
 
-// e^x for x <= 0, as softmax needs it: the argument is reduced in one step, so that the error is at most 1.2e-7 * (1 + |x|) of the value and
-// below 1e-7 absolutely. exp(-inf) is 0, results below 1e-38 may be 0, NaN stays.
+// e^x for x <= 0, as softmax needs it: the argument is reduced in one step, so that the error is at
+// most 1.2e-7 * (1 + |x|) of the value and below 1e-7 absolutely. exp(-inf) is 0, results below
+// 1e-38 may be 0, NaN stays.
 TRACEA_INLINE vf vexp_down(vf x) {
   const vf t = vmax(splat(-160.f), x * 1.44269504f), n = vround(t), f = t - n;
   vf p = splat(0.0013225903967395425f);
@@ -39,7 +52,8 @@ TRACEA_INLINE vf vexp_down(vf x) {
 #if TRACEA_W == 16
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  return select(n < -126.f, select(n == n, vf{}, p), p * bits_f((to_int(vmax(splat(-126.f), n)) + 127) << 23));
+  return select(n < -126.f, select(n == n, vf{}, p),
+                p * bits_f((to_int(vmax(splat(-126.f), n)) + 127) << 23));
 #endif
 }
 
@@ -49,17 +63,22 @@ static inline vf lane_numbers() {
   return v;
 }
 
-// One W x W block, dst[j*ldd + i] = src[i*lds + j] * scale: log2(W) rounds that swap off-diagonal sub-blocks.
-template <int S, int... I> TRACEA_INLINE void swap_lanes(vf& a, vf& b, std::integer_sequence<int, I...>) {
-  const vf lo = __builtin_shufflevector(a, b, (I & S ? W + (I ^ S) : I)...), hi = __builtin_shufflevector(a, b, (I & S ? W + I : I ^ S)...);
+// One W x W block, dst[j*ldd + i] = src[i*lds + j] * scale: log2(W) rounds that swap off-diagonal
+// sub-blocks.
+template <int S, int... I>
+TRACEA_INLINE void swap_lanes(vf& a, vf& b, std::integer_sequence<int, I...>) {
+  const vf lo = __builtin_shufflevector(a, b, (I & S ? W + (I ^ S) : I)...),
+           hi = __builtin_shufflevector(a, b, (I & S ? W + I : I ^ S)...);
   a = lo, b = hi;
 }
-template <int S> TRACEA_INLINE void transpose_round(vf* r) {
+template <int S>
+TRACEA_INLINE void transpose_round(vf* r) {
 #pragma GCC unroll 16
   for (int i = 0; i < W; i++)
     if (!(i & S)) swap_lanes<S>(r[i], r[i | S], std::make_integer_sequence<int, W>());
 }
-static inline __attribute__((noinline)) void transpose_block(const float* src, int64_t lds, float* dst, int64_t ldd, float scale) {
+static inline __attribute__((noinline)) void transpose_block(const float* src, int64_t lds,
+                                                             float* dst, int64_t ldd, float scale) {
   vf r[W];
 #pragma GCC unroll 16
   for (int i = 0; i < W; i++) r[i] = load(src + i * lds) * scale;
@@ -71,4 +90,5 @@ static inline __attribute__((noinline)) void transpose_block(const float* src, i
   for (int i = 0; i < W; i++) store(dst + i * ldd, r[i]);
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,17 +1,22 @@
-// Elementary functions on vectors: exp, log, erf, tanh, sin, cos and the activations built from them.
-// Errors are a few float32 ulps; NaN goes in and comes out, infinities and overflow behave as the C library's. Polynomials and rationals
-// are minimax fits in relative error over the reduced range. Every formula also holds without a fused multiply-add (the base instruction set).
+// Elementary functions on vectors: exp, log, erf, tanh, sin, cos and the activations built from
+// them. Errors are a few float32 ulps; NaN goes in and comes out, infinities and overflow behave as
+// the C library's. Polynomials and rationals are minimax fits in relative error over the reduced
+// range. Every formula also holds without a fused multiply-add (the base instruction set).
 #pragma once
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-// vmax/vmin give their second operand where either is NaN, so the value comes second and NaN survives.
+// vmax/vmin give their second operand where either is NaN, so the value comes second and NaN
+// survives.
 TRACEA_INLINE vf clamp(vf x, vf lo, vf hi) { return vmin(hi, vmax(lo, x)); }
 // ONNX Max/Min of two values that may each be NaN.
 TRACEA_INLINE vf vmax_nan(vf a, vf b) { return a != a ? a : vmax(a, b); }
 TRACEA_INLINE vf vmin_nan(vf a, vf b) { return a != a ? a : vmin(a, b); }
-TRACEA_INLINE vf copysign(vf magnitude, vf sign) { return bits_f((bits_i(magnitude) & 0x7fffffff) | (bits_i(sign) & INT32_MIN)); }
+TRACEA_INLINE vf copysign(vf magnitude, vf sign) {
+  return bits_f((bits_i(magnitude) & 0x7fffffff) | (bits_i(sign) & INT32_MIN));
+}
 TRACEA_INLINE bool any(vi mask) {
 #if TRACEA_W == 16
   return _mm512_movepi32_mask((__m512i)mask) != 0;
@@ -25,13 +30,15 @@ TRACEA_INLINE bool any(vi mask) {
 }
 
 // Applies a scalar function to every lane: for functions too rare to deserve a vector form.
-template <class F> TRACEA_INLINE vf per_lane(vf x, F f) {
+template <class F>
+TRACEA_INLINE vf per_lane(vf x, F f) {
   float v[W];
   memcpy(v, &x, sizeof v);
   for (int k = 0; k < W; k++) v[k] = f(v[k]);
   return load(v);
 }
-template <class F> TRACEA_INLINE vf per_lane(vf x, vf y, F f) {
+template <class F>
+TRACEA_INLINE vf per_lane(vf x, vf y, F f) {
   float v[W], w[W];
   memcpy(v, &x, sizeof v);
   memcpy(w, &y, sizeof w);
@@ -53,11 +60,14 @@ TRACEA_INLINE vf scale_by_power(vf p, vf n, vi ni) {
 
 // x = n ln 2 + r with |r| <= ln 2 / 2, x already within +-150; ni holds n as an integer.
 TRACEA_INLINE vf reduce_exp(vf x, vf* n, vi* ni) {
-  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, which then sits in the low mantissa bits
+  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, which then
+                                       // sits in the low mantissa bits
   const vf t = fma(x, splat(1.44269504f), magic);
   *ni = bits_i(t) - bits_i(magic);
   *n = t - magic;
-  return fma(*n, splat(2.12194440e-4f), fma(*n, splat(-0.693359375f), x));  // ln 2 = 0.693359375 (short, exact products) - 2.12e-4
+  return fma(
+      *n, splat(2.12194440e-4f),
+      fma(*n, splat(-0.693359375f), x));  // ln 2 = 0.693359375 (short, exact products) - 2.12e-4
 }
 // (exp(r) - 1 - r) / r^2
 TRACEA_INLINE vf exp_tail(vf r) {
@@ -106,7 +116,7 @@ TRACEA_INLINE vf vlog(vf x) {
   y = fma(f2, splat(-0.5f), y) + f;
   y = fma(e, splat(0.693359375f), y);
   const vf inf = splat(INFINITY);
-  y = select(x < inf, y, x);                        // +inf and NaN
+  y = select(x < inf, y, x);  // +inf and NaN
   y = select(x == vf{}, -inf, y);
   return select(x < vf{}, splat(NAN), y);
 }
@@ -125,7 +135,8 @@ TRACEA_INLINE vf vlog1p_unit(vf e) {
   return fma(p * e, e, e);
 }
 
-// x + x P(x^2) up to 0.8, beyond it 1 - exp(-P(|x|)), which keeps the last bit right where erf is near 1; 1 in float32 from 4 on.
+// x + x P(x^2) up to 0.8, beyond it 1 - exp(-P(|x|)), which keeps the last bit right where erf is
+// near 1; 1 in float32 from 4 on.
 TRACEA_INLINE vf verf(vf x) {
   const vf t = vmin(splat(4.f), vabs(x)), s = t * t;
   vf p = splat(-6.477514398284256e-4f);
@@ -161,41 +172,62 @@ TRACEA_INLINE vf vtanh(vf x) {
   q = fma(q, s, splat(0.02587113343179226f));
   q = fma(q, s, splat(0.46713048219680786f));
   q = fma(q, s, splat(1.f));
-  return select(vabs(x) > splat(9.01f), copysign(splat(1.f), x), clamp(t * p / q, splat(-1.f), splat(1.f)));
+  return select(vabs(x) > splat(9.01f), copysign(splat(1.f), x),
+                clamp(t * p / q, splat(-1.f), splat(1.f)));
 }
 
-// sin(x + quadrant * pi/2). Arguments beyond 8192 lose the cheap reduction's accuracy and go to the C library.
+// sin(x + quadrant * pi/2). Arguments beyond 8192 lose the cheap reduction's accuracy and go to the
+// C library.
 TRACEA_INLINE vf sin_quadrant(vf x, int quadrant) {
   const vi far = ~(vabs(x) <= splat(8192.f));
   const vf n = vround(x * 0.636619772f);
   const vi q = to_int(n) + quadrant;
-  vf r = fma(n, splat(-1.5703125f), x);  // pi/2 in three parts, the first two short enough for exact products
+  vf r = fma(n, splat(-1.5703125f),
+             x);  // pi/2 in three parts, the first two short enough for exact products
   r = fma(n, splat(-4.837512969970703125e-4f), r);
   r = fma(n, splat(-7.54978995489188216e-8f), r);
   const vf s = r * r;
-  const vf sine = fma(fma(fma(splat(-1.9587298447731882e-4f), s, splat(8.332745172083378e-3f)), s, splat(-0.166666641831398f)) * s, r, r);
-  const vf c4 = fma(fma(splat(2.4547545763198286e-5f), s, splat(-1.3888300163671374e-3f)), s, splat(0.0416666641831398f));
+  const vf sine = fma(fma(fma(splat(-1.9587298447731882e-4f), s, splat(8.332745172083378e-3f)), s,
+                          splat(-0.166666641831398f)) *
+                          s,
+                      r, r);
+  const vf c4 = fma(fma(splat(2.4547545763198286e-5f), s, splat(-1.3888300163671374e-3f)), s,
+                    splat(0.0416666641831398f));
   const vf cosine = fma(c4 * s, s, fma(s, splat(-0.5f), splat(1.f)));
   const vf y = select((q & 1) != 0, cosine, sine);
   const vf near = bits_f(bits_i(y) ^ ((q & 2) << 30));
   if (__builtin_expect(!any(far), 1)) return near;
-  // Only those lanes: what a neighbour holds, or what lies behind the last element, must not change a bit of the others.
-  return select(far, quadrant ? per_lane(x, [](float v) { return cosf(v); }) : per_lane(x, [](float v) { return sinf(v); }), near);
+  // Only those lanes: what a neighbour holds, or what lies behind the last element, must not change
+  // a bit of the others.
+  return select(far,
+                quadrant ? per_lane(x, [](float v) { return cosf(v); })
+                         : per_lane(x, [](float v) { return sinf(v); }),
+                near);
 }
 TRACEA_INLINE vf vsin(vf x) { return sin_quadrant(x, 0); }
 TRACEA_INLINE vf vcos(vf x) { return sin_quadrant(x, 1); }
 
-TRACEA_INLINE vf vpow(vf x, vf y) { return per_lane(x, y, [](float a, float b) { return powf(a, b); }); }
+TRACEA_INLINE vf vpow(vf x, vf y) {
+  return per_lane(x, y, [](float a, float b) { return powf(a, b); });
+}
 
 TRACEA_INLINE vf vsigmoid(vf x) { return 1.f / (vexp(-x) + 1.f); }
 TRACEA_INLINE vf vsilu(vf x) { return x / (vexp(-x) + 1.f); }
 TRACEA_INLINE vf vquick_gelu(vf x, vf alpha) { return x / (vexp(-alpha * x) + 1.f); }
-TRACEA_INLINE vf vgelu_erf(vf x) { const vf h = x * 0.5f; return fma(h, verf(x * 0.707106781f), h); }
-// 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation for negative x.
-TRACEA_INLINE vf vgelu_tanh(vf x) { return x / (vexp(x * fma(x * x, splat(-0.0713548163f), splat(-1.59576912f))) + 1.f); }
+TRACEA_INLINE vf vgelu_erf(vf x) {
+  const vf h = x * 0.5f;
+  return fma(h, verf(x * 0.707106781f), h);
+}
+// 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation for
+// negative x.
+TRACEA_INLINE vf vgelu_tanh(vf x) {
+  return x / (vexp(x * fma(x * x, splat(-0.0713548163f), splat(-1.59576912f))) + 1.f);
+}
 TRACEA_INLINE vf vrelu(vf x) { return vmax(vf{}, x); }
 TRACEA_INLINE vf vleaky_relu(vf x, vf alpha) { return select(x < vf{}, x * alpha, x); }
-TRACEA_INLINE vf vhard_sigmoid(vf x, vf alpha, vf beta) { return clamp(fma(x, alpha, beta), vf{}, splat(1.f)); }
+TRACEA_INLINE vf vhard_sigmoid(vf x, vf alpha, vf beta) {
+  return clamp(fma(x, alpha, beta), vf{}, splat(1.f));
+}
 TRACEA_INLINE vf vhard_swish(vf x) { return x * vhard_sigmoid(x, splat(1.f / 6.f), splat(0.5f)); }
 TRACEA_INLINE vf velu(vf x, vf alpha) { return select(x < vf{}, alpha * vexpm1(vmin(vf{}, x)), x); }
 TRACEA_INLINE vf vsoftplus(vf x) { return vmax(vf{}, x) + vlog1p_unit(vexp(-vabs(x))); }
@@ -205,4 +237,5 @@ TRACEA_INLINE vf vmish(vf x) {
   return x * (t / (t + 2.f));
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

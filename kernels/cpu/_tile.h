@@ -1,5 +1,6 @@
-// What the matrix-product kernels share: the register tiles (defined once, in the gemm unit, from gen_gemm.py), packing into panels of 32
-// columns, and the loop over panels and row tiles of one block.
+// What the matrix-product kernels share: the register tiles (defined once, in the gemm unit, from
+// gen_gemm.py), packing into panels of 32 columns, and the loop over panels and row tiles of one
+// block.
 #pragma once
 #include <algorithm>
 
@@ -7,37 +8,48 @@
 #include "_lanes.h"
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-constexpr int kPanel = 32;                         // columns of a packed panel: [k][32]
+constexpr int kPanel = 32;  // columns of a packed panel: [k][32]
 constexpr int kTileCols = 2 * W;
 constexpr int kTileRows = W == 16 ? 14 : 6;
 constexpr int kWideRows = W == 16 ? 4 : W == 8 ? 3 : 1;
 
-// c[i, :2W] = init[:] + a[i, :k] b[:k, :2W], or c += a b when init is null. Meanwhile fetches `next` into L2, `step` elements per k.
-typedef void (*Tile)(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, const float* init, int64_t k, const float* next, int64_t step);
+// c[i, :2W] = init[:] + a[i, :k] b[:k, :2W], or c += a b when init is null. Meanwhile fetches
+// `next` into L2, `step` elements per k.
+typedef void (*Tile)(const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
+                     const float* init, int64_t k, const float* next, int64_t step);
 // The same over kWidePanels[rows] whole panels, `pitch` elements apart.
-typedef void (*WideTile)(const float* a, int64_t lda, const float* b, int64_t pitch, float* c, int64_t ldc, const float* init, int64_t k);
-extern const Tile kTiles[kTileRows + 1], kNarrowTiles[kTileRows + 1];   // narrow: only the first W columns
+typedef void (*WideTile)(const float* a, int64_t lda, const float* b, int64_t pitch, float* c,
+                         int64_t ldc, const float* init, int64_t k);
+extern const Tile kTiles[kTileRows + 1],
+    kNarrowTiles[kTileRows + 1];  // narrow: only the first W columns
 extern const WideTile kWideTiles[kWideRows + 1];
 extern const int kWidePanels[kWideRows + 1];
 
-static inline Tile tile_for(int64_t rows, int64_t cols) { return (cols > W ? kTiles : kNarrowTiles)[rows]; }
+static inline Tile tile_for(int64_t rows, int64_t cols) {
+  return (cols > W ? kTiles : kNarrowTiles)[rows];
+}
 
 static inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
 // First of the elements 0..n that part `i` of `parts` near-equal parts holds.
-static inline int64_t part(int64_t n, int64_t parts, int64_t i) { return n / parts * i + std::min(i, n % parts); }
+static inline int64_t part(int64_t n, int64_t parts, int64_t i) {
+  return n / parts * i + std::min(i, n % parts);
+}
 
 // A row pitch of whole 4 KiB pages maps every row of a tile to the same L1 sets.
 static inline bool pitch_conflicts(int64_t ld) { return ld * 4 % 4096 == 0 && ld != 0; }
 static inline int64_t spread_pitch(int64_t n) { return n * 4 % 1024 == 0 ? n + 16 : n; }
 
 // dst[k*32 + n] = src[k*s_k + n*s_n] * scale for n < cols <= 32; other columns are untouched.
-static inline void pack_columns(const float* src, int64_t s_k, int64_t s_n, int64_t rows, int64_t cols, float* dst, float scale) {
+static inline void pack_columns(const float* src, int64_t s_k, int64_t s_n, int64_t rows,
+                                int64_t cols, float* dst, float scale) {
   if (s_n == 1 && cols == kPanel) {
     for (int64_t k = 0; k < rows; k++)
-      for (int v = 0; v < kPanel; v += W) store(dst + k * kPanel + v, load(src + k * s_k + v) * scale);
+      for (int v = 0; v < kPanel; v += W)
+        store(dst + k * kPanel + v, load(src + k * s_k + v) * scale);
     return;
   }
   if (s_n == 1) {
@@ -52,7 +64,8 @@ static inline void pack_columns(const float* src, int64_t s_k, int64_t s_n, int6
   if (s_k == 1) {
     for (; n + W <= cols; n += W) {
       int64_t k = 0;
-      for (; k + W <= rows; k += W) transpose_block(src + n * s_n + k, s_n, dst + k * kPanel + n, kPanel, scale);
+      for (; k + W <= rows; k += W)
+        transpose_block(src + n * s_n + k, s_n, dst + k * kPanel + n, kPanel, scale);
       for (; k < rows; k++)
         for (int j = 0; j < W; j++) dst[k * kPanel + n + j] = src[(n + j) * s_n + k] * scale;
     }
@@ -62,7 +75,8 @@ static inline void pack_columns(const float* src, int64_t s_k, int64_t s_n, int6
 }
 
 // The panels of a run-time operand, [panel][rows][32] with zeros past `cols`.
-static inline void pack_panels(const float* src, int64_t s_k, int64_t s_n, int64_t rows, int64_t cols, float* dst, float scale) {
+static inline void pack_panels(const float* src, int64_t s_k, int64_t s_n, int64_t rows,
+                               int64_t cols, float* dst, float scale) {
   for (int64_t n = 0; n < cols; n += kPanel, dst += rows * kPanel) {
     const int64_t here = std::min<int64_t>(kPanel, cols - n);
     if (here < kPanel)
@@ -73,7 +87,8 @@ static inline void pack_panels(const float* src, int64_t s_k, int64_t s_n, int64
 }
 
 // dst[i*ldd + k] = src[i*s_m + k*s_k]: rows a tile can read.
-static inline void pack_rows(const float* src, int64_t s_m, int64_t s_k, int64_t rows, int64_t k, float* dst, int64_t ldd) {
+static inline void pack_rows(const float* src, int64_t s_m, int64_t s_k, int64_t rows, int64_t k,
+                             float* dst, int64_t ldd) {
   if (s_k == 1) {
     for (int64_t i = 0; i < rows; i++) memcpy(dst + i * ldd, src + i * s_m, size_t(k) * 4);
     return;
@@ -82,7 +97,8 @@ static inline void pack_rows(const float* src, int64_t s_m, int64_t s_k, int64_t
   if (s_m == 1)
     for (; i + W <= rows; i += W) {
       int64_t j = 0;
-      for (; j + W <= k; j += W) transpose_block(src + i + j * s_k, s_k, dst + i * ldd + j, ldd, 1.f);
+      for (; j + W <= k; j += W)
+        transpose_block(src + i + j * s_k, s_k, dst + i * ldd + j, ldd, 1.f);
       for (; j < k; j++)
         for (int r = 0; r < W; r++) dst[(i + r) * ldd + j] = src[i + r + j * s_k];
     }
@@ -90,27 +106,29 @@ static inline void pack_rows(const float* src, int64_t s_m, int64_t s_k, int64_t
     for (int64_t j = 0; j < k; j++) dst[i * ldd + j] = src[i * s_m + j * s_k];
 }
 
-// One block of a product: `rows` x `cols` outputs over `k` terms of the sum. Several blocks in k follow one another: the first writes
-// bias + product, the others add, the last finishes.
+// One block of a product: `rows` x `cols` outputs over `k` terms of the sum. Several blocks in k
+// follow one another: the first writes bias + product, the others add, the last finishes.
 struct Block {
   const float* a;
   int64_t lda;
-  const float* b;          // packed panels, `b_pitch` elements apart
+  const float* b;  // packed panels, `b_pitch` elements apart
   int64_t b_pitch;
   float* y;
   int64_t ldy;
-  const float* bias;       // at the block's first column, or null
-  const float* res;        // at the block's first element, or null
+  const float* bias;  // at the block's first column, or null
+  const float* res;   // at the block's first element, or null
   int64_t ldr;
   int64_t rows, cols, k;
   bool first, last;
-  bool stream;             // one panel whose following terms, or the next panel, lie right behind it
-  int64_t row, col;        // of the block's first element, for the program's operands
-  float* tail;             // [rows][32]: the last panel while it is incomplete
+  bool stream;       // one panel whose following terms, or the next panel, lie right behind it
+  int64_t row, col;  // of the block's first element, for the program's operands
+  float* tail;       // [rows][32]: the last panel while it is incomplete
   const Epilogue* epilogue;
 };
 
-static inline bool needs_finish(const Epilogue& e, const float* res) { return e.prog || e.act != kNone || res; }
+static inline bool needs_finish(const Epilogue& e, const float* res) {
+  return e.prog || e.act != kNone || res;
+}
 
 static inline void finish_block(const Block& t, int64_t m, int64_t rows, int64_t n, int64_t cols) {
   if (!needs_finish(*t.epilogue, t.res)) return;
@@ -135,11 +153,13 @@ static inline const float* panel_bias(const Block& t, int64_t n, int64_t cols, f
 }
 
 static inline void copy_tail(const Block& t, int64_t m, int64_t rows, int64_t n, int64_t cols) {
-  for (int64_t i = m; i < m + rows; i++) memcpy(t.y + i * t.ldy + n, t.tail + i * kPanel, size_t(cols) * 4);
+  for (int64_t i = m; i < m + rows; i++)
+    memcpy(t.y + i * t.ldy + n, t.tail + i * kPanel, size_t(cols) * 4);
 }
 
-// Panels outside, row tiles inside: a panel's weights come from L2 once per tile, rows of `a` stay in L2. The tiles of a panel
-// also fetch the next panel, evenly, because weights usually come from memory.
+// Panels outside, row tiles inside: a panel's weights come from L2 once per tile, rows of `a` stay
+// in L2. The tiles of a panel also fetch the next panel, evenly, because weights usually come from
+// memory.
 static inline void run_block(const Block& t) {
   float edge[kPanel];
   const int64_t tiles = div_up(t.rows, kTileRows);
@@ -150,13 +170,16 @@ static inline void run_block(const Block& t) {
     const int64_t ldc = cols == kPanel ? t.ldy : kPanel;
     const float* b = t.b + p * t.b_pitch;
     const float* next = t.stream ? b + t.k * kPanel : n + kPanel < t.cols ? b + t.b_pitch : b;
-    const int64_t calls = tiles * div_up(cols, kTileCols), step = next == b ? 0 : div_up(kPanel, calls);
+    const int64_t calls = tiles * div_up(cols, kTileCols),
+                  step = next == b ? 0 : div_up(kPanel, calls);
     int64_t call = 0;
     for (int64_t i = 0; i < tiles; i++) {
       const int64_t m = part(t.rows, tiles, i), h = part(t.rows, tiles, i + 1) - m;
       for (int64_t j = 0; j < cols; j += kTileCols, call++) {
         const bool fetch = call * step < kPanel;
-        tile_for(h, cols - j)(t.a + m * t.lda, t.lda, b + j, c + m * ldc + j, ldc, init ? init + j : nullptr, t.k, fetch ? next + call * t.k * step : b, fetch ? step : 0);
+        tile_for(h, cols - j)(t.a + m * t.lda, t.lda, b + j, c + m * ldc + j, ldc,
+                              init ? init + j : nullptr, t.k, fetch ? next + call * t.k * step : b,
+                              fetch ? step : 0);
       }
       if (!t.last) continue;
       if (cols < kPanel) copy_tail(t, m, h, n, cols);
@@ -165,4 +188,5 @@ static inline void run_block(const Block& t) {
   }
 }
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

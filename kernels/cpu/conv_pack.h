@@ -1,26 +1,39 @@
-// One-time packing of convolution weights and biases, and the folding of BatchNormalization. Destinations are zeroed before.
+// One-time packing of convolution weights and biases, and the folding of BatchNormalization.
+// Destinations are zeroed before.
 #pragma once
 #include "_conv_layout.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
-// --- direct and transposed: [group][panel][kh][kw][ic][32 or 16] ----------------------------------------------------------------
+// --- direct and transposed: [group][panel][kh][kw][ic][32 or 16]
+// ----------------------------------------------------------------
 
-// The source element (oc, ic, tap) of group g lies at w[(g*group_oc + oc)*s_oc + (g*group_ic + ic)*s_ic + tap].
-struct PackSource { const float *w, *scale; int64_t s_oc, s_ic, group_oc, group_ic; };
+// The source element (oc, ic, tap) of group g lies at w[(g*group_oc + oc)*s_oc + (g*group_ic +
+// ic)*s_ic + tap].
+struct PackSource {
+  const float *w, *scale;
+  int64_t s_oc, s_ic, group_oc, group_ic;
+};
 
-static inline int64_t pack_panels_of(int64_t OC, int64_t G) { return G * conv_div_up(OC / G, kConvPanel); }
+static inline int64_t pack_panels_of(int64_t OC, int64_t G) {
+  return G * conv_div_up(OC / G, kConvPanel);
+}
 
-static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t OC, int64_t IC, int64_t taps, int64_t G, int64_t task, int64_t tasks) {
-  const int64_t ocg = OC / G, icg = IC / G, depth = icg * taps, per_group = conv_div_up(ocg, kConvPanel), panels = G * per_group;
+static inline void pack_conv_panels(const PackSource& s, float* packed, int64_t OC, int64_t IC,
+                                    int64_t taps, int64_t G, int64_t task, int64_t tasks) {
+  const int64_t ocg = OC / G, icg = IC / G, depth = icg * taps,
+                per_group = conv_div_up(ocg, kConvPanel), panels = G * per_group;
   for (int64_t q = conv_part(panels, tasks, task); q < conv_part(panels, tasks, task + 1); q++) {
-    const int64_t g = q / per_group, j = q % per_group * kConvPanel, n = std::min(kConvPanel, ocg - j), width = conv_round_up(n, 16);
+    const int64_t g = q / per_group, j = q % per_group * kConvPanel,
+                  n = std::min(kConvPanel, ocg - j), width = conv_round_up(n, 16);
     float* out = packed + (g * conv_round_up(ocg, 16) + j) * depth;
     for (int64_t o = 0; o < n; o++) {
       const float* from = s.w + (g * s.group_oc + j + o) * s.s_oc + g * s.group_ic * s.s_ic;
       const float scale = s.scale ? s.scale[g * ocg + j + o] : 1.f;
       for (int64_t i = 0; i < icg; i++)
-        for (int64_t t = 0; t < taps; t++) out[(t * icg + i) * width + o] = from[i * s.s_ic + t] * scale;
+        for (int64_t t = 0; t < taps; t++)
+          out[(t * icg + i) * width + o] = from[i * s.s_ic + t] * scale;
     }
   }
 }
@@ -32,39 +45,50 @@ static int64_t pack_conv2d_tasks(const Launch& l, int threads) {
 static void pack_conv2d_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   using namespace fam::pack_conv2d;
   const int64_t taps = l.i[KH] * l.i[KW], icg = l.i[IC] / l.i[G];
-  const PackSource from{(const float*)l.buf[w], (const float*)l.buf[scale], icg * taps, taps, l.i[OC] / l.i[G], 0};
+  const PackSource from{
+      (const float*)l.buf[w], (const float*)l.buf[scale], icg * taps, taps, l.i[OC] / l.i[G], 0};
   pack_conv_panels(from, (float*)l.buf[packed], l.i[OC], l.i[IC], taps, l.i[G], task, tasks);
 }
 
-// --- depthwise: [kh][kw][round_up(C, 16)] --------------------------------------------------------------------------------------------
+// --- depthwise: [kh][kw][round_up(C, 16)]
+// --------------------------------------------------------------------------------------------
 
 static int64_t one_task(const Launch&, int) { return 1; }
 
-static inline void pack_by_channel(const float* w, const float* scale, float* packed, int64_t C, int64_t taps) {
+static inline void pack_by_channel(const float* w, const float* scale, float* packed, int64_t C,
+                                   int64_t taps) {
   const int64_t ld = conv_round_up(C, 16);
   for (int64_t c = 0; c < C; c++)
-    for (int64_t t = 0; t < taps; t++) packed[t * ld + c] = w[c * taps + t] * (scale ? scale[c] : 1.f);
+    for (int64_t t = 0; t < taps; t++)
+      packed[t * ld + c] = w[c * taps + t] * (scale ? scale[c] : 1.f);
 }
 
 static void pack_conv2d_dw_run(const Launch& l, int64_t, int64_t, void*) {
   using namespace fam::pack_conv2d_dw;
-  pack_by_channel((const float*)l.buf[w], (const float*)l.buf[scale], (float*)l.buf[packed], l.i[OC], l.i[KH] * l.i[KW]);
+  pack_by_channel((const float*)l.buf[w], (const float*)l.buf[scale], (float*)l.buf[packed],
+                  l.i[OC], l.i[KH] * l.i[KW]);
 }
 
-// ConvTranspose weights are [IC][OC/G][KH][KW]: the group is an offset along IC. One channel per group is packed as depthwise.
+// ConvTranspose weights are [IC][OC/G][KH][KW]: the group is an offset along IC. One channel per
+// group is packed as depthwise.
 static int64_t pack_deconv2d_tasks(const Launch& l, int threads) {
   using namespace fam::pack_deconv2d;
-  return l.i[G] == l.i[IC] && l.i[G] == l.i[OC] ? 1 : std::min<int64_t>(pack_panels_of(l.i[OC], l.i[G]), 4 * threads);
+  return l.i[G] == l.i[IC] && l.i[G] == l.i[OC]
+             ? 1
+             : std::min<int64_t>(pack_panels_of(l.i[OC], l.i[G]), 4 * threads);
 }
 static void pack_deconv2d_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   using namespace fam::pack_deconv2d;
   const float *from = (const float*)l.buf[w], *scales = (const float*)l.buf[scale];
   const int64_t taps = l.i[KH] * l.i[KW], ocg = l.i[OC] / l.i[G];
-  if (l.i[G] == l.i[IC] && l.i[G] == l.i[OC]) return pack_by_channel(from, scales, (float*)l.buf[packed], l.i[OC], taps);
-  pack_conv_panels({from, scales, taps, ocg * taps, 0, l.i[IC] / l.i[G]}, (float*)l.buf[packed], l.i[OC], l.i[IC], taps, l.i[G], task, tasks);
+  if (l.i[G] == l.i[IC] && l.i[G] == l.i[OC])
+    return pack_by_channel(from, scales, (float*)l.buf[packed], l.i[OC], taps);
+  pack_conv_panels({from, scales, taps, ocg * taps, 0, l.i[IC] / l.i[G]}, (float*)l.buf[packed],
+                   l.i[OC], l.i[IC], taps, l.i[G], task, tasks);
 }
 
-// --- Winograd: [panel][16][ic][32 or 16], U = G g G^T in float64 ------------------------------------------------------------------
+// --- Winograd: [panel][16][ic][32 or 16], U = G g G^T in float64
+// ------------------------------------------------------------------
 
 static int64_t pack_conv2d_wino_tasks(const Launch& l, int threads) {
   return std::min<int64_t>(conv_div_up(l.i[fam::pack_conv2d_wino::OC], kConvPanel), 4 * threads);
@@ -74,19 +98,22 @@ static void pack_conv2d_wino_run(const Launch& l, int64_t task, int64_t tasks, v
   const int64_t oc = l.i[OC], ic = l.i[IC], panels = conv_div_up(oc, kConvPanel);
   const float* scales = (const float*)l.buf[scale];
   for (int64_t q = conv_part(panels, tasks, task); q < conv_part(panels, tasks, task + 1); q++) {
-    const int64_t j = q * kConvPanel, n = std::min(kConvPanel, oc - j), width = conv_round_up(n, 16);
+    const int64_t j = q * kConvPanel, n = std::min(kConvPanel, oc - j),
+                  width = conv_round_up(n, 16);
     float* out = (float*)l.buf[packed] + j * 16 * ic;
     for (int64_t i = 0; i < ic; i++)
       for (int64_t o = 0; o < n; o++) {
         const float* g = (const float*)l.buf[w] + ((j + o) * ic + i) * 9;
         const double s = scales ? scales[j + o] : 1.;
-        double h[4][3];   // G g
+        double h[4][3];  // G g
         for (int k = 0; k < 3; k++) {
           h[0][k] = g[k], h[3][k] = g[6 + k];
-          h[1][k] = .5 * ((double)g[k] + g[3 + k] + g[6 + k]), h[2][k] = .5 * ((double)g[k] - g[3 + k] + g[6 + k]);
+          h[1][k] = .5 * ((double)g[k] + g[3 + k] + g[6 + k]),
+          h[2][k] = .5 * ((double)g[k] - g[3 + k] + g[6 + k]);
         }
         for (int r = 0; r < 4; r++) {
-          const double u[4] = {h[r][0], .5 * (h[r][0] + h[r][1] + h[r][2]), .5 * (h[r][0] - h[r][1] + h[r][2]), h[r][2]};
+          const double u[4] = {h[r][0], .5 * (h[r][0] + h[r][1] + h[r][2]),
+                               .5 * (h[r][0] - h[r][1] + h[r][2]), h[r][2]};
           for (int k = 0; k < 4; k++) out[((r * 4 + k) * ic + i) * width + o] = float(u[k] * s);
         }
       }
@@ -96,15 +123,19 @@ static void pack_conv2d_wino_run(const Launch& l, int64_t task, int64_t tasks, v
 static void pack_bias_run(const Launch& l, int64_t, int64_t, void*) {
   using namespace fam::pack_bias;
   const int64_t oc = l.i[OC];
-  const float *bias = (const float*)l.buf[b], *scales = (const float*)l.buf[scale], *shifts = (const float*)l.buf[shift];
+  const float *bias = (const float*)l.buf[b], *scales = (const float*)l.buf[scale],
+              *shifts = (const float*)l.buf[shift];
   float* out = (float*)l.buf[packed];
   for (int64_t o = 0; o < conv_round_up(oc, 16); o++)
-    out[o] = o < oc ? float((bias ? double(bias[o]) : 0.) * (scales ? scales[o] : 1.f) + (shifts ? shifts[o] : 0.f)) : 0.f;
+    out[o] = o < oc ? float((bias ? double(bias[o]) : 0.) * (scales ? scales[o] : 1.f) +
+                            (shifts ? shifts[o] : 0.f))
+                    : 0.f;
 }
 
 static void fold_bn_run(const Launch& l, int64_t, int64_t, void*) {
   using namespace fam::fold_bn;
-  const float *g = (const float*)l.buf[gamma], *b = (const float*)l.buf[beta], *m = (const float*)l.buf[mean], *v = (const float*)l.buf[var];
+  const float *g = (const float*)l.buf[gamma], *b = (const float*)l.buf[beta],
+              *m = (const float*)l.buf[mean], *v = (const float*)l.buf[var];
   for (int64_t c = 0; c < l.i[C]; c++) {
     const double s = double(g[c]) / std::sqrt(double(v[c]) + double(l.f[eps]));
     ((float*)l.buf[scale])[c] = float(s);
@@ -112,14 +143,24 @@ static void fold_bn_run(const Launch& l, int64_t, int64_t, void*) {
   }
 }
 
-static const Kernel kernel_pack_conv2d = {"pack_conv2d", pack_conv2d_tasks, nullptr, pack_conv2d_run};
-static const Kernel kernel_pack_deconv2d = {"pack_deconv2d", pack_deconv2d_tasks, nullptr, pack_deconv2d_run};
-static const Kernel kernel_pack_conv2d_wino = {"pack_conv2d_wino", pack_conv2d_wino_tasks, nullptr, pack_conv2d_wino_run};
-static const Kernel kernel_pack_conv2d_dw = {"pack_conv2d_dw", one_task, nullptr, pack_conv2d_dw_run};
+static const Kernel kernel_pack_conv2d = {"pack_conv2d", pack_conv2d_tasks, nullptr,
+                                          pack_conv2d_run};
+static const Kernel kernel_pack_deconv2d = {"pack_deconv2d", pack_deconv2d_tasks, nullptr,
+                                            pack_deconv2d_run};
+static const Kernel kernel_pack_conv2d_wino = {"pack_conv2d_wino", pack_conv2d_wino_tasks, nullptr,
+                                               pack_conv2d_wino_run};
+static const Kernel kernel_pack_conv2d_dw = {"pack_conv2d_dw", one_task, nullptr,
+                                             pack_conv2d_dw_run};
 static const Kernel kernel_pack_bias = {"pack_bias", one_task, nullptr, pack_bias_run};
 static const Kernel kernel_fold_bn = {"fold_bn", one_task, nullptr, fold_bn_run};
 
-static const Kernel* const table_conv_pack[] = {&kernel_pack_conv2d, &kernel_pack_deconv2d, &kernel_pack_conv2d_wino, &kernel_pack_conv2d_dw,
-                                                &kernel_pack_bias, &kernel_fold_bn, nullptr};
+static const Kernel* const table_conv_pack[] = {&kernel_pack_conv2d,
+                                                &kernel_pack_deconv2d,
+                                                &kernel_pack_conv2d_wino,
+                                                &kernel_pack_conv2d_dw,
+                                                &kernel_pack_bias,
+                                                &kernel_fold_bn,
+                                                nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,10 +1,13 @@
-// y = epilogue(x W + bias) with weights packed once into panels of 32 columns, [N/32][K][32] and zeros past N.
-// The rows of x of a block stay in L2 while the panels stream by: blocks of up to kStreamFloats elements of x through all of K where that leaves
-// enough rows, else blocks of kRowBlock rows, kColumnBlock columns and kDepth terms. Sums are kept per kDepth terms: that bounds their rounding error.
+// y = epilogue(x W + bias) with weights packed once into panels of 32 columns, [N/32][K][32] and
+// zeros past N. The rows of x of a block stay in L2 while the panels stream by: blocks of up to
+// kStreamFloats elements of x through all of K where that leaves enough rows, else blocks of
+// kRowBlock rows, kColumnBlock columns and kDepth terms. Sums are kept per kDepth terms: that
+// bounds their rounding error.
 #pragma once
 #include "_tile.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 constexpr int64_t kDepth = 768, kRowBlock = 18 * kTileRows, kColumnBlock = 24 * kPanel;
 
@@ -20,12 +23,16 @@ static inline int64_t row_block(int64_t K) {
   return rows ? rows : kRowBlock;
 }
 
-// Work is counted in (row block, panel) units, row blocks outermost; a task is a contiguous range of units.
-struct GemmGrid { int64_t panels, row_blocks; };
+// Work is counted in (row block, panel) units, row blocks outermost; a task is a contiguous range
+// of units.
+struct GemmGrid {
+  int64_t panels, row_blocks;
+};
 
 static inline GemmGrid gemm_grid(int64_t M, int64_t N, int64_t K, int64_t tasks) {
   const int64_t panels = div_up(N, kPanel);
-  const int64_t wanted = std::max(div_up(M, row_block(K)), div_up(tasks, std::max<int64_t>(panels, 1)));
+  const int64_t wanted =
+      std::max(div_up(M, row_block(K)), div_up(tasks, std::max<int64_t>(panels, 1)));
   return {panels, std::min(wanted, div_up(M, kTileRows))};
 }
 
@@ -34,7 +41,8 @@ static int64_t gemm_tasks(const Launch& l, int threads) {
   const int64_t M_ = l.i[M], N_ = l.i[N], K_ = l.i[K];
   if (M_ <= 0 || N_ <= 0) return 0;
   if (threads <= 1) return 1;
-  // A task should last a few microseconds: 2^18 multiply-adds, or 64 KiB of weights when there are few rows.
+  // A task should last a few microseconds: 2^18 multiply-adds, or 64 KiB of weights when there are
+  // few rows.
   const int64_t work = std::max(M_ * N_ * K_ >> 18, N_ * K_ >> 14);
   const int64_t units = div_up(N_, kPanel) * div_up(M_, kTileRows);
   return std::max<int64_t>(1, std::min({int64_t(threads) * 4, work, units}));
@@ -42,7 +50,8 @@ static int64_t gemm_tasks(const Launch& l, int threads) {
 
 static size_t gemm_scratch(const Launch& l, int) {
   using namespace fam::gemm;
-  const int64_t rows = std::min(l.i[M], row_block(l.i[K])), depth = stream_rows(l.i[K]) ? l.i[K] : std::min(l.i[K], kDepth);
+  const int64_t rows = std::min(l.i[M], row_block(l.i[K])),
+                depth = stream_rows(l.i[K]) ? l.i[K] : std::min(l.i[K], kDepth);
   size_t floats = size_t(rows) * kPanel;
   if (pitch_conflicts(l.i[ldx])) floats += size_t(rows) * size_t(spread_pitch(depth));
   return floats * 4 + 64;
@@ -52,7 +61,8 @@ struct Gemm {
   int64_t M, N, K, ldx, ldr, ldy;
   const float *x, *w, *bias, *res;
   float* y;
-  float *tail, *rows;      // scratch: the incomplete panel, and the copy of x's rows when its pitch conflicts (else null)
+  float *tail, *rows;  // scratch: the incomplete panel, and the copy of x's rows when its pitch
+                       // conflicts (else null)
   Epilogue epilogue;
 
   int64_t depth_blocks() const { return std::max<int64_t>(1, div_up(K, kDepth)); }
@@ -79,12 +89,18 @@ struct Gemm {
     for (; group > 1 && p + group <= p1 && (p + group) * kPanel <= N; p += group) {
       for (int64_t q = 0; q < nk; q++) {
         const Block b = block(0, M, p, p + group, q);
-        kWideTiles[M](b.a, b.lda, b.b, b.b_pitch, b.y, b.ldy, !b.first ? nullptr : b.bias ? b.bias : edge, b.k);
+        kWideTiles[M](b.a, b.lda, b.b, b.b_pitch, b.y, b.ldy,
+                      !b.first ? nullptr
+                      : b.bias ? b.bias
+                               : edge,
+                      b.k);
         if (b.last) finish_block(b, 0, M, 0, group * kPanel);
       }
     }
-    if (p < p1 && (!rows || stream_rows(K))) stream(0, M, p, p1);
-    else if (p < p1) blocks(0, M, p, p1);
+    if (p < p1 && (!rows || stream_rows(K)))
+      stream(0, M, p, p1);
+    else if (p < p1)
+      blocks(0, M, p, p1);
   }
 
   // Panel after panel, each through all of K: sums over several blocks of terms stay in L1.
@@ -106,7 +122,8 @@ struct Gemm {
     const int64_t nk = depth_blocks(), groups = div_up(p1 - p0, kColumnBlock / kPanel);
     for (int64_t g = 0; g < groups; g++)
       for (int64_t q = 0; q < nk; q++) {
-        Block b = block(m0, m1, p0 + part(p1 - p0, groups, g), p0 + part(p1 - p0, groups, g + 1), q);
+        Block b =
+            block(m0, m1, p0 + part(p1 - p0, groups, g), p0 + part(p1 - p0, groups, g + 1), q);
         if (worth_copying(p0, p1)) {
           const int64_t pitch = spread_pitch(b.k);
           pack_rows(b.a, b.lda, 1, b.rows, b.k, rows, pitch);
@@ -124,7 +141,8 @@ static void gemm_run(const Launch& l, int64_t task, int64_t tasks, void* scratch
   {
     using namespace fam::gemm;
     g.M = l.i[M], g.N = l.i[N], g.K = l.i[K], g.ldx = l.i[ldx], g.ldr = l.i[ldr], g.ldy = l.i[ldy];
-    g.x = (const float*)l.buf[x], g.w = (const float*)l.buf[w], g.bias = (const float*)l.buf[bias], g.res = (const float*)l.buf[res], g.y = (float*)l.buf[y];
+    g.x = (const float*)l.buf[x], g.w = (const float*)l.buf[w], g.bias = (const float*)l.buf[bias],
+    g.res = (const float*)l.buf[res], g.y = (float*)l.buf[y];
     g.epilogue = make_epilogue(l, act, o0, p0);
     if (g.epilogue.prog || g.epilogue.res_mode == kNoResidual) g.res = nullptr;
   }
@@ -133,12 +151,16 @@ static void gemm_run(const Launch& l, int64_t task, int64_t tasks, void* scratch
   const GemmGrid grid = gemm_grid(g.M, g.N, g.K, tasks);
   const int64_t units = grid.panels * grid.row_blocks, last = part(units, tasks, task + 1);
   for (int64_t u = part(units, tasks, task); u < last;) {
-    const int64_t r = u / grid.panels, p0 = u % grid.panels, p1 = std::min(grid.panels, p0 + last - u);
+    const int64_t r = u / grid.panels, p0 = u % grid.panels,
+                  p1 = std::min(grid.panels, p0 + last - u);
     u += p1 - p0;
     const int64_t m0 = part(g.M, grid.row_blocks, r), m1 = part(g.M, grid.row_blocks, r + 1);
-    if (g.M <= kTileRows) g.few_rows(p0, p1);
-    else if (stream_rows(g.K)) g.stream(m0, m1, p0, p1);
-    else g.blocks(m0, m1, p0, p1);
+    if (g.M <= kTileRows)
+      g.few_rows(p0, p1);
+    else if (stream_rows(g.K))
+      g.stream(m0, m1, p0, p1);
+    else
+      g.blocks(m0, m1, p0, p1);
   }
 }
 
@@ -153,7 +175,8 @@ static void pack_gemm_run(const Launch& l, int64_t task, int64_t, void*) {
   using namespace fam::pack_gemm;
   const int64_t K_ = l.i[K], ld = l.i[ldw], start = l.i[n0], panel = start / kPanel + task;
   const int64_t s_k = l.i[trans] ? 1 : ld, s_n = l.i[trans] ? ld : 1;
-  const int64_t a = std::max(start, panel * kPanel), b = std::min(start + l.i[N], (panel + 1) * kPanel);
+  const int64_t a = std::max(start, panel * kPanel),
+                b = std::min(start + l.i[N], (panel + 1) * kPanel);
   const float* src = (const float*)l.buf[w] + (a - start) * s_n;
   float* dst = (float*)l.buf[packed] + panel * kPanel * K_ + (a - panel * kPanel);
   pack_columns(src, s_k, s_n, K_, b - a, dst, l.f[alpha]);
@@ -166,4 +189,5 @@ static const Kernel gemm_kernel = {"gemm", gemm_tasks, gemm_scratch, gemm_run};
 static const Kernel pack_gemm_kernel = {"pack_gemm", pack_gemm_tasks, nullptr, pack_gemm_run};
 static const Kernel* const table_gemm[] = {&gemm_kernel, &pack_gemm_kernel, nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,14 +1,16 @@
-"""Register tiles of the matrix product, written out because compilers keep 28 named accumulators in registers but not an array of them.
+"""Register tiles of the matrix product, written out because compilers keep 28 named accumulators in
+registers but not an array of them.
 
-`tile<r>`: r rows of two vectors, c[i, :] = init[:] + a[i, :k] b[:k, :] (init null: c += a b). The weights of a panel are [k][32]; a tile reads
-2 * width of the 32 columns, and fetches what is `next` into L2, `step` elements per k. `narrow<r>` has one vector of columns. `wide<r>`: the same
-for few rows over several whole panels at once, so that enough independent sums hide the latency of the multiply-add and several streams of
-weights come from memory.
-"""
+`tile<r>`: r rows of two vectors, c[i, :] = init[:] + a[i, :k] b[:k, :] (init null: c += a b). The
+weights of a panel are [k][32]; a tile reads 2 * width of the 32 columns, and fetches what is `next`
+into L2, `step` elements per k. `narrow<r>` has one vector of columns. `wide<r>`: the same for few
+rows over several whole panels at once, so that enough independent sums hide the latency of the
+multiply-add and several streams of weights come from memory."""
 
 from __future__ import annotations
 
-#: Rows of the largest tile: 2 * rows accumulators, 2 weight vectors and a broadcast fill the register file (32, 16 and 16 vectors).
+#: Rows of the largest tile: 2 * rows accumulators, 2 weight vectors and a broadcast fill the
+#: register file (32, 16 and 16 vectors).
 TILE_ROWS = {"avx512": 14, "avx2": 6, "base": 6}
 #: Panels of 32 columns a wide tile covers, for 1, 2, ... rows.
 WIDE_PANELS = {"avx512": (4, 4, 2, 2), "avx2": (2, 1, 1), "base": (1,)}
@@ -17,27 +19,46 @@ AHEAD, AHEAD_WIDE = 8, 24
 
 
 def _addresses(rows: int) -> tuple[list[str], list[str]]:
-    """Row base pointers (every third row) and the element expression of each row: x86 addresses base + lda and base + 2 lda directly."""
+    """Row base pointers (every third row) and the element expression of each row: x86 addresses
+    base + lda and base + 2 lda directly.
+    """
     bases = [f"  const float* a{g} = a + {g} * lda;" for g in range(0, rows, 3)]
     return bases, [f"a{i // 3 * 3}[{('0', 'lda', '2 * lda')[i % 3]}]" for i in range(rows)]
 
 
-def _body(rows: int, vectors: int, loads: list[str], fetch: list[str], step: str, columns: list[str]) -> list[str]:
+def _body(
+    rows: int, vectors: int, loads: list[str], fetch: list[str], step: str, columns: list[str]
+) -> list[str]:
     bases, element = _addresses(rows)
     sums = [f"c{i}_{j}" for i in range(rows) for j in range(vectors)]
     lines = [*bases, f"  vf {', '.join(f'{s} = vf{{}}' for s in sums)};", "  for (; k > 0; k--) {"]
     lines += [f"    const vf {', '.join(f'b{j} = load({expr})' for j, expr in enumerate(loads))};"]
     lines += [f"    __builtin_prefetch({p});" for p in fetch]
     for i in range(rows):
-        lines.append(f"    {{ const vf s = splat({element[i]}); " + " ".join(f"c{i}_{j} = fma(s, b{j}, c{i}_{j});" for j in range(vectors)) + " }")
+        lines.append(
+            f"    {{ const vf s = splat({element[i]}); "
+            + " ".join(f"c{i}_{j} = fma(s, b{j}, c{i}_{j});" for j in range(vectors))
+            + " }"
+        )
     lines.append("    " + step + " " + " ".join(f"a{g}++;" for g in range(0, rows, 3)))
     lines.append("  }")
     lines.append("  if (init) {")
-    lines.append(f"    const vf {', '.join(f'i{j} = load(init + {columns[j]})' for j in range(vectors))};")
-    lines += ["    " + " ".join(f"store(c + {i} * ldc + {columns[j]}, c{i}_{j} + i{j});" for j in range(vectors)) for i in range(rows)]
+    lines.append(
+        f"    const vf {', '.join(f'i{j} = load(init + {columns[j]})' for j in range(vectors))};"
+    )
+    lines += [
+        "    "
+        + " ".join(f"store(c + {i} * ldc + {columns[j]}, c{i}_{j} + i{j});" for j in range(vectors))
+        for i in range(rows)
+    ]
     lines.append("  } else {")
     lines += [
-        "    " + " ".join(f"store(c + {i} * ldc + {columns[j]}, c{i}_{j} + load(c + {i} * ldc + {columns[j]}));" for j in range(vectors)) for i in range(rows)
+        "    "
+        + " ".join(
+            f"store(c + {i} * ldc + {columns[j]}, c{i}_{j} + load(c + {i} * ldc + {columns[j]}));"
+            for j in range(vectors)
+        )
+        for i in range(rows)
     ]
     return [*lines, "  }", "}"]
 
@@ -48,8 +69,14 @@ def _tile(rows: int, width: int, vectors: int) -> str:
         "(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, const float* init, int64_t k, const float* next, int64_t step) {"
     )
     loads = ["b", "b + W"][:vectors]
-    fetch = [f"b + {AHEAD * 32}", *([f"b + {AHEAD * 32} + W"] if width * vectors == 32 else []), "next, 0, 2"]
-    return "\n".join([head, *_body(rows, vectors, loads, fetch, "b += 32; next += step;", ["0", "W"][:vectors])])
+    fetch = [
+        f"b + {AHEAD * 32}",
+        *([f"b + {AHEAD * 32} + W"] if width * vectors == 32 else []),
+        "next, 0, 2",
+    ]
+    return "\n".join(
+        [head, *_body(rows, vectors, loads, fetch, "b += 32; next += step;", ["0", "W"][:vectors])]
+    )
 
 
 def _wide(rows: int, panels: int, width: int) -> str:
@@ -59,17 +86,36 @@ def _wide(rows: int, panels: int, width: int) -> str:
         "(const float* a, int64_t lda, const float* b, int64_t pitch, float* c, int64_t ldc, const float* init, int64_t k) {"
     )
     names = ["b", *(f"q{p}" for p in range(1, panels))]
-    bases = [f"  const float* q{p} = b + {p} * pitch;" for p in range(1, panels)] or ["  (void)pitch;"]
+    bases = [f"  const float* q{p} = b + {p} * pitch;" for p in range(1, panels)] or [
+        "  (void)pitch;"
+    ]
     loads = [f"{n} + {v * width}" for n in names for v in range(per)]
     fetch = [f"{n} + {AHEAD_WIDE * 32 + o}" for n in names for o in (0, 16)]
     step = " ".join(f"{n} += 32;" for n in names)
-    return "\n".join([head, *bases, *_body(rows, panels * per, loads, fetch, step, [str(j * width) for j in range(panels * per)])])
+    return "\n".join(
+        [
+            head,
+            *bases,
+            *_body(
+                rows,
+                panels * per,
+                loads,
+                fetch,
+                step,
+                [str(j * width) for j in range(panels * per)],
+            ),
+        ]
+    )
 
 
 def source(isa: str, width: int) -> str:
     """C++ text of every tile of one instruction set and the tables that `_tile.h` declares."""
     rows, wide = TILE_ROWS[isa], WIDE_PANELS[isa]
-    parts = ["// Generated by gen_gemm.py.", '#include "_tile.h"', "namespace tracea { namespace TRACEA_NS {"]
+    parts = [
+        "// Generated by gen_gemm.py.",
+        '#include "_tile.h"',
+        "namespace tracea { namespace TRACEA_NS {",
+    ]
     parts += [_tile(r, width, vectors) for vectors in (2, 1) for r in range(1, rows + 1)]
     parts += [_wide(r + 1, panels, width) for r, panels in enumerate(wide)]
     parts += [

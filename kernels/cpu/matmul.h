@@ -1,22 +1,30 @@
-// y = epilogue(alpha * op(a) op(b) + bias) for a batch of run-time operands with arbitrary strides: b (and a where its rows are not
-// contiguous) is packed block by block into scratch, then the tiles of the gemm unit do the work (build `--only gemm,matmul`).
+// y = epilogue(alpha * op(a) op(b) + bias) for a batch of run-time operands with arbitrary strides:
+// b (and a where its rows are not contiguous) is packed block by block into scratch, then the tiles
+// of the gemm unit do the work (build `--only gemm,matmul`).
 #pragma once
 #include "_tile.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 constexpr int64_t kMatmulDepth = 384, kMatmulColumns = 6 * kPanel, kMatmulRows = 18 * kTileRows;
-constexpr int64_t kTinyProduct = 256;              // multiply-adds up to which packing costs more than it saves
-constexpr int64_t kDirectRows = 2;                 // rows up to which b is used as it lies
+constexpr int64_t kTinyProduct = 256;  // multiply-adds up to which packing costs more than it saves
+constexpr int64_t kDirectRows = 2;     // rows up to which b is used as it lies
 
-// A task is a range of whole products, or, when there are fewer products than tasks, one product's (row part, panel part).
-struct MatmulGrid { int64_t batch, rows, panels; };
+// A task is a range of whole products, or, when there are fewer products than tasks, one product's
+// (row part, panel part).
+struct MatmulGrid {
+  int64_t batch, rows, panels;
+};
 
 static inline MatmulGrid matmul_grid(const Launch& l, int64_t tasks) {
   using namespace fam::matmul;
-  const int64_t batch = l.i[B0] * l.i[B1], panels = div_up(l.i[N], kPanel), tiles = div_up(l.i[M], kTileRows);
-  const int64_t each = std::max<int64_t>(1, batch ? tasks / batch : 1), across = std::min(each, panels);
-  return {batch, std::min(std::max<int64_t>(1, each / std::max<int64_t>(across, 1)), tiles), across};
+  const int64_t batch = l.i[B0] * l.i[B1], panels = div_up(l.i[N], kPanel),
+                tiles = div_up(l.i[M], kTileRows);
+  const int64_t each = std::max<int64_t>(1, batch ? tasks / batch : 1),
+                across = std::min(each, panels);
+  return {batch, std::min(std::max<int64_t>(1, each / std::max<int64_t>(across, 1)), tiles),
+          across};
 }
 
 static int64_t matmul_tasks(const Launch& l, int threads) {
@@ -24,19 +32,26 @@ static int64_t matmul_tasks(const Launch& l, int threads) {
   const int64_t batch = l.i[B0] * l.i[B1], product = l.i[M] * l.i[N];
   if (batch <= 0 || l.i[M] <= 0 || l.i[N] <= 0) return 0;
   if (threads <= 1) return 1;
-  const int64_t wanted = std::max<int64_t>(1, std::min(int64_t(threads) * 4, batch * product * std::max<int64_t>(l.i[K], 1) >> 16));
+  const int64_t wanted = std::max<int64_t>(
+      1, std::min(int64_t(threads) * 4, batch * product * std::max<int64_t>(l.i[K], 1) >> 16));
   if (batch >= wanted) return wanted;
   const MatmulGrid g = matmul_grid(l, wanted / batch * batch);
   return batch * g.rows * g.panels;
 }
 
-struct MatmulScratch { size_t tail, columns, rows; };   // floats
+struct MatmulScratch {
+  size_t tail, columns, rows;
+};  // floats
 
 static inline MatmulScratch matmul_layout(const Launch& l) {
   using namespace fam::matmul;
   const int64_t depth = std::min(l.i[K], kMatmulDepth), rows = std::min(l.i[M], kMatmulRows);
-  const int64_t kept = l.i[K] > kMatmulDepth ? l.i[M] : rows;  // sums over several blocks of terms: those of all rows wait in the tail meanwhile
-  return {size_t(kept * kPanel), size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), kMatmulColumns), 16)), size_t(rows * (spread_pitch(depth) + 16))};
+  const int64_t kept =
+      l.i[K] > kMatmulDepth ? l.i[M] : rows;  // sums over several blocks of terms: those of all
+                                              // rows wait in the tail meanwhile
+  return {size_t(kept * kPanel),
+          size_t(round_up(depth * std::min(round_up(l.i[N], kPanel), kMatmulColumns), 16)),
+          size_t(rows * (spread_pitch(depth) + 16))};
 }
 
 static size_t matmul_scratch(const Launch& l, int) {
@@ -45,8 +60,10 @@ static size_t matmul_scratch(const Launch& l, int) {
   return (s.tail + s.columns + 8 * kPanel + s.rows) * 4;
 }
 
-// One row of a (step a_k) times b[k][n] with contiguous n, for many columns: eight rows of b stream by at once, sums stay in y (L1).
-static inline void row_times_long_rows(const float* a, int64_t a_k, const float* b, int64_t b_k, int64_t K, int64_t N, float* y, float alpha) {
+// One row of a (step a_k) times b[k][n] with contiguous n, for many columns: eight rows of b stream
+// by at once, sums stay in y (L1).
+static inline void row_times_long_rows(const float* a, int64_t a_k, const float* b, int64_t b_k,
+                                       int64_t K, int64_t N, float* y, float alpha) {
   constexpr int depth = 8;
   for (int64_t n = 0; n < N; n++) y[n] = 0.f;
   for (int64_t k = 0; k < K; k += depth) {
@@ -62,7 +79,8 @@ static inline void row_times_long_rows(const float* a, int64_t a_k, const float*
     for (; n + W <= N; n += W) {
       vf c = s[0] * load(p + n), d = s[1] * load(p + b_k + n);
 #pragma GCC unroll 8
-      for (int i = 2; i < depth; i += 2) c = fma(s[i], load(p + i * b_k + n), c), d = fma(s[i + 1], load(p + (i + 1) * b_k + n), d);
+      for (int i = 2; i < depth; i += 2)
+        c = fma(s[i], load(p + i * b_k + n), c), d = fma(s[i + 1], load(p + (i + 1) * b_k + n), d);
       store(y + n, load(y + n) + (c + d));
     }
     for (; n < N; n++)
@@ -71,7 +89,8 @@ static inline void row_times_long_rows(const float* a, int64_t a_k, const float*
 }
 
 // The same for fewer columns: four vectors of them at a time, sums in registers.
-static inline void row_times_rows(const float* a, int64_t a_k, const float* b, int64_t b_k, int64_t K, int64_t N, float* y, float alpha) {
+static inline void row_times_rows(const float* a, int64_t a_k, const float* b, int64_t b_k,
+                                  int64_t K, int64_t N, float* y, float alpha) {
   if (N >= 32 * W) return row_times_long_rows(a, a_k, b, b_k, K, N, y, alpha);
   int64_t n = 0;
   for (; n + 4 * W <= N; n += 4 * W) {
@@ -79,9 +98,11 @@ static inline void row_times_rows(const float* a, int64_t a_k, const float* b, i
     const float* p = b + n;
     for (int64_t k = 0; k < K; k++, p += b_k) {
       const vf s = splat(a[k * a_k]);
-      c0 = fma(s, load(p), c0), c1 = fma(s, load(p + W), c1), c2 = fma(s, load(p + 2 * W), c2), c3 = fma(s, load(p + 3 * W), c3);
+      c0 = fma(s, load(p), c0), c1 = fma(s, load(p + W), c1), c2 = fma(s, load(p + 2 * W), c2),
+      c3 = fma(s, load(p + 3 * W), c3);
     }
-    store(y + n, c0 * alpha), store(y + n + W, c1 * alpha), store(y + n + 2 * W, c2 * alpha), store(y + n + 3 * W, c3 * alpha);
+    store(y + n, c0 * alpha), store(y + n + W, c1 * alpha), store(y + n + 2 * W, c2 * alpha),
+        store(y + n + 3 * W, c3 * alpha);
   }
   for (; n + W <= N; n += W) {
     vf c{};
@@ -96,14 +117,16 @@ static inline void row_times_rows(const float* a, int64_t a_k, const float* b, i
 }
 
 // One contiguous row of a times b[n][k] with contiguous k.
-static inline void row_times_columns(const float* a, const float* b, int64_t b_n, int64_t K, int64_t N, float* y, float alpha) {
+static inline void row_times_columns(const float* a, const float* b, int64_t b_n, int64_t K,
+                                     int64_t N, float* y, float alpha) {
   for (int64_t n = 0; n < N; n++) {
     const float* p = b + n * b_n;
     vf c0{}, c1{}, c2{}, c3{};
     int64_t k = 0;
     for (; k + 4 * W <= K; k += 4 * W) {
       c0 = fma(load(a + k), load(p + k), c0), c1 = fma(load(a + k + W), load(p + k + W), c1);
-      c2 = fma(load(a + k + 2 * W), load(p + k + 2 * W), c2), c3 = fma(load(a + k + 3 * W), load(p + k + 3 * W), c3);
+      c2 = fma(load(a + k + 2 * W), load(p + k + 2 * W), c2),
+      c3 = fma(load(a + k + 3 * W), load(p + k + 3 * W), c3);
     }
     for (; k + W <= K; k += W) c0 = fma(load(a + k), load(p + k), c0);
     float s = sum_lanes((c0 + c1) + (c2 + c3));
@@ -126,8 +149,10 @@ static bool run_direct(const Matmul& g, const Block& t, const float* b) {
   for (int64_t m = 0; m < t.rows; m++) {
     const float* a = t.a + m * g.a_m;
     float* y = t.y + m * t.ldy;
-    if (g.b_n == 1) row_times_rows(a, g.a_k, b, g.b_k, g.K, t.cols, y, g.alpha);
-    else if (few) row_times_columns(a, b, g.b_n, g.K, t.cols, y, g.alpha);
+    if (g.b_n == 1)
+      row_times_rows(a, g.a_k, b, g.b_k, g.K, t.cols, y, g.alpha);
+    else if (few)
+      row_times_columns(a, b, g.b_n, g.K, t.cols, y, g.alpha);
     else
       for (int64_t n = 0; n < t.cols; n++) {
         float c = 0;
@@ -141,10 +166,12 @@ static bool run_direct(const Matmul& g, const Block& t, const float* b) {
   return true;
 }
 
-// `t` is one product, or a part of its rows and columns, with t.a and `b` unpacked; fills in the blocks.
+// `t` is one product, or a part of its rows and columns, with t.a and `b` unpacked; fills in the
+// blocks.
 static void run_product(const Matmul& g, const Block& whole, const float* b) {
   if (run_direct(g, whole, b)) return;
-  const int64_t nq = std::max<int64_t>(1, div_up(g.K, kMatmulDepth)), nc = div_up(whole.cols, kMatmulColumns), nr = div_up(whole.rows, kMatmulRows);
+  const int64_t nq = std::max<int64_t>(1, div_up(g.K, kMatmulDepth)),
+                nc = div_up(whole.cols, kMatmulColumns), nr = div_up(whole.rows, kMatmulRows);
   const bool copy = g.a_k != 1 || pitch_conflicts(g.a_m);
   for (int64_t c = 0; c < nc; c++)
     for (int64_t q = 0; q < nq; q++) {
@@ -176,16 +203,22 @@ static void matmul_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
   using namespace fam::matmul;
   const MatmulScratch sizes = matmul_layout(l);
   float* const tail = (float*)scratch;
-  const Matmul g{l.i[K], l.i[a_m], l.i[a_k], l.i[b_k], l.i[b_n], l.f[alpha], tail, tail + sizes.tail, tail + sizes.tail + sizes.columns + 8 * kPanel};
+  const Matmul g{l.i[K],   l.i[a_m],          l.i[a_k],
+                 l.i[b_k], l.i[b_n],          l.f[alpha],
+                 tail,     tail + sizes.tail, tail + sizes.tail + sizes.columns + 8 * kPanel};
   const Epilogue epilogue = make_epilogue(l, act, -1, p0);
-  const bool own = l.i[r_0] || l.i[r_1] || l.i[ldr];   // else the residual has y's strides
+  const bool own = l.i[r_0] || l.i[r_1] || l.i[ldr];  // else the residual has y's strides
   const MatmulGrid grid = matmul_grid(l, tasks);
   const bool split = tasks > grid.batch;
   const int64_t parts = split ? grid.rows * grid.panels : 1, panels = div_up(l.i[N], kPanel);
-  const int64_t first = split ? task / parts : part(grid.batch, tasks, task), last = split ? first + 1 : part(grid.batch, tasks, task + 1);
-  const int64_t r = split ? task % parts / grid.panels : 0, c = split ? task % parts % grid.panels : 0;
-  const int64_t m0 = split ? part(l.i[M], grid.rows, r) : 0, m1 = split ? part(l.i[M], grid.rows, r + 1) : l.i[M];
-  const int64_t n0 = split ? part(panels, grid.panels, c) * kPanel : 0, n1 = split ? std::min(part(panels, grid.panels, c + 1) * kPanel, l.i[N]) : l.i[N];
+  const int64_t first = split ? task / parts : part(grid.batch, tasks, task),
+                last = split ? first + 1 : part(grid.batch, tasks, task + 1);
+  const int64_t r = split ? task % parts / grid.panels : 0,
+                c = split ? task % parts % grid.panels : 0;
+  const int64_t m0 = split ? part(l.i[M], grid.rows, r) : 0,
+                m1 = split ? part(l.i[M], grid.rows, r + 1) : l.i[M];
+  const int64_t n0 = split ? part(panels, grid.panels, c) * kPanel : 0,
+                n1 = split ? std::min(part(panels, grid.panels, c + 1) * kPanel, l.i[N]) : l.i[N];
   for (int64_t i = first; i < last; i++) {
     const int64_t i0 = i / l.i[B1], i1 = i % l.i[B1];
     const float* pb = (const float*)l.buf[b] + i0 * l.i[b_0] + i1 * l.i[b_1] + n0 * g.b_n;
@@ -195,7 +228,8 @@ static void matmul_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
     t.y = (float*)l.buf[y] + i0 * l.i[y_0] + i1 * l.i[y_1] + m0 * l.i[ldy] + n0, t.ldy = l.i[ldy];
     t.bias = l.buf[bias] ? (const float*)l.buf[bias] + n0 : nullptr;
     t.ldr = own ? l.i[ldr] : t.ldy;
-    if (pr && epilogue.res_mode != kNoResidual) t.res = pr + i0 * l.i[own ? r_0 : y_0] + i1 * l.i[own ? r_1 : y_1] + m0 * t.ldr + n0;
+    if (pr && epilogue.res_mode != kNoResidual)
+      t.res = pr + i0 * l.i[own ? r_0 : y_0] + i1 * l.i[own ? r_1 : y_1] + m0 * t.ldr + n0;
     t.rows = m1 - m0, t.cols = n1 - n0, t.row = m0, t.col = n0;
     t.tail = g.tail, t.epilogue = &epilogue;
     run_product(g, t, pb);
@@ -205,4 +239,5 @@ static void matmul_run(const Launch& l, int64_t task, int64_t tasks, void* scrat
 static const Kernel matmul_kernel = {"matmul", matmul_tasks, matmul_scratch, matmul_run};
 static const Kernel* const table_matmul[] = {&matmul_kernel, nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,23 +1,27 @@
-// Data movement over plain layouts: strided copies (transpose, slice, expand, concat), fills, gathers.
+// Data movement over plain layouts: strided copies (transpose, slice, expand, concat), fills,
+// gathers.
 #pragma once
 #include "_tasks.h"
 #include "_transpose.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 namespace copy_nd {
 
 namespace f = fam::copy;
 
 constexpr int kDims = 6;
-constexpr int64_t kBlock = 64;            // side of a transposed block
-constexpr int64_t kSegment = 64 * 1024;   // longest run of bytes handled as one piece
+constexpr int64_t kBlock = 64;           // side of a transposed block
+constexpr int64_t kSegment = 64 * 1024;  // longest run of bytes handled as one piece
 
-// Dims ordered by falling |y stride|, unit dims dropped, neighbours merged where both sides allow; at least one dim.
+// Dims ordered by falling |y stride|, unit dims dropped, neighbours merged where both sides allow;
+// at least one dim.
 struct Space {
   int dims;
   int64_t n[kDims], x[kDims], y[kDims];
-  int across;   // the dim that is contiguous in x while the last is contiguous in y (a transposition), or -1
+  int across;  // the dim that is contiguous in x while the last is contiguous in y (a
+               // transposition), or -1
 };
 
 static inline int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
@@ -28,17 +32,21 @@ static inline Space collapse(const Launch& l) {
     const int64_t n = l.i[f::n0 + d], x = l.i[f::x0 + d], y = l.i[f::y0 + d];
     if (n == 1) continue;
     int at = s.dims++;
-    for (; at > 0 && magnitude(s.y[at - 1]) < magnitude(y); at--) s.n[at] = s.n[at - 1], s.x[at] = s.x[at - 1], s.y[at] = s.y[at - 1];
+    for (; at > 0 && magnitude(s.y[at - 1]) < magnitude(y); at--)
+      s.n[at] = s.n[at - 1], s.x[at] = s.x[at - 1], s.y[at] = s.y[at - 1];
     s.n[at] = n, s.x[at] = x, s.y[at] = y;
   }
   int kept = 0;
   for (int d = 1; d < s.dims; d++) {
-    if (s.x[kept] == s.x[d] * s.n[d] && s.y[kept] == s.y[d] * s.n[d]) s.n[kept] *= s.n[d];
-    else s.n[++kept] = s.n[d];
+    if (s.x[kept] == s.x[d] * s.n[d] && s.y[kept] == s.y[d] * s.n[d])
+      s.n[kept] *= s.n[d];
+    else
+      s.n[++kept] = s.n[d];
     s.x[kept] = s.x[d], s.y[kept] = s.y[d];
   }
   s.dims = s.dims ? kept + 1 : 1;
-  if (s.n[0] == 0) s.n[0] = 1, s.x[0] = s.y[0] = 1;  // a single element (empty copies have no tasks)
+  if (s.n[0] == 0)
+    s.n[0] = 1, s.x[0] = s.y[0] = 1;  // a single element (empty copies have no tasks)
   s.across = -1;
   const int last = s.dims - 1;
   if (s.y[last] == 1 && s.x[last] != 1 && s.x[last] != 0 && s.n[last] > 1)
@@ -48,7 +56,9 @@ static inline Space collapse(const Launch& l) {
 }
 
 // Pieces of the innermost dim (and of `across`): how many, and how long.
-struct Pieces { int64_t rows, inner, length; };
+struct Pieces {
+  int64_t rows, inner, length;
+};
 
 static inline Pieces pieces(const Space& s, int64_t elem) {
   Pieces p{1, 1, s.n[s.dims - 1]};
@@ -68,7 +78,8 @@ static int64_t tasks(const Launch& l, int threads) {
   return even_tasks(p.rows * p.inner, count * l.i[f::elem] / 8, threads);
 }
 
-template <class T> static inline void copy_row(T* y, int64_t ys, const T* x, int64_t xs, int64_t n) {
+template <class T>
+static inline void copy_row(T* y, int64_t ys, const T* x, int64_t xs, int64_t n) {
   if (ys == 1 && xs == 1) {
     if (n * int64_t(sizeof(T)) > 512) {
       memcpy(y, x, size_t(n) * sizeof(T));
@@ -87,7 +98,9 @@ template <class T> static inline void copy_row(T* y, int64_t ys, const T* x, int
 }
 
 // y[c * ldy + r] = x[r * ldx + c]
-template <class T> static inline void transpose(T* y, int64_t ldy, const T* x, int64_t ldx, int64_t rows, int64_t columns) {
+template <class T>
+static inline void transpose(T* y, int64_t ldy, const T* x, int64_t ldx, int64_t rows,
+                             int64_t columns) {
   const int64_t step = rows <= 4 ? columns : kBlock;
   for (int64_t c0 = 0; c0 < columns; c0 += step) {
     const int64_t n = columns - c0 < step ? columns - c0 : step;
@@ -100,16 +113,21 @@ template <class T> static inline void transpose(T* y, int64_t ldy, const T* x, i
   }
 }
 
-template <class T> static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
+template <class T>
+static inline void run_as(const Launch& l, int64_t task, int64_t tasks) {
   const Space s = collapse(l);
   const Pieces p = pieces(s, sizeof(T));
   const int last = s.dims - 1;
-  const int row_dim = s.across == last - 1 ? last - 2 : last - 1;  // the innermost of the outer dims; -1 or -2: none
+  const int row_dim = s.across == last - 1
+                          ? last - 2
+                          : last - 1;  // the innermost of the outer dims; -1 or -2: none
   const int64_t end = task_begin(p.rows * p.inner, task + 1, tasks);
   for (int64_t unit = task_begin(p.rows * p.inner, task, tasks); unit < end;) {
-    const int64_t first = unit % p.inner * p.length, n = s.n[last] - first < p.length ? s.n[last] - first : p.length;
+    const int64_t first = unit % p.inner * p.length,
+                  n = s.n[last] - first < p.length ? s.n[last] - first : p.length;
     int64_t rest = unit / p.inner, xo = first * s.x[last], yo = first * s.y[last], together = 1;
-    if (p.inner == 1 && row_dim >= 0) {  // rows follow each other at constant strides up to the end of their dim
+    if (p.inner == 1 &&
+        row_dim >= 0) {  // rows follow each other at constant strides up to the end of their dim
       together = s.n[row_dim] - rest % s.n[row_dim];
       if (together > end - unit) together = end - unit;
     }
@@ -122,8 +140,10 @@ template <class T> static inline void run_as(const Launch& l, int64_t task, int6
     const T* x = (const T*)l.buf[f::x] + xo;
     T* y = (T*)l.buf[f::y] + yo;
     for (int64_t k = 0; k < together; k++) {
-      if (s.across >= 0) transpose(y, s.y[s.across], x, s.x[last], n, s.n[s.across]);
-      else copy_row(y, s.y[last], x, s.x[last], n);
+      if (s.across >= 0)
+        transpose(y, s.y[s.across], x, s.x[last], n, s.n[s.across]);
+      else
+        copy_row(y, s.y[last], x, s.x[last], n);
       if (row_dim >= 0) x += s.x[row_dim], y += s.y[row_dim];
     }
     unit += together;
@@ -157,9 +177,14 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
   void* const y = l.buf[f::y];
   switch (elem) {
     case 1: memset((uint8_t*)y + begin, int(value & 0xff), size_t(end - begin)); return;
-    case 2: for (int64_t j = begin; j < end; j++) ((uint16_t*)y)[j] = uint16_t(value); return;
-    case 4: for (int64_t j = begin; j < end; j++) ((uint32_t*)y)[j] = uint32_t(value); return;
-    default: for (int64_t j = begin; j < end; j++) ((uint64_t*)y)[j] = value;
+    case 2:
+      for (int64_t j = begin; j < end; j++) ((uint16_t*)y)[j] = uint16_t(value);
+      return;
+    case 4:
+      for (int64_t j = begin; j < end; j++) ((uint32_t*)y)[j] = uint32_t(value);
+      return;
+    default:
+      for (int64_t j = begin; j < end; j++) ((uint64_t*)y)[j] = value;
   }
 }
 
@@ -172,9 +197,12 @@ namespace f = fam::store_ints;
 static int64_t tasks(const Launch& l, int) { return l.i[f::count] ? 1 : 0; }
 static void run(const Launch& l, int64_t, int64_t, void*) {
   for (int64_t j = 0; j < l.i[f::count]; j++) {
-    if (l.i[f::dtype] == kI32) ((int32_t*)l.buf[f::y])[j] = int32_t(l.i[f::v0 + j]);
-    else if (l.i[f::dtype] == kBool) ((uint8_t*)l.buf[f::y])[j] = l.i[f::v0 + j] != 0;
-    else ((int64_t*)l.buf[f::y])[j] = l.i[f::v0 + j];
+    if (l.i[f::dtype] == kI32)
+      ((int32_t*)l.buf[f::y])[j] = int32_t(l.i[f::v0 + j]);
+    else if (l.i[f::dtype] == kBool)
+      ((uint8_t*)l.buf[f::y])[j] = l.i[f::v0 + j] != 0;
+    else
+      ((int64_t*)l.buf[f::y])[j] = l.i[f::v0 + j];
   }
 }
 
@@ -186,16 +214,20 @@ namespace f = fam::gather;
 
 static int64_t tasks(const Launch& l, int threads) {
   const int64_t rows = l.i[f::outer] * l.i[f::count];
-  return rows && l.i[f::inner] ? even_tasks(rows, rows * (2 + l.i[f::inner] * l.i[f::elem] / 8), threads) : 0;
+  return rows && l.i[f::inner]
+             ? even_tasks(rows, rows * (2 + l.i[f::inner] * l.i[f::elem] / 8), threads)
+             : 0;
 }
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
-  const int64_t bytes = l.i[f::inner] * l.i[f::elem], size = l.i[f::n], columns = l.i[f::count], rows = l.i[f::outer] * columns;
+  const int64_t bytes = l.i[f::inner] * l.i[f::elem], size = l.i[f::n], columns = l.i[f::count],
+                rows = l.i[f::outer] * columns;
   const char* const source = (const char*)l.buf[f::x];
   char* const target = (char*)l.buf[f::y];
   for (int64_t r = task_begin(rows, task, tasks); r < task_begin(rows, task + 1, tasks); r++) {
     const int64_t o = r / columns, j = r % columns;
-    int64_t at = l.i[f::idx_dtype] == kI32 ? ((const int32_t*)l.buf[f::idx])[j] : ((const int64_t*)l.buf[f::idx])[j];
+    int64_t at = l.i[f::idx_dtype] == kI32 ? ((const int32_t*)l.buf[f::idx])[j]
+                                           : ((const int64_t*)l.buf[f::idx])[j];
     if (at < 0) at += size;
     if (at < 0 || at >= size) {
       *l.error = 1;
@@ -203,9 +235,12 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
       continue;
     }
     const char* const from = source + (o * size + at) * bytes;
-    if (bytes == 4) memcpy(target + r * 4, from, 4);
-    else if (bytes == 8) memcpy(target + r * 8, from, 8);
-    else memcpy(target + r * bytes, from, size_t(bytes));
+    if (bytes == 4)
+      memcpy(target + r * 4, from, 4);
+    else if (bytes == 8)
+      memcpy(target + r * 8, from, 8);
+    else
+      memcpy(target + r * bytes, from, size_t(bytes));
   }
 }
 
@@ -215,6 +250,8 @@ static const Kernel kernel_copy = {"copy", copy_nd::tasks, nullptr, copy_nd::run
 static const Kernel kernel_fill = {"fill", fill::tasks, nullptr, fill::run};
 static const Kernel kernel_store_ints = {"store_ints", store_ints::tasks, nullptr, store_ints::run};
 static const Kernel kernel_gather = {"gather", gather::tasks, nullptr, gather::run};
-static const Kernel* const table_move[] = {&kernel_copy, &kernel_fill, &kernel_store_ints, &kernel_gather, nullptr};
+static const Kernel* const table_move[] = {&kernel_copy, &kernel_fill, &kernel_store_ints,
+                                           &kernel_gather, nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

@@ -1,20 +1,23 @@
-// Pointwise programs over whole tensors: `pointwise` with broadcasting over plain layouts, `pointwise_nhwc` over channels-last operands.
+// Pointwise programs over whole tensors: `pointwise` with broadcasting over plain layouts,
+// `pointwise_nhwc` over channels-last operands.
 #pragma once
 #include "_convert.h"
 #include "_program.h"
 #include "_tasks.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 namespace pointwise {
 
 namespace f = fam::pointwise;
 
 constexpr int kDims = 6, kInputs = 6;
-constexpr int64_t kChunk = 2048;     // longest row segment handled at once
-constexpr int64_t kGather = 1024;    // elements of an input converted or gathered at once
+constexpr int64_t kChunk = 2048;   // longest row segment handled at once
+constexpr int64_t kGather = 1024;  // elements of an input converted or gathered at once
 
-// The iteration space with unit dims dropped and dims merged wherever every input allows: rows x columns with the inner two dims apart.
+// The iteration space with unit dims dropped and dims merged wherever every input allows: rows x
+// columns with the inner two dims apart.
 struct Space {
   int dims;
   int64_t n[kDims], stride[kInputs][kDims];
@@ -28,7 +31,8 @@ static inline Space collapse(const Launch& l) {
     const int64_t n = l.i[f::n0 + d];
     if (n == 1) continue;
     bool merge = s.dims > 0;
-    for (int k = 0; k < s.inputs && merge; k++) merge = s.stride[k][s.dims - 1] == l.i[f::x0_0 + 7 * k + d] * n;
+    for (int k = 0; k < s.inputs && merge; k++)
+      merge = s.stride[k][s.dims - 1] == l.i[f::x0_0 + 7 * k + d] * n;
     const int at = merge ? s.dims - 1 : s.dims++;
     s.n[at] = merge ? s.n[at] * n : n;
     for (int k = 0; k < s.inputs; k++) s.stride[k][at] = l.i[f::x0_0 + 7 * k + d];
@@ -55,7 +59,8 @@ static inline int64_t cost(const Program& p) {
   int64_t tenths = 2;
   for (int k = 0; k < p.n_code; k++) {
     const int op = p.code[k].op;
-    const bool simple = op <= kOpNeg || op == kOpAbs || (op >= kOpEq && op <= kOpWhere) || op == kOpRelu || op == kOpClip || op == kOpSquare;
+    const bool simple = op <= kOpNeg || op == kOpAbs || (op >= kOpEq && op <= kOpWhere) ||
+                        op == kOpRelu || op == kOpClip || op == kOpSquare;
     tenths += simple ? 1 : op == kOpPow || op == kOpMod || op == kOpFmod || op >= kOpAtan ? 100 : 5;
   }
   return tenths;
@@ -72,27 +77,32 @@ static int64_t tasks(const Launch& l, int threads) {
 }
 
 // A block of rows x columns at element `at[k]` of every input, contiguous at y + out.
-static inline void block_f32(const Launch& l, const Space& s, const int64_t* at, int64_t out, int64_t rows, int64_t columns) {
+static inline void block_f32(const Launch& l, const Space& s, const int64_t* at, int64_t out,
+                             int64_t rows, int64_t columns) {
   const int last = s.dims - 1;
   const int64_t y_type = l.i[f::y_dtype];
   alignas(64) float gathered[kInputs + 1][kGather];
   bool whole = y_type == kF32, direct[kInputs];
   for (int k = 0; k < s.inputs; k++) {
-    direct[k] = l.i[f::x0_dtype + 7 * k] == kF32 && (s.stride[k][last] == 0 || s.stride[k][last] == 1);
+    direct[k] =
+        l.i[f::x0_dtype + 7 * k] == kF32 && (s.stride[k][last] == 0 || s.stride[k][last] == 1);
     whole = whole && direct[k];
   }
   const int64_t step_columns = whole || columns <= kGather ? columns : kGather;
   const int64_t step_rows = whole ? rows : columns <= kGather ? kGather / columns : 1;
   for (int64_t r = 0; r < rows; r += step_rows)
     for (int64_t c = 0; c < columns; c += step_columns) {
-      const int64_t m = rows - r < step_rows ? rows - r : step_rows, n = columns - c < step_columns ? columns - c : step_columns;
+      const int64_t m = rows - r < step_rows ? rows - r : step_rows,
+                    n = columns - c < step_columns ? columns - c : step_columns;
       ProgramInput in[kInputs];
       for (int k = 0; k < s.inputs; k++) {
-        const int64_t row = s.stride[k][last - 1], col = s.stride[k][last], offset = at[k] + r * row + c * col;
+        const int64_t row = s.stride[k][last - 1], col = s.stride[k][last],
+                      offset = at[k] + r * row + c * col;
         if (direct[k]) {
           in[k] = {(const float*)l.buf[f::x0 + k] + offset, row, col};
         } else {
-          gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], offset, row, col, m, n, gathered[k]);
+          gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], offset, row, col, m, n,
+                       gathered[k]);
           in[k] = {gathered[k], n, 1};
         }
       }
@@ -106,18 +116,22 @@ static inline void block_f32(const Launch& l, const Space& s, const int64_t* at,
     }
 }
 
-static inline void block_i64(const Launch& l, const Space& s, const int64_t* at, int64_t out, int64_t rows, int64_t columns) {
+static inline void block_i64(const Launch& l, const Space& s, const int64_t* at, int64_t out,
+                             int64_t rows, int64_t columns) {
   constexpr int64_t step = kGather / 2;
   int64_t gathered[kInputs + 1][step];
   const int last = s.dims - 1;
-  const int64_t step_columns = columns <= step ? columns : step, step_rows = columns <= step ? step / columns : 1;
+  const int64_t step_columns = columns <= step ? columns : step,
+                step_rows = columns <= step ? step / columns : 1;
   for (int64_t r = 0; r < rows; r += step_rows)
     for (int64_t c = 0; c < columns; c += step_columns) {
-      const int64_t m = rows - r < step_rows ? rows - r : step_rows, n = columns - c < step_columns ? columns - c : step_columns;
+      const int64_t m = rows - r < step_rows ? rows - r : step_rows,
+                    n = columns - c < step_columns ? columns - c : step_columns;
       ProgramInputI64 in[kInputs];
       for (int k = 0; k < s.inputs; k++) {
         const int64_t row = s.stride[k][last - 1], col = s.stride[k][last];
-        gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], at[k] + r * row + c * col, row, col, m, n, gathered[k]);
+        gather_block(l.i[f::x0_dtype + 7 * k], l.buf[f::x0 + k], at[k] + r * row + c * col, row,
+                     col, m, n, gathered[k]);
         in[k] = {gathered[k], 1};
       }
       run_program_i64(*l.prog, in, gathered[kInputs], m * n);
@@ -133,11 +147,14 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
   for (int d = 0; d <= row_dim; d++) rows *= s.n[d];
   const int64_t end = task_begin(rows * segments, task + 1, tasks);
   for (int64_t unit = task_begin(rows * segments, task, tasks); unit < end;) {
-    const int64_t row = unit / segments, first = unit % segments * kChunk, inner = row % s.n[row_dim];
+    const int64_t row = unit / segments, first = unit % segments * kChunk,
+                  inner = row % s.n[row_dim];
     // Whole rows in one go up to the end of the row dim; a long row by its segments.
     int64_t m = 1, n = columns - first < kChunk ? columns - first : kChunk;
-    if (segments == 1) m = s.n[row_dim] - inner < end - unit ? s.n[row_dim] - inner : end - unit;
-    else if (first == 0 && end - unit >= segments) n = columns;
+    if (segments == 1)
+      m = s.n[row_dim] - inner < end - unit ? s.n[row_dim] - inner : end - unit;
+    else if (first == 0 && end - unit >= segments)
+      n = columns;
     int64_t at[kInputs];
     for (int k = 0; k < s.inputs; k++) {
       int64_t rest = row, offset = first * s.stride[k][s.dims - 1];
@@ -147,8 +164,10 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
       }
       at[k] = offset;
     }
-    if (l.prog->type == kProgI64) block_i64(l, s, at, row * columns + first, m, n);
-    else block_f32(l, s, at, row * columns + first, m, n);
+    if (l.prog->type == kProgI64)
+      block_i64(l, s, at, row * columns + first, m, n);
+    else
+      block_f32(l, s, at, row * columns + first, m, n);
     unit += segments == 1 ? m : n == columns ? segments : 1;
   }
 }
@@ -177,21 +196,29 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void*) {
     ProgramInput in[4];
     for (int k = 0; k < inputs; k++) {
       const float* x = (const float*)l.buf[f::x0 + k];
-      const int64_t kind = l.i[f::x0_kind + 4 * k], rs = l.i[f::x0_rs + 4 * k], ns = l.i[f::x0_ns + 4 * k];
-      if (kind == kFull) in[k] = {x + image * ns + row * rs, l.i[f::x0_cs + 4 * k], 1};
-      else if (kind == kChannel) in[k] = {x + image * ns, 0, 1};
-      else in[k] = {x, 0, 0};
+      const int64_t kind = l.i[f::x0_kind + 4 * k], rs = l.i[f::x0_rs + 4 * k],
+                    ns = l.i[f::x0_ns + 4 * k];
+      if (kind == kFull)
+        in[k] = {x + image * ns + row * rs, l.i[f::x0_cs + 4 * k], 1};
+      else if (kind == kChannel)
+        in[k] = {x + image * ns, 0, 1};
+      else
+        in[k] = {x, 0, 0};
     }
     float* out = (float*)l.buf[f::y] + image * l.i[f::y_ns] + row * l.i[f::y_rs];
-    if (dense) run_program_rows(*l.prog, in, out, 0, 1, columns * c);
-    else run_program_rows(*l.prog, in, out, l.i[f::y_cs], columns, c);
+    if (dense)
+      run_program_rows(*l.prog, in, out, 0, 1, columns * c);
+    else
+      run_program_rows(*l.prog, in, out, l.i[f::y_cs], columns, c);
   }
 }
 
 }  // namespace pointwise_nhwc
 
 static const Kernel kernel_pointwise = {"pointwise", pointwise::tasks, nullptr, pointwise::run};
-static const Kernel kernel_pointwise_nhwc = {"pointwise_nhwc", pointwise_nhwc::tasks, nullptr, pointwise_nhwc::run};
+static const Kernel kernel_pointwise_nhwc = {"pointwise_nhwc", pointwise_nhwc::tasks, nullptr,
+                                             pointwise_nhwc::run};
 static const Kernel* const table_pointwise[] = {&kernel_pointwise, &kernel_pointwise_nhwc, nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

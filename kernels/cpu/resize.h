@@ -1,9 +1,11 @@
-// Resizing of channels-last images: nearest and bilinear, coordinates in float32 as ONNX Runtime computes them.
+// Resizing of channels-last images: nearest and bilinear, coordinates in float32 as ONNX Runtime
+// computes them.
 #pragma once
 #include "_tasks.h"
 #include "simd.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 namespace resize2d {
 
@@ -12,8 +14,12 @@ enum Mode : int64_t { kNearest, kLinear };
 enum Coordinate : int64_t { kHalfPixel, kAsymmetric, kAlignCorners, kPytorchHalfPixel };
 enum Rounding : int64_t { kRoundPreferFloor, kFloor, kCeil, kRoundPreferCeil, kSimple };
 
-// Source of one output position: floats lo and hi in units of positions, and the weight of hi (0 for nearest).
-struct Tap { int64_t lo, hi; float weight; };
+// Source of one output position: floats lo and hi in units of positions, and the weight of hi (0
+// for nearest).
+struct Tap {
+  int64_t lo, hi;
+  float weight;
+};
 
 static inline float source(int64_t coord, int64_t at, int64_t in, int64_t out, float scale) {
   if (scale == 1.f) return float(at);
@@ -75,7 +81,8 @@ TRACEA_INLINE vf blend(vf x00, vf x01, vf x10, vf x11, float a, float b) {
 
 static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
   Tap* const columns = (Tap*)memory;
-  const int64_t oh = l.i[f::OH], ow = l.i[f::OW], channels = l.i[f::C], cs = l.i[f::x_cs], end = task_begin(l.i[f::N] * oh, task + 1, tasks);
+  const int64_t oh = l.i[f::OH], ow = l.i[f::OW], channels = l.i[f::C], cs = l.i[f::x_cs],
+                end = task_begin(l.i[f::N] * oh, task + 1, tasks);
   for (int64_t w = 0; w < ow; w++) columns[w] = tap(l, w, l.i[f::IW], ow, l.f[f::scale_w]);
   for (int64_t r = task_begin(l.i[f::N] * oh, task, tasks); r < end; r++) {
     const Tap row = tap(l, r % oh, l.i[f::IH], oh, l.f[f::scale_h]);
@@ -91,10 +98,12 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
       }
       int64_t c = 0;
       for (; c + W <= channels; c += W)
-        store(y + c, blend(load(top + lo + c), load(top + hi + c), load(bottom + lo + c), load(bottom + hi + c), row.weight, t.weight));
+        store(y + c, blend(load(top + lo + c), load(top + hi + c), load(bottom + lo + c),
+                           load(bottom + hi + c), row.weight, t.weight));
       if (c < channels) {
         const int n = int(channels - c);
-        const vf a = load_n(top + lo + c, n), b = load_n(top + hi + c, n), d = load_n(bottom + lo + c, n), e = load_n(bottom + hi + c, n);
+        const vf a = load_n(top + lo + c, n), b = load_n(top + hi + c, n),
+                 d = load_n(bottom + lo + c, n), e = load_n(bottom + hi + c, n);
         store_n(y + c, blend(a, b, d, e, row.weight, t.weight), n);
       }
     }
@@ -103,7 +112,9 @@ static void run(const Launch& l, int64_t task, int64_t tasks, void* memory) {
 
 }  // namespace resize2d
 
-static const Kernel kernel_resize2d = {"resize2d", resize2d::tasks, resize2d::scratch, resize2d::run};
+static const Kernel kernel_resize2d = {"resize2d", resize2d::tasks, resize2d::scratch,
+                                       resize2d::run};
 static const Kernel* const table_resize[] = {&kernel_resize2d, nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

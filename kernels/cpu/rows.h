@@ -1,4 +1,5 @@
-// Kernels that work row by row: softmax and rotary embedding here, normalisations in _norm.h, reductions in _reduce.h.
+// Kernels that work row by row: softmax and rotary embedding here, normalisations in _norm.h,
+// reductions in _reduce.h.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -6,23 +7,30 @@
 #include "_norm.h"
 #include "_reduce.h"
 
-namespace tracea { namespace TRACEA_NS {
+namespace tracea {
+namespace TRACEA_NS {
 
 static int64_t softmax_tasks(const Launch& l, int threads) {
   using namespace fam::softmax;
-  return row_tasks(column_units(l.i[outer], std::max<int64_t>(l.i[inner], 0)), l.i[outer] * l.i[n] * l.i[inner], threads);
+  return row_tasks(column_units(l.i[outer], std::max<int64_t>(l.i[inner], 0)),
+                   l.i[outer] * l.i[n] * l.i[inner], threads);
 }
 
-// y = e^(x - max) / sum, or x - max - log(sum). A NaN, or +inf, or nothing but -inf, makes the whole row NaN, as in the plain formula.
+// y = e^(x - max) / sum, or x - max - log(sum). A NaN, or +inf, or nothing but -inf, makes the
+// whole row NaN, as in the plain formula.
 static inline void softmax_row(const float* x, int64_t n, bool log, float* y) {
   constexpr float inf = std::numeric_limits<float>::infinity();
   const vf top = splat(fold_row(x, n, -inf, [](vf a, vf b) { return vmax(a, b); }));
   const int64_t whole = n / W * W;
   const int rest = int(n - whole);
   vf a{}, b{};
-  auto keep = [&](int64_t j, vf e) { if (!log) store(y + j, e); return e; };
+  auto keep = [&](int64_t j, vf e) {
+    if (!log) store(y + j, e);
+    return e;
+  };
   int64_t j = 0;
-  for (; j + 2 * W <= whole; j += 2 * W) a += keep(j, vexp_down(load(x + j) - top)), b += keep(j + W, vexp_down(load(x + j + W) - top));
+  for (; j + 2 * W <= whole; j += 2 * W)
+    a += keep(j, vexp_down(load(x + j) - top)), b += keep(j + W, vexp_down(load(x + j + W) - top));
   for (; j < whole; j += W) a += keep(j, vexp_down(load(x + j) - top));
   if (rest) {
     const vf v = load_n(x + whole, rest), e = vexp_down(v - top);
@@ -42,7 +50,8 @@ static inline void softmax_row(const float* x, int64_t n, bool log, float* y) {
 }
 
 // The same for one vector of columns, `step` elements between rows.
-template <class Load, class Store> TRACEA_INLINE void softmax_columns(int64_t n, bool log, Load x, Load y, Store write) {
+template <class Load, class Store>
+TRACEA_INLINE void softmax_columns(int64_t n, bool log, Load x, Load y, Store write) {
   vf top = splat(-std::numeric_limits<float>::infinity()), sum{}, part{};
   for (int64_t j = 0; j < n; j++) top = vmax(top, x(j));
   for (int64_t j = 0; j < n; j++) {
@@ -60,22 +69,33 @@ struct ColumnLoad {
   const float* p;
   int64_t step;
   int lanes;
-  vf operator()(int64_t j) const { return lanes == W ? load(p + j * step) : load_n(p + j * step, lanes); }
+  vf operator()(int64_t j) const {
+    return lanes == W ? load(p + j * step) : load_n(p + j * step, lanes);
+  }
 };
 
 static void softmax_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   using namespace fam::softmax;
-  const int64_t step = l.i[inner], count = l.i[n], units = column_units(l.i[outer], step), across = (step + W - 1) / W;
+  const int64_t step = l.i[inner], count = l.i[n], units = column_units(l.i[outer], step),
+                across = (step + W - 1) / W;
   for (int64_t u = share(units, tasks, task); u < share(units, tasks, task + 1); u++) {
     if (step == 1) {
-      softmax_row((const float*)l.buf[x] + u * count, count, l.i[fam::softmax::log], (float*)l.buf[y] + u * count);
+      softmax_row((const float*)l.buf[x] + u * count, count, l.i[fam::softmax::log],
+                  (float*)l.buf[y] + u * count);
       continue;
     }
     const int64_t i = u % across * W, at = u / across * count * step + i;
     const int lanes = int(std::min<int64_t>(W, step - i));
     float* q = (float*)l.buf[y] + at;
-    auto write = [&](int64_t j, vf v) { if (lanes == W) store(q + j * step, v); else store_n(q + j * step, v, lanes); };
-    softmax_columns(count, l.i[fam::softmax::log], ColumnLoad{(const float*)l.buf[x] + at, step, lanes}, ColumnLoad{q, step, lanes}, write);
+    auto write = [&](int64_t j, vf v) {
+      if (lanes == W)
+        store(q + j * step, v);
+      else
+        store_n(q + j * step, v, lanes);
+    };
+    softmax_columns(count, l.i[fam::softmax::log],
+                    ColumnLoad{(const float*)l.buf[x] + at, step, lanes},
+                    ColumnLoad{q, step, lanes}, write);
   }
 }
 
@@ -84,8 +104,10 @@ static int64_t rope_tasks(const Launch& l, int threads) {
   return row_tasks(l.i[B] * l.i[S], l.i[B] * l.i[S] * l.i[H] * l.i[D], threads);
 }
 
-// Pairs (i, i + half): y0 = x0 cos0 - x1 sin0, y1 = x1 cos1 + x0 sin1; the second half has values of its own only for `full` rows.
-static inline void rotate_halves(const float* x, int64_t half, const float* c0, const float* s0, const float* c1, const float* s1, float* y) {
+// Pairs (i, i + half): y0 = x0 cos0 - x1 sin0, y1 = x1 cos1 + x0 sin1; the second half has values
+// of its own only for `full` rows.
+static inline void rotate_halves(const float* x, int64_t half, const float* c0, const float* s0,
+                                 const float* c1, const float* s1, float* y) {
   int64_t i = 0;
   for (; i + W <= half; i += W) {
     const vf a = load(x + i), b = load(x + half + i);
@@ -104,7 +126,8 @@ static void rope_run(const Launch& l, int64_t task, int64_t tasks, void*) {
   const int64_t positions = l.i[B] * l.i[S], half = l.i[rot] / 2, other = l.i[full] ? half : 0;
   for (int64_t p = share(positions, tasks, task); p < share(positions, tasks, task + 1); p++) {
     const int64_t b = p / l.i[S], s = p % l.i[S], at = b * l.i[c_b] + s * l.i[c_s];
-    const auto *pc = (const float*)l.buf[fam::rope::cos] + at, *ps = (const float*)l.buf[fam::rope::sin] + at;
+    const auto *pc = (const float*)l.buf[fam::rope::cos] + at,
+               *ps = (const float*)l.buf[fam::rope::sin] + at;
     for (int64_t h = 0; h < l.i[H]; h++) {
       const float* px = (const float*)l.buf[x] + b * l.i[x_b] + s * l.i[x_s] + h * l.i[x_h];
       float* py = (float*)l.buf[y] + b * l.i[y_b] + s * l.i[y_s] + h * l.i[y_h];
@@ -114,7 +137,8 @@ static void rope_run(const Launch& l, int64_t task, int64_t tasks, void*) {
           py[2 * i] = v * pc[i] - w * ps[i];
           py[2 * i + 1] = w * pc[i + other] + v * ps[i + other];
         }
-      else rotate_halves(px, half, pc, ps, pc + other, ps + other, py);
+      else
+        rotate_halves(px, half, pc, ps, pc + other, ps + other, py);
       for (int64_t d = 2 * half; d < l.i[D]; d++) py[d] = px[d];
     }
   }
@@ -122,6 +146,10 @@ static void rope_run(const Launch& l, int64_t task, int64_t tasks, void*) {
 
 static const Kernel softmax_kernel = {"softmax", softmax_tasks, nullptr, softmax_run};
 static const Kernel rope_kernel = {"rope", rope_tasks, nullptr, rope_run};
-static const Kernel* const table_rows[] = {&layernorm_kernel, &layernorm_sum_kernel, &groupnorm_kernel, &groupnorm_nhwc_kernel, &softmax_kernel, &reduce_kernel, &argmax_kernel, &rope_kernel, nullptr};
+static const Kernel* const table_rows[] = {
+    &layernorm_kernel,      &layernorm_sum_kernel, &groupnorm_kernel,
+    &groupnorm_nhwc_kernel, &softmax_kernel,       &reduce_kernel,
+    &argmax_kernel,         &rope_kernel,          nullptr};
 
-}}  // namespace tracea::TRACEA_NS
+}  // namespace TRACEA_NS
+}  // namespace tracea

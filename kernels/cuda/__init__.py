@@ -1,7 +1,8 @@
-"""The CUDA backend: family launches become generated CUDA C++, and NVRTC turns that into cubins (no GPU needed).
+"""The CUDA backend: family launches become generated CUDA C++, and NVRTC turns that into cubins (no
+GPU needed).
 
-Families lie in folders by operator, a kernel's template (`.cuh`) beside the Python module that fills it in (README.md lists them).
-"""
+Families lie in folders by operator, a kernel's template (`.cuh`) beside the Python module that
+fills it in (README.md lists them)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ Emit = Callable[[Request], list[Kernel]]
 
 
 def emit(request: Request) -> list[Kernel]:
-    """The kernels that compute one family launch; raises Unfit with a sentence when the backend has none."""
+    """The kernels that compute one family launch; raises Unfit with a sentence when the backend has
+    none.
+    """
     fn = families().get(request.family)
     if fn is None:
         raise Unfit(f"the CUDA backend has no kernel for {request.family}")
@@ -35,17 +38,26 @@ def emit(request: Request) -> list[Kernel]:
 
     kernels = aligned(request, lambda r: ranged(r, chosen))
     tuned = [(use, ranged(numbered, chosen)) for use, numbered in kernel_choice.points(request)]
-    found = either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)]) if tuned else kernels
+    found = (
+        either([*tuned, (D.sub(1, sum((use for use, _ in tuned), start=0)), kernels)])
+        if tuned
+        else kernels
+    )
     for k in found:
         if not request.caps.launches(k.smem, k.cluster):
             device = f"the device, which has {request.caps.smem_block} for a block, and clusters of {request.caps.cluster}"
-            raise Unfit(f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of {k.cluster}: more than {device}")
+            raise Unfit(
+                f"kernel '{k.symbol}' asks for {k.smem} bytes of shared memory and clusters of {k.cluster}: more than {device}"
+            )
     return found
 
 
 @cache
 def families() -> dict[str, Emit]:
-    """Emitters by family. Their modules are imported here: a process that finds its packs compiled needs none."""
+    """Emitters by family.
+
+    Their modules are imported here: a process that finds its packs compiled needs none.
+    """
     from .attention import emit as attention
     from .conv import emit as conv
     from .gemm import emit as gemm
@@ -56,7 +68,25 @@ def families() -> dict[str, Emit]:
     from .pointwise import pointwise
     from .reduce import reduce, scan, topk
 
-    modules = (attention, conv, copy, gather, gemm, groupnorm, image, indexed, layernorm, pack, pad, pointwise, reduce, scan, softmax, squeeze_excite, topk)
+    modules = (
+        attention,
+        conv,
+        copy,
+        gather,
+        gemm,
+        groupnorm,
+        image,
+        indexed,
+        layernorm,
+        pack,
+        pad,
+        pointwise,
+        reduce,
+        scan,
+        softmax,
+        squeeze_excite,
+        topk,
+    )
     found: dict[str, Emit] = {}
     for module in modules:
         found |= module.FAMILIES

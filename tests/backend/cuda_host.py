@@ -1,4 +1,6 @@
-"""Runs the text of CUDA kernels of f32 on the host: the host's compiler, a thread for each thread of a block, one block after the other."""
+"""Runs the text of CUDA kernels of f32 on the host: the host's compiler, a thread for each thread
+of a block, one block after the other.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +107,23 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
     text = re.sub(rf'asm(?: volatile)?\((?:[^()"]|{quoted}|\([^()]*\))*\);', ";", kernel.source)
     declared = re.search(r"#define PARAMETERS (.*)", text)
     assert declared is not None
-    parameters = [re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", "")) for p in declared.group(1).split(",")]
+    parameters = [
+        re.fullmatch(r"\s*(.*?)(\w+)\s*", p.replace("__restrict__", ""))
+        for p in declared.group(1).split(",")
+    ]
     call = ", ".join(f"*({p.group(1)}*)arguments[{j}]" for j, p in enumerate(parameters) if p)
-    host = library(folder, kernel.symbol, "\n".join([_HOST, text, f"#define BLOCK {kernel.block}", _RUN.replace("CALL", f"{kernel.symbol}({call})")]))
+    host = library(
+        folder,
+        kernel.symbol,
+        "\n".join(
+            [
+                _HOST,
+                text,
+                f"#define BLOCK {kernel.block}",
+                _RUN.replace("CALL", f"{kernel.symbol}({call})"),
+            ]
+        ),
+    )
     fault = ctypes.c_uint32(0)
     values: list[Any] = []
     for a in kernel.args:
@@ -121,7 +137,9 @@ def run(kernel: Kernel, places: Mapping[str, Array], folder: Path) -> bool:
             values.append(ctypes.c_uint64(ctypes.addressof(fault)))
         else:
             assert isinstance(a, Pointer)
-            values.append(ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0))
+            values.append(
+                ctypes.c_uint64(places[a.operand].ctypes.data if a.operand in places else 0)
+            )
     assert len(values) == len(parameters)
     pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
     host.run(pointers, *(ctypes.c_uint(evaluate(d, {})) for d in kernel.grid[:2]))

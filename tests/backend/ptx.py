@@ -10,7 +10,8 @@ _WAIT = "griddepcontrol.wait"
 #: What differs between the threads of a block.
 _THREAD = re.compile(r"%tid\.|%laneid|%warpid|elect\.sync")
 _REGISTER = re.compile(r"%\w+")
-#: A block with registers of its own (of inline assembly), whose names may be those of others outside.
+#: A block with registers of its own (of inline assembly), whose names may be those of others
+#: outside.
 _SCOPE = re.compile(r"\{\s*(\.reg\b(?:[^{}]|\{[^{}]*\})*)\}")
 _LABEL = re.compile(r"^([$\w]+):\s*")
 
@@ -23,10 +24,12 @@ class _Block:
 
 
 def every_block_waits(ptx: str, symbol: str) -> bool:
-    """Whether some thread of each block of threads executes griddepcontrol.wait before the block has ended, whatever its place in the grid and its arguments are.
+    """Whether some thread of each block of threads executes griddepcontrol.wait before the block
+    has ended, whatever its place in the grid and its arguments are.
 
-    A branch on what threads differ in counts as taken both ways within a block, so one of them has to wait; any other branch, and any loop, has to wait
-    either way. Where a condition is of threads and of the block's place at once, this is not seen."""
+    A branch on what threads differ in counts as taken both ways within a block, so one of them has
+    to wait; any other branch, and any loop, has to wait either way. Where a condition is of threads
+    and of the block's place at once, this is not seen."""
     blocks = _blocks(ptx, symbol)
     after = [_reached(blocks, k) for k in range(len(blocks))]
     waits = [True] * len(blocks)  # loops that never end need not wait
@@ -36,7 +39,9 @@ def every_block_waits(ptx: str, symbol: str) -> bool:
         for k, b in enumerate(blocks):
             ways = [waits[n] for n in b.next]
             either = b.divides and k not in after[k]
-            now = any(_WAIT in s for s in b.statements) or (bool(ways) and (any(ways) if either else all(ways)))
+            now = any(_WAIT in s for s in b.statements) or (
+                bool(ways) and (any(ways) if either else all(ways))
+            )
             changed |= now != waits[k]
             waits[k] = now
     return waits[0]
@@ -55,7 +60,9 @@ def _blocks(ptx: str, symbol: str) -> list[_Block]:
             blocks.append(_Block())
             s = s[label.end() :]
         if s.startswith(".branchtargets"):
-            tables[next(n for n, k in labels.items() if k == len(blocks) - 1)] = re.findall(r"[$\w]+", s.removeprefix(".branchtargets"))
+            tables[next(n for n, k in labels.items() if k == len(blocks) - 1)] = re.findall(
+                r"[$\w]+", s.removeprefix(".branchtargets")
+            )
             continue
         blocks[-1].statements.append(s)
         if re.search(r"\b(bra|brx|ret|exit|trap)\b", s):
@@ -91,12 +98,18 @@ def _renamed(scope: re.Match[str]) -> str:
     text = scope[1]
     for declared in re.findall(r"\.reg\s+\.\w+\s+([^;]+);", text):
         for name in re.findall(r"%?\w+", declared):
-            text = re.sub(rf"(?<![%\w]){re.escape(name)}(?!\w)", f"%own{scope.start()}_{name.lstrip('%')}", text)
+            text = re.sub(
+                rf"(?<![%\w]){re.escape(name)}(?!\w)",
+                f"%own{scope.start()}_{name.lstrip('%')}",
+                text,
+            )
     return text
 
 
 def _varying(statements: Iterable[str]) -> set[str]:
-    """Registers that hold different values in different threads of a block, whatever is executed in between."""
+    """Registers that hold different values in different threads of a block, whatever is executed in
+    between.
+    """
     reads: dict[str, set[str]] = {}
     found: set[str] = set()
     for s in statements:

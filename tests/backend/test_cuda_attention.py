@@ -1,4 +1,6 @@
-"""CUDA attention: every kernel compiles without a GPU and fits the device; Hopper gets the warp-specialised one where tensor copies can read the operands."""
+"""CUDA attention: every kernel compiles without a GPU and fits the device; Hopper gets the
+warp-specialised one where tensor copies can read the operands.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,48 @@ def cases() -> Iterator[tuple[str, Request]]:
     for dtype, arch in ((DType.F16, 90), (DType.BF16, 89), (DType.F32, 80)):
         yield f"causal sm_{arch}", attention(dtype, 64, causal=1, s=8192, t=8192, arch=arch)
         for mask in (1, 2, 3):
-            yield f"mask {mask} sm_{arch}", attention(dtype, 64, mask=mask, clean=mask % 2, causal=int(mask == 3), arch=arch)
+            yield (
+                f"mask {mask} sm_{arch}",
+                attention(dtype, 64, mask=mask, clean=mask % 2, causal=int(mask == 3), arch=arch),
+            )
     yield "odd heads", attention(DType.F16, 17, dv=13)
     yield "long odd heads", attention(DType.BF16, 191, dv=133, mask=1)
     for dtype, arch in ((DType.F16, 90), (DType.BF16, 80), (DType.F32, 90)):
         yield f"few rows sm_{arch}", attention(dtype, 61, s=1, t=5000, mask=2, arch=arch)
-        yield f"few rows of long heads sm_{arch}", attention(dtype, 256, s=3, t=5000, causal=1, arch=arch)
+        yield (
+            f"few rows of long heads sm_{arch}",
+            attention(dtype, 256, s=3, t=5000, causal=1, arch=arch),
+        )
     for dtype, d in ((DType.F16, 64), (DType.BF16, 200), (DType.F32, 72)):
         yield f"divided keys of {d}", attention(dtype, d, s=20, t=5000, b=1, mask=1, causal=1)
-    yield "keys of tensor cores divided", attention(DType.F32, 72, s=131, t=1031, b=1, mask=3, causal=1)
+    yield (
+        "keys of tensor cores divided",
+        attention(DType.F32, 72, s=131, t=1031, b=1, mask=3, causal=1),
+    )
     for d, s in ((61, 515), (128, 1021), (256, 700)):
         yield f"large tiles of {d}", attention(DType.F32, d, s=s, t=700, mask=1, causal=1)
         yield f"large tiles of {d} sm_80", attention(DType.F32, d, s=s, t=700, arch=80)
-    yield "symbolic large tiles", attention(DType.F32, 64, s=symbol("S"), t=symbol("T"), b=symbol("B"))
+    yield (
+        "symbolic large tiles",
+        attention(DType.F32, 64, s=symbol("S"), t=symbol("T"), b=symbol("B")),
+    )
     yield "odd pitches", attention(DType.BF16, 64, pad=1)
     for dtype, arch in ((DType.F16, 90), (DType.BF16, 80), (DType.F32, 90), (DType.F32, 89)):
         for d, s, t in ((256, 700, 700), (128, 1, 5000), (64, 64, 64)):
-            yield f"capped scores of {s}x{d} sm_{arch}", attention(dtype, d, s=s, t=t, causal=int(s > 1), arch=arch, cap=50.0)
+            yield (
+                f"capped scores of {s}x{d} sm_{arch}",
+                attention(dtype, d, s=s, t=t, causal=int(s > 1), arch=arch, cap=50.0),
+            )
     for mask, pitch in ((1, 300), (1, 301), (2, 304), (3, 299)):
         r = attention(DType.F16, 96, mask=mask)
         yield f"mask {mask} of rows, {pitch} apart", replace(r, ints={**r.ints, "m_q": pitch})
-    yield "mask of rows, its keys apart", replace(attention(DType.F16, 64, mask=1), ints={**attention(DType.F16, 64, mask=1).ints, "m_q": 600, "m_k": 2})
+    yield (
+        "mask of rows, its keys apart",
+        replace(
+            attention(DType.F16, 64, mask=1),
+            ints={**attention(DType.F16, 64, mask=1).ints, "m_q": 600, "m_k": 2},
+        ),
+    )
     yield "negative scale", attention(DType.BF16, 128, scale=-0.1)
     yield "symbolic", attention(DType.F16, 128, s=symbol("S"), t=symbol("T"), b=symbol("B"))
 
@@ -69,18 +92,40 @@ def test_hopper_uses_tensor_copies() -> None:
 
 def test_operands_that_tensor_copies_cannot_read_are_copied() -> None:
     assert copied(attention(DType.F16, 64, unaligned=("k",))) == [[], ["q", "scratch0", "v", "y"]]
-    assert copied(attention(DType.BF16, 61)) == copied(attention(DType.F16, 64, pad=1)) == [[], ["scratch0", "scratch1", "scratch2"]]
+    assert (
+        copied(attention(DType.BF16, 61))
+        == copied(attention(DType.F16, 64, pad=1))
+        == [[], ["scratch0", "scratch1", "scratch2"]]
+    )
     copy, main = cuda.emit(attention(DType.F16, 61, dv=33))
-    assert copy.scratch == main.scratch == tuple(2 * 2 * heads * rows * row for heads, rows, row in ((4, 200, 64), (2, 300, 64), (2, 300, 40)))
-    assert copy.grid[1] == 3 and [a.strides[0] for a in main.args if isinstance(a, TensorMap)] == [128, 128, 80]
+    assert (
+        copy.scratch
+        == main.scratch
+        == tuple(
+            2 * 2 * heads * rows * row
+            for heads, rows, row in ((4, 200, 64), (2, 300, 64), (2, 300, 40))
+        )
+    )
+    assert copy.grid[1] == 3 and [a.strides[0] for a in main.args if isinstance(a, TensorMap)] == [
+        128,
+        128,
+        80,
+    ]
 
 
 @pytest.mark.parametrize(
     ("d", "b", "heads", "s", "tile"),
-    [(64, 1, 6, 1728, "2x128 split"), (64, 1, 12, 1728, "1x80*3"), (64, 1, 5, 1500, "2x128 split"), (40, 2, 60, 600, "2x80*2")],
+    [
+        (64, 1, 6, 1728, "2x128 split"),
+        (64, 1, 12, 1728, "1x80*3"),
+        (64, 1, 5, 1500, "2x128 split"),
+        (40, 2, 60, 600, "2x80*2"),
+    ],
 )
 def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str) -> None:
-    """A multiprocessor has a short tile behind a long one; short heads whose rows are no whole sectors of memory want many rows for each that is fetched."""
+    """A multiprocessor has a short tile behind a long one; short heads whose rows are no whole
+    sectors of memory want many rows for each that is fetched.
+    """
     r = attention(DType.F16, d, s=s, t=s, b=b, heads=heads, kv=heads, causal=1)
     emitter = discovery.module("kernels", "cuda.attention.emit")
     ((chosen, _),) = emitter.tiles(r, emitter.problem(r))
@@ -94,7 +139,9 @@ def test_causal_rows_of_some_heads(d: int, b: int, heads: int, s: int, tile: str
         (64, 4, 16, 1000, 1000, 2, "1x128+112*2"), (128, 16, 16, 256, 256, 1, "2x96+64 turns"),
     ],
 )  # fmt: skip
-def test_tiles_of_rows_with_masks_of_their_own(d: int, b: int, heads: int, s: int, t: int, mask: int, tile: str) -> None:
+def test_tiles_of_rows_with_masks_of_their_own(
+    d: int, b: int, heads: int, s: int, t: int, mask: int, tile: str
+) -> None:
     r = attention(DType.F16, d, b=b, heads=heads, kv=heads, s=s, t=t, mask=mask)
     r = replace(r, ints={**r.ints, "m_q": t, "m_b": 0})
     emitter = discovery.module("kernels", "cuda.attention.emit")
@@ -103,14 +150,26 @@ def test_tiles_of_rows_with_masks_of_their_own(d: int, b: int, heads: int, s: in
 
 
 def test_masks_of_rows_have_room_in_shared_memory() -> None:
-    """What is copied of a row are 16 bytes that begin before it where rows do; one 16 bytes more, so that rows beside each other lie in other banks."""
+    """What is copied of a row are 16 bytes that begin before it where rows do; one 16 bytes more,
+    so that rows beside each other lie in other banks.
+    """
     emitter = discovery.module("kernels", "cuda.attention.emit")
-    for mask, pitch, step, row in ((1, 300, 4, 128 * 2 + 16), (2, 304, 16, 128 + 16), (3, 301, 1, 128 + 16), (1, 299, 1, 128 * 2 + 16)):
+    for mask, pitch, step, row in (
+        (1, 300, 4, 128 * 2 + 16),
+        (2, 304, 16, 128 + 16),
+        (3, 301, 1, 128 + 16),
+        (1, 299, 1, 128 * 2 + 16),
+    ):
         r = attention(DType.F16, 64, mask=mask, s=300, t=300)
         own = replace(r, ints={**r.ints, "m_q": pitch, "m_b": 300 * pitch})
         assert emitter.problem(own).mask_step == step
-        tiles = [emitter.hopper_tile(emitter.problem(q), 1, 128, 1, "ALONE") for q in (own, replace(own, ints={**own.ints, "m_k": 2}))]
-        assert tiles[0].smem - 2048 - tiles[0].slots * 64 * 128 == tiles[0].stages * (2 * 128 * 128 + 64 * row)
+        tiles = [
+            emitter.hopper_tile(emitter.problem(q), 1, 128, 1, "ALONE")
+            for q in (own, replace(own, ints={**own.ints, "m_k": 2}))
+        ]
+        assert tiles[0].smem - 2048 - tiles[0].slots * 64 * 128 == tiles[0].stages * (
+            2 * 128 * 128 + 64 * row
+        )
         assert tiles[1].smem - 2048 - tiles[1].slots * 64 * 128 == tiles[1].stages * 2 * 128 * 128
         assert emitter.problem(replace(own, unaligned=frozenset({"mask"}))).mask_step == 1
         compile_kernels(cuda.emit(own), 90)
@@ -132,7 +191,10 @@ def test_f32_tiles_are_large_where_that_pays(d: int, s: int, t: int, b: int, til
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("warps", "keys", "parts", "groups"), [(4, 64, 1, 2), (2, 64, 4, 4), (6, 32, 2, 2), (2, 32, 1, 2)])
+@pytest.mark.parametrize(
+    ("warps", "keys", "parts", "groups"),
+    [(4, 64, 1, 2), (2, 64, 4, 4), (6, 32, 2, 2), (2, 32, 1, 2)],
+)
 def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, groups: int) -> None:
     tf32 = discovery.module("kernels", "cuda.attention.tf32x3")
     tile = tf32.SplitTile(warps, keys, parts, groups)
@@ -142,13 +204,19 @@ def test_groups_of_f32_tiles_divide_columns(warps: int, keys: int, parts: int, g
         columns = tile.columns(p)
         assert columns % 16 == 0 and columns * groups >= dv > (columns - 16) * groups
         k = tf32.kernel(r, p, tile, 1)
-        assert k.block == 32 * warps * groups and k.smem >= tile.smem(p) and tile.residents(p) * (tile.smem(p) + 1024) <= 228 * 1024
+        assert (
+            k.block == 32 * warps * groups
+            and k.smem >= tile.smem(p)
+            and tile.residents(p) * (tile.smem(p) + 1024) <= 228 * 1024
+        )
         compile_kernels([k], 90)
 
 
 @pytest.mark.parametrize(("b", "resident"), [(2, 1), (4, 2)])
 def test_a_multiprocessor_holds_no_more_f32_blocks_than_its_share(b: int, resident: int) -> None:
-    emitter, tf32 = (discovery.module("kernels", f"cuda.{n}") for n in ("attention.emit", "attention.tf32x3"))
+    emitter, tf32 = (
+        discovery.module("kernels", f"cuda.{n}") for n in ("attention.emit", "attention.tf32x3")
+    )
     r = attention(DType.F32, 64, s=320, t=320, b=b, heads=6)
     p, tile = emitter.problem(r), tf32.SplitTile(2, 64, 1, 4)
     k = tf32.kernel(r, p, tile, 1)
@@ -157,16 +225,25 @@ def test_a_multiprocessor_holds_no_more_f32_blocks_than_its_share(b: int, reside
 
 def test_f32_has_tensor_cores_where_these_are_many() -> None:
     for arch, tensor in ((80, True), (86, False), (89, False), (90, True), (120, False)):
-        for r in (attention(DType.F32, 64, arch=arch, s=1021, t=1021, b=4), attention(DType.F32, 64, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B"))):
+        for r in (
+            attention(DType.F32, 64, arch=arch, s=1021, t=1021, b=4),
+            attention(DType.F32, 64, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B")),
+        ):
             assert any("m16n8k8" in k.source for k in cuda.emit(r)) == tensor
 
 
 def test_one_f32_tile_runs_whatever_the_sizes() -> None:
     for d, arch in ((64, 90), (256, 90), (61, 80), (128, 89)):
-        kernels = cuda.emit(attention(DType.F32, d, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B")))
+        kernels = cuda.emit(
+            attention(DType.F32, d, arch=arch, s=symbol("S"), t=symbol("T"), b=symbol("B"))
+        )
         for b in (1, 3, 32):
             for s in (1, 9, 64, 65, 128, 200, 1000, 9000):
-                grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels if "TOGETHER" not in k.source]
+                grids = [
+                    evaluate(k.grid[0], {"B": b, "S": s, "T": s})
+                    for k in kernels
+                    if "TOGETHER" not in k.source
+                ]
                 assert sorted(grids)[:-1] == [0] * (len(grids) - 1) and max(grids) > 0
 
 
@@ -174,11 +251,17 @@ def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
     read, join = cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=1, heads=2, kv=2))
     assert read.cluster == 1 and read.grid == (2, 64, 1) and join.grid == (2, 1, 2)
     assert read.scratch == join.scratch == (2 * 65 * 528,)
-    assert all(k.cluster == 1 for k in cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=80)))  # whose blocks fill the device
+    # whose blocks fill the device
+    assert all(k.cluster == 1 for k in cuda.emit(attention(DType.F16, 128, s=1, t=9000, b=80)))
     for dtype in (DType.BF16, DType.F32):
         kernels = cuda.emit(attention(dtype, 61, s=symbol("S"), t=symbol("T"), b=symbol("B")))
         assert len({k.scratch for k in kernels if k.scratch}) == 1
-        for env in ({"S": s, "T": t, "B": b} for s in (1, 4, 5, 9) for t in (0, 100, 20000) for b in (0, 1, 40)):
+        for env in (
+            {"S": s, "T": t, "B": b}
+            for s in (1, 4, 5, 9)
+            for t in (0, 100, 20000)
+            for b in (0, 1, 40)
+        ):
             used = [k for k in kernels if min(evaluate(g, env) for g in k.grid) > 0]
             assert bool(used) == (env["B"] > 0)
             assert [k.grid[0] for k in used if "TOGETHER" in k.source] == [] or env["T"] == 20000
@@ -186,9 +269,17 @@ def test_more_keys_than_a_cluster_should_read_are_spread() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "d", "s", "t", "parts"),
-    [(DType.F16, 64, 20, 4000, 8), (DType.F16, 64, 64, 200, 1), (DType.F16, 128, 1000, 4000, 2), (DType.F32, 64, 131, 131, 4), (DType.F32, 64, 131, 60, 1)],
+    [
+        (DType.F16, 64, 20, 4000, 8),
+        (DType.F16, 64, 64, 200, 1),
+        (DType.F16, 128, 1000, 4000, 2),
+        (DType.F32, 64, 131, 131, 4),
+        (DType.F32, 64, 131, 60, 1),
+    ],
 )
-def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int, parts: int) -> None:
+def test_many_keys_of_some_rows_are_divided(
+    dtype: DType, d: int, s: int, t: int, parts: int
+) -> None:
     k = _kernel(attention(dtype, d, s=s, t=t, b=1))
     assert k.cluster == parts
 
@@ -203,11 +294,18 @@ def test_many_keys_of_some_rows_are_divided(dtype: DType, d: int, s: int, t: int
         (128, 16, 2041, 0, 2, 128, 128, 132),
     ],
 )  # fmt: skip
-def test_tiles_fit_short_sequences(d: int, b: int, s: int, causal: int, groups: int, keys: int, last: int, blocks: int) -> None:
+def test_tiles_fit_short_sequences(
+    d: int, b: int, s: int, causal: int, groups: int, keys: int, last: int, blocks: int
+) -> None:
     """The last of many narrow tiles has only the keys that are left, where none is hidden."""
     k = _kernel(attention(DType.F16, d, b=b, s=s, t=s, causal=causal))
     q, fetched, *_ = (a for a in k.args if isinstance(a, TensorMap))
-    assert (q.box[1], fetched.box[1], k.block, k.grid[0]) == (128 if "PLAN = OVERLAP" in k.source else 64, keys, 128 * (groups + 1), blocks)
+    assert (q.box[1], fetched.box[1], k.block, k.grid[0]) == (
+        128 if "PLAN = OVERLAP" in k.source else 64,
+        keys,
+        128 * (groups + 1),
+        blocks,
+    )
     assert f"BN = {keys}, LAST = {last};" in k.source
     compile_kernels([k], 90)
 
@@ -228,18 +326,26 @@ def test_few_causal_keys_are_there_at_once(d: int, b: int, s: int, causal: int, 
     k = _kernel(r)
     compile_kernels([k], 90)
     if "whole" in tile:
-        assert (k.block, k.grid[0]) == (128 * chosen.groups, 4 * b * -(-s // (64 * chosen.groups))) and chosen.blocks * (k.smem + 1024) <= 228 * 1024
+        assert (k.block, k.grid[0]) == (
+            128 * chosen.groups,
+            4 * b * -(-s // (64 * chosen.groups)),
+        ) and chosen.blocks * (k.smem + 1024) <= 228 * 1024
 
 
 def test_copies_read_no_more_than_they_bring() -> None:
     """A row of 64 elements of one head lies beside another head's."""
-    assert {a.together for a in _kernel(attention(DType.F16, 64)).args if isinstance(a, TensorMap)} == {128}
+    assert {
+        a.together for a in _kernel(attention(DType.F16, 64)).args if isinstance(a, TensorMap)
+    } == {128}
 
 
 @pytest.mark.parametrize("mask", [0, 1, 2])
 def test_blocks_that_share_a_multiprocessor_fit_it(mask: int) -> None:
     kernels = cuda.emit(attention(DType.F16, 64, mask=mask, s=symbol("S"), t=symbol("T"), b=32))
-    together = [max(evaluate(k.grid[0], {"S": s, "T": 128}) for s in range(1, 3000, 61)) / 132 for k in kernels]
+    together = [
+        max(evaluate(k.grid[0], {"S": s, "T": 128}) for s in range(1, 3000, 61)) / 132
+        for k in kernels
+    ]
     assert 1 < max(together) <= 4
     assert all(n * (k.smem + 1024) <= 228 * 1024 for n, k in zip(together, kernels, strict=True))
 
@@ -250,7 +356,9 @@ def test_grid_is_persistent_on_hopper() -> None:
 
 @pytest.mark.parametrize(("d", "causal"), [(64, 0), (128, 0), (128, 1)])
 def test_one_tile_runs_whatever_the_sizes(d: int, causal: int) -> None:
-    kernels = cuda.emit(attention(DType.F16, d, s=symbol("S"), t=symbol("T"), b=symbol("B"), causal=causal))
+    kernels = cuda.emit(
+        attention(DType.F16, d, s=symbol("S"), t=symbol("T"), b=symbol("B"), causal=causal)
+    )
     for b in (1, 3, 32):
         for s in (1, 64, 65, 128, 200, 1000, 9000):
             grids = [evaluate(k.grid[0], {"B": b, "S": s, "T": s}) for k in kernels]
@@ -267,4 +375,8 @@ def test_head_sizes_out_of_range_are_refused(d: int, dv: int) -> None:
 def test_symbolic_heads_are_refused() -> None:
     r = attention(DType.F16, 64)
     with pytest.raises(Unfit, match="fixed head size"):
-        cuda.emit(Request(r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, r.caps))
+        cuda.emit(
+            Request(
+                r.family, r.dtype, {**r.ints, "D": symbol("d")}, r.floats, None, r.operands, r.caps
+            )
+        )

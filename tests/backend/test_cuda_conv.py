@@ -1,4 +1,6 @@
-"""CUDA convolutions: every kind compiles without a GPU, within the hardware's limits, and tensor maps are used only where they reach."""
+"""CUDA convolutions: every kind compiles without a GPU, within the hardware's limits, and tensor
+maps are used only where they reach.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from tracea_onnx.support import discovery
 
 cuda = discovery.module("kernels", "cuda")
 TYPES = (DType.F16, DType.BF16, DType.F32)
-GATED = {"type": 0, "n_in": 3, "regs": 3, "out": 0, "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]]}
+GATED = {
+    "type": 0,
+    "n_in": 3,
+    "regs": 3,
+    "out": 0,
+    "code": [[6, 0, 0, 1, 2, 0.0], [41, 0, 0, 0, 0, 0.0]],
+}
 
 
 def conv(
@@ -28,7 +36,11 @@ def conv(
     deconv = family == "deconv2d"
 
     def out(d: D.DimLike) -> D.DimLike:
-        return (d - 1) * stride + kernel - 2 * pad if deconv else D.floordiv(d + (2 * pad - kernel), stride) + 1
+        return (
+            (d - 1) * stride + kernel - 2 * pad
+            if deconv
+            else D.floordiv(d + (2 * pad - kernel), stride) + 1
+        )
 
     oh, ow = out(h), out(w)
     ints: dict[str, D.DimLike] = {
@@ -37,8 +49,18 @@ def conv(
     }  # fmt: skip
     for side, channels, height, width in (("x", c, h, w), ("y", oc, oh, ow), ("r", oc, oh, ow)):
         cs = -(-channels // 8) * 8 + slack
-        ints |= {f"{side}_cs": cs, f"{side}_rs": D.mul(width, cs), f"{side}_ns": D.mul(height, D.mul(width, cs))}
-    return request(family, dtype, ints | more, operands=("x", "w", "bias", "y", *(["res"] if res_mode else [])), arch=arch)
+        ints |= {
+            f"{side}_cs": cs,
+            f"{side}_rs": D.mul(width, cs),
+            f"{side}_ns": D.mul(height, D.mul(width, cs)),
+        }
+    return request(
+        family,
+        dtype,
+        ints | more,
+        operands=("x", "w", "bias", "y", *(["res"] if res_mode else [])),
+        arch=arch,
+    )
 
 
 def cases() -> Iterator[tuple[str, Request]]:
@@ -46,7 +68,10 @@ def cases() -> Iterator[tuple[str, Request]]:
         for d in TYPES if arch == 90 else (DType.F16,):
             yield f"3x3 {d.name} sm_{arch}", conv(d, 64, 64, 56, 56, 64, arch=arch)
             yield f"one image {d.name} sm_{arch}", conv(d, 1, 512, 7, 7, 512, arch=arch, res_mode=1)
-            yield f"depthwise {d.name} sm_{arch}", conv(d, 2, 40, 15, 15, 40, 5, 2, 2, 40, family="conv2d_dw", arch=arch)
+            yield (
+                f"depthwise {d.name} sm_{arch}",
+                conv(d, 2, 40, 15, 15, 40, 5, 2, 2, 40, family="conv2d_dw", arch=arch),
+            )
     for d in TYPES:
         yield f"stem {d.name}", conv(d, 2, 3, 64, 64, 32, 7, 2, 3)
         yield f"1x1 with residual {d.name}", conv(d, 64, 64, 56, 56, 256, 1, 1, 0, res_mode=1)
@@ -59,7 +84,22 @@ def cases() -> Iterator[tuple[str, Request]]:
 def planar(dtype: DType, c: int, kernel: int, stride: int, arch: int = 90) -> Request:
     """A first layer over an image whose channels lie in planes."""
     n, h, w = D.symbol("n"), 37, 61
-    return conv(dtype, n, c, h, w, 24, kernel, stride, kernel // 2, arch=arch, x_c=h * w, x_cs=1, x_rs=w, x_ns=c * h * w)
+    return conv(
+        dtype,
+        n,
+        c,
+        h,
+        w,
+        24,
+        kernel,
+        stride,
+        kernel // 2,
+        arch=arch,
+        x_c=h * w,
+        x_cs=1,
+        x_rs=w,
+        x_ns=c * h * w,
+    )
 
 
 @pytest.mark.slow
@@ -77,11 +117,19 @@ def test_images_in_planes_have_a_kernel(arch: int) -> None:
     compile_kernels(cuda.emit(planar(DType.BF16, 4, 3, 1, arch)), arch)
 
 
-def pooled(dtype: DType, c: int, kernel: int, window: tuple[int, int], arch: int = 90, **more: D.DimLike) -> Request:
+def pooled(
+    dtype: DType, c: int, kernel: int, window: tuple[int, int], arch: int = 90, **more: D.DimLike
+) -> Request:
     """A first layer whose result is pooled."""
     ints = dict(planar(dtype, c, kernel, 2, arch).ints)
     ints |= {"PKH": window[0], "PKW": window[1], "PPT": 1, "PPL": 1, "PH": 10, "PW": D.symbol("w")}
-    return request("conv_pool", dtype, {n: v for n, v in ints.items() if n != "res_mode"} | more, operands=("x", "w", "bias", "y"), arch=arch)
+    return request(
+        "conv_pool",
+        dtype,
+        {n: v for n, v in ints.items() if n != "res_mode"} | more,
+        operands=("x", "w", "bias", "y"),
+        arch=arch,
+    )
 
 
 @pytest.mark.sampled(6)
@@ -94,7 +142,13 @@ def test_pooled_convolutions_compile(window: tuple[int, int], arch: int) -> None
 
 def test_what_cannot_be_pooled() -> None:
     gated = replace(pooled(DType.F16, 3, 7, (3, 3), o0_kind=0, o1_kind=1), program=GATED)
-    for r in (gated, pooled(DType.F16, 9, 3, (3, 3)), pooled(DType.F16, 8, 7, (3, 3)), pooled(DType.F16, 4, 3, (3, 3), G=2), pooled(DType.F16, 3, 3, (3, 3), DH=2)):
+    for r in (
+        gated,
+        pooled(DType.F16, 9, 3, (3, 3)),
+        pooled(DType.F16, 8, 7, (3, 3)),
+        pooled(DType.F16, 4, 3, (3, 3), G=2),
+        pooled(DType.F16, 3, 3, (3, 3), DH=2),
+    ):
         with pytest.raises(Unfit, match="pools"):
             cuda.emit(r)
     compile_kernels(cuda.emit(replace(gated, ints={**gated.ints, "o0_kind": 1})), 90)
@@ -127,7 +181,9 @@ def test_packing_compiles_and_fits() -> None:
 def test_packed_weights_fit_their_buffers(channels: int) -> None:
     pitch = -(-channels // 8) * 8
     assert packed_elements("pack_conv2d", OC=5, IC=channels, KH=3, KW=3, G=1) >= 5 * 9 * pitch
-    assert packed_elements("pack_deconv2d", OC=10, IC=2 * channels, KH=3, KW=3, G=2) >= 10 * 9 * pitch
+    assert (
+        packed_elements("pack_deconv2d", OC=10, IC=2 * channels, KH=3, KW=3, G=2) >= 10 * 9 * pitch
+    )
     assert packed_elements("pack_gemm", K=channels, N_total=1001) >= 1001 * pitch
     assert packed_elements("pack_conv2d_dw", OC=channels, KH=3, KW=3) >= 9 * pitch
 
@@ -154,8 +210,10 @@ def test_im2col_maps() -> None:
 def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
     n, h = D.symbol("n"), D.symbol("h")
     assert hopper(conv(DType.F16, n, 256, 28, 28, 512))
-    assert hopper(conv(DType.F16, 64, 256, h, 28, 512))  # stride 1: the corner does not depend on the height
-    assert hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))  # as many windows as fit: the last one that might
+    # stride 1: the corner does not depend on the height
+    assert hopper(conv(DType.F16, 64, 256, h, 28, 512))
+    # as many windows as fit: the last one that might
+    assert hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2))
     assert not hopper(conv(DType.F16, 64, 256, h, 28, 512, 3, 2, OH=D.symbol("other")))
     assert not hopper(conv(DType.F16, 64, 256, 28, 28, 512, slack=4))
     assert not hopper(conv(DType.F32, 64, 256, 28, 28, 512))
@@ -164,18 +222,30 @@ def test_im2col_needs_fixed_corners_and_aligned_pixels() -> None:
 def test_corners_of_symbolic_images_let_as_many_windows_begin() -> None:
     corners = discovery.module("kernels", "cuda.gemm.persistent_sm90").corners
     for kernel, stride, pad in ((3, 2, 1), (2, 2, 0), (5, 3, 2), (7, 4, 3)):
-        (_, top), (_, bottom) = corners(conv(DType.F16, 1, 64, D.symbol("h"), 28, 64, kernel, stride, pad))
+        (_, top), (_, bottom) = corners(
+            conv(DType.F16, 1, 64, D.symbol("h"), 28, 64, kernel, stride, pad)
+        )
         for height in range(kernel, 40):
-            (_, exact_top), (_, exact) = corners(r := conv(DType.F16, 1, 64, height, 28, 64, kernel, stride, pad))
+            (_, exact_top), (_, exact) = corners(
+                r := conv(DType.F16, 1, 64, height, 28, 64, kernel, stride, pad)
+            )
             assert top == exact_top and exact <= bottom < exact + stride, r.ints
 
 
 def test_first_layers_and_small_filters_have_kernels_of_their_own() -> None:
     for arch, more in ((80, "product_tile"), (90, "conv_patch")):
-        assert [k.symbol for k in kernels_of(conv(DType.F16, 8, 3, 64, 64, 32, 7, 2, 3, arch=arch))] == ["conv_few"]
-        assert [k.symbol for k in kernels_of(conv(DType.F16, 8, 9, 64, 64, 32, 7, 2, 3, arch=arch))] == [more]
+        assert [
+            k.symbol for k in kernels_of(conv(DType.F16, 8, 3, 64, 64, 32, 7, 2, 3, arch=arch))
+        ] == ["conv_few"]
+        assert [
+            k.symbol for k in kernels_of(conv(DType.F16, 8, 9, 64, 64, 32, 7, 2, 3, arch=arch))
+        ] == [more]
     assert [k.symbol for k in kernels_of(conv(DType.F16, 64, 64, 56, 56, 64))] == ["conv_window"]
-    for other in (conv(DType.F16, 64, 64, 56, 56, 64, 3, 2), conv(DType.F16, 64, 64, 56, 56, 64, res_mode=1), conv(DType.F16, 64, 512, 56, 56, 64)):
+    for other in (
+        conv(DType.F16, 64, 64, 56, 56, 64, 3, 2),
+        conv(DType.F16, 64, 64, 56, 56, 64, res_mode=1),
+        conv(DType.F16, 64, 512, 56, 56, 64),
+    ):
         assert all(k.symbol != "conv_window" for k in kernels_of(other))
 
 
@@ -196,10 +266,17 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
     for t in tiles:
         per, height = t.blocks // t.stack, t.rows + (kh - 1) * dh
         assert t.split == 1 or t.share == 1
-        assert per * t.stack == t.blocks and t.width == wide + (kw - 1) * dw and t.slab % 1024 == 0 and t.stack * height * t.width * 128 <= t.slab
+        assert (
+            per * t.stack == t.blocks
+            and t.width == wide + (kw - 1) * dw
+            and t.slab % 1024 == 0
+            and t.stack * height * t.width * 128 <= t.slab
+        )
         assert (t.rows - 1) * t.width + wide <= per * 64, "each pixel of the tile has a row"
         last = (t.stack - 1) * height * t.width + per * 64 + (kh - 1) * dh * t.width + (kw - 1) * dw
-        assert last * 128 + (t.slabs - 1) * t.slab <= t.smem - 2048, "no product reads beyond the block's memory"
+        assert last * 128 + (t.slabs - 1) * t.slab <= t.smem - 2048, (
+            "no product reads beyond the block's memory"
+        )
         if t.stack > 1:
             assert t.rows == i["OH"], "an image is whole where a tile has several"
 
@@ -208,8 +285,17 @@ def test_slabs_hold_what_their_tiles_see(r: Request) -> None:
 @pytest.mark.parametrize("r", SLABS)
 def test_slabs_compile(r: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = discovery.module("kernels", "cuda.conv.halo_streamed").candidates(r)
-    for tile in (tiles[0], tiles[-1], max(tiles, key=lambda t: (t.blocks * t.columns, t.split)), max(tiles, key=lambda t: (t.share, t.blocks))):
-        monkeypatch.setattr(discovery.module("kernels", "cuda.gemm.select"), "choose", lambda *_, tile=tile: [(tile, 1)])
+    for tile in (
+        tiles[0],
+        tiles[-1],
+        max(tiles, key=lambda t: (t.blocks * t.columns, t.split)),
+        max(tiles, key=lambda t: (t.share, t.blocks)),
+    ):
+        monkeypatch.setattr(
+            discovery.module("kernels", "cuda.gemm.select"),
+            "choose",
+            lambda *_, tile=tile: [(tile, 1)],
+        )
         (k,) = cuda.emit(r)
         assert k.symbol == "conv_slab" and k.cluster == tile.split * tile.share
         check_kernels([k], 90)
@@ -232,7 +318,12 @@ def test_only_constant_weights_are_read_before_the_kernel_before_is_done() -> No
         conv(DType.F16, 64, 256, 14, 14, 1024, 1, 1, 0),
         conv(DType.F16, 1, 512, 7, 7, 512),
     )
-    assert {k.symbol for r in shapes for k in kernels_of(r)} == {"conv_few", "conv_window", "product_wgmma", "product_split"}
+    assert {k.symbol for r in shapes for k in kernels_of(r)} == {
+        "conv_few",
+        "conv_window",
+        "product_wgmma",
+        "product_split",
+    }
     for r in shapes:
         for constant in (False, True):
             (k,) = kernels_of(replace(r, constant=frozenset({"w"} if constant else ())))
@@ -250,27 +341,53 @@ def test_output_of_a_transposed_convolution_has_a_phase_per_stride() -> None:
     assert all(k.grid[2] == 2 * 9 for k in kernels)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (4, 2, 1), (3, 2, 1), (5, 3, 2), (6, 3, 1)])
-def test_phases_of_transposed_convolutions_reach_tensor_maps(kernel: int, stride: int, pad: int) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad"), [(2, 2, 0), (4, 2, 1), (3, 2, 1), (5, 3, 2), (6, 3, 1)]
+)
+def test_phases_of_transposed_convolutions_reach_tensor_maps(
+    kernel: int, stride: int, pad: int
+) -> None:
     for dtype in (DType.F16, DType.BF16):
         for n in (1, 64, D.symbol("n")):
-            kernels = kernels_of(conv(dtype, n, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d"))
-            assert all(k.symbol == "product_split" and k.grid[1] == stride * stride for k in kernels)
+            kernels = kernels_of(
+                conv(dtype, n, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d")
+            )
+            assert all(
+                k.symbol == "product_split" and k.grid[1] == stride * stride for k in kernels
+            )
             check_kernels(kernels, 90)
-    (k,) = kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d", res_mode=1))
+    (k,) = kernels_of(
+        conv(DType.F16, 2, 64, 14, 15, 40, kernel, stride, pad, family="deconv2d", res_mode=1)
+    )
     compile_kernels([k], 90)
-    # Of every phase, each tap takes the input that it takes of the whole convolution, and all begin where the box does.
+    # Of every phase, each tap takes the input that it takes of the whole convolution, and all begin
+    # where the box does.
     (x,) = [a for a in k.args if isinstance(a, TensorMap) and a.pointer.operand == "x"]
     assert x.im2col is not None
-    low, taps = x.im2col[0][0], [[t for t in range(kernel) if (phase + pad - t) % stride == 0] for phase in range(stride)]
+    low, taps = (
+        x.im2col[0][0],
+        [[t for t in range(kernel) if (phase + pad - t) % stride == 0] for phase in range(stride)],
+    )
     inputs = [[(phase + pad - t) // stride - low for t in ts] for phase, ts in enumerate(taps)]
-    assert all(i == list(range(i[0], i[0] - len(i), -1)) and i[-1] >= 0 for i in inputs) and min(i[-1] for i in inputs) == 0
+    assert (
+        all(i == list(range(i[0], i[0] - len(i), -1)) and i[-1] >= 0 for i in inputs)
+        and min(i[-1] for i in inputs) == 0
+    )
 
 
 def test_other_transposed_convolutions_have_tiles() -> None:
-    for more in ({"kernel": 2, "stride": 3}, {"DH": 2, "DW": 2}, {"groups": 2}, {"slack": 4}, {"arch": 80}):
+    for more in (
+        {"kernel": 2, "stride": 3},
+        {"DH": 2, "DW": 2},
+        {"groups": 2},
+        {"slack": 4},
+        {"arch": 80},
+    ):
         sizes = {"kernel": 4, "stride": 2, "pad": 1, **more}
-        assert {k.symbol for k in kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, family="deconv2d", **sizes))} <= {"product_tile", "product_sum"}
+        assert {
+            k.symbol
+            for k in kernels_of(conv(DType.F16, 2, 64, 14, 15, 40, family="deconv2d", **sizes))
+        } <= {"product_tile", "product_sum"}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +401,16 @@ def test_bundles_fill_tiles(channels: int, columns: int, groups: int, together: 
     assert bundled_groups(channels, columns, groups) == together
 
 
-def grouped(dtype: DType, n: D.DimLike, c: int, size: int, groups: int, kernel: int = 3, stride: int = 1, **more: Any) -> Request:
+def grouped(
+    dtype: DType,
+    n: D.DimLike,
+    c: int,
+    size: int,
+    groups: int,
+    kernel: int = 3,
+    stride: int = 1,
+    **more: Any,
+) -> Request:
     return conv(dtype, n, c, size, size, c, kernel, stride, kernel // 2, groups, **more)
 
 
@@ -292,8 +418,13 @@ def test_groups_are_bundled_where_tensor_maps_reach() -> None:
     for d in (DType.F16, DType.BF16):
         for n in (1, 8, 64, D.symbol("n")):
             for c, size, groups in ((128, 56, 32), (104, 28, 13), (432, 14, 9), (1024, 7, 32)):
-                assert all(k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups)))
-                assert all(k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups, 3, 2, res_mode=1)))
+                assert all(
+                    k.symbol != "product_tile" for k in kernels_of(grouped(d, n, c, size, groups))
+                )
+                assert all(
+                    k.symbol != "product_tile"
+                    for k in kernels_of(grouped(d, n, c, size, groups, 3, 2, res_mode=1))
+                )
     for r in (
         grouped(DType.F32, 8, 128, 56, 32), grouped(DType.F16, 8, 128, 56, 32, arch=80), grouped(DType.F16, 8, 128, 56, 32, slack=4),
         grouped(DType.F16, 8, 128, 56, 32, family="deconv2d"),
@@ -310,7 +441,11 @@ def test_tensor_maps_begin_at_multiples_of_16_bytes() -> None:
 def test_only_sums_that_other_groups_reach_are_mended() -> None:
     for c, groups, mended in ((256, 4, False), (128, 32, True), (96, 2, True), (600, 2, True)):
         (k,) = kernels_of(grouped(DType.F16, 64, c, 28, groups))
-        assert ("struct Own" in k.source) == mended == ("own_x" in k.source.split("EPILOGUE_ARGUMENTS")[0])
+        assert (
+            ("struct Own" in k.source)
+            == mended
+            == ("own_x" in k.source.split("EPILOGUE_ARGUMENTS")[0])
+        )
     (k,) = kernels_of(conv(DType.F16, 64, 256, 28, 28, 512))
     assert "struct Own" not in k.source
 
@@ -318,7 +453,9 @@ def test_only_sums_that_other_groups_reach_are_mended() -> None:
 @pytest.mark.parametrize("groups", [2, 9, 32])
 def test_bundled_groups_compile(groups: int) -> None:
     for n, stride, res in ((1, 1, 1), (64, 1, 0), (64, 2, 0), (64, 2, 1)):
-        compile_kernels(cuda.emit(grouped(DType.F16, n, 16 * groups, 28, groups, 3, stride, res_mode=res)), 90)
+        compile_kernels(
+            cuda.emit(grouped(DType.F16, n, 16 * groups, 28, groups, 3, stride, res_mode=res)), 90
+        )
 
 
 def test_filters_of_bundles_follow_the_packed_ones() -> None:
@@ -328,20 +465,36 @@ def test_filters_of_bundles_follow_the_packed_ones() -> None:
     for k, at, count in ((compact, 0, 104 * 9 * 8), (widened, 104 * 9 * 8 * 2, 104 * 9 * 64)):
         (to,) = [a for a in k.args if isinstance(a, Pointer) and a.operand == "packed"]
         assert to.offset == at and k.grid[0] == -(-count // 256)
-    assert at + count * 2 <= 2 * (packed_elements("pack_conv2d", **sizes) + widened_elements(**sizes))
+    assert at + count * 2 <= 2 * (
+        packed_elements("pack_conv2d", **sizes) + widened_elements(**sizes)
+    )
     (k,) = [k for k in kernels_of(grouped(DType.F16, 1, 104, 28, 13)) if k.symbol != "product_tile"]
     (w,) = [a for a in k.args if isinstance(a, TensorMap) and a.pointer.operand == "w"]
     assert w.pointer.offset == at and w.dims == (64, 9, 104)
-    for other in (request("pack_conv2d", DType.F32, sizes), request("pack_conv2d", DType.F16, sizes, arch=80), request("pack_conv2d", DType.F16, sizes | {"G": 1})):
+    for other in (
+        request("pack_conv2d", DType.F32, sizes),
+        request("pack_conv2d", DType.F16, sizes, arch=80),
+        request("pack_conv2d", DType.F16, sizes | {"G": 1}),
+    ):
         assert len(cuda.emit(other)) == 1
     assert widened_elements(OC=96, IC=96, KH=3, KW=3, G=2) == 0
 
 
 @pytest.mark.parametrize(
     ("channels", "columns", "groups", "apart"),
-    [(4, 4, 32, (16, 16)), (8, 16, 16, (16, 32)), (16, 16, 4, (16, 16)), (32, 32, 4, (32, 32)), (64, 64, 4, (0, 0)), (12, 12, 16, (0, 0)), (3, 3, 40, (0, 0))],
+    [
+        (4, 4, 32, (16, 16)),
+        (8, 16, 16, (16, 32)),
+        (16, 16, 4, (16, 16)),
+        (32, 32, 4, (32, 32)),
+        (64, 64, 4, (0, 0)),
+        (12, 12, 16, (0, 0)),
+        (3, 3, 40, (0, 0)),
+    ],
 )
-def test_channels_that_share_no_group_with_others_of_their_bundle(channels: int, columns: int, groups: int, apart: tuple[int, int]) -> None:
+def test_channels_that_share_no_group_with_others_of_their_bundle(
+    channels: int, columns: int, groups: int, apart: tuple[int, int]
+) -> None:
     r = conv(DType.F16, 64, channels * groups, 28, 28, columns * groups, groups=groups)
     assert discovery.module("kernels", "cuda.conv.grouped").alone(r) == apart
     windows = [k for k in kernels_of(r) if k.symbol == "conv_window" and apart[1]]
@@ -350,10 +503,15 @@ def test_channels_that_share_no_group_with_others_of_their_bundle(channels: int,
 
 def test_steps_of_few_channels_have_fewer_products() -> None:
     for channels, products in ((24, 2), (32, 2), (40, 3), (64, 4), (96, 4)):
-        assert f"PRODUCTS = {products};" in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
+        assert (
+            f"PRODUCTS = {products};"
+            in kernels_of(conv(DType.F16, 8, channels, 56, 56, 64))[0].source
+        )
 
 
 @pytest.mark.parametrize(("rows", "runs"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1), (64, 1)])
 def test_tiles_of_few_rows_are_wide(rows: int, runs: int) -> None:
     r = conv(DType.F16, 64 * 64 // rows, 6, rows, 500, 48)
-    assert discovery.module("kernels", "cuda.conv.small_c_mma").choose(r) == discovery.module("kernels", "cuda.conv.small_c_mma").FewTile(8, 2, 64, runs)
+    assert discovery.module("kernels", "cuda.conv.small_c_mma").choose(r) == discovery.module(
+        "kernels", "cuda.conv.small_c_mma"
+    ).FewTile(8, 2, 64, runs)

@@ -1,4 +1,6 @@
-"""The depthwise CUDA templates, compiled by the host's compiler and run thread by thread: every division of outputs among threads, odd sizes, edges."""
+"""The depthwise CUDA templates, compiled by the host's compiler and run thread by thread: every
+division of outputs among threads, odd sizes, edges.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,31 @@ extern "C" void run(PARAMETERS) {
 _SHAPES = ((2, 7, 9), (1, 6, 5), (3, 15, 14), (1, 1, 3), (2, 8, 8))
 
 
-def _compiled(tmp_path: Path, constants: dict[str, int], flags: dict[str, int], width: int, symbol: str, *templates: str) -> Any:
+def _compiled(
+    tmp_path: Path,
+    constants: dict[str, int],
+    flags: dict[str, int],
+    width: int,
+    symbol: str,
+    *templates: str,
+) -> Any:
     sizes, truths = (", ".join(f"{k} = {v}" for k, v in d.items()) for d in (constants, flags))
     kernel = "\n".join(cuda.template(t) for t in templates)
     text = f"{_HOST}constexpr int {sizes}, THREADS = 128, WIDTH = {width};\nconstexpr bool {truths};\n{kernel}{_RUN.replace('SYMBOL', symbol)}"
     return library(tmp_path, "depthwise", text).run
 
 
-def _check(run: Any, n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: int, multiple: int = 1) -> None:
+def _check(
+    run: Any,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    multiple: int = 1,
+) -> None:
     rng, pad = np.random.default_rng(0), kernel // 2 * dilation
     oh, ow = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (h, w))
     pitch, channels = -(-c // 8) * 8, c // multiple
@@ -68,10 +87,20 @@ def _check(run: Any, n: int, c: int, h: int, w: int, kernel: int, stride: int, d
     weights[:, :c] = rng.standard_normal((kernel * kernel, c))
     y = np.full((n, oh, ow, pitch), np.nan, np.float32)
     ints = [ctypes.c_int(v) for v in (n, h, w, oh, ow, pad, pad, pitch, c)]
-    longs = [ctypes.c_longlong(v) for v in (pitch, w * pitch, h * w * pitch, pitch, ow * pitch, oh * ow * pitch, 0, 0, 0)]
+    longs = [
+        ctypes.c_longlong(v)
+        for v in (pitch, w * pitch, h * w * pitch, pitch, ow * pitch, oh * ow * pitch, 0, 0, 0)
+    ]
     run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, weights, y)), *ints, *longs)
-    padded = np.pad(x[..., :channels].astype(np.float64).repeat(multiple, -1), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    taps = [(i, j, padded[:, i * dilation :: stride, j * dilation :: stride][:, :oh, :ow]) for i in range(kernel) for j in range(kernel)]
+    padded = np.pad(
+        x[..., :channels].astype(np.float64).repeat(multiple, -1),
+        ((0, 0), (pad, pad), (pad, pad), (0, 0)),
+    )
+    taps = [
+        (i, j, padded[:, i * dilation :: stride, j * dilation :: stride][:, :oh, :ow])
+        for i in range(kernel)
+        for j in range(kernel)
+    ]
     want = sum(part * weights[i * kernel + j, :c] for i, j, part in taps)
     np.testing.assert_allclose(y[..., :c], want, atol=1e-4)
     assert np.isnan(y[..., c:]).all()
@@ -82,54 +111,162 @@ def _window(kernel: int, stride: int, dilation: int) -> dict[str, int]:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (5, 1, 1), (3, 2, 1), (3, 1, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 1, 1), (5, 1, 1), (3, 2, 1), (3, 1, 2)]
+)
 @pytest.mark.parametrize(("columns", "lines"), [(1, 1), (2, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize(("vector", "width", "multiple"), [(1, 8, 1), (0, 8, 1), (1, 4, 1), (1, 2, 1), (0, 2, 1), (1, 8, 2), (1, 2, 3)])
-def test_every_output_once(tmp_path: Path, kernel: int, stride: int, dilation: int, columns: int, lines: int, vector: int, width: int, multiple: int) -> None:
-    sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "LARGE": 16}
+@pytest.mark.parametrize(
+    ("vector", "width", "multiple"),
+    [(1, 8, 1), (0, 8, 1), (1, 4, 1), (1, 2, 1), (0, 2, 1), (1, 8, 2), (1, 2, 3)],
+)
+def test_every_output_once(
+    tmp_path: Path,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    columns: int,
+    lines: int,
+    vector: int,
+    width: int,
+    multiple: int,
+) -> None:
+    sizes = {
+        **_window(kernel, stride, dilation),
+        "MULTIPLE": multiple,
+        "COLUMNS": columns,
+        "LINES": lines,
+        "LARGE": 16,
+    }
     for c in (24, 5 * multiple):
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0}
-        run = _compiled(tmp_path / str(c), {**sizes, "C": c}, flags, width, "depthwise", "conv/depthwise/channels", "conv/depthwise/direct")
+        run = _compiled(
+            tmp_path / str(c),
+            {**sizes, "C": c},
+            flags,
+            width,
+            "depthwise",
+            "conv/depthwise/channels",
+            "conv/depthwise/direct",
+        )
         for n, h, w in _SHAPES:
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    ("kernel", "stride", "dilation", "slots"), [(3, 1, 1, 3), (5, 1, 1, 5), (3, 2, 1, 2), (5, 2, 1, 3), (3, 1, 2, 5), (1, 3, 1, 1), (3, 4, 1, 1), (3, 1, 16, 1)]
+    ("kernel", "stride", "dilation", "slots"),
+    [
+        (3, 1, 1, 3),
+        (5, 1, 1, 5),
+        (3, 2, 1, 2),
+        (5, 2, 1, 3),
+        (3, 1, 2, 5),
+        (1, 3, 1, 1),
+        (3, 4, 1, 1),
+        (3, 1, 16, 1),
+    ],
 )
 @pytest.mark.parametrize(("columns", "lines"), [(7, 7), (4, 3), (3, 20)])
-@pytest.mark.parametrize(("vector", "c", "multiple"), [(1, 24, 1), (0, 5, 1), (1, 24, 2), (1, 15, 3)])
-def test_strips(tmp_path: Path, kernel: int, stride: int, dilation: int, slots: int, columns: int, lines: int, vector: int, c: int, multiple: int) -> None:
-    """Each output row and column once, whether rows move through the registers or names go round; strips of more columns than a word has bits."""
+@pytest.mark.parametrize(
+    ("vector", "c", "multiple"), [(1, 24, 1), (0, 5, 1), (1, 24, 2), (1, 15, 3)]
+)
+def test_strips(
+    tmp_path: Path,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    slots: int,
+    columns: int,
+    lines: int,
+    vector: int,
+    c: int,
+    multiple: int,
+) -> None:
+    """Each output row and column once, whether rows move through the registers or names go round;
+    strips of more columns than a word has bits.
+    """
     for ahead in {1, slots}:  # the last of these has 33, too many for names
-        sizes = {**_window(kernel, stride, dilation), "MULTIPLE": multiple, "COLUMNS": columns, "LINES": lines, "lines": lines, "C": c, "AHEAD": ahead, "BLOCKS": 1}
+        sizes = {
+            **_window(kernel, stride, dilation),
+            "MULTIPLE": multiple,
+            "COLUMNS": columns,
+            "LINES": lines,
+            "lines": lines,
+            "C": c,
+            "AHEAD": ahead,
+            "BLOCKS": 1,
+        }
         flags = {"X_VECTOR": vector, "Y_VECTOR": vector, "EARLY": 0, "RAGGED": 1}
-        run = _compiled(tmp_path / str(ahead), sizes, flags, 2, "depthwise_strips", "common/sliding_window", "conv/depthwise/strips")
+        run = _compiled(
+            tmp_path / str(ahead),
+            sizes,
+            flags,
+            2,
+            "depthwise_strips",
+            "common/sliding_window",
+            "conv/depthwise/strips",
+        )
         for n, h, w in (*_SHAPES, (1, 2, 50)):
             _check(run, n, c, h, w, kernel, stride, dilation, multiple)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "pad", "extra"), [(2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (3, 1, 1, 0), (2, 3, 0, 0), (5, 3, 2, 2)])
-@pytest.mark.parametrize(("vector", "width", "multiple", "c"), [(1, 8, 1, 24), (0, 2, 1, 5), (1, 4, 2, 6)])
-def test_transposed(tmp_path: Path, kernel: int, stride: int, pad: int, extra: int, vector: int, width: int, multiple: int, c: int) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pad", "extra"),
+    [(2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (3, 1, 1, 0), (2, 3, 0, 0), (5, 3, 2, 2)],
+)
+@pytest.mark.parametrize(
+    ("vector", "width", "multiple", "c"), [(1, 8, 1, 24), (0, 2, 1, 5), (1, 4, 2, 6)]
+)
+def test_transposed(
+    tmp_path: Path,
+    kernel: int,
+    stride: int,
+    pad: int,
+    extra: int,
+    vector: int,
+    width: int,
+    multiple: int,
+    c: int,
+) -> None:
     """Phases that every tap or no tap meets, what lies outside of the image."""
     sizes = {**_window(kernel, stride, 1), "MULTIPLE": multiple, "COLUMNS": 1, "LINES": 1, "C": c}
-    run = _compiled(tmp_path, sizes, {"X_VECTOR": vector, "Y_VECTOR": vector}, width, "depthwise_turned", "conv/depthwise/channels", "conv/depthwise/transposed")
+    run = _compiled(
+        tmp_path,
+        sizes,
+        {"X_VECTOR": vector, "Y_VECTOR": vector},
+        width,
+        "depthwise_turned",
+        "conv/depthwise/channels",
+        "conv/depthwise/transposed",
+    )
     rng, pitch, channels = np.random.default_rng(1), -(-c // 8) * 8, c // multiple
     for n, h, w in _SHAPES:
         oh, ow = ((d - 1) * stride + kernel - 2 * pad + extra for d in (h, w))
-        x, weights = np.full((n, h, w, pitch), 7, np.float32), np.zeros((kernel * kernel, pitch), np.float32)
-        x[..., :channels], weights[:, :c] = rng.standard_normal((n, h, w, channels)), rng.standard_normal((kernel * kernel, c))
+        x, weights = (
+            np.full((n, h, w, pitch), 7, np.float32),
+            np.zeros((kernel * kernel, pitch), np.float32),
+        )
+        x[..., :channels], weights[:, :c] = (
+            rng.standard_normal((n, h, w, channels)),
+            rng.standard_normal((kernel * kernel, c)),
+        )
         y = np.full((n, oh, ow, pitch), np.nan, np.float32)
         longs = (pitch, w * pitch, h * w * pitch, pitch, ow * pitch, oh * ow * pitch, 0, 0, 0)
         ints = (n, h, w, oh, ow, pad, pad, pitch, c)
-        run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, weights, y)), *map(ctypes.c_int, ints), *map(ctypes.c_longlong, longs))
-        whole = np.zeros((n, (h - 1) * stride + kernel + extra, (w - 1) * stride + kernel + extra, c))
+        run(
+            *(ctypes.c_void_p(a.ctypes.data) for a in (x, weights, y)),
+            *map(ctypes.c_int, ints),
+            *map(ctypes.c_longlong, longs),
+        )
+        whole = np.zeros(
+            (n, (h - 1) * stride + kernel + extra, (w - 1) * stride + kernel + extra, c)
+        )
         source = x[..., :channels].astype(np.float64).repeat(multiple, -1)
         for i in range(kernel):
             for j in range(kernel):
-                whole[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride] += source * weights[i * kernel + j, :c]
+                whole[
+                    :, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride
+                ] += source * weights[i * kernel + j, :c]
         np.testing.assert_allclose(y[..., :c], whole[:, pad : pad + oh, pad : pad + ow], atol=1e-4)
         assert np.isnan(y[..., c:]).all()
 
@@ -149,11 +286,17 @@ def _request(n: DimLike, c: int, h: int, kernel: int, dtype: DType = DType.F16) 
         "PT": kernel // 2,
         "PL": kernel // 2,
     }
-    ints |= {f"{s}_{p}": v for s in "xyr" for p, v in (("cs", pitch), ("rs", h * pitch), ("ns", h * h * pitch))}
+    ints |= {
+        f"{s}_{p}": v
+        for s in "xyr"
+        for p, v in (("cs", pitch), ("rs", h * pitch), ("ns", h * h * pitch))
+    }
     return request("conv2d_dw", dtype, ints, operands=("x", "w", "bias", "y"), arch=90)
 
 
-@pytest.mark.parametrize(("c", "h", "kernel"), [(672, 14, 5), (144, 56, 3), (5, 7, 3), (96, 31, 31)])
+@pytest.mark.parametrize(
+    ("c", "h", "kernel"), [(672, 14, 5), (144, 56, 3), (5, 7, 3), (96, 31, 31)]
+)
 def test_one_kernel_runs_for_each_batch(c: int, h: int, kernel: int) -> None:
     kernels = cuda.emit(_request(symbol("N"), c, h, kernel))
     for n in (1, 2, 7, 8, 33, 400):
@@ -166,7 +309,8 @@ def test_one_kernel_runs_for_each_batch(c: int, h: int, kernel: int) -> None:
 def test_strips_where_there_is_much_to_do() -> None:
     assert [k.symbol for k in cuda.emit(_request(64, 144, 56, 3))] == ["depthwise_strips"]
     assert [k.symbol for k in cuda.emit(_request(1, 144, 56, 3))] == ["depthwise"]
-    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["depthwise_large"]  # such a window fits into no thread's registers
+    # such a window fits into no thread's registers
+    assert [k.symbol for k in cuda.emit(_request(64, 96, 64, 31))] == ["depthwise_large"]
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32])

@@ -1,5 +1,7 @@
-"""What kernels read before the kernels before them have ended: constants alone. The assembler moves loads through the texture path (of `__restrict__` and `__ldg`)
-before the wait for those kernels, whatever stands between. And that they wait at all: the next kernel takes the end of one for the end of all before it."""
+"""What kernels read before the kernels before them have ended: constants alone. The assembler moves
+loads through the texture path (of `__restrict__` and `__ldg`) before the wait for those kernels,
+whatever stands between. And that they wait at all: the next kernel takes the end of one for the end
+of all before it."""
 
 from __future__ import annotations
 
@@ -31,13 +33,24 @@ def cases() -> Iterator[tuple[str, Request]]:
     yield from test_cuda_gemm.cases()
     yield from test_cuda_conv.cases()
     for d in (DType.F16, DType.F32):
-        for rows, columns, terms in ((1, 10, 256), (7, 300, 80), (2000, 40, 7), (900, 330, 70), (64, 64, 200), (300, 1, 4000)):
+        for rows, columns, terms in (
+            (1, 10, 256),
+            (7, 300, 80),
+            (2000, 40, 7),
+            (900, 330, 70),
+            (64, 64, 200),
+            (300, 1, 4000),
+        ):
             yield f"{rows}x{columns}x{terms} {d.name}", test_cuda_gemm.gemm(d, rows, columns, terms)
         for v in _WINDOWS:
             yield f"{v} {d.name}", windows(v, d)
 
 
-@pytest.mark.parametrize("constant", [frozenset(), frozenset({"w", "bias"})], ids=["nothing constant", "constant weights"])
+@pytest.mark.parametrize(
+    "constant",
+    [frozenset(), frozenset({"w", "bias"})],
+    ids=["nothing constant", "constant weights"],
+)
 def test_only_constants_are_read_through_the_texture_path(constant: frozenset[str]) -> None:
     seen, alone = set(), 0
     for name, r in cases():
@@ -47,16 +60,29 @@ def test_only_constants_are_read_through_the_texture_path(constant: frozenset[st
             alone += len(shared)
             read = re.findall(r"__ldg\(\(?[^)]*?\)?\(?e\.(\w+)", k.source)
             touched = re.findall(r"touch\(e\.(\w+)", k.source)
-            assert k.source.count("__ldg(") == len(read) and set(touched) <= constant, (name, k.symbol)
-            assert set(shared) <= ({"w", "b", "bias"} if constant else set()), (name, k.symbol, shared)
+            assert k.source.count("__ldg(") == len(read) and set(touched) <= constant, (
+                name,
+                k.symbol,
+            )
+            assert set(shared) <= ({"w", "b", "bias"} if constant else set()), (
+                name,
+                k.symbol,
+                shared,
+            )
             assert set(read) <= constant, (name, k.symbol, read)
     assert len(seen) > 12 and bool(alone) == bool(constant), seen
 
 
 def _of_every_kind() -> Iterator[Kernel]:
-    """Kernels that begin before those before them have ended: one of each symbol and set of switches."""
+    """Kernels that begin before those before them have ended: one of each symbol and set of
+    switches.
+    """
     seen = set()
-    more = (c for family in (*FAMILIES, "rows") for c in import_module(f"tests.backend.test_cuda_{family}").cases())
+    more = (
+        c
+        for family in (*FAMILIES, "rows")
+        for c in import_module(f"tests.backend.test_cuda_{family}").cases()
+    )
     for _, r in (*cases(), *more):
         if r.dtype == DType.BF16:  # as F16
             continue
@@ -66,7 +92,9 @@ def _of_every_kind() -> Iterator[Kernel]:
             except Unfit:
                 continue
             for k in kernels:
-                switches = re.findall(r"(?:#define|constexpr \w+) (\w+) (?:= )?([01]|true|false)\b(?!\.)", k.source)
+                switches = re.findall(
+                    r"(?:#define|constexpr \w+) (\w+) (?:= )?([01]|true|false)\b(?!\.)", k.source
+                )
                 kind = (k.symbol, frozenset(switches))
                 if k.pdl and kind not in seen:
                     seen.add(kind)
@@ -74,18 +102,30 @@ def _of_every_kind() -> Iterator[Kernel]:
 
 
 def _ptx(source: str) -> str:
-    return str(discovery.module("kernels", "cuda.compiler")._compile(source, "compute_90a").decode())
+    return str(
+        discovery.module("kernels", "cuda.compiler")._compile(source, "compute_90a").decode()
+    )
 
 
 def _sources(k: Kernel) -> list[str]:
-    """Its source; that of a running sum as it is for one part of a row and for several, which wait at different places."""
-    return [re.sub(r"(\bcumsum\([^{]*\{)", rf"\1 parts = {n};", k.source) for n in (1, 2)] if k.symbol == "cumsum" else [k.source]
+    """Its source; that of a running sum as it is for one part of a row and for several, which wait
+    at different places.
+    """
+    return (
+        [re.sub(r"(\bcumsum\([^{]*\{)", rf"\1 parts = {n};", k.source) for n in (1, 2)]
+        if k.symbol == "cumsum"
+        else [k.source]
+    )
 
 
 def test_every_block_waits_for_the_kernels_before_it() -> None:
     kernels = list(_of_every_kind())
     assert len({k.symbol for k in kernels}) > 25
-    assert not [k.symbol for k in kernels if not all(every_block_waits(_ptx(s), k.symbol) for s in _sources(k))]
+    assert not [
+        k.symbol
+        for k in kernels
+        if not all(every_block_waits(_ptx(s), k.symbol) for s in _sources(k))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +136,10 @@ def test_every_block_waits_for_the_kernels_before_it() -> None:
         ("if (blockIdx.x >= n) return; WAIT; x[0] = 1;", False),
         ("if (blockIdx.x < n) { WAIT; x[threadIdx.x] = 1; }", False),
         ("if (threadIdx.x < 32) { WAIT; x[0] = 1; } else x[threadIdx.x] = 2;", True),
-        ("if (blockIdx.x < n) { if (threadIdx.x < 32) { WAIT; x[0] = 1; } else x[threadIdx.x] = 2; }", False),
+        (
+            "if (blockIdx.x < n) { if (threadIdx.x < 32) { WAIT; x[0] = 1; } else x[threadIdx.x] = 2; }",
+            False,
+        ),
         ("for (int k = blockIdx.x; k < n; k += gridDim.x) { WAIT; x[k] = 1; }", False),
         ("for (int k = threadIdx.x; k < 4096; k += n) { if (k > n) { WAIT; } x[k] = 1; }", False),
         ("WAIT; for (int k = threadIdx.x; k < n; k += 128) x[k] = 1;", True),
@@ -109,4 +152,10 @@ def test_every_block_waits_for_the_kernels_before_it() -> None:
 )
 def test_what_the_check_finds(text: str, waits: bool) -> None:
     body = text.replace("WAIT", 'asm volatile("griddepcontrol.wait;" ::: "memory")')
-    assert every_block_waits(_ptx(f'extern "C" __global__ void kernel(volatile int* x, int n) {{ {body} }}'), "kernel") == waits
+    assert (
+        every_block_waits(
+            _ptx(f'extern "C" __global__ void kernel(volatile int* x, int n) {{ {body} }}'),
+            "kernel",
+        )
+        == waits
+    )

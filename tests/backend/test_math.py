@@ -1,4 +1,6 @@
-"""Every opcode of the f32 program interpreter against float64, on every instruction set of this machine."""
+"""Every opcode of the f32 program interpreter against float64, on every instruction set of this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tracea_onnx.runtime.native_library import isas, run_kernel
 F32 = npt.NDArray[np.float32]
 ISAS = isas()
 
-#: Opcodes with a bound on the relative error in units of 2^-23 over `_inputs`, and what is allowed absolutely beside it
-#: (cancellation that the function's own formula has, as in ONNX Runtime).
+#: Opcodes with a bound on the relative error in units of 2^-23 over `_inputs`, and what is allowed
+#: absolutely beside it (cancellation that the function's own formula has, as in ONNX Runtime).
 ULPS: dict[str, tuple[float, float]] = {
     "exp": (1.5, 1e-38),
     "log": (1.5, 0),
@@ -120,8 +122,21 @@ def _run(op: str, inputs: list[F32], isa: str, *, scalars: tuple[int, ...] = ())
     ints = {f"n{d}": n if d == 5 else 1 for d in range(6)} | {"y_dtype": 1}
     for k in range(len(inputs)):
         ints |= {f"x{k}_5": int(k not in scalars), f"x{k}_dtype": 1}
-    program = {"type": 0, "n_in": len(inputs), "regs": len(inputs) + 1, "out": len(inputs), "code": code}
-    run_kernel("pointwise", {**{f"x{k}": x for k, x in enumerate(inputs)}, "y": y}, ints, None, program, isa=isa)
+    program = {
+        "type": 0,
+        "n_in": len(inputs),
+        "regs": len(inputs) + 1,
+        "out": len(inputs),
+        "code": code,
+    }
+    run_kernel(
+        "pointwise",
+        {**{f"x{k}": x for k, x in enumerate(inputs)}, "y": y},
+        ints,
+        None,
+        program,
+        isa=isa,
+    )
     assert np.isnan(y[n]), "wrote past the end"
     return y[:n]
 
@@ -132,7 +147,9 @@ def _reference(op: str, inputs: Sequence[F32]) -> npt.NDArray[np.float64]:
 
 def _inputs(op: str, seed: int = 0, n: int = 6007) -> list[F32]:
     g = np.random.default_rng(seed)
-    x = np.concatenate([g.uniform(-20, 20, n), g.standard_normal(n), g.normal(0, 1e-4, n), g.uniform(-87, 88, n)]).astype(np.float32)
+    x = np.concatenate(
+        [g.uniform(-20, 20, n), g.standard_normal(n), g.normal(0, 1e-4, n), g.uniform(-87, 88, n)]
+    ).astype(np.float32)
     size = x.size
     if op in ("log", "sqrt", "rsqrt"):
         x = np.exp(g.uniform(-100, 88, size)).astype(np.float32)
@@ -145,14 +162,21 @@ def _inputs(op: str, seed: int = 0, n: int = 6007) -> list[F32]:
     elif op == "pow":
         x = np.abs(x[np.abs(x) < 20])
     size = x.size
-    rest: list[F32] = [g.standard_normal(size).astype(np.float32) for _ in range(ARITY.get(op, 1) - 1)]
+    rest: list[F32] = [
+        g.standard_normal(size).astype(np.float32) for _ in range(ARITY.get(op, 1) - 1)
+    ]
     if op in ("eq", "lt", "le", "and", "or", "xor", "where", "min", "max", "not"):
         x = np.round(g.standard_normal(size)).astype(np.float32)
         rest = [np.round(r) for r in rest]
     if op in ("clip", "elu", "selu", "celu", "quick_gelu", "leaky_relu", "hard_sigmoid"):
         rest = [
             np.full(size, v, np.float32)
-            for v in {"clip": (-1.5, 2.5), "hard_sigmoid": (0.2, 0.5), "quick_gelu": (1.702,), "selu": (1.67, 1.05)}.get(op, (0.7,))
+            for v in {
+                "clip": (-1.5, 2.5),
+                "hard_sigmoid": (0.2, 0.5),
+                "quick_gelu": (1.702,),
+                "selu": (1.67, 1.05),
+            }.get(op, (0.7,))
         ]
     if op == "not":
         rest = []
@@ -175,7 +199,9 @@ def test_error_is_a_few_ulps(op: str, isa: str) -> None:
         error = np.abs(got.astype(np.float64) - expected)
         bound = ulps * 2.0**-23 * np.abs(expected) + absolute + 1.5e-45
     bad = np.flatnonzero(inside & ~(error <= bound))
-    assert bad.size == 0, f"{op}({[float(x[bad[0]]) for x in inputs]}) = {got[bad[0]]}, expected {expected[bad[0]]}"
+    assert bad.size == 0, (
+        f"{op}({[float(x[bad[0]]) for x in inputs]}) = {got[bad[0]]}, expected {expected[bad[0]]}"
+    )
     assert np.array_equal(np.isinf(got), ~inside)
 
 
@@ -195,7 +221,9 @@ def test_remainders(op: str, isa: str) -> None:
     np.testing.assert_array_equal(_run(op, [a, b], isa), _reference(op, [a, b]).astype(np.float32))
 
 
-SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, -1e38, 1e-40, -1e-40, 100.0, -100.0], np.float32)
+SPECIAL = np.array(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, -1e38, 1e-40, -1e-40, 100.0, -100.0], np.float32
+)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -231,11 +259,29 @@ def test_special_values(op: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "op", ["silu", "gelu_erf", "gelu_tanh", "quick_gelu", "mish", "hard_swish", "elu", "leaky_relu", "selu", "celu", "clip", "hard_sigmoid", "min", "max"]
+    "op",
+    [
+        "silu",
+        "gelu_erf",
+        "gelu_tanh",
+        "quick_gelu",
+        "mish",
+        "hard_swish",
+        "elu",
+        "leaky_relu",
+        "selu",
+        "celu",
+        "clip",
+        "hard_sigmoid",
+        "min",
+        "max",
+    ],
 )
 def test_nan_comes_out_and_plus_infinity_stays(op: str, isa: str) -> None:
     x = np.array([np.nan, np.inf, 50.0, 3e38], np.float32)
-    rest = [np.full(4, v, np.float32) for v in {2: (0.5,), 3: (0.25, 0.5)}.get(ARITY.get(op, 1), ())]
+    rest = [
+        np.full(4, v, np.float32) for v in {2: (0.5,), 3: (0.25, 0.5)}.get(ARITY.get(op, 1), ())
+    ]
     got = _run(op, [x, *rest], isa)
     with np.errstate(all="ignore"):
         expected = _reference(op, [x, *rest]).astype(np.float32)
@@ -259,7 +305,9 @@ def test_halves_round_to_even(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("op", [o for o in sorted(ARITY) if ARITY[o] == 2 and o not in ("mod", "fmod")])
+@pytest.mark.parametrize(
+    "op", [o for o in sorted(ARITY) if ARITY[o] == 2 and o not in ("mod", "fmod")]
+)
 def test_scalar_operand(op: str, isa: str) -> None:
     a, b = _inputs(op, n=100)
     b[:] = b[0]
@@ -274,7 +322,16 @@ def _rmse(got: F32, expected: npt.NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("op", "node"),
-    [("erf", "Erf"), ("tanh", "Tanh"), ("sigmoid", "Sigmoid"), ("exp", "Exp"), ("log", "Log"), ("softplus", "Softplus"), ("gelu_erf", "Gelu"), ("elu", "Elu")],
+    [
+        ("erf", "Erf"),
+        ("tanh", "Tanh"),
+        ("sigmoid", "Sigmoid"),
+        ("exp", "Exp"),
+        ("log", "Log"),
+        ("softplus", "Softplus"),
+        ("gelu_erf", "Gelu"),
+        ("elu", "Elu"),
+    ],
 )
 def test_no_worse_than_onnx_runtime(op: str, node: str, isa: str) -> None:
     from onnx import TensorProto, helper
@@ -285,11 +342,15 @@ def test_no_worse_than_onnx_runtime(op: str, node: str, isa: str) -> None:
     x = np.exp(x) if op == "log" else x
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [x.size]) for n in ("x", "y")]
     model = helper.make_model(
-        helper.make_graph([helper.make_node(node, ["x"], ["y"], **attributes)], "g", info[:1], info[1:]),
+        helper.make_graph(
+            [helper.make_node(node, ["x"], ["y"], **attributes)], "g", info[:1], info[1:]
+        ),
         opset_imports=[helper.make_opsetid("", 20)],
         ir_version=9,
     )
-    theirs = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    theirs = ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, {"x": x})[0]
     inputs = [x, np.full(x.size, 0.7, np.float32)] if op == "elu" else [x]
     expected = _reference(op, inputs)
     assert _rmse(_run(op, inputs, isa), expected) <= 2 * _rmse(theirs, expected)
@@ -298,10 +359,14 @@ def test_no_worse_than_onnx_runtime(op: str, node: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("op", [*ULPS, *EXACT])
 def test_neighbours_change_nothing(op: str, isa: str) -> None:
-    """Not a bit of an element, whatever the elements beside it are: a vector's last lanes may hold what lies behind the tensor."""
+    """Not a bit of an element, whatever the elements beside it are: a vector's last lanes may hold
+    what lies behind the tensor.
+    """
     inputs = [x[:96].copy() for x in _inputs(op)]
     want = _run(op, inputs, isa)
     for k, odd in enumerate((1e6, -3e38, np.inf, np.nan)):
         inputs[0][k + 1 :: 8] = odd
     kept = np.arange(96) % 8 == 0
-    np.testing.assert_array_equal(_run(op, inputs, isa)[kept].view(np.int32), want[kept].view(np.int32))
+    np.testing.assert_array_equal(
+        _run(op, inputs, isa)[kept].view(np.int32), want[kept].view(np.int32)
+    )

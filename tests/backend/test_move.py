@@ -1,4 +1,6 @@
-"""`copy`, `fill`, `store_ints` and `gather` against numpy; everything around the written elements must stay as it was."""
+"""`copy`, `fill`, `store_ints` and `gather` against numpy; everything around the written elements
+must stay as it was.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def _copy(x: Array, y: Array, isa: str, threads: int = 1) -> None:
         ints[f"n{d}"] = x.shape[d - pad] if d >= pad else 1
         ints[f"x{d}"] = x.strides[d - pad] // x.itemsize if d >= pad else 0
         ints[f"y{d}"] = y.strides[d - pad] // y.itemsize if d >= pad else 0
-    operands = {n: (_root(v), (v.ctypes.data - _root(v).ctypes.data) // v.itemsize) for n, v in (("x", x), ("y", y))}
+    operands = {
+        n: (_root(v), (v.ctypes.data - _root(v).ctypes.data) // v.itemsize)
+        for n, v in (("x", x), ("y", y))
+    }
     assert kernel_tasks("copy", operands, ints, isa=isa, threads=threads) <= threads
     run_kernel("copy", operands, ints, isa=isa, threads=threads)
 
@@ -64,7 +69,9 @@ def _random(seed: int, shape: tuple[int, ...], elem: int) -> Array:
     ],
 )
 @pytest.mark.parametrize("threads", [1, 5])
-def test_transposes(shape: tuple[int, ...], axes: tuple[int, ...], elem: int, isa: str, threads: int) -> None:
+def test_transposes(
+    shape: tuple[int, ...], axes: tuple[int, ...], elem: int, isa: str, threads: int
+) -> None:
     x = _random(1, shape, elem)
     expected = x.transpose(axes)
     y = np.full(expected.size + 5, 0xA5, UNSIGNED[elem])
@@ -74,7 +81,12 @@ def test_transposes(shape: tuple[int, ...], axes: tuple[int, ...], elem: int, is
 
 
 @settings(max_examples=80)
-@given(data=st.data(), isa=st.sampled_from(ISAS), elem=st.sampled_from([1, 2, 4, 8]), threads=st.sampled_from([1, 2, 9]))
+@given(
+    data=st.data(),
+    isa=st.sampled_from(ISAS),
+    elem=st.sampled_from([1, 2, 4, 8]),
+    threads=st.sampled_from([1, 2, 9]),
+)
 def test_random_views(data: Any, isa: str, elem: int, threads: int) -> None:
     """Any permutation, slice (negative steps too) or broadcast into a slice of a larger tensor."""
     rank = data.draw(st.integers(1, 6))
@@ -113,7 +125,9 @@ def test_large_contiguous_copy_is_shared_out(isa: str, threads: int) -> None:
 def test_fill(elem: int, count: int, isa: str, threads: int) -> None:
     y = np.zeros(count + 2, UNSIGNED[elem])
     value = 0x1122334455667788
-    run_kernel("fill", {"y": y}, {"elem": elem, "count": count, "value": value}, isa=isa, threads=threads)
+    run_kernel(
+        "fill", {"y": y}, {"elem": elem, "count": count, "value": value}, isa=isa, threads=threads
+    )
     assert (y[:count] == value % 2 ** (8 * elem)).all()
     assert (y[count:] == 0).all()
 
@@ -123,20 +137,36 @@ def test_fill(elem: int, count: int, isa: str, threads: int) -> None:
 @pytest.mark.parametrize(("dtype", "number"), [(np.int64, 7), (np.int32, 6)])
 def test_store_ints(count: int, dtype: Any, number: int, isa: str) -> None:
     y = np.full(9, -5, dtype)
-    run_kernel("store_ints", {"y": y}, {"count": count, "dtype": number, **{f"v{k}": k * 10**8 - 3 for k in range(8)}}, isa=isa)
+    run_kernel(
+        "store_ints",
+        {"y": y},
+        {"count": count, "dtype": number, **{f"v{k}": k * 10**8 - 3 for k in range(8)}},
+        isa=isa,
+    )
     np.testing.assert_array_equal(y, [*(k * 10**8 - 3 for k in range(count)), *[-5] * (9 - count)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("outer", "n", "inner"), [(1, 10, 64), (3, 5, 1), (2, 7, 3), (1, 100, 2), (4, 1, 17)])
+@pytest.mark.parametrize(
+    ("outer", "n", "inner"), [(1, 10, 64), (3, 5, 1), (2, 7, 3), (1, 100, 2), (4, 1, 17)]
+)
 @pytest.mark.parametrize("elem", [1, 4, 8])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_gather(outer: int, n: int, inner: int, elem: int, index: Any, isa: str, threads: int) -> None:
+def test_gather(
+    outer: int, n: int, inner: int, elem: int, index: Any, isa: str, threads: int
+) -> None:
     x = _random(2, (outer, n, inner), elem)
     idx = np.random.default_rng(3).integers(-n, n, 29).astype(index)
     y = np.full(outer * 29 * inner + 1, 0x33, UNSIGNED[elem])
-    ints = {"elem": elem, "outer": outer, "n": n, "inner": inner, "count": 29, "idx_dtype": 6 if index == np.int32 else 7}
+    ints = {
+        "elem": elem,
+        "outer": outer,
+        "n": n,
+        "inner": inner,
+        "count": 29,
+        "idx_dtype": 6 if index == np.int32 else 7,
+    }
     run_kernel("gather", {"x": x, "idx": idx, "y": y}, ints, isa=isa, threads=threads)
     np.testing.assert_array_equal(y[:-1].reshape(outer, 29, inner), np.take(x, idx, 1))
     assert y[-1] == 0x33
@@ -147,5 +177,10 @@ def test_gather(outer: int, n: int, inner: int, elem: int, index: Any, isa: str,
 def test_gather_reports_an_index_out_of_range(bad: int, isa: str) -> None:
     x, y = _random(0, (1, 5, 4), 4), np.zeros((3, 4), np.uint32)
     with pytest.raises(TraceaError, match="bad data"):
-        run_kernel("gather", {"x": x, "idx": np.array([0, bad, 4]), "y": y}, {"elem": 4, "outer": 1, "n": 5, "inner": 4, "count": 3, "idx_dtype": 7}, isa=isa)
+        run_kernel(
+            "gather",
+            {"x": x, "idx": np.array([0, bad, 4]), "y": y},
+            {"elem": 4, "outer": 1, "n": 5, "inner": 4, "count": 3, "idx_dtype": 7},
+            isa=isa,
+        )
     np.testing.assert_array_equal(y[[0, 2]], x[0, [0, 4]])

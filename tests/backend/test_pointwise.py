@@ -1,4 +1,6 @@
-"""`pointwise` and `pointwise_nhwc`: broadcasting, element types, exact integers, compiled programs, against numpy."""
+"""`pointwise` and `pointwise_nhwc`: broadcasting, element types, exact integers, compiled programs,
+against numpy.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ TYPES: dict[int, Any] = {
 NUMBER = {np.dtype(t): n for n, t in TYPES.items()}
 
 
-def _pointwise(program: dict[str, Any], inputs: list[Array], dtype: int, isa: str, threads: int = 1, shape: tuple[int, ...] | None = None) -> Array:
+def _pointwise(
+    program: dict[str, Any],
+    inputs: list[Array],
+    dtype: int,
+    isa: str,
+    threads: int = 1,
+    shape: tuple[int, ...] | None = None,
+) -> Array:
     """The kernel with numpy broadcasting of `inputs`, whose own strides are used as they are."""
     shape = np.broadcast_shapes(*(x.shape for x in inputs)) if shape is None else shape
     count = int(np.prod(shape, dtype=np.int64))
@@ -47,7 +56,9 @@ def _pointwise(program: dict[str, Any], inputs: list[Array], dtype: int, isa: st
     operands: dict[str, Any] = {"y": y}
     for k, x in enumerate(inputs):
         view = np.broadcast_to(x, shape)
-        ints |= {f"x{k}_{d}": s // x.itemsize for d, s in enumerate((*(0,) * len(lead), *view.strides))} | {f"x{k}_dtype": NUMBER[x.dtype]}
+        ints |= {
+            f"x{k}_{d}": s // x.itemsize for d, s in enumerate((*(0,) * len(lead), *view.strides))
+        } | {f"x{k}_dtype": NUMBER[x.dtype]}
         root = _root(x)
         operands[f"x{k}"] = (root, (x.ctypes.data - root.ctypes.data) // x.itemsize)
     tasks = kernel_tasks("pointwise", operands, ints, None, program, isa=isa, threads=threads)
@@ -74,7 +85,9 @@ def _random(g: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.floa
 
 
 def _expr(n_in: int, *code: tuple[Any, ...]) -> Expr:
-    instructions = tuple(Instr("const", (), c[1]) if c[0] == "const" else Instr(c[0], tuple(c[1:])) for c in code)
+    instructions = tuple(
+        Instr("const", (), c[1]) if c[0] == "const" else Instr(c[0], tuple(c[1:])) for c in code
+    )
     return Expr(n_in, instructions, n_in + len(code) - 1)
 
 
@@ -108,7 +121,9 @@ SHAPES = (
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("threads", [1, 3, 16])
-def test_broadcasts(shapes: tuple[tuple[int, ...], tuple[int, ...]], isa: str, threads: int) -> None:
+def test_broadcasts(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], isa: str, threads: int
+) -> None:
     g = np.random.default_rng(0)
     a, b = (_random(g, s) for s in shapes)
     np.testing.assert_array_equal(_pointwise(ADD, [a, b], 1, isa, threads), a + b)
@@ -118,13 +133,30 @@ def test_broadcasts(shapes: tuple[tuple[int, ...], tuple[int, ...]], isa: str, t
 def _broadcast_shapes(draw: Any) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     rank = draw(st.integers(1, 6))
     shape = tuple(draw(st.integers(1, 40 if d == rank - 1 else 5)) for d in range(rank))
-    inputs = [tuple(n if draw(st.booleans()) else 1 for n in shape) for _ in range(draw(st.integers(1, 4)))]
-    return shape, [s[draw(st.integers(0, rank - 1)) :] if all(n == 1 for n in s) else s for s in inputs]
+    inputs = [
+        tuple(n if draw(st.booleans()) else 1 for n in shape)
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    return shape, [
+        s[draw(st.integers(0, rank - 1)) :] if all(n == 1 for n in s) else s for s in inputs
+    ]
 
 
 @settings(max_examples=60)
-@given(shapes=_broadcast_shapes(), seed=st.integers(0, 1000), threads=st.sampled_from([1, 2, 7]), isa=st.sampled_from(ISAS), transposed=st.booleans())
-def test_random_broadcasts(shapes: tuple[tuple[int, ...], list[tuple[int, ...]]], seed: int, threads: int, isa: str, transposed: bool) -> None:
+@given(
+    shapes=_broadcast_shapes(),
+    seed=st.integers(0, 1000),
+    threads=st.sampled_from([1, 2, 7]),
+    isa=st.sampled_from(ISAS),
+    transposed=st.booleans(),
+)
+def test_random_broadcasts(
+    shapes: tuple[tuple[int, ...], list[tuple[int, ...]]],
+    seed: int,
+    threads: int,
+    isa: str,
+    transposed: bool,
+) -> None:
     _, parts = shapes
     g = np.random.default_rng(seed)
     inputs = [_random(g, s[::-1]).T if transposed else _random(g, s) for s in parts]
@@ -134,7 +166,14 @@ def test_random_broadcasts(shapes: tuple[tuple[int, ...], list[tuple[int, ...]]]
         code.append(("fma", k, n + k - 1, 0))
     expr = _expr(n, *code)
     expected = evaluate(expr, inputs)
-    got = _pointwise(compile_program(expr, type="f32"), inputs, 1, isa, threads, shape=np.broadcast_shapes(*parts))
+    got = _pointwise(
+        compile_program(expr, type="f32"),
+        inputs,
+        1,
+        isa,
+        threads,
+        shape=np.broadcast_shapes(*parts),
+    )
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -146,7 +185,9 @@ def test_conversions(source: int, target: int, isa: str) -> None:
     if source in (1, 10, 11, 16) and target not in (1, 10, 11, 16, 9):
         x = np.abs(x * 20).astype(TYPES[source])
     got = _pointwise(compile_program(Expr(1, (), 0), type="f32"), [x], target, isa)
-    np.testing.assert_array_equal(got.astype(np.float64), x.astype(np.float32).astype(TYPES[target]).astype(np.float64))
+    np.testing.assert_array_equal(
+        got.astype(np.float64), x.astype(np.float32).astype(TYPES[target]).astype(np.float64)
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -157,8 +198,27 @@ def test_half_precision_corner_cases(isa: str) -> None:
         x: Array = every.view(dtype)
         np.testing.assert_array_equal(_pointwise(identity, [x], 1, isa), x.astype(np.float32))
         with np.errstate(over="ignore"):
-            wide = np.array([65504, 65519.9, 65520, -65536, 1e-8, 2.98e-8, 5.97e-8, 1 + 2**-11, 1 + 3 * 2**-11, np.inf, -0.0, 3.39e38], np.float32)
-            np.testing.assert_array_equal(_pointwise(identity, [wide], number, isa).astype(np.float32), wide.astype(dtype).astype(np.float32))
+            wide = np.array(
+                [
+                    65504,
+                    65519.9,
+                    65520,
+                    -65536,
+                    1e-8,
+                    2.98e-8,
+                    5.97e-8,
+                    1 + 2**-11,
+                    1 + 3 * 2**-11,
+                    np.inf,
+                    -0.0,
+                    3.39e38,
+                ],
+                np.float32,
+            )
+            np.testing.assert_array_equal(
+                _pointwise(identity, [wide], number, isa).astype(np.float32),
+                wide.astype(dtype).astype(np.float32),
+            )
     assert np.isnan(_pointwise(identity, [np.array([np.nan], np.float32)], 10, isa))[0]
 
 
@@ -169,15 +229,28 @@ def test_integers_are_exact(isa: str, threads: int) -> None:
     a = g.integers(-(2**62), 2**62, (3, 1, 2049))
     b = g.integers(-1000, 1000, (4, 1))
     b[b == 0] = 7
-    # ((a / b) * 3 + a mod b) where a < b else a, with ONNX's division (toward zero) and Mod (the divisor's sign)
-    expr = _expr(2, ("div", 0, 1), ("const", 3.0), ("mul", 2, 3), ("mod", 0, 1), ("add", 4, 5), ("lt", 0, 1), ("where", 7, 6, 0))
+    # ((a / b) * 3 + a mod b) where a < b else a, with ONNX's division (toward zero) and Mod (the
+    # divisor's sign)
+    expr = _expr(
+        2,
+        ("div", 0, 1),
+        ("const", 3.0),
+        ("mul", 2, 3),
+        ("mod", 0, 1),
+        ("add", 4, 5),
+        ("lt", 0, 1),
+        ("where", 7, 6, 0),
+    )
     got = _pointwise(compile_program(expr, type="i64"), [a, b], 7, isa, threads)
     quotient = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
     np.testing.assert_array_equal(got, np.where(a < b, quotient * 3 + np.mod(a, b), a))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "min", "max", "mod", "fmod", "eq", "lt", "le", "and", "or", "xor"])
+@pytest.mark.parametrize(
+    "op",
+    ["add", "sub", "mul", "div", "min", "max", "mod", "fmod", "eq", "lt", "le", "and", "or", "xor"],
+)
 def test_integer_opcodes(op: str, isa: str) -> None:
     g = np.random.default_rng(6)
     a, b = g.integers(-9, 9, 999), g.integers(-4, 5, 999)
@@ -213,15 +286,30 @@ def test_integer_corner_cases_do_not_trap(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_one_operand_integer_opcodes(isa: str) -> None:
     a = np.random.default_rng(1).integers(-5, 5, 333).astype(np.int32)
-    for op, expected in (("neg", -a), ("abs", np.abs(a)), ("sign", np.sign(a)), ("not", a == 0), ("square", a * a), ("copy", a)):
-        np.testing.assert_array_equal(_pointwise(compile_program(_expr(1, (op, 0)), type="i64"), [a], 6, isa), expected)
+    for op, expected in (
+        ("neg", -a),
+        ("abs", np.abs(a)),
+        ("sign", np.sign(a)),
+        ("not", a == 0),
+        ("square", a * a),
+        ("copy", a),
+    ):
+        np.testing.assert_array_equal(
+            _pointwise(compile_program(_expr(1, (op, 0)), type="i64"), [a], 6, isa), expected
+        )
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_mixed_types(isa: str) -> None:
     g = np.random.default_rng(2)
-    mask, x, k = _random(g, (4, 1, 33), np.bool_), _random(g, (7, 33), np.float16), _random(g, (33,), np.int64)
-    got = _pointwise(compile_program(_expr(3, ("where", 0, 1, 2)), type="f32"), [mask, x, k], 1, isa)
+    mask, x, k = (
+        _random(g, (4, 1, 33), np.bool_),
+        _random(g, (7, 33), np.float16),
+        _random(g, (33,), np.int64),
+    )
+    got = _pointwise(
+        compile_program(_expr(3, ("where", 0, 1, 2)), type="f32"), [mask, x, k], 1, isa
+    )
     np.testing.assert_array_equal(got, np.where(mask, x.astype(np.float32), k.astype(np.float32)))
 
 
@@ -256,10 +344,28 @@ def test_channels_last(c: int, isa: str, threads: int) -> None:
     gate, scalar = _random(g, (n, c)), _random(g, (1,))
     expr = _expr(4, ("mul", 0, 2), ("add", 4, 1), ("mul", 5, 3), ("silu", 6))
     full = {"cs": cs, "rs": w * cs, "ns": h * w * cs}
-    ints = {"N": n, "C": c, "H": h, "W": w, "x0_kind": 0, "x1_kind": 0, "x2_kind": 1, "x2_ns": c, "x3_kind": 3}
+    ints = {
+        "N": n,
+        "C": c,
+        "H": h,
+        "W": w,
+        "x0_kind": 0,
+        "x1_kind": 0,
+        "x2_kind": 1,
+        "x2_ns": c,
+        "x3_kind": 3,
+    }
     ints |= {f"{o}_{k}": v for o in ("x0", "x1", "y") for k, v in full.items()}
     operands = {"x0": x, "x1": r, "x2": gate, "x3": scalar, "y": y}
-    run_kernel("pointwise_nhwc", operands, ints, None, compile_program(expr, type="f32"), isa=isa, threads=threads)
+    run_kernel(
+        "pointwise_nhwc",
+        operands,
+        ints,
+        None,
+        compile_program(expr, type="f32"),
+        isa=isa,
+        threads=threads,
+    )
     expected = evaluate(expr, [x[..., :c], r[..., :c], gate[:, None, None, :], scalar])
     np.testing.assert_allclose(y[..., :c], expected, rtol=1e-5, atol=1e-6)
     assert (y[..., c:] == -77.0).all()
@@ -267,8 +373,18 @@ def test_channels_last(c: int, isa: str, threads: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_channels_last_dense(isa: str) -> None:
-    x, y = _random(np.random.default_rng(0), (2, 3, 11, 16)), np.full((2, 3, 11, 16), np.nan, np.float32)
+    x, y = (
+        _random(np.random.default_rng(0), (2, 3, 11, 16)),
+        np.full((2, 3, 11, 16), np.nan, np.float32),
+    )
     pitch = {f"{o}_{k}": v for o in ("x0", "y") for k, v in (("cs", 16), ("rs", 176), ("ns", 528))}
     program = compile_program(_expr(1, ("const", 2.0), ("mul", 0, 1), ("relu", 2)), type="f32")
-    run_kernel("pointwise_nhwc", {"x0": x, "y": y}, {"N": 2, "C": 16, "H": 3, "W": 11, **pitch}, None, program, isa=isa)
+    run_kernel(
+        "pointwise_nhwc",
+        {"x0": x, "y": y},
+        {"N": 2, "C": 16, "H": 3, "W": 11, **pitch},
+        None,
+        program,
+        isa=isa,
+    )
     np.testing.assert_array_equal(y, np.maximum(2 * x, 0))

@@ -1,4 +1,6 @@
-"""`pool2d`, `global_pool` and `resize2d` against float64 and ONNX Runtime; borders hold NaN, which must not be read."""
+"""`pool2d`, `global_pool` and `resize2d` against float64 and ONNX Runtime; borders hold NaN, which
+must not be read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def _channels_last(x: F32, cs: int, border: int = 1) -> tuple[F32, int]:
 
 
 def _pitches(name: str, buffer: F32) -> dict[str, int]:
-    return {f"{name}_cs": buffer.shape[3], f"{name}_rs": buffer.shape[2] * buffer.shape[3], f"{name}_ns": buffer[0].size}
+    return {
+        f"{name}_cs": buffer.shape[3],
+        f"{name}_rs": buffer.shape[2] * buffer.shape[3],
+        f"{name}_ns": buffer[0].size,
+    }
 
 
 def _reference(node: str, x: F32, **attributes: Any) -> F32:
@@ -39,10 +45,20 @@ def _reference(node: str, x: F32, **attributes: Any) -> F32:
     initializers, names = [], ["x"]
     if node == "Resize":
         scales = attributes.pop("scales")
-        initializers, names = [helper.make_tensor("scales", TensorProto.FLOAT, [4], [1.0, 1.0, *scales])], ["x", "", "scales"]
-    graph = helper.make_graph([helper.make_node(node, names, ["y"], **attributes)], "g", inputs, outputs, initializers)
+        initializers, names = (
+            [helper.make_tensor("scales", TensorProto.FLOAT, [4], [1.0, 1.0, *scales])],
+            ["x", "", "scales"],
+        )
+    graph = helper.make_graph(
+        [helper.make_node(node, names, ["y"], **attributes)], "g", inputs, outputs, initializers
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    return np.asarray(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0], np.float32)
+    return np.asarray(
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0],
+        np.float32,
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -74,7 +90,13 @@ def test_windows(
     threads: int,
 ) -> None:
     x = _random(0, *size)
-    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "ceil_mode": ceil}
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": strides,
+        "dilations": dilations,
+        "pads": pads,
+        "ceil_mode": ceil,
+    }
     if mode:
         attributes["count_include_pad"] = int(mode == 2)
     expected = _reference("AveragePool" if mode else "MaxPool", x, **attributes)
@@ -94,7 +116,18 @@ def test_windows(
         "SH": strides[0],
         "SW": strides[1],
     }
-    ints |= {"DH": dilations[0], "DW": dilations[1], "PT": pads[0], "PL": pads[1], "PB": pads[2], "PR": pads[3]} | _pitches("x", source) | _pitches("y", target)
+    ints |= (
+        {
+            "DH": dilations[0],
+            "DW": dilations[1],
+            "PT": pads[0],
+            "PL": pads[1],
+            "PB": pads[2],
+            "PR": pads[3],
+        }
+        | _pitches("x", source)
+        | _pitches("y", target)
+    )
     run_kernel("pool2d", {"x": (source, first), "y": target}, ints, isa=isa, threads=threads)
     got = target[..., :c].transpose(0, 3, 1, 2)
     if mode:
@@ -106,7 +139,18 @@ def test_windows(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("mode", [0, 1])
-@pytest.mark.parametrize(("n", "c", "h", "w"), [(1, 1, 1, 1), (2, 3, 5, 7), (1, 64, 7, 7), (2, 100, 3, 40), (1, 130, 33, 1), (3, 16, 2, 2), (1, 20, 200, 170)])
+@pytest.mark.parametrize(
+    ("n", "c", "h", "w"),
+    [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (1, 64, 7, 7),
+        (2, 100, 3, 40),
+        (1, 130, 33, 1),
+        (3, 16, 2, 2),
+        (1, 20, 200, 170),
+    ],
+)
 @pytest.mark.parametrize("threads", [1, 4])
 def test_global(mode: int, n: int, c: int, h: int, w: int, isa: str, threads: int) -> None:
     x = _random(1, n, c, h, w) + 3
@@ -124,9 +168,21 @@ COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"
 ROUNDINGS = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
 
 
-def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding: int, isa: str, threads: int, told: bool = True) -> tuple[F32, F32]:
+def _resize(
+    x: F32,
+    scales: tuple[float, float],
+    mode: int,
+    coord: int,
+    rounding: int,
+    isa: str,
+    threads: int,
+    told: bool = True,
+) -> tuple[F32, F32]:
     """`told`: the kernel is given the scales, else it takes those of the sizes."""
-    attributes: dict[str, Any] = {"mode": "linear" if mode else "nearest", "coordinate_transformation_mode": COORDINATES[coord]}
+    attributes: dict[str, Any] = {
+        "mode": "linear" if mode else "nearest",
+        "coordinate_transformation_mode": COORDINATES[coord],
+    }
     if not mode:
         attributes["nearest_mode"] = ROUNDINGS[rounding]
     expected = _reference("Resize", x, scales=scales, **attributes)
@@ -134,11 +190,28 @@ def _resize(x: F32, scales: tuple[float, float], mode: int, coord: int, rounding
     source, first = _channels_last(x, c + 1)
     target = np.full((n, oh, ow, c + 3), 8.0, np.float32)
     ints = (
-        {"mode": mode, "coord": coord, "rounding": rounding, "N": n, "C": c, "IH": x.shape[2], "IW": x.shape[3], "OH": oh, "OW": ow}
+        {
+            "mode": mode,
+            "coord": coord,
+            "rounding": rounding,
+            "N": n,
+            "C": c,
+            "IH": x.shape[2],
+            "IW": x.shape[3],
+            "OH": oh,
+            "OW": ow,
+        }
         | _pitches("x", source)
         | _pitches("y", target)
     )
-    run_kernel("resize2d", {"x": (source, first), "y": target}, ints, {"scale_h": scales[0] * told, "scale_w": scales[1] * told}, isa=isa, threads=threads)
+    run_kernel(
+        "resize2d",
+        {"x": (source, first), "y": target},
+        ints,
+        {"scale_h": scales[0] * told, "scale_w": scales[1] * told},
+        isa=isa,
+        threads=threads,
+    )
     assert (target[..., c:] == 8.0).all()
     return target[..., :c].transpose(0, 3, 1, 2), expected
 
@@ -167,23 +240,59 @@ def _places(coord: int, rounding: str, opset: int, scaled: bool) -> Any:
     ort = pytest.importorskip("onnxruntime")
     if tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
         pytest.skip("older ONNX Runtimes take no place beside a half for a half")
-    more = {} if opset < 11 else {"coordinate_transformation_mode": COORDINATES[coord], "nearest_mode": rounding}
-    names = ["x", "scales"] if opset < 11 else ["x", "", "scales"] if scaled else ["x", "", "", "sizes"]
-    asked = helper.make_tensor_value_info(names[-1], TensorProto.FLOAT if scaled else TensorProto.INT64, [4])
+    more = (
+        {}
+        if opset < 11
+        else {"coordinate_transformation_mode": COORDINATES[coord], "nearest_mode": rounding}
+    )
+    names = (
+        ["x", "scales"] if opset < 11 else ["x", "", "scales"] if scaled else ["x", "", "", "sizes"]
+    )
+    asked = helper.make_tensor_value_info(
+        names[-1], TensorProto.FLOAT if scaled else TensorProto.INT64, [4]
+    )
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 1, None, None]) for n in "xy"]
-    graph = helper.make_graph([helper.make_node("Resize", names, ["y"], mode="nearest", **more)], "g", [values[0], asked], values[1:])
+    graph = helper.make_graph(
+        [helper.make_node("Resize", names, ["y"], mode="nearest", **more)],
+        "g",
+        [values[0], asked],
+        values[1:],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def _nearest_places(session: Any, coord: int, rounding: int, h: int, w: int, asked: dict[str, Any], scales: tuple[float, float]) -> None:
+def _nearest_places(
+    session: Any,
+    coord: int,
+    rounding: int,
+    h: int,
+    w: int,
+    asked: dict[str, Any],
+    scales: tuple[float, float],
+) -> None:
     x = np.arange(h * w, dtype=np.float32).reshape(1, 1, h, w)
     (want,) = session.run(None, {"x": x, **asked})
     oh, ow = want.shape[2:]
     y = np.full((1, oh, ow, 1), -1.0, np.float32)
-    ints = {"mode": 0, "coord": coord, "rounding": rounding, "N": 1, "C": 1, "IH": h, "IW": w, "OH": oh, "OW": ow}
+    ints = {
+        "mode": 0,
+        "coord": coord,
+        "rounding": rounding,
+        "N": 1,
+        "C": 1,
+        "IH": h,
+        "IW": w,
+        "OH": oh,
+        "OW": ow,
+    }
     source = x.reshape(1, h, w, 1)
-    run_kernel("resize2d", {"x": source, "y": y}, ints | _pitches("x", source) | _pitches("y", y), {"scale_h": scales[0], "scale_w": scales[1]})
+    run_kernel(
+        "resize2d",
+        {"x": source, "y": y},
+        ints | _pitches("x", source) | _pitches("y", y),
+        {"scale_h": scales[0], "scale_w": scales[1]},
+    )
     np.testing.assert_array_equal(y[..., 0], want[0], f"{h} x {w} to {oh} x {ow}, {asked}")
 
 
@@ -194,7 +303,15 @@ def test_nearest_places_of_sizes(coord: int, rounding: int) -> None:
     session = _places(coord, ROUNDINGS[rounding], 19, False)
     for n in range(1, 27):
         for m in range(1, 49, 2):
-            _nearest_places(session, coord, rounding, n, n, {"sizes": np.array([1, 1, m, m + 1])}, (m / n, (m + 1) / n))
+            _nearest_places(
+                session,
+                coord,
+                rounding,
+                n,
+                n,
+                {"sizes": np.array([1, 1, m, m + 1])},
+                (m / n, (m + 1) / n),
+            )
 
 
 @pytest.mark.parametrize("coord", range(4))
@@ -207,17 +324,35 @@ def test_nearest_places_of_scales(coord: int, rounding: int) -> None:
             for h, other in ((7, 1.0), (40, 0.6), (5, 1.15)):
                 scales = (float(np.float32(other)), float(scale))
                 if int(np.float32(w) * scale):
-                    _nearest_places(session, coord, rounding, h, w, {"scales": np.array([1, 1, *scales], np.float32)}, scales)
+                    _nearest_places(
+                        session,
+                        coord,
+                        rounding,
+                        h,
+                        w,
+                        {"scales": np.array([1, 1, *scales], np.float32)},
+                        scales,
+                    )
 
 
 @pytest.mark.parametrize("rounding", [0, 3])
 def test_places_beside_a_half(rounding: int) -> None:
-    """The second place is 0.5 or 1.5, or up to some units in the last place beside it: ONNX Runtime takes those within 1e-6 for a half."""
+    """The second place is 0.5 or 1.5, or up to some units in the last place beside it: ONNX Runtime
+    takes those within 1e-6 for a half.
+    """
     session = _places(1, ROUNDINGS[rounding], 19, True)
     for half in (0.5, 1.5):
         for k in range(-40, 41):
             scale = float(np.float32(1 / (half + k * 2.0**-24)))
-            _nearest_places(session, 1, rounding, 2, 6, {"scales": np.array([1, 1, 1, scale], np.float32)}, (1.0, scale))
+            _nearest_places(
+                session,
+                1,
+                rounding,
+                2,
+                6,
+                {"scales": np.array([1, 1, 1, scale], np.float32)},
+                (1.0, scale),
+            )
 
 
 def test_nearest_places_of_operator_set_10() -> None:
@@ -227,7 +362,9 @@ def test_nearest_places_of_operator_set_10() -> None:
         for scale in np.array([0.3, 0.5, 0.7, 1, 1.3, 2, 2.9], np.float32):
             scales = (0.6, float(scale))
             if int(np.float32(w) * scale):
-                _nearest_places(session, 1, 4, 12, w, {"scales": np.array([1, 1, *scales], np.float32)}, scales)
+                _nearest_places(
+                    session, 1, 4, 12, w, {"scales": np.array([1, 1, *scales], np.float32)}, scales
+                )
 
 
 @pytest.mark.parametrize("isa", ISAS)

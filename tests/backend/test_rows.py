@@ -1,4 +1,7 @@
-"""`softmax` and `rope` against float64, on every instruction set of this machine. Outputs are filled with NaN before each run."""
+"""`softmax` and `rope` against float64, on every instruction set of this machine.
+
+Outputs are filled with NaN before each run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,13 @@ def _softmax(x: F32, log: bool, isa: str, threads: int = 1) -> F32:
     """Over axis 1 of x [outer, n, inner]."""
     y = aligned(x.shape)
     y.fill(np.nan)
-    run_kernel("softmax", {"x": x, "y": y}, dict(zip(("outer", "n", "inner", "log"), (*x.shape, int(log)), strict=True)), isa=isa, threads=threads)
+    run_kernel(
+        "softmax",
+        {"x": x, "y": y},
+        dict(zip(("outer", "n", "inner", "log"), (*x.shape, int(log)), strict=True)),
+        isa=isa,
+        threads=threads,
+    )
     return y
 
 
@@ -35,12 +44,31 @@ def _reference(x: F32, log: bool) -> F64:
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (7, 3, 1), (5, 16, 1), (9, 17, 1), (4, 31, 1), (3, 128, 1), (2, 1000, 1), (2, 5, 3), (3, 7, 16), (2, 33, 37), (1, 300, 64)], ids=str
+    "shape",
+    [
+        (1, 1, 1),
+        (7, 3, 1),
+        (5, 16, 1),
+        (9, 17, 1),
+        (4, 31, 1),
+        (3, 128, 1),
+        (2, 1000, 1),
+        (2, 5, 3),
+        (3, 7, 16),
+        (2, 33, 37),
+        (1, 300, 64),
+    ],
+    ids=str,
 )
 def test_softmax(isa: str, log: bool, shape: tuple[int, ...]) -> None:
     x = 5 * _random(1, *shape)
     for threads in (1, 3):
-        np.testing.assert_allclose(_softmax(x, log, isa, threads), _reference(x, log), rtol=3e-6, atol=2e-6 if log else 1e-7)
+        np.testing.assert_allclose(
+            _softmax(x, log, isa, threads),
+            _reference(x, log),
+            rtol=3e-6,
+            atol=2e-6 if log else 1e-7,
+        )
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -81,11 +109,27 @@ def test_rope(isa: str, interleaved: int, full: int, d: int, rot: int) -> None:
     y.fill(np.nan)
     row = cos.shape[-1]
     ints = {"c_b": s * row, "c_s": row, "interleaved": interleaved, "full": full}
-    ints |= {"B": b, "S": s, "H": h, "D": d, "rot": rot, "x_b": s * (h + 1) * d, "x_s": (h + 1) * d, "x_h": d, "y_b": h * s * d, "y_s": d, "y_h": s * d}
+    ints |= {
+        "B": b,
+        "S": s,
+        "H": h,
+        "D": d,
+        "rot": rot,
+        "x_b": s * (h + 1) * d,
+        "x_s": (h + 1) * d,
+        "x_h": d,
+        "y_b": h * s * d,
+        "y_s": d,
+        "y_h": s * d,
+    }
     for threads in (1, 2):
         run_kernel("rope", {"x": x, "cos": cos, "sin": sin, "y": y}, ints, isa=isa, threads=threads)
         x64 = x[:, :, :h].transpose(0, 2, 1, 3).astype(np.float64)
-        first, second = (slice(0, rot, 2), slice(1, rot, 2)) if interleaved else (slice(0, half), slice(half, rot))
+        first, second = (
+            (slice(0, rot, 2), slice(1, rot, 2))
+            if interleaved
+            else (slice(0, half), slice(half, rot))
+        )
         c, sn = cos[:, None].astype(np.float64), sin[:, None].astype(np.float64)
         other = slice(half, rot) if full else slice(0, half)
         want = x64.copy()
@@ -98,7 +142,21 @@ def test_rope(isa: str, interleaved: int, full: int, d: int, rot: int) -> None:
 def test_rope_with_shared_positions(isa: str) -> None:
     x, cos, sin = _random(1, 3, 4, 1, 8), _random(2, 4, 4), _random(3, 4, 4)
     y = aligned(x.shape)
-    ints = {"B": 3, "S": 4, "H": 1, "D": 8, "rot": 8, "x_b": 32, "x_s": 8, "x_h": 8, "y_b": 32, "y_s": 8, "y_h": 8, "c_b": 0, "c_s": 4}
+    ints = {
+        "B": 3,
+        "S": 4,
+        "H": 1,
+        "D": 8,
+        "rot": 8,
+        "x_b": 32,
+        "x_s": 8,
+        "x_h": 8,
+        "y_b": 32,
+        "y_s": 8,
+        "y_h": 8,
+        "c_b": 0,
+        "c_s": 4,
+    }
     run_kernel("rope", {"x": x, "cos": cos, "sin": sin, "y": y}, ints, isa=isa)
     c, s = cos[None, :, None], sin[None, :, None]
     want = np.concatenate([x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c + x[..., :4] * s], -1)

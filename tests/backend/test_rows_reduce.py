@@ -27,14 +27,32 @@ KINDS: dict[str, Callable[[Array], Array]] = {
     "log_sum": lambda v: np.log(v.sum(1)),
     "log_sum_exp": lambda v: np.asarray(logsumexp(v, axis=1)),
 }
-SHAPES = [(1, 1, 1), (7, 3, 1), (3, 17, 1), (4, 64, 1), (2, 5000, 1), (2, 7, 3), (3, 5, 16), (2, 300, 37), (1, 33, 130)]
+SHAPES = [
+    (1, 1, 1),
+    (7, 3, 1),
+    (3, 17, 1),
+    (4, 64, 1),
+    (2, 5000, 1),
+    (2, 7, 3),
+    (3, 5, 16),
+    (2, 300, 37),
+    (1, 33, 130),
+]
 
 
 def _reduce(kind: str, x: Array, isa: str, threads: int = 1) -> Array:
     y = aligned((x.shape[0], x.shape[2]), x.dtype)
     y.fill(np.nan if x.dtype == np.float32 else 77)
-    dtype = {np.dtype("f4"): DType.F32, np.dtype("i8"): DType.I64, np.dtype("i4"): DType.I32}[x.dtype]
-    ints = {"kind": list(KINDS).index(kind), "outer": x.shape[0], "n": x.shape[1], "inner": x.shape[2], "dtype": int(dtype)}
+    dtype = {np.dtype("f4"): DType.F32, np.dtype("i8"): DType.I64, np.dtype("i4"): DType.I32}[
+        x.dtype
+    ]
+    ints = {
+        "kind": list(KINDS).index(kind),
+        "outer": x.shape[0],
+        "n": x.shape[1],
+        "inner": x.shape[2],
+        "dtype": int(dtype),
+    }
     run_kernel("reduce", {"x": x, "y": y}, ints, isa=isa, threads=threads)
     return y
 
@@ -44,8 +62,13 @@ def _reduce(kind: str, x: Array, isa: str, threads: int = 1) -> Array:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_floats(isa: str, kind: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
-    spread = 3.0 / np.sqrt(shape[1]) if kind == "prod" else 2.0  # a product of many factors near 1 stays in range
-    x = (1 + spread * rng.uniform(-0.5, 0.5, shape) if kind in ("prod", "log_sum") else rng.standard_normal(shape)).astype(np.float32)
+    # a product of many factors near 1 stays in range
+    spread = 3.0 / np.sqrt(shape[1]) if kind == "prod" else 2.0
+    x = (
+        1 + spread * rng.uniform(-0.5, 0.5, shape)
+        if kind in ("prod", "log_sum")
+        else rng.standard_normal(shape)
+    ).astype(np.float32)
     v = x.astype(np.float64)
     scale = np.maximum(np.abs(v).sum(1), 1) if kind in ("sum", "mean") else 1.0
     rtol = 1e-6 * (1 + np.sqrt(shape[1])) if kind == "prod" else 3e-6
@@ -61,7 +84,12 @@ def test_floats(isa: str, kind: str, shape: tuple[int, ...]) -> None:
 def test_integers_are_exact(isa: str, dtype: str, kind: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(1).integers(-1000, 1000, shape).astype(dtype)
     for threads in (1, 3):
-        np.testing.assert_array_equal(_reduce(kind, x, isa, threads), getattr(np, kind)(x, axis=1, dtype=dtype) if kind in ("sum", "prod") else KINDS[kind](x))
+        np.testing.assert_array_equal(
+            _reduce(kind, x, isa, threads),
+            getattr(np, kind)(x, axis=1, dtype=dtype)
+            if kind in ("sum", "prod")
+            else KINDS[kind](x),
+        )
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -69,7 +97,9 @@ def test_integers_are_exact(isa: str, dtype: str, kind: str, shape: tuple[int, .
 def test_long_sums_keep_their_digits(isa: str, inner: int) -> None:
     """One chain of float additions over 300 000 equal terms would be off by 1e-3."""
     x = np.full((1, 300_000, inner), 0.1, np.float32)
-    np.testing.assert_allclose(_reduce("sum", x, isa), 300_000 * np.float64(np.float32(0.1)), rtol=2e-6)
+    np.testing.assert_allclose(
+        _reduce("sum", x, isa), 300_000 * np.float64(np.float32(0.1)), rtol=2e-6
+    )
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -89,7 +119,12 @@ def test_nothing_to_reduce(isa: str) -> None:
     np.testing.assert_array_equal(_reduce("sum", x, isa), np.zeros((3, 4)))
     np.testing.assert_array_equal(_reduce("prod", x, isa), np.ones((3, 4)))
     np.testing.assert_array_equal(_reduce("max", x, isa), np.full((3, 4), -np.inf))
-    assert kernel_tasks("reduce", {"x": x, "y": x}, {"outer": 0, "n": 3, "inner": 4, "dtype": 1}, isa=isa) == 0
+    assert (
+        kernel_tasks(
+            "reduce", {"x": x, "y": x}, {"outer": 0, "n": 3, "inner": 4, "dtype": 1}, isa=isa
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("isa", isas())
@@ -104,7 +139,14 @@ def test_argmax(isa: str, shape: tuple[int, ...], use_min: int, last: int, dtype
     for threads in (1, 3):
         y = aligned((shape[0], shape[2]), np.int64)
         y.fill(-1)
-        ints = {"outer": shape[0], "n": shape[1], "inner": shape[2], "min": use_min, "last": last, "dtype": 1 if dtype == "f4" else 7}
+        ints = {
+            "outer": shape[0],
+            "n": shape[1],
+            "inner": shape[2],
+            "min": use_min,
+            "last": last,
+            "dtype": 1 if dtype == "f4" else 7,
+        }
         run_kernel("argmax", {"x": x, "y": y}, ints, isa=isa, threads=threads)
         np.testing.assert_array_equal(y, want)
 

@@ -63,7 +63,9 @@ def eager(kind: str) -> Case:
             s = s.masked_fill(~m.causal[None, None, :n, :n], float("-inf"))
         elif kind == "causal_where":  # GPT-2
             n = x.shape[1]
-            s = torch.where(m.causal[:n, :n], s, torch.full([], torch.finfo(s.dtype).min, dtype=s.dtype))
+            s = torch.where(
+                m.causal[:n, :n], s, torch.full([], torch.finfo(s.dtype).min, dtype=s.dtype)
+            )
         elif kind == "alibi":
             s = s + m.slopes * torch.arange(x.shape[1], dtype=s.dtype)[None, None, None, :]
         elif mask is not None:
@@ -72,7 +74,13 @@ def eager(kind: str) -> Case:
         y = torch.einsum("bhqk,bhkd->bhqd", p, v) if kind == "einsum" else p @ v
         return _join(m, y.view(x.shape[0], H, x.shape[1], D) if kind == "bmm" else y)
 
-    extra: dict[str, Any] = {"causal": causal} if kind.startswith("causal") else {"slopes": torch.rand(1, H, 1, 1)} if kind == "alibi" else {}
+    extra: dict[str, Any] = (
+        {"causal": causal}
+        if kind.startswith("causal")
+        else {"slopes": torch.rand(1, H, 1, 1)}
+        if kind == "alibi"
+        else {}
+    )
     x = tokens()
     masks = {
         "mask": torch.randn(2, 1, 1, 6), "bool": torch.ones(2, 1, 6, 6), "finfo": torch.ones(2, 6, dtype=torch.bool), "extended": torch.ones(2, 6, dtype=torch.int64),
@@ -85,7 +93,10 @@ def sdpa(kind: str) -> Case:
     """torch's scaled_dot_product_attention."""
 
     def fn(m: Any, x: Any, mask: Any = None) -> Any:
-        return _join(m, F.scaled_dot_product_attention(*_qkv(m, x), attn_mask=mask, is_causal=kind == "causal"))
+        return _join(
+            m,
+            F.scaled_dot_product_attention(*_qkv(m, x), attn_mask=mask, is_causal=kind == "causal"),
+        )
 
     masks = {"mask": torch.randn(2, 1, 6, 6), "bool": torch.ones(2, 1, 6, 6, dtype=torch.bool)}
     inputs = (tokens(), masks[kind]) if kind in masks else (tokens(),)
@@ -104,7 +115,11 @@ def packed(kind: str) -> Case:
             q, k, v = m.qkv(x).view(b, n, H, 3 * D).transpose(1, 2).chunk(3, dim=-1)
         else:
             q, k, v = m.qkv(x).reshape(b, n, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v) if kind == "timm" else ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
+        y = (
+            F.scaled_dot_product_attention(q, k, v)
+            if kind == "timm"
+            else ((q * D**-0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
+        )
         return m.o(y.transpose(1, 2).reshape(b, n, X))
 
     return Case(Net(fn, qkv=nn.Linear(X, 3 * X), o=nn.Linear(X, X)), (tokens(),))
@@ -113,14 +128,24 @@ def packed(kind: str) -> Case:
 def multihead(kind: str) -> Case:
     mha = nn.MultiheadAttention(X, H, batch_first=kind != "sequence_first")
     if kind == "cross":
-        return Case(Net(lambda m, x, y: m.mha(x, y, y, need_weights=False)[0], mha=mha), (tokens(5), tokens(7)), batch=(0, 1))
+        return Case(
+            Net(lambda m, x, y: m.mha(x, y, y, need_weights=False)[0], mha=mha),
+            (tokens(5), tokens(7)),
+            batch=(0, 1),
+        )
     if kind == "padding":
         fn = lambda m, x, p: m.mha(x, x, x, key_padding_mask=p, need_weights=False)[0]  # noqa: E731
         return Case(Net(fn, mha=mha), (tokens(), torch.zeros(2, 6, dtype=torch.bool)), batch=(0, 1))
     if kind == "sequence_first":
-        return Case(Net(lambda m, x: m.mha(x, x, x, need_weights=False)[0], mha=mha), (torch.randn(6, 2, X),), batch=())
+        return Case(
+            Net(lambda m, x: m.mha(x, x, x, need_weights=False)[0], mha=mha),
+            (torch.randn(6, 2, X),),
+            batch=(),
+        )
     if kind == "layer":
-        layer = nn.TransformerEncoderLayer(X, H, 24, dropout=0.0, batch_first=True, activation="gelu")
+        layer = nn.TransformerEncoderLayer(
+            X, H, 24, dropout=0.0, batch_first=True, activation="gelu"
+        )
         layer.self_attn.in_proj_bias.data.normal_()
         return Case(Net(lambda m, x: m.layer(x) * 1.0, layer=layer), (tokens(),))
     return Case(Net(lambda m, x: m.mha(x, x, x, need_weights=False)[0], mha=mha), (tokens(),))
@@ -151,10 +176,21 @@ def grouped(kind: str) -> Case:
             k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            y = torch.softmax((q @ repeat(k).transpose(2, 3) * 0.5).float(), dim=-1).to(q.dtype) @ repeat(v)
+            y = torch.softmax((q @ repeat(k).transpose(2, 3) * 0.5).float(), dim=-1).to(
+                q.dtype
+            ) @ repeat(v)
         return _join(m, y)
 
-    return Case(Net(fn, q=nn.Linear(X, X, bias=False), k=nn.Linear(X, X // 2, bias=False), v=nn.Linear(X, X // 2, bias=False), o=nn.Linear(X, X)), (tokens(),))
+    return Case(
+        Net(
+            fn,
+            q=nn.Linear(X, X, bias=False),
+            k=nn.Linear(X, X // 2, bias=False),
+            v=nn.Linear(X, X // 2, bias=False),
+            o=nn.Linear(X, X),
+        ),
+        (tokens(),),
+    )
 
 
 def cached(kind: str) -> Case:
@@ -169,18 +205,26 @@ def cached(kind: str) -> Case:
             y = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(D), -1) @ v
         return _join(m, y), k, v
 
-    return Case(Net(fn, **_projections()), (tokens(1), torch.randn(2, H, 4, D), torch.randn(2, H, 4, D)), batch=(0, 1, 2))
+    return Case(
+        Net(fn, **_projections()),
+        (tokens(1), torch.randn(2, H, 4, D), torch.randn(2, H, 4, D)),
+        batch=(0, 1, 2),
+    )
 
 
 def biased(kind: str) -> Case:
-    """A learned bias per pair of positions: T5's buckets, Swin's windows with a shift mask, DeBERTa's gathered products."""
+    """A learned bias per pair of positions: T5's buckets, Swin's windows with a shift mask,
+    DeBERTa's gathered products.
+    """
 
     def t5(m: Any, x: Any) -> Any:
         n = x.shape[1]
         distance = torch.arange(n)[None, :] - torch.arange(n)[:, None]
         bias = m.table(distance.abs().clamp(max=7)).permute(2, 0, 1).unsqueeze(0)
         q, k, v = _qkv(m, x)
-        return _join(m, torch.softmax((q @ k.transpose(3, 2) + bias).float(), dim=-1).type_as(q) @ v)
+        return _join(
+            m, torch.softmax((q @ k.transpose(3, 2) + bias).float(), dim=-1).type_as(q) @ v
+        )
 
     def swin(m: Any, x: Any, mask: Any = None) -> Any:
         q, k, v = _qkv(m, x)
@@ -206,7 +250,9 @@ def biased(kind: str) -> Case:
         index = (torch.arange(4)[:, None] - torch.arange(4)[None, :]) + 3
         x = torch.randn(4, 4, X)
         inputs = (x, torch.randn(2, 4, 4)) if kind == "swin_shifted" else (x,)
-        return Case(Net(swin, table=nn.Embedding(7, H), index=index, **_projections()), inputs, batch=(0,))
+        return Case(
+            Net(swin, table=nn.Embedding(7, H), index=index, **_projections()), inputs, batch=(0,)
+        )
     table = nn.Embedding(8, H if kind == "t5" else X)
     return Case(Net(t5 if kind == "t5" else deberta, table=table, **_projections()), (tokens(),))
 
@@ -228,29 +274,47 @@ def rope(kind: str) -> Case:
         table = torch.randn(2, 1, 6, D)
         if kind == "pairs":
             table = table[..., : D // 2].repeat_interleave(2, dim=-1)
-        return Case(Net(lambda m, q, c, s: q * c + turn(q) * s), (q, table, table.clone()), batch=(0, 1, 2))
+        return Case(
+            Net(lambda m, q, c, s: q * c + turn(q) * s), (q, table, table.clone()), batch=(0, 1, 2)
+        )
     if kind == "halves":
+
         def fn(m: Any, q: Any, c: Any, s: Any) -> Any:
             a, b = q.chunk(2, dim=-1)
             return torch.cat((a * c - b * s, b * c + a * s), dim=-1)
 
-        return Case(Net(fn), (q, torch.randn(2, 1, 6, D // 2), torch.randn(2, 1, 6, D // 2)), batch=(0, 1, 2))
+        return Case(
+            Net(fn),
+            (q, torch.randn(2, 1, 6, D // 2), torch.randn(2, 1, 6, D // 2)),
+            batch=(0, 1, 2),
+        )
     if kind == "partial":
+
         def part(m: Any, q: Any, c: Any, s: Any) -> Any:
             a, b = q[..., :4], q[..., 4:]
             return torch.cat((a * c + _rotate_half(a) * s, b), dim=-1)
 
-        return Case(Net(part), (q, torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)), batch=(0, 1, 2))
+        return Case(
+            Net(part), (q, torch.randn(2, 1, 6, 4), torch.randn(2, 1, 6, 4)), batch=(0, 1, 2)
+        )
     if kind == "gptj":  # tables of half width repeated in the graph, positions gathered
+
         def gptj(m: Any, q: Any, position: Any) -> Any:
             angles = m.table[position]
             sin, cos = (t.repeat_interleave(2, dim=-1)[:, None] for t in angles.chunk(2, dim=-1))
             return q * cos + _rotate_pairs(q) * sin
 
-        return Case(Net(gptj, table=torch.randn(12, D)), (q, torch.arange(6).expand(2, 6).contiguous()), batch=(0, 1))
+        return Case(
+            Net(gptj, table=torch.randn(12, D)),
+            (q, torch.arange(6).expand(2, 6).contiguous()),
+            batch=(0, 1),
+        )
 
     def full(m: Any, q: Any, position: Any) -> Any:
-        angles = (m.inv[None, :, None].float().expand(position.shape[0], -1, 1) @ position[:, None, :].float()).transpose(1, 2)
+        angles = (
+            m.inv[None, :, None].float().expand(position.shape[0], -1, 1)
+            @ position[:, None, :].float()
+        ).transpose(1, 2)
         table = torch.cat((angles, angles), dim=-1)
         c, s = table.cos().unsqueeze(1), table.sin().unsqueeze(1)
         return q * c + _rotate_half(q) * s

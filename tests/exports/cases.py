@@ -1,4 +1,7 @@
-"""Name of each torch chain of the matrix -> how to build its module. What must fuse stands in chains.py under the same name."""
+"""Name of each torch chain of the matrix -> how to build its module.
+
+What must fuse stands in chains.py under the same name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What must fuse in each chain of the matrix: fused operators by count, and how many plain nodes may stay beside them."""
+"""What must fuse in each chain of the matrix: fused operators by count, and how many plain nodes
+may stay beside them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chain:
-    """fused: operator of the rewritten model -> calls (`A|B` counts either). left: plain nodes that no fusion is expected to take (None: any number).
+    """fused: operator of the rewritten model -> calls (`A|B` counts either). left: plain nodes that
+    no fusion is expected to take (None: any number).
 
     alone: operators that say a fused operator's chain in one node, which need not fuse.
     """
@@ -18,14 +21,14 @@ class Chain:
     alone: tuple[str, ...] = ()
 
 
-
 _CONV = Chain({"Conv": 1})
 _GEMM = Chain({"Gemm": 1})
 _ATTENTION = Chain({"Attention": 1, "Gemm": 4})
 _PACKED = Chain({"Attention": 1, "Gemm": 2})
 _SE = Chain({"SqueezeExcite": 1})
 _ROPE = Chain({"RotaryEmbedding": 1}, alone=("RotaryEmbedding",))
-_TABLES = Chain({"RotaryEmbedding": 1}, left=None, alone=("RotaryEmbedding",))  # what computes the tables from positions runs once for all layers
+# what computes the tables from positions runs once for all layers
+_TABLES = Chain({"RotaryEmbedding": 1}, left=None, alone=("RotaryEmbedding",))
 _RMS = Chain({"RMSNorm": 1}, alone=("RMSNormalization", "SimplifiedLayerNormalization"))
 _LN = Chain({"LayerNorm": 1}, alone=("LayerNormalization",))
 
@@ -59,7 +62,8 @@ CHAINS: dict[str, Chain] = {
     "geglu": Chain({"SwiGLU": 1}, left=1),
     **dict.fromkeys(("layernorm_nn", "layernorm_manual", "layernorm_rsqrt", "layernorm_var", "layernorm_transposed", "layernorm_channels_first"), _LN),
     "layernorm_skip": Chain({"SkipLayerNorm": 1}),
-    "layernorm_skip_bias": Chain({"Gemm|SkipLayerNorm": 1}, left=2),  # either the product or the norm takes the sum
+    # either the product or the norm takes the sum
+    "layernorm_skip_bias": Chain({"Gemm|SkipLayerNorm": 1}, left=2),
     **dict.fromkeys([f"rmsnorm_{k}" for k in ("llama", "llama_fp16", "gemma", "div", "nn")], _RMS),
     "rmsnorm_skip": Chain({"SkipRMSNorm": 1}),
     "groupnorm": Chain({"GroupNorm": 1}, alone=("GroupNormalization",)),
@@ -104,7 +108,8 @@ CHAINS: dict[str, Chain] = {
     "tf_attention_einsum": Chain({"Attention": 1}, left=8),
     "ort_fused_conv": _CONV,
     **dict.fromkeys([f"ort_gelu_{k}" for k in ("bias", "fast", "plain", "quick")], Chain({"Gemm": 2})),
-    "ort_packed": Chain({"Gemm": 2}, left=2),  # Attention holds its projections, and the norm is one operator
+    # Attention holds its projections, and the norm is one operator
+    "ort_packed": Chain({"Gemm": 2}, left=2),
     "ort_attention": Chain({"Attention": 1, "Gemm": 3, "SkipLayerNorm": 1}, alone=("SkipLayerNormalization",)),
     "ort_mha": Chain({"Attention": 1, "Gemm": 3, "SkipLayerNorm": 1}, alone=("SkipLayerNormalization", "MultiHeadAttention")),
     # Whole networks: two layers each, with cross attention in decoders; Swin has two stages of two.

@@ -1,11 +1,12 @@
-"""Regenerates the export matrix: python tests/exports/make.py [CHAIN ...] (torch and transformers installed; all chains without arguments).
+"""Regenerates the export matrix: python tests/exports/make.py [CHAIN ...] (torch and transformers
+installed; all chains without arguments).
 
     chain.ts17.onnx      TorchScript exporter, opset 17, every size fixed
     chain.ts17d.onnx     the same with a dynamic batch
     chain.dynamo18d.onnx torch.export exporter
 
-Weights come from a fixed seed. Stack traces, doc strings and other metadata are removed: they hold paths of the machine that exported; names are shortened.
-"""
+Weights come from a fixed seed. Stack traces, doc strings and other metadata are removed: they hold
+paths of the machine that exported; names are shortened."""
 
 from __future__ import annotations
 
@@ -32,7 +33,19 @@ from tests.exports.modules import Case
 
 FOLDER = Path(__file__).resolve().parent
 #: Every opset once, the commonest ones static and dynamic.
-EXPORTERS = ("ts11", "ts13d", "ts14", "ts17", "ts17d", "ts20d", "dynamo18", "dynamo18d", "dynamo20d", "dynamo23", "dynamo23d")
+EXPORTERS = (
+    "ts11",
+    "ts13d",
+    "ts14",
+    "ts17",
+    "ts17d",
+    "ts20d",
+    "dynamo18",
+    "dynamo18d",
+    "dynamo20d",
+    "dynamo23",
+    "dynamo23d",
+)
 
 
 def strip(model: ModelProto) -> ModelProto:
@@ -56,7 +69,9 @@ def strip(model: ModelProto) -> ModelProto:
 
 
 def shorten(model: ModelProto) -> ModelProto:
-    """`model` with nodes called n0, n1, ... and inner values t0, t1, ...: most bytes of an export are scope names."""
+    """`model` with nodes called n0, n1, ... and inner values t0, t1, ...: most bytes of an export
+    are scope names.
+    """
     kept = {v.name for v in (*model.graph.input, *model.graph.output)} | {""}
     new: dict[str, str] = {}
 
@@ -87,8 +102,16 @@ def _graphs(g: GraphProto) -> Iterator[GraphProto]:
 def export(case: Case, exporter: str) -> ModelProto:
     """The model one exporter makes of a case. Raises what the exporter raises."""
     dynamic = exporter.endswith("d")
-    kind, opset = ("ts", int(exporter[2:].rstrip("d"))) if exporter.startswith("ts") else ("dynamo", int(exporter[6:].rstrip("d")))
-    net, inputs = (case.net.half(), tuple(i.half() for i in case.inputs)) if case.half else (case.net, case.inputs)
+    kind, opset = (
+        ("ts", int(exporter[2:].rstrip("d")))
+        if exporter.startswith("ts")
+        else ("dynamo", int(exporter[6:].rstrip("d")))
+    )
+    net, inputs = (
+        (case.net.half(), tuple(i.half() for i in case.inputs))
+        if case.half
+        else (case.net, case.inputs)
+    )
     net = net.eval()
     if kind == "dynamo":
         # Whole networks compare sizes in their code, which a size declared free would contradict.
@@ -96,7 +119,9 @@ def export(case: Case, exporter: str) -> ModelProto:
         shapes = tuple(dict.fromkeys(axes, free) for axes in case.dynamic()) if dynamic else None
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(net, inputs, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False)
+            program = torch.onnx.export(
+                net, inputs, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False
+            )
         model: ModelProto = program.model_proto
         return shorten(strip(model))
     names = [f"i{k}" for k in range(len(inputs))]
@@ -116,7 +141,9 @@ def main(wanted: list[str]) -> int:
     torch.set_num_threads(1)
     for name, make in HANDWRITTEN.items():
         if not wanted or name in wanted:
-            (FOLDER / f"{name}.onnx").write_bytes(strip(make()).SerializeToString(deterministic=True))
+            (FOLDER / f"{name}.onnx").write_bytes(
+                strip(make()).SerializeToString(deterministic=True)
+            )
     for name, build in (CASES | MODELS).items():
         if wanted and name not in wanted:
             continue
@@ -128,7 +155,10 @@ def main(wanted: list[str]) -> int:
                 matrix.accepted(model)  # an exporter may write what no runtime takes
             except Exception as e:
                 target.unlink(missing_ok=True)
-                print(f"{target.name}: {type(e).__name__}: {str(e).splitlines()[0][:150] if str(e) else ''}", flush=True)
+                print(
+                    f"{target.name}: {type(e).__name__}: {str(e).splitlines()[0][:150] if str(e) else ''}",
+                    flush=True,
+                )
                 continue
             target.write_bytes(model.SerializeToString(deterministic=True))
     return 0

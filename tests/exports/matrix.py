@@ -1,4 +1,6 @@
-"""One cell of the export matrix: canonicalise, match, schedule, rewrite, and hold every step against ONNX Runtime without optimisations."""
+"""One cell of the export matrix: canonicalise, match, schedule, rewrite, and hold every step
+against ONNX Runtime without optimisations.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ from tracea_onnx.verify import verification as verification
 
 FOLDER = Path(__file__).resolve().parent
 _ROUNDS = 8
-#: Sizes of the dynamic axes, by what their name says; unequal, so that no two can be confused. Some exports only run with a batch of one.
-_SIZES = ({"batch": 2, "sequence": 5, "states": 7, "past": 3}, {"batch": 1, "sequence": 5, "states": 7, "past": 3})
+#: Sizes of the dynamic axes, by what their name says; unequal, so that no two can be confused. Some
+#: exports only run with a batch of one.
+_SIZES = (
+    {"batch": 2, "sequence": 5, "states": 7, "past": 3},
+    {"batch": 1, "sequence": 5, "states": 7, "past": 3},
+)
 
 
 @dataclass
 class Cell:
-    """What one exported file became. `faults` are wrong results, `missing` what did not fuse; both empty when all is well."""
+    """What one exported file became.
+
+    `faults` are wrong results, `missing` what did not fuse; both empty when all is well.
+    """
 
     chain: str
     exporter: str
@@ -55,12 +64,19 @@ def files(pattern: str = "*") -> Iterator[Path]:
 
 
 def feeds(model: ModelProto, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
-    """Random inputs: booleans and every integer input but the first are masks (0 or 1, the first of each row 1), the first holds ids."""
+    """Random inputs: booleans and every integer input but the first are masks (0 or 1, the first of
+    each row 1), the first holds ids.
+    """
     rng, out = np.random.default_rng(seed), {}
     for k, i in enumerate(model.graph.input):
         dims = i.type.tensor_type.shape.dim
         # A size without a telling name is a batch on axis 0 and a sequence elsewhere.
-        shape = [d.dim_value if d.HasField("dim_value") else sizes.get(d.dim_param, sizes["sequence" if a else "batch"]) for a, d in enumerate(dims)]
+        shape = [
+            d.dim_value
+            if d.HasField("dim_value")
+            else sizes.get(d.dim_param, sizes["sequence" if a else "batch"])
+            for a, d in enumerate(dims)
+        ]
         dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
         if dtype.kind == "f":
             out[i.name] = rng.standard_normal(shape).astype(dtype)
@@ -74,7 +90,10 @@ def feeds(model: ModelProto, sizes: Mapping[str, int], seed: int = 0) -> dict[st
 
 
 def accepted(model: ModelProto) -> dict[str, Any]:
-    """Inputs ONNX Runtime, without optimisations, runs the model on. Raises its error when there are none."""
+    """Inputs ONNX Runtime, without optimisations, runs the model on.
+
+    Raises its error when there are none.
+    """
     session = verification.session(model_file.Source(model, None, None))
     for sizes in _SIZES[:-1]:
         given = feeds(model, sizes)
@@ -99,7 +118,9 @@ def evaluate(path: Path) -> Cell:
         graph = Graph(work)
         found, cell.refused = find.find(graph)
         rules = {r.name: r for r in rule_set.rules()}
-        chosen, left = discovery.module("scheduler", "priority").schedule(graph, [(m, cost_model.price(graph, m, "cpu"), rules[m.rule].priority) for m in found])
+        chosen, left = discovery.module("scheduler", "priority").schedule(
+            graph, [(m, cost_model.price(graph, m, "cpu"), rules[m.rule].priority) for m in found]
+        )
         cell.refused += left
         if not chosen:
             break
@@ -113,8 +134,12 @@ def evaluate(path: Path) -> Cell:
         edit.drop_dead(work.graph, edit.protected_names(work, work.graph))
         edit.drop_value_info(work.graph)
     onnx_inference.restore_types(work, typed)
-    result = verification.verify(model_file.Source(original, None, None), model_file.Source(work, None, None), values=given)
-    cell.faults += [f"output {o.name} differs by {o.max_abs:.3g}: {o.note}" for o in result.outputs if not o.ok]
+    result = verification.verify(
+        model_file.Source(original, None, None), model_file.Source(work, None, None), values=given
+    )
+    cell.faults += [
+        f"output {o.name} differs by {o.max_abs:.3g}: {o.note}" for o in result.outputs if not o.ok
+    ]
     cell.plain = [n.op_type for n in work.graph.node if n.domain != DOMAIN]
     cell.missing = _missing(CHAINS[name], cell)
     return cell
@@ -136,8 +161,13 @@ def _missing(chain: Chain, cell: Cell) -> list[str]:
 
 
 def wrong(m: Match, values: Mapping[str, Any], tolerance: float = 5e-5) -> str:
-    """Why the spec of `m`, evaluated in float64 on what enters the chain, is not what its nodes computed; "" when it is."""
-    entering = {role: np.asarray(values[name], np.float64) for role, name in zip(m.spec.roles, m.inputs, strict=True)}
+    """Why the spec of `m`, evaluated in float64 on what enters the chain, is not what its nodes
+    computed; "" when it is.
+    """
+    entering = {
+        role: np.asarray(values[name], np.float64)
+        for role, name in zip(m.spec.roles, m.inputs, strict=True)
+    }
     try:
         results = rules_oracle_attention.results(m.spec, entering)
     except (AssertionError, KeyError, ValueError, Refuse) as e:
@@ -148,9 +178,15 @@ def wrong(m: Match, values: Mapping[str, Any], tolerance: float = 5e-5) -> str:
         if got.shape != want.shape or not np.array_equal(np.isnan(got), np.isnan(want)):
             return f"shape {got.shape} or NaN are not those of {want.shape}"
         finite = np.isfinite(want)
-        if not np.array_equal(np.isinf(got), np.isinf(want)) or (np.isinf(want) & (got != want)).any():
+        if (
+            not np.array_equal(np.isinf(got), np.isinf(want))
+            or (np.isinf(want) & (got != want)).any()
+        ):
             return f"infinities of '{name}' are elsewhere"
-        gap, scale = np.abs(got[finite] - want[finite]), np.nanmax(np.abs(want[finite]), initial=0.0)
+        gap, scale = (
+            np.abs(got[finite] - want[finite]),
+            np.nanmax(np.abs(want[finite]), initial=0.0),
+        )
         if np.nanmax(gap, initial=0.0) > eps * (scale + 1e-6):
             return f"'{name}' differs by {np.nanmax(gap):.3g} of {scale:.3g}"
     return ""

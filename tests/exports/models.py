@@ -1,4 +1,6 @@
-"""Whole networks of the transformers library with random weights, two layers deep and as narrow as they can be."""
+"""Whole networks of the transformers library with random weights, two layers deep and as narrow as
+they can be.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,21 @@ _TEXT = {0: "batch", 1: "sequence"}
 _SMALL = {
     "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32,
 }  # fmt: skip
-_IMAGE = {"image_size": 16, "patch_size": 8, "num_channels": 3, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+_IMAGE = {
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 3,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 
 
 class First(nn.Module):
-    """The first result of a network (a tuple, or a value with `last_hidden_state`), called with keyword arguments."""
+    """The first result of a network (a tuple, or a value with `last_hidden_state`), called with
+    keyword arguments.
+    """
 
     def __init__(self, net: Any, *names: str, **fixed: Any) -> None:
         super().__init__()
@@ -32,7 +44,9 @@ class First(nn.Module):
 
 
 class Cached(nn.Module):
-    """A causal language model with the keys and values of earlier steps: (ids, k0, v0, k1, v1) -> (logits, k0, v0, k1, v1)."""
+    """A causal language model with the keys and values of earlier steps: (ids, k0, v0, k1, v1) ->
+    (logits, k0, v0, k1, v1).
+    """
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -64,15 +78,21 @@ def _text(model: Any, config: Any, how: str, *, masked: bool = True, **fixed: An
 
 def _vision(model: Any, config: Any, how: str, *, size: int = 16, masked: bool = False) -> Case:
     config._attn_implementation = how
-    return Case(First(model(config), "pixel_values"), (torch.randn(2, 3, size, size),), axes=({0: "batch"},))
+    return Case(
+        First(model(config), "pixel_values"), (torch.randn(2, 3, size, size),), axes=({0: "batch"},)
+    )
 
 
 def _gpt2() -> Any:
-    return t.GPT2Config(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2, use_cache=False)
+    return t.GPT2Config(
+        vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2, use_cache=False
+    )
 
 
 def _llama(**more: Any) -> Any:
-    return t.LlamaConfig(**{**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False, **more})
+    return t.LlamaConfig(
+        **{**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": False, **more}
+    )
 
 
 def _opt() -> Any:
@@ -99,7 +119,11 @@ def _bart() -> Any:
 
 def _decoder(net: Any, hidden: int, *, states: int = 5) -> Case:
     inputs = (ids(), torch.randn(2, states, hidden))
-    return Case(First(net, "input_ids", "encoder_hidden_states", use_cache=False), inputs, axes=(_TEXT, {0: "batch", 1: "states"}))
+    return Case(
+        First(net, "input_ids", "encoder_hidden_states", use_cache=False),
+        inputs,
+        axes=(_TEXT, {0: "batch", 1: "states"}),
+    )
 
 
 def _whisper_part(part: str, how: str) -> Case:
@@ -107,7 +131,9 @@ def _whisper_part(part: str, how: str) -> Case:
     config._attn_implementation = how
     net = t.WhisperModel(config)
     if part == "encoder":
-        return Case(First(net.encoder, "input_features"), (torch.randn(2, 8, 20),), axes=({0: "batch"},))
+        return Case(
+            First(net.encoder, "input_features"), (torch.randn(2, 8, 20),), axes=({0: "batch"},)
+        )
     return _decoder(net.decoder, 16)
 
 
@@ -116,19 +142,42 @@ def _bart_part(part: str, how: str) -> Case:
     config._attn_implementation = how
     net = t.BartModel(config)
     if part == "encoder":
-        return Case(First(net.encoder, "input_ids", "attention_mask"), (ids(), mask()), axes=(_TEXT, _TEXT))
+        return Case(
+            First(net.encoder, "input_ids", "attention_mask"), (ids(), mask()), axes=(_TEXT, _TEXT)
+        )
     return _decoder(net.decoder, 16)
 
 
 def _t5_part(part: str) -> Case:
-    config = t.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, relative_attention_num_buckets=8, use_cache=False)
+    config = t.T5Config(
+        vocab_size=32,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=2,
+        num_heads=2,
+        relative_attention_num_buckets=8,
+        use_cache=False,
+    )
     if part == "encoder":
-        return Case(First(t.T5EncoderModel(config), "input_ids", "attention_mask"), (ids(), mask()), axes=(_TEXT, _TEXT))
+        return Case(
+            First(t.T5EncoderModel(config), "input_ids", "attention_mask"),
+            (ids(), mask()),
+            axes=(_TEXT, _TEXT),
+        )
     return _decoder(t.T5Model(config).decoder, 16)
 
 
 def _swin(how: str) -> Case:
-    config = t.SwinConfig(image_size=16, patch_size=2, num_channels=3, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4)
+    config = t.SwinConfig(
+        image_size=16,
+        patch_size=2,
+        num_channels=3,
+        embed_dim=8,
+        depths=[2, 2],
+        num_heads=[2, 2],
+        window_size=4,
+    )
     return _vision(t.SwinModel, config, how)
 
 
@@ -143,7 +192,8 @@ def _sized(config: Any, how: str) -> Any:
     return config
 
 
-#: name -> how to build it; the part after the last underscore says which attention implementation it runs.
+#: name -> how to build it; the part after the last underscore says which attention implementation
+#: it runs.
 MODELS: dict[str, Callable[[], Case]] = {
     **{
         f"{name}_{how}": partial(build, how)
@@ -151,49 +201,117 @@ MODELS: dict[str, Callable[[], Case]] = {
         for name, build in {
             "bert": lambda how: _text(t.BertModel, t.BertConfig(**_SMALL), how),
             "distilbert": lambda how: _text(
-                t.DistilBertModel, t.DistilBertConfig(vocab_size=32, max_position_embeddings=32, dim=16, n_layers=2, n_heads=2, hidden_dim=24), how
+                t.DistilBertModel,
+                t.DistilBertConfig(
+                    vocab_size=32,
+                    max_position_embeddings=32,
+                    dim=16,
+                    n_layers=2,
+                    n_heads=2,
+                    hidden_dim=24,
+                ),
+                how,
             ),
             "roberta": lambda how: _text(t.RobertaModel, t.RobertaConfig(**_SMALL), how),
-            "albert": lambda how: _text(t.AlbertModel, t.AlbertConfig(**_SMALL, embedding_size=8), how),
+            "albert": lambda how: _text(
+                t.AlbertModel, t.AlbertConfig(**_SMALL, embedding_size=8), how
+            ),
             "gpt2": lambda how: _text(t.GPT2Model, _gpt2(), how),
             "llama": lambda how: _text(t.LlamaModel, _llama(), how),
-            "qwen2": lambda how: _text(t.Qwen2Model, t.Qwen2Config(**{**_SMALL, "num_key_value_heads": 1, "use_cache": False}), how),
-            "gpt_neox": lambda how: _text(t.GPTNeoXModel, t.GPTNeoXConfig(**_SMALL, rotary_pct=0.5, use_cache=False), how),
-            "opt": lambda how: _text(
-                t.OPTModel, _opt(), how
+            "qwen2": lambda how: _text(
+                t.Qwen2Model,
+                t.Qwen2Config(**{**_SMALL, "num_key_value_heads": 1, "use_cache": False}),
+                how,
             ),
+            "gpt_neox": lambda how: _text(
+                t.GPTNeoXModel, t.GPTNeoXConfig(**_SMALL, rotary_pct=0.5, use_cache=False), how
+            ),
+            "opt": lambda how: _text(t.OPTModel, _opt(), how),
             "vit": lambda how: _vision(t.ViTModel, t.ViTConfig(**_IMAGE), how),
-            "clip_vision": lambda how: _vision(t.CLIPVisionModel, t.CLIPVisionConfig(**_IMAGE), how),
-            "clip_text": lambda how: _text(t.CLIPTextModel, t.CLIPTextConfig(**_SMALL, eos_token_id=31, bos_token_id=30, pad_token_id=0), how),
+            "clip_vision": lambda how: _vision(
+                t.CLIPVisionModel, t.CLIPVisionConfig(**_IMAGE), how
+            ),
+            "clip_text": lambda how: _text(
+                t.CLIPTextModel,
+                t.CLIPTextConfig(**_SMALL, eos_token_id=31, bos_token_id=30, pad_token_id=0),
+                how,
+            ),
             "whisper_encoder": lambda how: _whisper_part("encoder", how),
             "whisper_decoder": lambda how: _whisper_part("decoder", how),
             "bart_encoder": lambda how: _bart_part("encoder", how),
             "bart_decoder": lambda how: _bart_part("decoder", how),
         }.items()
     },
-    "gemma_eager": lambda: _text(t.GemmaModel, t.GemmaConfig(**_SMALL, num_key_value_heads=1, head_dim=8, use_cache=False), "eager"),
+    "gemma_eager": lambda: _text(
+        t.GemmaModel,
+        t.GemmaConfig(**_SMALL, num_key_value_heads=1, head_dim=8, use_cache=False),
+        "eager",
+    ),
     "gptj_eager": lambda: _text(
-        t.GPTJModel, t.GPTJConfig(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2, rotary_dim=4, use_cache=False), "eager"
+        t.GPTJModel,
+        t.GPTJConfig(
+            vocab_size=32,
+            n_positions=32,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            rotary_dim=4,
+            use_cache=False,
+        ),
+        "eager",
     ),
     "t5_encoder_eager": lambda: _t5_part("encoder"),
     "t5_decoder_eager": lambda: _t5_part("decoder"),
-    "bloom_eager": lambda: _text(t.BloomModel, t.BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2, use_cache=False), "eager"),
+    "bloom_eager": lambda: _text(
+        t.BloomModel,
+        t.BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2, use_cache=False),
+        "eager",
+    ),
     "deberta_eager": lambda: _text(
         t.DebertaV2Model,
-        t.DebertaV2Config(**_SMALL, relative_attention=True, position_buckets=8, pos_att_type=["c2p", "p2c"], norm_rel_ebd="layer_norm", share_att_key=True),
+        t.DebertaV2Config(
+            **_SMALL,
+            relative_attention=True,
+            position_buckets=8,
+            pos_att_type=["c2p", "p2c"],
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+        ),
         "eager",
     ),
     "swin_eager": lambda: _swin("eager"),
     "dinov3_eager": lambda: _vision(t.DINOv3ViTModel, t.DINOv3ViTConfig(**_IMAGE), "eager"),
     "codegen_eager": lambda: _text(
-        t.CodeGenModel, t.CodeGenConfig(vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=4, rotary_dim=4, use_cache=False), "eager"
+        t.CodeGenModel,
+        t.CodeGenConfig(
+            vocab_size=32,
+            n_positions=32,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            rotary_dim=4,
+            use_cache=False,
+        ),
+        "eager",
     ),
     "xglm_eager": lambda: _text(
         t.XGLMModel,
-        t.XGLMConfig(vocab_size=32, max_position_embeddings=32, d_model=16, ffn_dim=24, num_layers=2, attention_heads=2, use_cache=False),
+        t.XGLMConfig(
+            vocab_size=32,
+            max_position_embeddings=32,
+            d_model=16,
+            ffn_dim=24,
+            num_layers=2,
+            attention_heads=2,
+            use_cache=False,
+        ),
         "eager",
     ),
-    "xlm_eager": lambda: _text(t.XLMModel, t.XLMConfig(vocab_size=32, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=32), "eager"),
+    "xlm_eager": lambda: _text(
+        t.XLMModel,
+        t.XLMConfig(vocab_size=32, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=32),
+        "eager",
+    ),
     "opt_cache_eager": lambda: _cached(t.OPTForCausalLM(_sized(_opt(), "eager")), 2, 8),
     "gpt2_cache_sdpa": lambda: _cached(t.GPT2LMHeadModel(_sized(_gpt2(), "sdpa")), 2, 8),
     "llama_cache_eager": lambda: _cached(t.LlamaForCausalLM(_sized(_llama(), "eager")), 2, 4),

@@ -1,4 +1,6 @@
-"""Small torch modules, one for each chain of the matrix: what real networks write, at the smallest size that keeps every operator."""
+"""Small torch modules, one for each chain of the matrix: what real networks write, at the smallest
+size that keeps every operator.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,8 @@ class Net(nn.Module):
 class Case:
     """A module and its example inputs.
 
-    batch: inputs whose first axis is the batch, or axes: the dynamic axes of every input by name. preserve: BatchNormalization stays a node.
-    half: weights and inputs are fp16.
-    """
+    batch: inputs whose first axis is the batch, or axes: the dynamic axes of every input by name.
+    preserve: BatchNormalization stays a node. half: weights and inputs are fp16."""
 
     net: Any
     inputs: tuple[Any, ...]
@@ -48,7 +49,11 @@ class Case:
 
     def dynamic(self) -> tuple[Mapping[int, str], ...]:
         """Name of each dynamic axis, input by input."""
-        return self.axes if self.axes is not None else tuple({0: "batch"} if k in self.batch else {} for k in range(len(self.inputs)))
+        return (
+            self.axes
+            if self.axes is not None
+            else tuple({0: "batch"} if k in self.batch else {} for k in range(len(self.inputs)))
+        )
 
 
 def image(channels: int = C, size: int = 5) -> Any:
@@ -87,7 +92,11 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 def conv_act(act: str, *, preserve: bool = False) -> Case:
     fn = ACTIVATIONS[act]
-    net = Net(lambda m, x: fn(m.bn(m.conv(x))), conv=nn.Conv2d(C, C, 3, padding=1, bias=False), bn=_norm(C))
+    net = Net(
+        lambda m, x: fn(m.bn(m.conv(x))),
+        conv=nn.Conv2d(C, C, 3, padding=1, bias=False),
+        bn=_norm(C),
+    )
     return Case(net, (image(),), preserve=preserve)
 
 
@@ -96,11 +105,19 @@ def conv_residual(*, preserve: bool = False, swapped: bool = False) -> Case:
         y = m.bn(m.conv(x))
         return F.relu(x + y if swapped else y + x)
 
-    return Case(Net(fn, conv=nn.Conv2d(C, C, 3, padding=1, bias=False), bn=_norm(C)), (image(),), preserve=preserve)
+    return Case(
+        Net(fn, conv=nn.Conv2d(C, C, 3, padding=1, bias=False), bn=_norm(C)),
+        (image(),),
+        preserve=preserve,
+    )
 
 
 def conv_two_inputs() -> Case:
-    return Case(Net(lambda m, x, y: F.silu(m.conv(x) + y), conv=nn.Conv2d(C, C, 1)), (image(), image()), batch=(0, 1))
+    return Case(
+        Net(lambda m, x, y: F.silu(m.conv(x) + y), conv=nn.Conv2d(C, C, 1)),
+        (image(), image()),
+        batch=(0, 1),
+    )
 
 
 def depthwise_separable() -> Case:
@@ -112,24 +129,47 @@ def depthwise_separable() -> Case:
 
 
 def conv_transpose(*, preserve: bool = False) -> Case:
-    net = Net(lambda m, x: F.relu(m.bn(m.conv(x))), conv=nn.ConvTranspose2d(C, C, 2, stride=2, bias=False), bn=_norm(C))
+    net = Net(
+        lambda m, x: F.relu(m.bn(m.conv(x))),
+        conv=nn.ConvTranspose2d(C, C, 2, stride=2, bias=False),
+        bn=_norm(C),
+    )
     return Case(net, (image(),), preserve=preserve)
 
 
 def concat_bn() -> Case:
-    return Case(Net(lambda m, x, y: F.relu(m.bn(torch.cat([x, y], 1))), bn=_norm(2 * C)), (image(), image()), batch=(0, 1), preserve=True)
+    return Case(
+        Net(lambda m, x, y: F.relu(m.bn(torch.cat([x, y], 1))), bn=_norm(2 * C)),
+        (image(), image()),
+        batch=(0, 1),
+        preserve=True,
+    )
 
 
 def preactivation() -> Case:
-    return Case(Net(lambda m, x: m.conv(F.relu(m.bn(x))) + x, bn=_norm(C), conv=nn.Conv2d(C, C, 3, padding=1)), (image(),), preserve=True)
+    return Case(
+        Net(
+            lambda m, x: m.conv(F.relu(m.bn(x))) + x,
+            bn=_norm(C),
+            conv=nn.Conv2d(C, C, 3, padding=1),
+        ),
+        (image(),),
+        preserve=True,
+    )
 
 
 def conv1d_gelu() -> Case:
-    return Case(Net(lambda m, x: F.gelu(m.conv(x)), conv=nn.Conv1d(C, 8, 3, stride=2, padding=1)), (torch.randn(2, C, 11),))
+    return Case(
+        Net(lambda m, x: F.gelu(m.conv(x)), conv=nn.Conv1d(C, 8, 3, stride=2, padding=1)),
+        (torch.randn(2, C, 11),),
+    )
 
 
 def conv1d_as_2d() -> Case:
-    net = Net(lambda m, x: F.relu(m.conv(x.unsqueeze(2)).squeeze(2)), conv=nn.Conv2d(C, 8, (1, 3), padding=(0, 1)))
+    net = Net(
+        lambda m, x: F.relu(m.conv(x.unsqueeze(2)).squeeze(2)),
+        conv=nn.Conv2d(C, 8, (1, 3), padding=(0, 1)),
+    )
     return Case(net, (torch.randn(2, C, 11),))
 
 
@@ -156,9 +196,13 @@ GELUS: dict[str, Callable[[Any], Any]] = {
     "python": lambda x: x * 0.5 * (1.0 + torch.erf(x / 2.0**0.5)),
     "half_last": lambda x: 0.5 * (x * (1.0 + torch.erf(x * 0.7071067811865475))),
     "tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "new": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "new": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+    ),
     "fast": lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
-    "cubed": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))),
+    "cubed": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    ),
     "quick": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
@@ -174,14 +218,19 @@ def alone(fn: Callable[[Any], Any]) -> Case:
 
 def linear(kind: str) -> Case:
     if kind == "bias_first":
-        return Case(Net(lambda m, x: m.b + x @ m.w, w=torch.randn(X, 8), b=torch.randn(8)), (tokens(),))
+        return Case(
+            Net(lambda m, x: m.b + x @ m.w, w=torch.randn(X, 8), b=torch.randn(8)), (tokens(),)
+        )
     if kind == "relu":
         return Case(Net(lambda m, x: F.relu(m.fc(x)), fc=nn.Linear(X, 8)), (tokens(),))
     if kind == "residual":
         return Case(Net(lambda m, x: x + m.fc(x), fc=nn.Linear(X, X)), (tokens(),))
     if kind == "gpt2":
+
         def conv1d(m: Any, x: Any) -> Any:
-            return GELUS["new"](torch.addmm(m.b, x.view(-1, x.size(-1)), m.w).view((*x.size()[:-1], 8)))
+            return GELUS["new"](
+                torch.addmm(m.b, x.view(-1, x.size(-1)), m.w).view((*x.size()[:-1], 8))
+            )
 
         return Case(Net(conv1d, w=torch.randn(X, 8), b=torch.randn(8)), (tokens(),))
     x = torch.randn(2, X) if kind == "2d" else tokens()
@@ -189,11 +238,15 @@ def linear(kind: str) -> Case:
 
 
 def mlp(act: Callable[[Any], Any]) -> Case:
-    return Case(Net(lambda m, x: m.down(act(m.up(x))), up=nn.Linear(X, 24), down=nn.Linear(24, X)), (tokens(),))
+    return Case(
+        Net(lambda m, x: m.down(act(m.up(x))), up=nn.Linear(X, 24), down=nn.Linear(24, X)),
+        (tokens(),),
+    )
 
 
 def swiglu(kind: str) -> Case:
     if kind == "packed":
+
         def fn(m: Any, x: Any) -> Any:
             up, gate = m.fc(x).chunk(2, dim=-1)
             return up * F.silu(gate)
@@ -228,21 +281,38 @@ def layer_norm(kind: str) -> Case:
         return u * torch.rsqrt((u * u).mean(-1, keepdim=True) + 1e-6) * m.g + m.b
 
     def var(m: Any, x: Any) -> Any:
-        return m.g * (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-6) + m.b
+        return (
+            m.g
+            * (x - x.mean(-1, keepdim=True))
+            / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-6)
+            + m.b
+        )
 
     if kind in ("manual", "rsqrt", "var"):
-        return Case(Net({"manual": manual, "rsqrt": rsqrt, "var": var}[kind], g=g, b=b), (tokens(),))
+        return Case(
+            Net({"manual": manual, "rsqrt": rsqrt, "var": var}[kind], g=g, b=b), (tokens(),)
+        )
     if kind == "skip":
-        return Case(Net(lambda m, x, y: m.ln(x + y), ln=_layer_norm()), (tokens(), tokens()), batch=(0, 1))
-    if kind == "skip_bias":  # the dense layer's bias before the residual, and the sum is needed later
+        return Case(
+            Net(lambda m, x, y: m.ln(x + y), ln=_layer_norm()), (tokens(), tokens()), batch=(0, 1)
+        )
+    # the dense layer's bias before the residual, and the sum is needed later
+    if kind == "skip_bias":
+
         def block(m: Any, x: Any, y: Any) -> Any:
             s = m.fc(x) + y
             return m.ln(s), s * 2.0
 
-        return Case(Net(block, fc=nn.Linear(X, X), ln=_layer_norm()), (tokens(), tokens()), batch=(0, 1))
+        return Case(
+            Net(block, fc=nn.Linear(X, X), ln=_layer_norm()), (tokens(), tokens()), batch=(0, 1)
+        )
     if kind == "transposed":  # ConvNeXt: [N, C, H, W] through channels-last
-        return Case(Net(lambda m, x: m.ln(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), ln=_layer_norm(C)), (image(),))
+        return Case(
+            Net(lambda m, x: m.ln(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), ln=_layer_norm(C)),
+            (image(),),
+        )
     if kind == "channels_first":
+
         def first(m: Any, x: Any) -> Any:
             u = x.mean(1, keepdim=True)
             s = (x - u).pow(2).mean(1, keepdim=True)
@@ -282,9 +352,14 @@ def group_norm(kind: str) -> Case:
     nn.init.uniform_(gn.weight, 0.5, 1.5)
     nn.init.normal_(gn.bias)
     if kind == "silu_conv":
-        return Case(Net(lambda m, x: m.conv(F.silu(m.gn(x))), gn=gn, conv=nn.Conv2d(C, C, 3, padding=1)), (image(),))
+        return Case(
+            Net(lambda m, x: m.conv(F.silu(m.gn(x))), gn=gn, conv=nn.Conv2d(C, C, 3, padding=1)),
+            (image(),),
+        )
     if kind == "instance":
-        return Case(Net(lambda m, x: F.relu(m.norm(x)), norm=nn.InstanceNorm2d(C, affine=True)), (image(),))
+        return Case(
+            Net(lambda m, x: F.relu(m.norm(x)), norm=nn.InstanceNorm2d(C, affine=True)), (image(),)
+        )
     return Case(Net(lambda m, x: m.gn(x), gn=gn), (image(),))
 
 
@@ -292,6 +367,7 @@ def embedding(kind: str) -> Case:
     word, position = nn.Embedding(20, X), nn.Embedding(12, X)
     ids = torch.randint(0, 20, (2, 6))
     if kind == "norm":
+
         def fn(m: Any, i: Any) -> Any:
             return m.ln(m.word(i) + m.position(torch.arange(i.shape[1], device=i.device)[None]))
 

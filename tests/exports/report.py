@@ -1,7 +1,7 @@
 """Writes docs/fusion_matrix.md: python tests/exports/report.py
 
-Rows are chains, columns exporters; a cell is fused when everything chains.py asks for fused, and right when all results are unchanged.
-"""
+Rows are chains, columns exporters; a cell is fused when everything chains.py asks for fused, and
+right when all results are unchanged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,12 @@ def main() -> int:
     ]
     missing = [c for c in cells if c.missing]
     if missing:
-        lines += ["## What is missing", "", *(f"- {c.chain}.{c.exporter}: {'; '.join(c.missing)}" for c in missing), ""]
+        lines += [
+            "## What is missing",
+            "",
+            *(f"- {c.chain}.{c.exporter}: {'; '.join(c.missing)}" for c in missing),
+            "",
+        ]
     text = "\n".join([*lines, BEYOND])
     (ROOT / "docs" / "fusion_matrix.md").write_text(text, encoding="utf-8")
     print(text)

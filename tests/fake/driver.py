@@ -1,7 +1,8 @@
-"""Builds the stand-in for NVIDIA's driver and runs cases with it, in a process of their own (a process loads one driver for good).
+"""Builds the stand-in for NVIDIA's driver and runs cases with it, in a process of their own (a
+process loads one driver for good).
 
-A module of cases has functions `case_<name>()`; `python -m tests.fake.driver MODULE` runs them and prints one JSON object: name -> error or null.
-"""
+A module of cases has functions `case_<name>()`; `python -m tests.fake.driver MODULE` runs them and
+prints one JSON object: name -> error or null."""
 
 from __future__ import annotations
 
@@ -26,24 +27,61 @@ SOURCE = Path(__file__).resolve().parent / "libcuda.cc"
 
 
 def build(folder: Path) -> Path:
-    """Compiles the stand-in into `folder`; skips the test where there is no compiler. Returns the folder to search."""
+    """Compiles the stand-in into `folder`; skips the test where there is no compiler.
+
+    Returns the folder to search.
+    """
     if sys.platform != "linux":
         pytest.skip("the stand-in of the CUDA driver is a library of Linux")
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    done = subprocess.run([*compiler(), *flags, "-o", str(folder / "libcuda.so.1"), str(SOURCE), "-pthread"], capture_output=True, text=True)
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+    ]
+    done = subprocess.run(
+        [*compiler(), *flags, "-o", str(folder / "libcuda.so.1"), str(SOURCE), "-pthread"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
     return folder
 
 
-def run(folder: Path, code: list[str], *, seconds: float | None = 600, preload: str | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python with the stand-in as its driver; preload: a library before all others; settings: its environment, without the prefix FAKE_CUDA_."""
+def run(
+    folder: Path,
+    code: list[str],
+    *,
+    seconds: float | None = 600,
+    preload: str | None = None,
+    **settings: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the stand-in as its driver; preload: a library before all others; settings:
+    its environment, without the prefix FAKE_CUDA_.
+    """
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "LD_LIBRARY_PATH": paths, "PYTHONPATH": python_path, **{f"FAKE_CUDA_{k.upper()}": v for k, v in settings.items()}}
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": paths,
+        "PYTHONPATH": python_path,
+        **{f"FAKE_CUDA_{k.upper()}": v for k, v in settings.items()},
+    }
     if preload is not None:
         environment["LD_PRELOAD"] = preload
-    return subprocess.run([sys.executable, *code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    return subprocess.run(
+        [sys.executable, *code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
 
 
 def outcomes(folder: Path, module: str, **settings: str) -> dict[str, str | None]:
@@ -62,8 +100,14 @@ def check(outcome: str | None) -> None:
 
 
 def cases(path: Path) -> list[str]:
-    """Names of the cases a module has, read from its text: importing it here would load the provider without the stand-in."""
-    return [line[len("def case_") : line.index("(")] for line in path.read_text().splitlines() if line.startswith("def case_")]
+    """Names of the cases a module has, read from its text: importing it here would load the
+    provider without the stand-in.
+    """
+    return [
+        line[len("def case_") : line.index("(")]
+        for line in path.read_text().splitlines()
+        if line.startswith("def case_")
+    ]
 
 
 class Log:
@@ -100,7 +144,15 @@ class Log:
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
         with self._context():
-            assert self._lib.cuMemcpyAsync(ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream)) == 0
+            assert (
+                self._lib.cuMemcpyAsync(
+                    ctypes.c_uint64(to),
+                    ctypes.c_uint64(source),
+                    ctypes.c_size_t(size),
+                    ctypes.c_void_p(stream),
+                )
+                == 0
+            )
 
     def synchronise(self, stream: int) -> None:
         with self._context():

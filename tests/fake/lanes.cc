@@ -1,7 +1,6 @@
-// What sessions of two GPUs and ONNX Runtime's parallel executor ask of lanes and pools, on the stand-in of the driver. ONNX Runtime itself begins no run
-// of one session within a run of another; custom operators do. A line for each fault, and 1 as the result.
-#include "cuda/factory.cc"
-
+// What sessions of two GPUs and ONNX Runtime's parallel executor ask of lanes and pools, on the
+// stand-in of the driver. ONNX Runtime itself begins no run of one session within a run of another;
+// custom operators do. A line for each fault, and 1 as the result.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <future>
 
 #include "cuda/device.h"
+#include "cuda/factory.cc"
 #include "cuda/lane.h"
 
 namespace tracea {
@@ -39,7 +39,8 @@ void nested_runs_on_two_devices() {
     block = first.pool.allocate(1000, lane_of_thread(first));
   }
   Lane& y = inner.enter();
-  expect(lane_of_thread(first) == &x && lane_of_thread(second) == &y, "a lane is not found below the run of another device");
+  expect(lane_of_thread(first) == &x && lane_of_thread(second) == &y,
+         "a lane is not found below the run of another device");
   {
     const Current current(first);
     first.pool.release(block, lane_of_thread(first));
@@ -52,7 +53,8 @@ void nested_runs_on_two_devices() {
   outer.leave(true);
 }
 
-// Both lanes have work to do when the copy is asked for: one that makes the source, one that writes the target first. Whichever lane is done first.
+// Both lanes have work to do when the copy is asked for: one that makes the source, one that writes
+// the target first. Whichever lane is done first.
 void copies_between_two_lanes(bool source_first) {
   Device &first = Device::get(0), &second = Device::get(1);
   Lanes outer(first), inner(second);
@@ -70,7 +72,9 @@ void copies_between_two_lanes(bool source_first) {
   copy_across(first, second, from, to, kBytes);
   if (source_first) check(driver().stream_synchronize(x.stream), "waiting");
   check(driver().stream_synchronize(y.stream), "waiting");
-  expect(*reinterpret_cast<const char*>(to) == 1, source_first ? "a copy between devices does not wait for the lane of its target" : "the lane of its target does not wait for a copy between devices");
+  expect(*reinterpret_cast<const char*>(to) == 1,
+         source_first ? "a copy between devices does not wait for the lane of its target"
+                      : "the lane of its target does not wait for a copy between devices");
   second.pool.release(to, &y);
   inner.leave(true);
   outer.leave(true);
@@ -87,8 +91,11 @@ void nobody_waits_for_a_stream_with_the_lock() {
   honest = table.stream_synchronize;
   watched = &lanes;
   table.stream_synchronize = [](Stream stream) {
-    auto other = std::async(std::launch::async, [] { watched->release(watched->acquire()); });  // an idle one, which needs no context
-    if (other.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {  // for ever: whoever holds the lock waits here
+    auto other = std::async(std::launch::async, [] {
+      watched->release(watched->acquire());
+    });  // an idle one, which needs no context
+    if (other.wait_for(std::chrono::seconds(30)) !=
+        std::future_status::ready) {  // for ever: whoever holds the lock waits here
       printf("a lane cannot be had while another one's stream is waited for\n");
       fflush(stdout);
       _exit(1);

@@ -1,4 +1,5 @@
-// Lets allocations fail that one library of the process makes, and no others: preloaded, it sees every malloc and operator new.
+// Lets allocations fail that one library of the process makes, and no others: preloaded, it sees
+// every malloc and operator new.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <link.h>
@@ -16,7 +17,8 @@ struct Range {
   bool holds(const void* p) const { return begin <= uintptr_t(p) && uintptr_t(p) < end; }
 };
 
-Range library, runtime;  // whose allocations fail, and the C++ runtime through which it may make them
+Range library,
+    runtime;  // whose allocations fail, and the C++ runtime through which it may make them
 std::atomic<long> left{-1}, lasting{0}, made{0};
 thread_local bool looking = false;
 
@@ -29,8 +31,10 @@ bool theirs(const void* caller) {
   looking = false;
   bool passed = false;  // this object's own frames
   for (int k = 0; k < n; k++) {
-    if (runtime.holds(frames[k])) passed = true;
-    else if (passed) return library.holds(frames[k]);
+    if (runtime.holds(frames[k]))
+      passed = true;
+    else if (passed)
+      return library.holds(frames[k]);
   }
   return false;
 }
@@ -69,7 +73,8 @@ F next(const char* symbol) {
 extern "C" {
 void* __libc_malloc(size_t);
 
-// Allocations of the library, counted from 0: number `first` and the `times` - 1 after it fail. A negative `first`: none does.
+// Allocations of the library, counted from 0: number `first` and the `times` - 1 after it fail. A
+// negative `first`: none does.
 void fake_memory_fail(const char* name, long first, long times) {
   left = -1;
   dl_iterate_phdr(look, const_cast<char*>(name));

@@ -14,7 +14,11 @@ CUBIN = b"\x7fELF fake kernels\0"
 
 
 class HandPlan(CudaPlanBuilder):
-    """A Plan whose launches are given directly. An argument is a Ref, None for an absent operand, or an argument of `tracea_onnx.codegen.kernel_request`."""
+    """A Plan whose launches are given directly.
+
+    An argument is a Ref, None for an absent operand, or an argument of
+    `tracea_onnx.codegen.kernel_request`.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, usual(90, 132))

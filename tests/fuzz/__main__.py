@@ -1,11 +1,11 @@
-"""Fuzzes everything that reads what others made: models through the command line and the provider, packs, Plans, caches, tuning records, compile requests.
+"""Fuzzes everything that reads what others made: models through the command line and the provider,
+packs, Plans, caches, tuning records, compile requests.
 
     python -m tests.fuzz [--seconds 600 | --cases 100000] [--seed 0] [--kinds optimize session ...] [--jobs 1] [--keep FOLDER]
     python -m tests.fuzz --replay KIND:SEED:NUMBER [--keep FOLDER]      # one case, with what it said
 
-Each case must end in success or in one line. Findings are kept with their input and the command that repeats them. The same seed gives the same cases.
-Exit status 1 when there are findings.
-"""
+Each case must end in success or in one line. Findings are kept with their input and the command
+that repeats them. The same seed gives the same cases. Exit status 1 when there are findings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def _one(
 
 
 def _judged(kind: str, number: int, verdict: Verdict, inputs: Path, limits: Limits) -> Verdict:
-    """A command's crash or hang is none of its own where ONNX Runtime alone does the same with the model it was given."""
+    """A command's crash or hang is none of its own where ONNX Runtime alone does the same with the
+    model it was given.
+    """
     from tests.fuzz.kinds import RUNS_STOCK, on_stock
 
     if verdict.status not in ("crash", "hang") or kind not in RUNS_STOCK:
@@ -118,7 +120,9 @@ def _minimise(
 
 
 class _OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
-    """Sessions of many workers share the cores, and threads that wait would use up the time of a case."""
+    """Sessions of many workers share the cores, and threads that wait would use up the time of a
+    case.
+    """
 
     def __init__(self) -> None:
         super().__init__()

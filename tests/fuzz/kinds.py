@@ -1,8 +1,9 @@
-"""What is fuzzed, by kind: a case draws its input from its number, runs it, and says how that ended.
+"""What is fuzzed, by kind: a case draws its input from its number, runs it, and says how that
+ended.
 
-Right are success and one line with the exit code of its kind. Everything else is a finding: a traceback, an internal error, control characters on the terminal, a
-wrong result; and what takes the process down, which only the parent sees (`workers`).
-"""
+Right are success and one line with the exit code of its kind. Everything else is a finding: a
+traceback, an internal error, control characters on the terminal, a wrong result; and what takes the
+process down, which only the parent sees (`workers`)."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ EXPORTS = Path(__file__).resolve().parents[1] / "exports"
 #: Seeds above this size cost more than they find.
 _LARGEST = 24_000
 OK, REFUSED = "ok", "refused"
-#: No faults by themselves: ONNX Runtime refuses the inputs and the provider computes; the other way round, with a line that says why.
+#: No faults by themselves: ONNX Runtime refuses the inputs and the provider computes; the other way
+#: round, with a line that says why.
 ACCEPTED, DENIED = "accepted", "denied"
 
 
@@ -70,7 +72,9 @@ class Case:
     def mutate(
         self, model: ModelProto, wanted: Sequence[mutations.Mutation] = mutations.MUTATIONS
     ) -> None:
-        """A few mutations, each with random numbers of its own, so that leaving one out changes no other."""
+        """A few mutations, each with random numbers of its own, so that leaving one out changes no
+        other.
+        """
         for _ in range(self.random.choice((1, 1, 2, 2, 3, 4))):
             at = len(self.applied)
             own = Random(f"{self.key}:{at}")
@@ -184,12 +188,15 @@ def _said() -> str:
 _CODES = frozenset({0, 2, 3, 4, 5})
 #: What a library inside ONNX Runtime (re2) writes to the log by itself.
 _LIBRARIES_LOG = re.compile(
-    r"^(WARNING: All log messages before absl::InitializeLog\(\).*|[IWEF]\d{4} \d\d:.* \S+\.cc:\d+\] .*)\n", re.MULTILINE
+    r"^(WARNING: All log messages before absl::InitializeLog\(\).*|[IWEF]\d{4} \d\d:.* \S+\.cc:\d+\] .*)\n",
+    re.MULTILINE,
 )
 
 
 def command(argv: Sequence[str], *, unlike_is_fine: bool = False) -> Verdict:
-    """One command of the CLI in this process. unlike_is_fine: two models are compared, and may differ."""
+    """One command of the CLI in this process. unlike_is_fine: two models are compared, and may
+    differ.
+    """
     before = len(_said())
     code = main.main(list(argv))
     text = _LIBRARIES_LOG.sub("", _said()[before:])
@@ -265,7 +272,9 @@ def _explain(c: Case) -> Verdict:
 
 
 def _takes_long(data: bytes) -> bool:
-    """Whether the model itself wants inputs so large that comparing results takes longer than a case may, and not so large that they are refused."""
+    """Whether the model itself wants inputs so large that comparing results takes longer than a
+    case may, and not so large that they are refused.
+    """
     try:
         inputs = ModelProto.FromString(data).graph.input
     except DecodeError:
@@ -393,26 +402,23 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
 
 
 _OF_NOTHING = frozenset(
-    {
-        "ArgMax",
-        "ArgMin",
-        "ReduceMean",
-        "NegativeLogLikelihoodLoss",
-        "SoftmaxCrossEntropyLoss",
-    }
+    {"ArgMax", "ArgMin", "ReduceMean", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 )
 
 
 def _is_of_nothing(model: ModelProto, values: Mapping[str, Any]) -> bool:
-    """Whether ONNX does not say what the result is: of no elements ArgMax, ArgMin and ReduceMean keep a dim of 0 in ONNX Runtime, and a mean is 0."""
+    """Whether ONNX does not say what the result is: of no elements ArgMax, ArgMin and ReduceMean
+    keep a dim of 0 in ONNX Runtime, and a mean is 0.
+    """
     return bool({n.op_type for n in model.graph.node} & _OF_NOTHING) and any(
         not np.size(v) for v in values.values()
     )
 
 
 def _undeclared(model: ModelProto) -> bytes:
-    """The model without the types that it claims its values have. ONNX Runtime infers types when it loads a model and each time it has changed the graph, and only the
-    first time wrong claims can hide an error from it: such a model loads as long as nothing changes the graph."""
+    """The model without the types that it claims its values have. ONNX Runtime infers types when it
+    loads a model and each time it has changed the graph, and only the first time wrong claims can
+    hide an error from it: such a model loads as long as nothing changes the graph."""
     bare = ModelProto()
     bare.CopyFrom(model)
     for g in graphs(bare):
@@ -442,22 +448,31 @@ def _reads_garbage(data: bytes, values: Mapping[str, Any]) -> bool:
             return False
         finally:
             ctypes.CDLL(None).mallopt(_M_PERTURB, 0)
-    return any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in zip(*found, strict=True) if isinstance(a, np.ndarray))
+    return any(
+        np.asarray(a).tobytes() != np.asarray(b).tobytes()
+        for a, b in zip(*found, strict=True)
+        if isinstance(a, np.ndarray)
+    )
 
 
 def _as_onnx_says(model: ModelProto, values: Mapping[str, Any], got: Sequence[Any]) -> bool:
-    """Whether ONNX's own implementation gives what the provider does, where ONNX Runtime gives something else."""
+    """Whether ONNX's own implementation gives what the provider does, where ONNX Runtime gives
+    something else.
+    """
     try:
         want = list(ReferenceEvaluator(model).run(None, dict(values)))
-        return not any(np.shape(a) != np.shape(b) for a, b in zip(want, got, strict=True)) and _differ(model, want, got) <= 2e-3
+        return (
+            not any(np.shape(a) != np.shape(b) for a, b in zip(want, got, strict=True))
+            and _differ(model, want, got) <= 2e-3
+        )
     except Exception:  # it does not know every operator
         return False
 
 
-def _on_stock(
-    data: bytes, fed: Sequence[Mapping[str, Any]], *, optimize: bool
-) -> list[Any] | None:
-    """What ONNX Runtime alone gives for each input, or the error that it raises; None where it does not load the model."""
+def _on_stock(data: bytes, fed: Sequence[Mapping[str, Any]], *, optimize: bool) -> list[Any] | None:
+    """What ONNX Runtime alone gives for each input, or the error that it raises; None where it does
+    not load the model.
+    """
     found: list[Any] = []
     with workers.stock():
         try:
@@ -475,7 +490,10 @@ def _on_stock(
 def _against(
     model: ModelProto, data: bytes, fed: Sequence[Mapping[str, Any]], r: Random
 ) -> Verdict:
-    """The model on ONNX Runtime, then on the provider, on the same inputs. What ends the process already without the provider is not judged."""
+    """The model on ONNX Runtime, then on the provider, on the same inputs.
+
+    What ends the process already without the provider is not judged.
+    """
     everything = r.random() < 0.8
     wanted = _on_stock(data, fed, optimize=False)
     try:
@@ -622,7 +640,9 @@ RUNS_STOCK = frozenset({"optimize", "verify", "explain"})
 
 
 def on_stock(path: Path) -> None:
-    """Loads the file and runs it as `optimize` does before it compares anything, on ONNX Runtime alone: what ends the process here is its doing."""
+    """Loads the file and runs it as `optimize` does before it compares anything, on ONNX Runtime
+    alone: what ends the process here is its doing.
+    """
     with workers.stock(), contextlib.suppress(Exception):
         source = model_file.load(path)
         for optimise in (False, True):

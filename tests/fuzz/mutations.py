@@ -1,8 +1,9 @@
-"""Mutations of a model's structure: each takes the model and a source of random numbers, and changes one thing in place.
+"""Mutations of a model's structure: each takes the model and a source of random numbers, and
+changes one thing in place.
 
-They follow the format (attributes, dims, initializers, edges, operators, operator sets, subgraphs, functions, external data, names), so that most results get
-past the parser; `damage` changes bytes instead.
-"""
+They follow the format (attributes, dims, initializers, edges, operators, operator sets, subgraphs,
+functions, external data, names), so that most results get past the parser; `damage` changes bytes
+instead."""
 
 from __future__ import annotations
 
@@ -345,7 +346,9 @@ def dims(m: ModelProto, r: Random) -> None:
 
 
 def symbolic(m: ModelProto, r: Random) -> None:
-    """Sizes of the inputs become unknown: of all, or of some axes; with names of their own, one name, or none."""
+    """Sizes of the inputs become unknown: of all, or of some axes; with names of their own, one
+    name, or none.
+    """
     names = r.choice(("own", "one", "none"))
     share = r.choice((1.0, 0.5))
     stored = {t.name for t in m.graph.initializer}
@@ -610,7 +613,9 @@ def opset(m: ModelProto, r: Random) -> None:
 
 
 def names(m: ModelProto, r: Random) -> None:
-    """A name with odd characters, of a node or, everywhere alike, of a value; or two values of one name."""
+    """A name with odd characters, of a node or, everywhere alike, of a value; or two values of one
+    name.
+    """
     new = _text(r)
     g = _graph(m, r)
     if r.random() < 0.4:
@@ -682,7 +687,9 @@ def subgraph(m: ModelProto, r: Random) -> None:
 
 
 def function(m: ModelProto, r: Random) -> None:
-    """A node becomes a call of a function: its own, one that calls itself or another, or one named like a fused op."""
+    """A node becomes a call of a function: its own, one that calls itself or another, or one named
+    like a fused op.
+    """
     g = m.graph
     if not g.node:
         return

@@ -1,8 +1,9 @@
-"""Runs cases in forked workers: many in each, so that a case costs milliseconds, and a crash or a hang costs one case.
+"""Runs cases in forked workers: many in each, so that a case costs milliseconds, and a crash or a
+hang costs one case.
 
-The parent imports everything once. A worker announces each case before it runs it, so the one that killed it is known; `ITIMER_PROF` ends a case that takes more
-processor time than it may, the parent one that waits for ever, `RLIMIT_AS` one that wants too much memory.
-"""
+The parent imports everything once. A worker announces each case before it runs it, so the one that
+killed it is known; `ITIMER_PROF` ends a case that takes more processor time than it may, the parent
+one that waits for ever, `RLIMIT_AS` one that wants too much memory."""
 
 from __future__ import annotations
 
@@ -23,13 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LENGTH = struct.Struct("<q")
-#: What is no fault of this project: ONNX Runtime alone, without the provider, ends the process at the case, or does not end.
+#: What is no fault of this project: ONNX Runtime alone, without the provider, ends the process at
+#: the case, or does not end.
 DIED = "ort-died"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """status: ok, refused (one line), or what is wrong; line: what it said; signature: by which findings are told apart."""
+    """status: ok, refused (one line), or what is wrong; line: what it said; signature: by which
+    findings are told apart.
+    """
 
     status: str
     line: str = ""
@@ -39,7 +43,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: processor time of a case; memory: bytes of address space, 0 for any; batch: cases of one worker."""
+    """seconds: processor time of a case; memory: bytes of address space, 0 for any; batch: cases of
+    one worker.
+    """
 
     seconds: float = 10.0
     memory: int = 4 << 30
@@ -58,7 +64,10 @@ class _Stage:
 
 @contextmanager
 def stock() -> Iterator[None]:
-    """Inside, only ONNX Runtime itself runs: what becomes of the process there is its doing. What follows has its time anew."""
+    """Inside, only ONNX Runtime itself runs: what becomes of the process there is its doing.
+
+    What follows has its time anew.
+    """
     if _Stage.file is None:  # not in a worker
         yield
         return
@@ -111,9 +120,7 @@ class _Worker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _serve(
-    work: Work, first: int, last: int, limits: Limits, worker: _Worker, pipe: int
-) -> None:
+def _serve(work: Work, first: int, last: int, limits: Limits, worker: _Worker, pipe: int) -> None:
     folder = worker.folder
     _Stage.file, _Stage.seconds = worker.stage, limits.seconds
     try:
@@ -198,7 +205,9 @@ def run(
     jobs: int = 1,
     limits: Limits | None = None,
 ) -> Iterator[tuple[int, Verdict]]:
-    """Yields (case, verdict) for the cases from `first` on, `cases` of them or until `seconds` have passed."""
+    """Yields (case, verdict) for the cases from `first` on, `cases` of them or until `seconds` have
+    passed.
+    """
     limits = limits or Limits()
     began, todo, end = time.monotonic(), first, first + cases
     workers: list[_Worker] = []
@@ -216,7 +225,9 @@ def run(
         ready, _, _ = select.select([w.pipe for w in workers], [], [], 1.0)
         for worker in list(workers):
             # Results that lie in the pipe count: the caller may have been away for long.
-            waited = worker.pipe not in ready and time.monotonic() - worker.since > 12 * limits.seconds
+            waited = (
+                worker.pipe not in ready and time.monotonic() - worker.since > 12 * limits.seconds
+            )
             if waited:
                 os.kill(worker.pid, signal.SIGUSR1)  # prints where it is
                 time.sleep(0.5)

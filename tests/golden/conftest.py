@@ -24,5 +24,9 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Record | None]:
     yield made
     for path in {path_of(case) for case in CASES}:
         record = {case: made.get(case) or known(case) for case in CASES if path_of(case) == path}
-        lines = [json.dumps(case) + ": " + json.dumps(parts, indent=1, sort_keys=True) for case, parts in sorted(record.items()) if parts]
+        lines = [
+            json.dumps(case) + ": " + json.dumps(parts, indent=1, sort_keys=True)
+            for case, parts in sorted(record.items())
+            if parts
+        ]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,8 +1,9 @@
-"""Records what code generation makes for a fixed list of requests and models, as short hashes by name.
+"""Records what code generation makes for a fixed list of requests and models, as short hashes by
+name.
 
-A record is `{case: {part: hash}}`. A part is what all launches of one kernel are made of (of a CUDA kernel its source, grid and
-arguments), or the rest of a Plan. Equal records mean equal code, so a change that should have no effect is shown to have none.
-"""
+A record is `{case: {part: hash}}`. A part is what all launches of one kernel are made of (of a CUDA
+kernel its source, grid and arguments), or the rest of a Plan. Equal records mean equal code, so a
+change that should have no effect is shown to have none."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Record = dict[str, dict[str, str]]
 #: Devices by (architecture, multiprocessors): an A100, an L4 and an H200.
 DEVICES = ((80, 108), (89, 58), (90, 132))
 
-#: The zoo at its real widths, so that the tiles that real layers get are recorded, and with few layers of each kind.
+#: The zoo at its real widths, so that the tiles that real layers get are recorded, and with few
+#: layers of each kind.
 WIDE: dict[str, dict[str, Any]] = {
     "bert_base": {"layers": 2, "vocab": 1000},
     "efficientnet_b0": {},
@@ -67,7 +69,10 @@ def _grouped(parts: Iterable[tuple[str, object]]) -> dict[str, str]:
 
 
 def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str, object]]:
-    """Every launch of a Plan, then the rest of it. Expressions are spelled out, so that their places in the table do not matter."""
+    """Every launch of a Plan, then the rest of it.
+
+    Expressions are spelled out, so that their places in the table do not matter.
+    """
     exprs: list[object] = []
     for op, *args in plan["exprs"]:
         exprs.append(digest([op, args if op in ("const", "sym") else [exprs[a] for a in args]]))
@@ -83,18 +88,38 @@ def _launches(plan: Mapping[str, Any], blobs: list[bytes]) -> Iterator[tuple[str
     for part in ("init", "run"):
         for launch in plan[part]:
             if launch["k"] == "cuda":
-                shown = {**launch, "cubin": digest(blobs[launch["cubin"]]), "grid": [exprs[g] for g in launch["grid"]]}
-                yield f"{part} {launch['symbol']}", {**shown, "args": [argument(*a) for a in launch["args"]]}
+                shown = {
+                    **launch,
+                    "cubin": digest(blobs[launch["cubin"]]),
+                    "grid": [exprs[g] for g in launch["grid"]],
+                }
+                yield (
+                    f"{part} {launch['symbol']}",
+                    {**shown, "args": [argument(*a) for a in launch["args"]]},
+                )
             else:
                 places = [b and [b[0], exprs[b[1]]] for b in launch["b"]]
-                yield f"{part} {launch['k']}", {**launch, "b": places, "i": [exprs[i] for i in launch["i"]]}
+                yield (
+                    f"{part} {launch['k']}",
+                    {**launch, "b": places, "i": [exprs[i] for i in launch["i"]]},
+                )
     outputs = [{**o, "dims": [exprs[d] for d in o["dims"]]} for o in plan["outputs"]]
-    buffers = [{**b, "bytes": exprs[b["bytes"]]} if b["kind"] == "arena" else b for b in plan["buffers"]]
+    buffers = [
+        {**b, "bytes": exprs[b["bytes"]]} if b["kind"] == "arena" else b for b in plan["buffers"]
+    ]
     checks = [[input, axis, exprs[e]] for input, axis, e in plan["checks"]]
-    yield "interface", [plan["name"], plan["backend"], plan["inputs"], outputs, plan["symbols"], plan.get("arch")]
-    sources = {launch["cubin"] for part in ("init", "run") for launch in plan[part] if "cubin" in launch}
+    yield (
+        "interface",
+        [plan["name"], plan["backend"], plan["inputs"], outputs, plan["symbols"], plan.get("arch")],
+    )
+    sources = {
+        launch["cubin"] for part in ("init", "run") for launch in plan[part] if "cubin" in launch
+    }
     yield "buffers", [buffers, [digest(b) for k, b in enumerate(blobs) if k not in sources]]
-    yield "checks", [checks, [[how, exprs[a], exprs[b], what] for how, a, b, what in plan.get("requires", ())]]
+    yield (
+        "checks",
+        [checks, [[how, exprs[a], exprs[b], what] for how, a, b, what in plan.get("requires", ())]],
+    )
 
 
 @contextmanager
@@ -149,7 +174,8 @@ def half(model: ModelProto) -> ModelProto:
 
 
 def _half(tensor: TensorProto) -> TensorProto:
-    values = np.clip(numpy_helper.to_array(tensor), -65504, 65504)  # a mask's lowest number stays finite
+    # a mask's lowest number stays finite
+    values = np.clip(numpy_helper.to_array(tensor), -65504, 65504)
     return numpy_helper.from_array(values.astype(np.float16), tensor.name)
 
 
@@ -217,7 +243,9 @@ def cases() -> dict[str, Callable[[], dict[str, str]]]:
         out[f"cpu {file}"] = lambda file=file: _export(file)  # type: ignore[misc]
     for name in sorted(WIDE):
         for arch, sms in DEVICES:
-            out[f"sm_{arch} fp16 {name}"] = lambda n=name, a=arch, s=sms: plans_of(half(wide(n)), gpu(a, s))  # type: ignore[misc]
+            out[f"sm_{arch} fp16 {name}"] = lambda n=name, a=arch, s=sms: plans_of(
+                half(wide(n)), gpu(a, s)
+            )  # type: ignore[misc]
         out[f"sm_90 fp32 {name}"] = lambda name=name: plans_of(wide(name), gpu(90, 132))  # type: ignore[misc]
     return out
 

@@ -1,4 +1,6 @@
-"""Generated CUDA sources and CPU Plans are what they were: a change that means to alter them says so with `--update-golden`."""
+"""Generated CUDA sources and CPU Plans are what they were: a change that means to alter them says
+so with `--update-golden`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_generated_code_is_unchanged(case: str, golden: record.Record | None) ->
         golden[case] = made
         return
     changed = sorted(k for k in made.keys() | before.keys() if made.get(k) != before.get(k))
-    assert not changed, f"{case}: {', '.join(changed)} changed; if that is meant, run pytest tests/golden --update-golden"
+    assert not changed, (
+        f"{case}: {', '.join(changed)} changed; if that is meant, run pytest tests/golden --update-golden"
+    )
 
 
 @pytest.mark.golden
@@ -47,6 +51,10 @@ def test_every_record_has_a_case(golden: record.Record | None) -> None:
 def test_a_record_follows_source_and_launch() -> None:
     request = next(r for _, r in record.requests("pointwise"))
     kernel = discovery.module("kernels", "cuda").emit(request)[0]
-    others = [replace(kernel, source=kernel.source + " "), replace(kernel, smem=kernel.smem + 16), replace(kernel, grid=(7, 1, 1))]
+    others = [
+        replace(kernel, source=kernel.source + " "),
+        replace(kernel, smem=kernel.smem + 16),
+        replace(kernel, grid=(7, 1, 1)),
+    ]
     hashes = {record.digest(record.described(k)) for k in (kernel, *others)}
     assert len(hashes) == 4

@@ -74,19 +74,25 @@ def case_empty_grids_are_not_launched() -> None:
     # One of two kernels of which a run needs one: its other axes may have any size.
     whole = chain()
     plan = whole.to_json()
-    plan["run"].append({**plan["run"][0], "grid": [whole.expr(0), whole.expr(70_000), whole.expr(1)]})
+    plan["run"].append(
+        {**plan["run"][0], "grid": [whole.expr(0), whole.expr(70_000), whole.expr(1)]}
+    )
     plan["exprs"] = whole.to_json()["exprs"]
     log.take()
     run_plan(plan, whole.blobs, [vector(100)])
     assert len([line for line in log.take() if line.startswith("launch")]) == len(plan["run"]) - 1
     plan["run"][-1]["grid"][0] = whole.expr(1)
     plan["exprs"] = whole.to_json()["exprs"]
-    with pytest.raises(TraceaError, match="a grid of 70000 blocks along axis 1, of which a GPU has 65535"):
+    with pytest.raises(
+        TraceaError, match="a grid of 70000 blocks along axis 1, of which a GPU has 65535"
+    ):
         run_plan(plan, whole.blobs, [vector(100)])
 
 
 def case_constants_are_prepared_once() -> None:
-    """const = 2 * w by an init launch through scratch, read by every run beside a blob and another initializer."""
+    """const = 2 * w by an init launch through scratch, read by every run beside a blob and another
+    initializer.
+    """
     w, c, d = vector(64, 1), vector(64, 2), vector(64, 3)
     b = HandPlan("constants")
     x, y = b.add_input("x", F32, 1), b.add_output("y")
@@ -104,7 +110,9 @@ def case_constants_are_prepared_once() -> None:
         w[:] = 0  # copied already
         for seed in (4, 5):
             v = vector(64, seed)
-            np.testing.assert_allclose(plan.run([v])[0], v * 2 * vector(64, 1) + c + d, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                plan.run([v])[0], v * 2 * vector(64, 1) + c + d, rtol=1e-5, atol=1e-6
+            )
         assert sum(line.startswith("launch") for line in log.take()) == 6
     with pytest.raises(TraceaError, match="initializer 'w' was not given"):
         LoadedPlan(b.to_json(), b.blobs, {"c": c})
@@ -136,7 +144,10 @@ def case_arguments_of_every_kind() -> None:
     np.testing.assert_array_equal(z_, vector(3))
     lines = log.take()
     assert "launch add grid=32,1,1 block=1024 smem=100000 cluster=16 pdl=0" in lines
-    assert [line for line in lines if line.startswith("attribute")] == ["attribute add 8=100000", "attribute add 14=1"]
+    assert [line for line in lines if line.startswith("attribute")] == [
+        "attribute add 8=100000",
+        "attribute add 14=1",
+    ]
 
 
 def tensor_map(im2col: bool = False) -> HandPlan:
@@ -148,7 +159,9 @@ def tensor_map(im2col: bool = False) -> HandPlan:
     b.named = {"x": x}
     if im2col:
         window = ((-1, -1), (-1, -1), 8, 4)
-        argument = TensorMap(Pointer("x"), F32, (8, 1, 1, rows), (32, 32, 32), (), 128, window, (1, 2, 2, 1))
+        argument = TensorMap(
+            Pointer("x"), F32, (8, 1, 1, rows), (32, 32, 32), (), 128, window, (1, 2, 2, 1)
+        )
     else:
         argument = TensorMap(Pointer("x"), F32, (8, rows), (32,), (8, 4), 32, together=256)
     b.kernel("from_map", [argument, y, Int32(D.mul(rows, 8))], rows)
@@ -166,10 +179,17 @@ def case_tensor_maps() -> None:
                 np.testing.assert_array_equal(plan.run([x])[0], x)
             lines = [line for line in log.take() if line.startswith(("encode", "box", "window"))]
             if im2col:
-                encoded = ["encode im2col type=7 swizzle=3 together=2 dims=8,1,1,{} strides=32,32,32", "window=8x4 -1:-1 -1:-1 steps=1,2,2,1"]
+                encoded = [
+                    "encode im2col type=7 swizzle=3 together=2 dims=8,1,1,{} strides=32,32,32",
+                    "window=8x4 -1:-1 -1:-1 steps=1,2,2,1",
+                ]
             else:
-                encoded = ["encode tiled type=7 swizzle=1 together=3 dims=8,{} strides=32", "box=8/1,4/1"]
-            # Encoded once for each set of shapes while the arena stays where it is: [5, 8] is largest and came first.
+                encoded = [
+                    "encode tiled type=7 swizzle=1 together=3 dims=8,{} strides=32",
+                    "box=8/1,4/1",
+                ]
+            # Encoded once for each set of shapes while the arena stays where it is: [5, 8] is
+            # largest and came first.
             assert lines == [line.format(rows) for rows in (5, 3) for line in encoded]
         assert run_plan(b.to_json(), b.blobs, [np.zeros((0, 8), np.float32)])[0].shape == (0, 8)
 
@@ -183,22 +203,51 @@ def case_bad_plans_are_one_line() -> None:
             run_plan(plan, b.blobs, inputs or [vector(5)])
         assert "\n" not in str(e.value)
 
-    refused("finding kernel 'nothing': named symbol not found", lambda p: p["run"][0].update(symbol="nothing"))
+    refused(
+        "finding kernel 'nothing': named symbol not found",
+        lambda p: p["run"][0].update(symbol="nothing"),
+    )
     refused("blob 9 does not exist", lambda p: p["run"][0].update(cubin=9))
     refused("buffer 99 does not exist", lambda p: p["run"][0]["args"].__setitem__(0, ["p", 99, 0]))
     refused("unknown kind of argument 'q'", lambda p: p["run"][0]["args"].__setitem__(0, ["q"]))
     refused("block 4096 is out of range", lambda p: p["run"][0].update(block=4096))
-    refused("its grid of 1 is not a multiple of its cluster of 2", lambda p: p["run"][0].update(cluster=2))
+    refused(
+        "its grid of 1 is not a multiple of its cluster of 2",
+        lambda p: p["run"][0].update(cluster=2),
+    )
     refused("a CUDA plan launches 'gemm'", lambda p: p["run"][0].update(k="gemm"))
     refused("the plan is for backend 'cpu'", lambda p: p.update(backend="cpu", run=[]))
-    refused("an init launch may not depend on input shapes", lambda p: p["init"].append(p["run"][0]))
-    refused("malformed tensor map", lambda p: p["run"][0]["args"].__setitem__(0, ["t", {
-        "buffer": 0, "offset": 0, "dtype": 1, "dims": [0, 0], "strides": [], "box": [1, 1], "swizzle": 0, "im2col": None, "steps": [], "together": 256}]))  # fmt: skip
+    refused(
+        "an init launch may not depend on input shapes", lambda p: p["init"].append(p["run"][0])
+    )
+    refused(
+        "malformed tensor map",
+        lambda p: p["run"][0]["args"].__setitem__(
+            0,
+            [
+                "t",
+                {
+                    "buffer": 0,
+                    "offset": 0,
+                    "dtype": 1,
+                    "dims": [0, 0],
+                    "strides": [],
+                    "box": [1, 1],
+                    "swizzle": 0,
+                    "im2col": None,
+                    "steps": [],
+                    "together": 256,
+                },
+            ],
+        ),
+    )
 
 
 def case_cubin_of_another_gpu_is_one_line() -> None:
     b = chain()
-    with pytest.raises(TraceaError, match="loading a kernel; the plan may be for another GPU: no kernel image") as e:
+    with pytest.raises(
+        TraceaError, match="loading a kernel; the plan may be for another GPU: no kernel image"
+    ) as e:
         run_plan(b.to_json(), [b"\x7fELF something else\0"] * len(b.blobs), [vector(3)])
     assert "\n" not in str(e.value)
 
@@ -208,7 +257,9 @@ def case_tensor_map_failure_names_the_kernel() -> None:
     plan = b.to_json()
     plan["run"][0]["args"][0][1]["strides"] = [b.expr(20)]
     plan["exprs"] = b.to_json()["exprs"]
-    with pytest.raises(TraceaError, match="a tensor map of kernel 'from_map' over 8x2/20: invalid argument"):
+    with pytest.raises(
+        TraceaError, match="a tensor map of kernel 'from_map' over 8x2/20: invalid argument"
+    ):
         run_plan(plan, b.blobs, [np.zeros((2, 8), np.float32)])
 
 
@@ -220,7 +271,10 @@ def case_out_of_memory_is_one_line() -> None:
     b.kernel("add", [x, None, y, Int32(D.symbol("n"))])
     b.finish_output("y", F32, [D.symbol("n")])
     with LoadedPlan(b.to_json(), b.blobs) as plan:
-        with pytest.raises(TraceaError, match=r"^out of GPU memory: \d+ bytes were asked for, \d+ of 1073741824 are free$"):
+        with pytest.raises(
+            TraceaError,
+            match=r"^out of GPU memory: \d+ bytes were asked for, \d+ of 1073741824 are free$",
+        ):
             plan.run([vector(3)])
         with pytest.raises(TraceaError, match="out of GPU memory"):
             plan.run([vector(3)])
@@ -258,7 +312,10 @@ def case_graphs_follow_addresses_and_shapes() -> None:
         lines = log.take()
         assert lines.count("instantiate 3") == 2  # one for each shape, from its second run on
         assert lines.count("replay") == 4
-        assert sum(line.startswith("launch") and not line.endswith("recorded") for line in lines) == 6  # the first run of each shape
+        # the first run of each shape
+        assert (
+            sum(line.startswith("launch") and not line.endswith("recorded") for line in lines) == 6
+        )
         x = vector(4000)
         for _ in range(3):  # a larger arena moves: what was recorded on the old one is dropped
             np.testing.assert_allclose(plan.run([x])[0], 6 * x * x, rtol=1e-6)
@@ -276,10 +333,13 @@ def case_times() -> None:
         log.take()
         times = plan.time([vector(10)], 5, within=True)
         lines = log.take()
-    assert times.total == pytest.approx(3) and [time for _, time in times.launches] == pytest.approx([1, 1, 1])
+    assert times.total == pytest.approx(3) and [
+        time for _, time in times.launches
+    ] == pytest.approx([1, 1, 1])
     assert "instantiate 7" in lines  # three launches and what is before, between and behind them
     recorded = [line for line in lines if line.startswith("launch") and line.endswith(" recorded")]
-    assert ["pdl=1" in line for line in recorded] == [False, True, True, False, False, False]  # as one graph, and with events between
+    # as one graph, and with events between
+    assert ["pdl=1" in line for line in recorded] == [False, True, True, False, False, False]
 
 
 def case_inputs_are_checked() -> None:

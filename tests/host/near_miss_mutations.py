@@ -1,4 +1,6 @@
-"""One change to a graph that a rule fuses: what is left is a near miss, or must still mean what its nodes compute."""
+"""One change to a graph that a rule fuses: what is left is a near miss, or must still mean what its
+nodes compute.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import (
+    AttributeProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+    shape_inference,
+)
 
 from tests.host.rules_oracle import node
 
@@ -47,9 +57,26 @@ def captured(r: Random, m: ModelProto) -> bool:
     if not values:
         return False
     value = r.choice(values)
-    bodies = [helper.make_graph([node(op, value, f"in_{op}")], op, [], [helper.make_tensor_value_info(f"in_{op}", _FLOAT, None)]) for op in ("Exp", "Neg")]
+    bodies = [
+        helper.make_graph(
+            [node(op, value, f"in_{op}")],
+            op,
+            [],
+            [helper.make_tensor_value_info(f"in_{op}", _FLOAT, None)],
+        )
+        for op in ("Exp", "Neg")
+    ]
     m.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
-    m.graph.node.append(helper.make_node("If", ["flag"], ["branch"], name="n_branch", then_branch=bodies[0], else_branch=bodies[1]))
+    m.graph.node.append(
+        helper.make_node(
+            "If",
+            ["flag"],
+            ["branch"],
+            name="n_branch",
+            then_branch=bodies[0],
+            else_branch=bodies[1],
+        )
+    )
     _add_output(m, "branch")
     return True
 
@@ -83,7 +110,11 @@ def perturbed(r: Random, m: ModelProto) -> bool:
     a = numpy_helper.to_array(t)
     shift = np.asarray(r.choice((0.0, 0.4)) if a.any() else 1.0, a.dtype)
     with np.errstate(over="ignore"):
-        new = a * np.asarray(r.choice((1.01, 3.0, -1.0)), a.dtype) + shift if a.dtype.kind == "f" else a + r.choice((-1, 1))
+        new = (
+            a * np.asarray(r.choice((1.01, 3.0, -1.0)), a.dtype) + shift
+            if a.dtype.kind == "f"
+            else a + r.choice((-1, 1))
+        )
     t.CopyFrom(numpy_helper.from_array(np.asarray(new, a.dtype), t.name))
     return True
 
@@ -108,7 +139,9 @@ def _attributes(m: ModelProto, *names: str) -> list[AttributeProto]:
 
 
 def axis(r: Random, m: ModelProto) -> bool:
-    """Another axis, permutation, padding or stride; where operators take axes and ends as inputs, `perturbed` does the same."""
+    """Another axis, permutation, padding or stride; where operators take axes and ends as inputs,
+    `perturbed` does the same.
+    """
     found = _attributes(m, "axis", "axes", "perm", "pads", "strides", "dilations", "output_padding")
     if not found:
         return False
@@ -133,14 +166,34 @@ def epsilon(r: Random, m: ModelProto) -> bool:
     return bool(found)
 
 
-_FLAGS = {"keepdims", "is_causal", "interleaved", "transA", "transB", "trans_b", "training_mode", "upper", "unidirectional"}
+_FLAGS = {
+    "keepdims",
+    "is_causal",
+    "interleaved",
+    "transA",
+    "transB",
+    "trans_b",
+    "training_mode",
+    "upper",
+    "unidirectional",
+}
 
 
 def flag(r: Random, m: ModelProto) -> bool:
-    """A flag is turned over, written out where it was left to its default; or another count of groups or heads."""
-    counts = [a for a in _attributes(m, "group", "num_groups", "q_num_heads", "kv_num_heads", "num_heads") if a.type == AttributeProto.INT]
+    """A flag is turned over, written out where it was left to its default; or another count of
+    groups or heads.
+    """
+    counts = [
+        a
+        for a in _attributes(m, "group", "num_groups", "q_num_heads", "kv_num_heads", "num_heads")
+        if a.type == AttributeProto.INT
+    ]
     flags = _attributes(m, *_FLAGS)
-    silent = [n for n in m.graph.node if n.op_type.startswith("Reduce") and all(a.name != "keepdims" for a in n.attribute)]
+    silent = [
+        n
+        for n in m.graph.node
+        if n.op_type.startswith("Reduce") and all(a.name != "keepdims" for a in n.attribute)
+    ]
     if counts and r.random() < 0.5:
         a = r.choice(counts)
         a.i = r.choice((1, 2, a.i * 2))
@@ -176,7 +229,12 @@ def other_operator(r: Random, m: ModelProto) -> bool:
 
 def swapped(r: Random, m: ModelProto) -> bool:
     """The operands of a node that does not commute."""
-    found = [n for n in m.graph.node if n.op_type in ("Sub", "Div", "MatMul", "Where", "Pow", "Concat", "Attention") and len(n.input) > 1]
+    found = [
+        n
+        for n in m.graph.node
+        if n.op_type in ("Sub", "Div", "MatMul", "Where", "Pow", "Concat", "Attention")
+        and len(n.input) > 1
+    ]
     if found:
         n = r.choice(found)
         n.input[-1], n.input[-2] = n.input[-2], n.input[-1]
@@ -199,10 +257,24 @@ def bypassed(r: Random, m: ModelProto) -> bool:
 
 def rewired(r: Random, m: ModelProto) -> bool:
     """An input reads another value of the same shape, made before it."""
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in [*m.graph.value_info, *m.graph.input] if v.type.tensor_type.elem_type == _FLOAT}
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in [*m.graph.value_info, *m.graph.input]
+        if v.type.tensor_type.elem_type == _FLOAT
+    }
     made = {o: k for k, n in enumerate(m.graph.node) for o in n.output}
-    uses = [(n, k, i, place) for place, n in enumerate(m.graph.node) for k, i in enumerate(n.input) if i in shapes]
-    found = [(n, k, o) for n, k, i, place in uses for o, s in shapes.items() if o != i and s == shapes[i] and made.get(o, -1) < place]
+    uses = [
+        (n, k, i, place)
+        for place, n in enumerate(m.graph.node)
+        for k, i in enumerate(n.input)
+        if i in shapes
+    ]
+    found = [
+        (n, k, o)
+        for n, k, i, place in uses
+        for o, s in shapes.items()
+        if o != i and s == shapes[i] and made.get(o, -1) < place
+    ]
     if found:
         n, k, other = r.choice(found)
         n.input[k] = other
@@ -211,7 +283,11 @@ def rewired(r: Random, m: ModelProto) -> bool:
 
 def exchanged(r: Random, m: ModelProto) -> bool:
     """The readers of one value read another of the same shape, and the other way round."""
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in [*m.graph.value_info, *m.graph.input] if v.type.tensor_type.elem_type == _FLOAT}
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in [*m.graph.value_info, *m.graph.input]
+        if v.type.tensor_type.elem_type == _FLOAT
+    }
     found = [(a, b) for a in shapes for b in shapes if a < b and shapes[a] == shapes[b]]
     if not found:
         return False
@@ -226,12 +302,18 @@ def exchanged(r: Random, m: ModelProto) -> bool:
 
 
 def retyped(r: Random, m: ModelProto) -> bool:
-    """float becomes double, which rules take, or int32, which they must not (most operators do not either)."""
+    """float becomes double, which rules take, or int32, which they must not (most operators do not
+    either).
+    """
     kind = r.choice((TensorProto.DOUBLE, TensorProto.INT32))
     dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
     for t in m.graph.initializer:
         if t.data_type == _FLOAT:
-            a = np.maximum(numpy_helper.to_array(t), -1e9) if kind == TensorProto.INT32 else numpy_helper.to_array(t)
+            a = (
+                np.maximum(numpy_helper.to_array(t), -1e9)
+                if kind == TensorProto.INT32
+                else numpy_helper.to_array(t)
+            )
             t.CopyFrom(numpy_helper.from_array(a.astype(dtype), t.name))
     for v in (*m.graph.input, *m.graph.output):
         if v.type.tensor_type.elem_type == _FLOAT:
@@ -249,12 +331,25 @@ def training(r: Random, m: ModelProto) -> bool:
             n.output.extend([f"{n.output[0]}_mean", f"{n.output[0]}_var"])
         return True
     stored = {"ratio": np.array(0.5, np.float32), "on": np.array(True)}
-    return bool(_opset(m) >= 12 and _between(r, m, [node("Dropout", "FROM ratio on", "TO", seed=7)]) and _store(m, stored))
+    return bool(
+        _opset(m) >= 12
+        and _between(r, m, [node("Dropout", "FROM ratio on", "TO", seed=7)])
+        and _store(m, stored)
+    )
 
 
 def dropped(r: Random, m: ModelProto) -> bool:
     """An optional last input is left out."""
-    most = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "LayerNormalization": 2, "Attention": 3, "MultiHeadAttention": 3, "Clip": 2, "Slice": 3}
+    most = {
+        "Conv": 2,
+        "ConvTranspose": 2,
+        "Gemm": 2,
+        "LayerNormalization": 2,
+        "Attention": 3,
+        "MultiHeadAttention": 3,
+        "Clip": 2,
+        "Slice": 3,
+    }
     found = [n for n in m.graph.node if len(n.input) > most.get(n.op_type, 9)]
     if found:
         n = r.choice(found)
@@ -263,17 +358,27 @@ def dropped(r: Random, m: ModelProto) -> bool:
 
 
 def interposed(r: Random, m: ModelProto) -> bool:
-    """Something between two nodes of the chain: nothing, a sign, two axes swapped, a size-1 axis added in front."""
+    """Something between two nodes of the chain: nothing, a sign, two axes swapped, a size-1 axis
+    added in front.
+    """
     how = r.choice(("Identity", "Neg", "Abs", "Transpose", "Dropout", "Unsqueeze"))
     if how == "Unsqueeze":
-        return _between(r, m, [node("Unsqueeze", "FROM front", "TO")]) and _store(m, {"front": np.array([0])})
+        return _between(r, m, [node("Unsqueeze", "FROM front", "TO")]) and _store(
+            m, {"front": np.array([0])}
+        )
     return _between(r, m, [node(how, "FROM", "TO")])
 
 
 def broadcast(r: Random, m: ModelProto) -> bool:
-    """An input loses an axis, or its size there becomes 1: what is combined with it may be larger now."""
+    """An input loses an axis, or its size there becomes 1: what is combined with it may be larger
+    now.
+    """
     stored = {t.name for t in m.graph.initializer}
-    found = [i.type.tensor_type.shape for i in m.graph.input if i.name not in stored and i.type.tensor_type.shape.dim]
+    found = [
+        i.type.tensor_type.shape
+        for i in m.graph.input
+        if i.name not in stored and i.type.tensor_type.shape.dim
+    ]
     if found:
         dims = list(r.choice(found).dim)
         if r.random() < 0.3:
@@ -315,7 +420,14 @@ def _between(r: Random, m: ModelProto, nodes: list[NodeProto]) -> bool:
 
 def cast(r: Random, m: ModelProto) -> bool:
     """A value is rounded to half precision and back in the middle of the chain."""
-    return _between(r, m, [node("Cast", "FROM", "narrow", to=TensorProto.FLOAT16), node("Cast", "narrow", "TO", to=_FLOAT)])
+    return _between(
+        r,
+        m,
+        [
+            node("Cast", "FROM", "narrow", to=TensorProto.FLOAT16),
+            node("Cast", "narrow", "TO", to=_FLOAT),
+        ],
+    )
 
 
 def _insert(m: ModelProto, place: int, nodes: list[NodeProto]) -> None:
@@ -331,7 +443,9 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutate(r: Random, m: ModelProto, mutation: Mutation) -> ModelProto | None:
-    """A changed copy with fresh types; None when this mutation has nothing to change or makes no valid graph."""
+    """A changed copy with fresh types; None when this mutation has nothing to change or makes no
+    valid graph.
+    """
     made = ModelProto()
     made.CopyFrom(m)
     if not mutation(r, made):

@@ -35,10 +35,18 @@ def either(r: Random, a: str, b: str) -> str:
     return f"{a} {b}" if r.random() < 0.5 else f"{b} {a}"
 
 
-def built(nodes: Sequence[NodeProto], inputs: Mapping[str, Sequence[int | str]], constants: Mapping[str, npt.ArrayLike], **kw: Any) -> ModelProto:
+def built(
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, Sequence[int | str]],
+    constants: Mapping[str, npt.ArrayLike],
+    **kw: Any,
+) -> ModelProto:
     """The model of `nodes`, with the inputs and constants they use."""
     used = {i for n in nodes for i in n.input}
-    given, stored = {k: v for k, v in inputs.items() if k in used}, {k: v for k, v in constants.items() if k in used}
+    given, stored = (
+        {k: v for k, v in inputs.items() if k in used},
+        {k: v for k, v in constants.items() if k in used},
+    )
     return model(nodes, given, kw.pop("outputs", ("y",)), stored, opset=kw.pop("opset", 13), **kw)
 
 

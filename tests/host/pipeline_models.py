@@ -1,4 +1,6 @@
-"""What the pipeline tests share: models written as text, throw-away rules, and a run on ONNX Runtime with optimisations off."""
+"""What the pipeline tests share: models written as text, throw-away rules, and a run on ONNX
+Runtime with optimisations off.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ from tracea_onnx.ir.graph import Graph, Node
 Array = npt.NDArray[Any]
 
 
-def parse(text: str, *, opset: int = 17, ir: int = 8, extra: str = "", **initializers: Any) -> ModelProto:
+def parse(
+    text: str, *, opset: int = 17, ir: int = 8, extra: str = "", **initializers: Any
+) -> ModelProto:
     """A model from ONNX's text form; `initializers` are added by name."""
-    model: ModelProto = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{extra}]> {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v, order="C"), k) for k, v in initializers.items())
+    model: ModelProto = onnx.parser.parse_model(
+        f'<ir_version: {ir}, opset_import: ["" : {opset}{extra}]> {text}'
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(v, order="C"), k) for k, v in initializers.items()
+    )
     return model
 
 
@@ -28,7 +36,9 @@ def run(model: ModelProto, feeds: dict[str, Array], *, optimise: bool = False) -
     options.log_severity_level = 4
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    results: list[Any] = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    results: list[Any] = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    ).run(None, feeds)
     return results
 
 
@@ -37,14 +47,19 @@ def ops(model: ModelProto) -> list[str]:
 
 
 def same_bits(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _then_relu(graph: Graph, node: Node, rule: str, spec: Spec) -> Match:
     reader = graph.sole_consumer(node.outputs[0])
     if reader is None or reader.op != "Relu":
         raise Refuse("no Relu alone reads the result", node, near=reader is not None)
-    return Match(rule, node, (node, reader), tuple(i for i in node.inputs if i), reader.outputs, spec)
+    return Match(
+        rule, node, (node, reader), tuple(i for i in node.inputs if i), reader.outputs, spec
+    )
 
 
 def _add_relu(graph: Graph, node: Node) -> Match:
@@ -52,7 +67,9 @@ def _add_relu(graph: Graph, node: Node) -> Match:
 
 
 def _conv_relu(graph: Graph, node: Node) -> Match:
-    return _then_relu(graph, node, "conv_relu", Spec("conv", ("x", "w", "b")[: len(node.inputs)], {}))
+    return _then_relu(
+        graph, node, "conv_relu", Spec("conv", ("x", "w", "b")[: len(node.inputs)], {})
+    )
 
 
 ADD_RELU = Rule("add_relu", "Pointwise", frozenset({"Add"}), _add_relu, "Add then Relu")
@@ -85,4 +102,11 @@ def small_cnn() -> ModelProto:
       scores = Gemm <transB = 1> (f, w3, b3)
     }
     """
-    return parse(text, w1=normal(7, 3, 3, 3, seed=1), b1=normal(7, seed=2), w2=normal(7, 7, 3, 3, seed=3), w3=normal(5, 7, seed=4), b3=normal(5, seed=5))
+    return parse(
+        text,
+        w1=normal(7, 3, 3, 3, seed=1),
+        b1=normal(7, seed=2),
+        w2=normal(7, 7, 3, 3, seed=3),
+        w3=normal(5, 7, seed=4),
+        b3=normal(5, seed=5),
+    )

@@ -26,10 +26,14 @@ Array = npt.NDArray[Any]
 
 
 def node(op: str, inputs: str, outputs: str, **attrs: Any) -> NodeProto:
-    """`node("Add", "a b", "y")`; "-" is an absent input, `com.microsoft.X` another domain; the node is called after its first output."""
+    """`node("Add", "a b", "y")`; "-" is an absent input, `com.microsoft.X` another domain; the node
+    is called after its first output.
+    """
     domain, _, kind = op.rpartition(".")
     names = ["" if i == "-" else i for i in inputs.split()]
-    return helper.make_node(kind, names, outputs.split(), name=f"n_{outputs.split()[0]}", domain=domain, **attrs)
+    return helper.make_node(
+        kind, names, outputs.split(), name=f"n_{outputs.split()[0]}", domain=domain, **attrs
+    )
 
 
 def model(
@@ -43,12 +47,23 @@ def model(
     overridable: Sequence[str] = (),
     types: Mapping[str, int] | None = None,
 ) -> ModelProto:
-    """A model with inferred shapes. Float constants and inputs take `dtype`; `overridable` constants are inputs too."""
+    """A model with inferred shapes.
+
+    Float constants and inputs take `dtype`; `overridable` constants are inputs too.
+    """
     np_type = helper.tensor_dtype_to_np_dtype(dtype)
     arrays = {k: np.asarray(v) for k, v in constants.items()}
     arrays = {k: v.astype(np_type) if v.dtype.kind == "f" else v for k, v in arrays.items()}
-    values = [helper.make_tensor_value_info(k, (types or {}).get(k, dtype), list(s)) for k, s in inputs.items()]
-    values += [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(arrays[k].dtype), arrays[k].shape) for k in overridable]
+    values = [
+        helper.make_tensor_value_info(k, (types or {}).get(k, dtype), list(s))
+        for k, s in inputs.items()
+    ]
+    values += [
+        helper.make_tensor_value_info(
+            k, helper.np_dtype_to_tensor_dtype(arrays[k].dtype), arrays[k].shape
+        )
+        for k in overridable
+    ]
     graph = helper.make_graph(
         list(nodes),
         "g",
@@ -87,19 +102,28 @@ def ops(m: Match) -> list[str]:
 
 
 # --- running --------------------------------------------------------------------------------------------------------------
-def feeds_of(m: ModelProto, rng: np.random.Generator, sizes: Mapping[str, int] | None = None) -> dict[str, Array]:
+def feeds_of(
+    m: ModelProto, rng: np.random.Generator, sizes: Mapping[str, int] | None = None
+) -> dict[str, Array]:
     stored = {t.name for t in m.graph.initializer}
     out: dict[str, Array] = {}
     for i in m.graph.input:
         if i.name not in stored:
             t = i.type.tensor_type
-            shape = [d.dim_value if d.HasField("dim_value") else (sizes or {})[d.dim_param] for d in t.shape.dim]
-            out[i.name] = rng.standard_normal(shape).astype(helper.tensor_dtype_to_np_dtype(t.elem_type))
+            shape = [
+                d.dim_value if d.HasField("dim_value") else (sizes or {})[d.dim_param]
+                for d in t.shape.dim
+            ]
+            out[i.name] = rng.standard_normal(shape).astype(
+                helper.tensor_dtype_to_np_dtype(t.elem_type)
+            )
     return out
 
 
 def plain_session(m: ModelProto) -> ort.InferenceSession:
-    """ONNX Runtime without optimisations, on the calling thread (starting others costs more than small graphs do)."""
+    """ONNX Runtime without optimisations, on the calling thread (starting others costs more than
+    small graphs do).
+    """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -116,10 +140,18 @@ def run_all(m: ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     opened.graph.output.extend(helper.make_empty_tensor_value_info(o) for o in made)
     session = plain_session(opened)
     values = dict(zip(made, session.run(made, dict(feeds)), strict=True))
-    return values | {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} | dict(feeds)  # a feed overrides the initializer of its name
+    # a feed overrides the initializer of its name
+    return values | {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} | dict(feeds)
 
 
-def check(m: ModelProto, match: Match, *, sizes: Mapping[str, int] | None = None, tolerance: float = 2e-5, seed: int = 0) -> None:
+def check(
+    m: ModelProto,
+    match: Match,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    tolerance: float = 2e-5,
+    seed: int = 0,
+) -> None:
     """The spec, evaluated in float64 on the values entering the chain, gives what the nodes give."""
     values = run_all(m, feeds_of(m, np.random.default_rng(seed), sizes))
     roles: dict[str, F64] = {}
@@ -160,14 +192,25 @@ def _conv(spec: Spec, v: Mapping[str, F64]) -> F64:
     attrs: dict[str, Any] = {k: a for k, a in spec.attrs.items() if k in names}
     if attrs["auto_pad"] != "NOTSET":
         del attrs["pads"]
-    groups = attrs.pop("group") if spec.op == "conv_transpose" else 1  # the reference evaluator splits transposed groups wrongly
-    op = helper.make_node("Conv" if spec.op == "conv" else "ConvTranspose", ["x", "w"], ["y"], **attrs)
+    # the reference evaluator splits transposed groups wrongly
+    groups = attrs.pop("group") if spec.op == "conv_transpose" else 1
+    op = helper.make_node(
+        "Conv" if spec.op == "conv" else "ConvTranspose", ["x", "w"], ["y"], **attrs
+    )
     infos = [helper.make_tensor_value_info(k, TensorProto.DOUBLE, None) for k in ("x", "w", "y")]
-    alone = helper.make_model(helper.make_graph([op], "g", infos[:2], infos[2:]), opset_imports=[helper.make_opsetid("", 17)])
+    alone = helper.make_model(
+        helper.make_graph([op], "g", infos[:2], infos[2:]),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
     run = ReferenceEvaluator(alone)
     line = v["x"].ndim == 3 and v["w"].ndim == 4  # an image of height 1
-    xs, ws = np.split(v["x"][:, :, None] if line else v["x"], groups, axis=1), np.split(v["w"], groups, axis=0)
-    parts: list[F64] = [np.asarray(run.run(None, {"x": x, "w": w})) for x, w in zip(xs, ws, strict=True)]
+    xs, ws = (
+        np.split(v["x"][:, :, None] if line else v["x"], groups, axis=1),
+        np.split(v["w"], groups, axis=0),
+    )
+    parts: list[F64] = [
+        np.asarray(run.run(None, {"x": x, "w": w})) for x, w in zip(xs, ws, strict=True)
+    ]
     acc = np.concatenate([p[0] for p in parts], axis=1)
     acc = acc[:, :, 0] if line else acc
     column = (-1, *[1] * (acc.ndim - 2))
@@ -179,7 +222,9 @@ def _conv(spec: Spec, v: Mapping[str, F64]) -> F64:
 def _normalised(spec: Spec, x: F64, v: Mapping[str, F64]) -> F64:
     column = (-1, *[1] * (x.ndim - 2))
     factor = v["bn_scale"] / np.sqrt(v["bn_var"] + spec.attrs["bn_eps"])
-    return np.asarray((x - v["bn_mean"].reshape(column)) * factor.reshape(column) + v["bn_bias"].reshape(column))
+    return np.asarray(
+        (x - v["bn_mean"].reshape(column)) * factor.reshape(column) + v["bn_bias"].reshape(column)
+    )
 
 
 def _batch_norm(spec: Spec, v: Mapping[str, F64]) -> F64:
@@ -187,7 +232,9 @@ def _batch_norm(spec: Spec, v: Mapping[str, F64]) -> F64:
 
 
 def _product(x: F64, w: F64, trans_a: int, trans_b: int) -> F64:
-    return np.asarray((np.swapaxes(x, -1, -2) if trans_a else x) @ (np.swapaxes(w, -1, -2) if trans_b else w))
+    return np.asarray(
+        (np.swapaxes(x, -1, -2) if trans_a else x) @ (np.swapaxes(w, -1, -2) if trans_b else w)
+    )
 
 
 def _gemm(spec: Spec, v: Mapping[str, F64]) -> F64:
@@ -195,7 +242,9 @@ def _gemm(spec: Spec, v: Mapping[str, F64]) -> F64:
     acc = a["alpha"] * _product(v["x"], v["w"], a["trans_a"], a["trans_b"])
     acc = acc + a["beta"] * v["b"] if "b" in v else acc
     if "bn_scale" in v:
-        acc = (acc - v["bn_mean"]) * v["bn_scale"] / np.sqrt(v["bn_var"] + a["bn_eps"]) + v["bn_bias"]
+        acc = (acc - v["bn_mean"]) * v["bn_scale"] / np.sqrt(v["bn_var"] + a["bn_eps"]) + v[
+            "bn_bias"
+        ]
     return _epilogue(spec, acc, v)
 
 
@@ -204,7 +253,10 @@ def _swiglu(spec: Spec, v: Mapping[str, F64]) -> F64:
     if "w" in v:
         halves = np.split(_product(v["x"], v["w"], 0, trans) + v.get("b", np.zeros(1)), 2, axis=-1)
         return evaluate(expr, halves if spec.attrs["split"] == 0 else halves[::-1])
-    gate, up = (_product(v["x"], v[f"w_{k}"], 0, trans) + v.get(f"b_{k}", np.zeros(1)) for k in ("gate", "up"))
+    gate, up = (
+        _product(v["x"], v[f"w_{k}"], 0, trans) + v.get(f"b_{k}", np.zeros(1))
+        for k in ("gate", "up")
+    )
     return evaluate(expr, [gate, up])
 
 
@@ -227,13 +279,27 @@ def _pointwise(spec: Spec, v: Mapping[str, F64]) -> F64:
 _CONSTANTS: dict[str, npt.ArrayLike] = {
     **{
         k: np.float32(v)
-        for k, v in {"half": 0.5, "one": 1, "two": 2, "three": 3, "six": 6, "sixth": 1 / 6, "zero": 0, "r2": np.sqrt(2), "ir2": np.sqrt(0.5)}.items()
+        for k, v in {
+            "half": 0.5,
+            "one": 1,
+            "two": 2,
+            "three": 3,
+            "six": 6,
+            "sixth": 1 / 6,
+            "zero": 0,
+            "r2": np.sqrt(2),
+            "ir2": np.sqrt(0.5),
+        }.items()
     },
-    **{k: np.float32(v) for k, v in {"c0": 0.044715, "c1": np.sqrt(2 / np.pi), "k1702": 1.702}.items()},
+    **{
+        k: np.float32(v)
+        for k, v in {"c0": 0.044715, "c1": np.sqrt(2 / np.pi), "k1702": 1.702}.items()
+    },
     "half1": np.array([0.5], np.float32),
 }
 
-#: name -> (smallest opset, nodes from X to Y); other lower-case words are inner values or the constants above.
+#: name -> (smallest opset, nodes from X to Y); other lower-case words are inner values or the
+#: constants above.
 SPELLINGS: dict[str, tuple[int, str]] = {
     "relu": (7, "Relu X > Y"),
     "leaky": (7, "LeakyRelu(alpha=0.1) X > Y"),
@@ -249,14 +315,32 @@ SPELLINGS: dict[str, tuple[int, str]] = {
     "mish": (7, "Softplus X > p; Tanh p > t; Mul X t > Y"),
     "mish op": (18, "Mish X > Y"),
     "mish exp": (7, "Exp X > e; Add e one > a; Log a > l; Tanh l > t; Mul t X > Y"),
-    "gelu erf, half last": (13, "Div X r2 > d; Erf d > e; Add e one > a; Mul X a > m; Mul m half > Y"),
-    "gelu erf, half first": (13, "Mul X half > h; Mul X ir2 > d; Erf d > e; Add one e > a; Mul h a > Y"),
-    "gelu erf, half on erf": (13, "Div X r2 > d; Erf d > e; Add e one > a; Mul a half1 > h; Mul X h > Y"),
+    "gelu erf, half last": (
+        13,
+        "Div X r2 > d; Erf d > e; Add e one > a; Mul X a > m; Mul m half > Y",
+    ),
+    "gelu erf, half first": (
+        13,
+        "Mul X half > h; Mul X ir2 > d; Erf d > e; Add one e > a; Mul h a > Y",
+    ),
+    "gelu erf, half on erf": (
+        13,
+        "Div X r2 > d; Erf d > e; Add e one > a; Mul a half1 > h; Mul X h > Y",
+    ),
     "gelu op": (20, "Gelu X > Y"),
     "gelu op tanh": (20, "Gelu(approximate='tanh') X > Y"),
-    "gelu tanh pow": (13, "Pow X three > p; Mul p c0 > k; Add X k > a; Mul a c1 > i; Tanh i > t; Add t one > o; Mul X o > m; Mul m half > Y"),
-    "gelu tanh fast": (13, "Mul X half > h; Mul X c1 > s; Mul X c0 > k; Mul k X > j; Add j one > a; Mul s a > i; Tanh i > t; Add one t > o; Mul h o > Y"),
-    "gelu tanh cubed": (13, "Mul X X > q; Mul X q > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; Add t one > o; Mul half X > h; Mul h o > Y"),
+    "gelu tanh pow": (
+        13,
+        "Pow X three > p; Mul p c0 > k; Add X k > a; Mul a c1 > i; Tanh i > t; Add t one > o; Mul X o > m; Mul m half > Y",
+    ),
+    "gelu tanh fast": (
+        13,
+        "Mul X half > h; Mul X c1 > s; Mul X c0 > k; Mul k X > j; Add j one > a; Mul s a > i; Tanh i > t; Add one t > o; Mul h o > Y",
+    ),
+    "gelu tanh cubed": (
+        13,
+        "Mul X X > q; Mul X q > p; Mul c0 p > k; Add X k > a; Mul c1 a > i; Tanh i > t; Add t one > o; Mul half X > h; Mul h o > Y",
+    ),
     "gelu quick": (7, "Mul X k1702 > k; Sigmoid k > s; Mul X s > Y"),
     "gelu microsoft": (13, "com.microsoft.Gelu X > Y"),
     "gelu fast microsoft": (13, "com.microsoft.FastGelu X > Y"),
@@ -278,20 +362,27 @@ ACTIVATIONS = tuple(SPELLINGS)
 
 
 def chain(text: str, x: str, y: str) -> list[NodeProto]:
-    """Nodes written as `Op(attr=1) input ... > output; ...`, with X and Y for the ends and inner names made unique by `y`."""
+    """Nodes written as `Op(attr=1) input ... > output; ...`, with X and Y for the ends and inner
+    names made unique by `y`.
+    """
     rename = {"X": x, "Y": y, **{k: k for k in _CONSTANTS}}
     made: list[NodeProto] = []
     for step in text.split("; "):
         found = re.fullmatch(r"([\w.]+)(?:\((.*)\))? (.*) > (\w+)", step)
         assert found is not None, step
-        attrs = {k: ast.literal_eval(v) for k, _, v in (a.partition("=") for a in (found[2] or "").split(", ") if a)}
+        attrs = {
+            k: ast.literal_eval(v)
+            for k, _, v in (a.partition("=") for a in (found[2] or "").split(", ") if a)
+        }
         ins = " ".join(rename.get(i, f"{y}_{i}") for i in found[3].split())
         made.append(node(found[1], ins, rename.get(found[4], f"{y}_{found[4]}"), **attrs))
     return made
 
 
 def activation(name: str, x: str, y: str) -> tuple[list[NodeProto], dict[str, npt.ArrayLike], int]:
-    """(nodes from `x` to `y`, constants, smallest opset) of one exporter's way to write an activation."""
+    """(nodes from `x` to `y`, constants, smallest opset) of one exporter's way to write an
+    activation.
+    """
     opset, text = SPELLINGS[name]
     nodes = chain(text, x, y)
     used = {i for n in nodes for i in n.input}

@@ -1,4 +1,6 @@
-"""The meaning of the attention, normalisation, softmax and rotary specs in float64, and a check against ONNX Runtime."""
+"""The meaning of the attention, normalisation, softmax and rotary specs in float64, and a check
+against ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +23,46 @@ Array = npt.NDArray[Any]
 
 
 def check_spec(
-    m: ModelProto, match: Match, *, sizes: Mapping[str, int] | None = None, tolerance: float = 2e-5, seed: int = 0, feeds: Mapping[str, Array] | None = None
+    m: ModelProto,
+    match: Match,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    tolerance: float = 2e-5,
+    seed: int = 0,
+    feeds: Mapping[str, Array] | None = None,
 ) -> None:
-    """The spec, evaluated in float64 on the values entering the chain, gives every value that leaves it."""
+    """The spec, evaluated in float64 on the values entering the chain, gives every value that
+    leaves it.
+    """
     given = dict(feeds) if feeds is not None else feeds_of(m, np.random.default_rng(seed), sizes)
     values = run_all(m, given)
-    entering = {role: np.asarray(values[name], np.float64) for role, name in zip(match.spec.roles, match.inputs, strict=True)}
+    entering = {
+        role: np.asarray(values[name], np.float64)
+        for role, name in zip(match.spec.roles, match.inputs, strict=True)
+    }
     results = compute(match.spec, entering)
     assert len(results) >= len(match.outputs)
     for got, name in zip(results, match.outputs, strict=False):
         want = np.asarray(values[name], np.float64)
         assert got.shape == want.shape
         assert np.array_equal(np.isnan(got), np.isnan(want))
-        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * (np.abs(np.nan_to_num(want)).max(initial=0.0) + 1e-6))
+        np.testing.assert_allclose(
+            got,
+            want,
+            rtol=tolerance,
+            atol=tolerance * (np.abs(np.nan_to_num(want)).max(initial=0.0) + 1e-6),
+        )
 
 
 def compute(spec: Spec, v: Mapping[str, F64]) -> list[F64]:
     with np.errstate(all="ignore"):
-        return {"attention": _attention, "layernorm": _layernorm, "groupnorm": _groupnorm, "softmax": _softmax, "rope": _rope}[spec.op](spec.attrs, v)
+        return {
+            "attention": _attention,
+            "layernorm": _layernorm,
+            "groupnorm": _groupnorm,
+            "softmax": _softmax,
+            "rope": _rope,
+        }[spec.op](spec.attrs, v)
 
 
 def _heads(x: F64, operand: Mapping[str, Any], heads: int) -> F64:
@@ -47,7 +71,9 @@ def _heads(x: F64, operand: Mapping[str, Any], heads: int) -> F64:
     flat = np.ascontiguousarray(x).reshape(-1)
     at = np.full([int(size[c]) for c in "bhsd"], int(offset), np.int64)
     for axis, c in enumerate("bhsd"):
-        at += (np.arange(at.shape[axis]) * int(stride[c])).reshape([-1 if k == axis else 1 for k in range(4)])
+        at += (np.arange(at.shape[axis]) * int(stride[c])).reshape(
+            [-1 if k == axis else 1 for k in range(4)]
+        )
     return np.asarray(flat[at])
 
 
@@ -69,21 +95,43 @@ def _attention(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
                 mask = mask.reshape(mask.shape[-4:])[np.arange(len(q)) % a[f"mask{tail}_period"]]
             if a.get(f"mask{tail}_merged"):
                 mask = mask.reshape(-1, a["num_heads"], *mask.shape[1:])
-            s = s + a.get(f"mask{tail}_scale", 1.0) * mask if kind == "add" else np.where((mask != 0) == (kind == "bool"), s, float(a[f"fill{tail}"]))
+            s = (
+                s + a.get(f"mask{tail}_scale", 1.0) * mask
+                if kind == "add"
+                else np.where((mask != 0) == (kind == "bool"), s, float(a[f"fill{tail}"]))
+            )
     if a["causal"]:  # whatever else is written: such a column is not seen
         past = columns - rows if a["past"] == "kv" else a["past"]
         s = np.where(np.tri(rows, columns, past, dtype=bool), s, -np.inf)
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     p = e / e.sum(axis=-1, keepdims=True)
     if a["nan_to_zero"]:
-        p = np.where(np.isnan(p) if a["nan_to_zero"] != "masked" else np.all(np.isneginf(s), axis=-1, keepdims=True), 0.0, p)
+        p = np.where(
+            np.isnan(p)
+            if a["nan_to_zero"] != "masked"
+            else np.all(np.isneginf(s), axis=-1, keepdims=True),
+            0.0,
+            p,
+        )
     y = p @ val
     b, h, n, d = y.shape
     layout = a["out"]["layout"]
-    order = {"bhsd": "bhsd", "bshd": "bshd", "bsx": "bshd", "sbhd": "sbhd", "sbx": "sbhd", "hsd": "bhsd", "bxs": "bhds", "bhds": "bhds", "hds": "bhds"}[layout]
+    order = {
+        "bhsd": "bhsd",
+        "bshd": "bshd",
+        "bsx": "bshd",
+        "sbhd": "sbhd",
+        "sbx": "sbhd",
+        "hsd": "bhsd",
+        "bxs": "bhds",
+        "bhds": "bhds",
+        "hds": "bhds",
+    }[layout]
     y = np.transpose(y, ["bhsd".index(c) for c in order])
     size = dict(zip("bhsd", (b, h, n, d), strict=True)) | {"x": h * d}
-    return [y.reshape([size[c] * (size["b"] if layout[0] == "h" and c == "h" else 1) for c in layout])]
+    return [
+        y.reshape([size[c] * (size["b"] if layout[0] == "h" and c == "h" else 1) for c in layout])
+    ]
 
 
 def _layernorm(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
@@ -127,7 +175,11 @@ def _rope(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
         cos, sin = (np.expand_dims(t, 1 if a["layout"] == "bhsd" else 2) for t in (cos, sin))
     rot = a["rot"]
     half = rot // 2
-    one, two = (slice(0, rot, 2), slice(1, rot, 2)) if a["interleaved"] else (slice(0, half), slice(half, rot))
+    one, two = (
+        (slice(0, rot, 2), slice(1, rot, 2))
+        if a["interleaved"]
+        else (slice(0, half), slice(half, rot))
+    )
     full = cos.shape[-1] == rot  # a value for every element, else for every pair
     (c1, c2), (s1, s2) = ((t[..., one], t[..., two]) if full else (t, t) for t in (cos, sin))
     y = x.copy()
@@ -139,4 +191,8 @@ def _rope(a: Mapping[str, Any], v: Mapping[str, F64]) -> list[F64]:
 def results(spec: Spec, v: Mapping[str, F64]) -> list[F64]:
     """Every output of a spec of any kind. Infinities and NaN are results like others."""
     with np.errstate(all="ignore"):
-        return compute(spec, v) if spec.op in ("attention", "layernorm", "groupnorm", "softmax", "rope") else [rules_oracle.compute(spec, v)]
+        return (
+            compute(spec, v)
+            if spec.op in ("attention", "layernorm", "groupnorm", "softmax", "rope")
+            else [rules_oracle.compute(spec, v)]
+        )

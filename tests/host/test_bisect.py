@@ -37,10 +37,17 @@ def test_the_smallest_failing_part_is_found(guilty: set[int]) -> None:
 
 
 def test_independent_faults_are_all_found_and_a_sum_of_small_ones_loses_as_few_as_needed() -> None:
-    assert sorted(delta_debugging.at_fault(list(range(20)), lambda kept: 3 in kept or 17 in kept or {5, 6} <= set(kept))) in ([3, 5, 17], [3, 5, 6, 17], [3, 6, 17])
+    assert sorted(
+        delta_debugging.at_fault(
+            list(range(20)), lambda kept: 3 in kept or 17 in kept or {5, 6} <= set(kept)
+        )
+    ) in ([3, 5, 17], [3, 5, 6, 17], [3, 6, 17])
     drift = delta_debugging.at_fault(list(range(20)), lambda kept: sum(0.1 for _ in kept) > 1.55)
     assert 5 <= len(drift) <= 16
-    assert delta_debugging.at_fault([1, 2], lambda _: True) == [] and delta_debugging.at_fault([1, 2], lambda _: False) == []
+    assert (
+        delta_debugging.at_fault([1, 2], lambda _: True) == []
+        and delta_debugging.at_fault([1, 2], lambda _: False) == []
+    )
 
 
 def test_the_search_ends_when_its_budget_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +69,9 @@ def layers(count: int = 6) -> ModelProto:
 
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Makes a rule wrong on one anchor: the body of that fusion computes another activation than the nodes it replaces."""
+    """Makes a rule wrong on one anchor: the body of that fusion computes another activation than
+    the nodes it replaces.
+    """
 
     def install(anchor: str, instead: str) -> None:
         honest = fused_calls._bare
@@ -95,13 +104,25 @@ def test_only_the_wrong_fusions_are_turned_back(lying: Callable[[str, str], None
     m = layers()
     result = optimized(m)
     kept = [f.anchor for f in result.report.fused]
-    assert len(kept) == 10 and {"conv2", "add4"} == {f"{k}{i}" for k in ("conv", "add") for i in range(6)} - set(kept)
+    assert len(kept) == 10 and {"conv2", "add4"} == {
+        f"{k}{i}" for k in ("conv", "add") for i in range(6)
+    } - set(kept)
     refused = {r.anchor: r for r in result.report.refused if "turned back" in r.reason}
-    assert set(refused) == {"conv2", "add4"} and refused["conv2"].rule == "conv_relu" and "output 'y' differs by" in refused["conv2"].reason
+    assert (
+        set(refused) == {"conv2", "add4"}
+        and refused["conv2"].rule == "conv_relu"
+        and "output 'y' differs by" in refused["conv2"].reason
+    )
     assert sum(n.domain == DOMAIN for n in result.model.graph.node) == 10
     assert [n.name for n in result.model.graph.node if n.op_type == "Conv"] == ["conv2"]
-    assert result.report.verify is not None and result.report.verify.ok and any("2 fusions were turned back" in n for n in result.report.notes)
-    assert result.report.nodes_after == len(result.model.graph.node) == result.report.nodes_before - 10
+    assert (
+        result.report.verify is not None
+        and result.report.verify.ok
+        and any("2 fusions were turned back" in n for n in result.report.notes)
+    )
+    assert (
+        result.report.nodes_after == len(result.model.graph.node) == result.report.nodes_before - 10
+    )
     onnx.checker.check_model(result.model, full_check=True)
     feeds = {"v0": normal(1, 3, 6, 6, seed=9)}
     assert same_bits(run(m, feeds), run(result.model, feeds))
@@ -110,10 +131,14 @@ def test_only_the_wrong_fusions_are_turned_back(lying: Callable[[str, str], None
 
 def test_a_fusion_that_does_not_even_run_is_turned_back(lying: Callable[[str, str], None]) -> None:
     lying("add1", "Size")
-    assert [r.anchor for r in optimized(layers()).report.refused if "turned back" in r.reason] == ["add1"]
+    assert [r.anchor for r in optimized(layers()).report.refused if "turned back" in r.reason] == [
+        "add1"
+    ]
 
 
-def test_a_required_fusion_that_was_turned_back_is_missing(lying: Callable[[str, str], None]) -> None:
+def test_a_required_fusion_that_was_turned_back_is_missing(
+    lying: Callable[[str, str], None],
+) -> None:
     lying("conv0 conv1 conv2 conv3 conv4 conv5", "Abs")
     with pytest.raises(MissingFusionError, match="conv_relu"):
         optimized(layers(), only=["conv_relu"])
@@ -124,7 +149,11 @@ def test_a_fault_outside_the_fusions_is_not_blamed_on_them(monkeypatch: pytest.M
 
     def spoil(source: model_file.Source, *rest: object) -> None:
         honest(source, *rest)  # type: ignore[arg-type]
-        source.model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(normal(3, 3, 3, 3, seed=77), source.model.graph.initializer[0].name))
+        source.model.graph.initializer[0].CopyFrom(
+            onnx.numpy_helper.from_array(
+                normal(3, 3, 3, 3, seed=77), source.model.graph.initializer[0].name
+            )
+        )
 
     monkeypatch.setattr(optimizer, "transform", spoil)
     with pytest.raises(optimizer.FailedVerification) as e:
@@ -135,16 +164,28 @@ def test_a_fault_outside_the_fusions_is_not_blamed_on_them(monkeypatch: pytest.M
 def test_wrong_constants_cost_only_the_folding(monkeypatch: pytest.MonkeyPatch) -> None:
     from tracea_onnx.canonicalize import constant_folding
 
-    m = parse("g (float[3] x) => (float[3] y) { b = Neg (c)  a = Add (x, b)  y = Relu (a) }", c=normal(3))
+    m = parse(
+        "g (float[3] x) => (float[3] y) { b = Neg (c)  a = Add (x, b)  y = Relu (a) }", c=normal(3)
+    )
     honest = constant_folding._evaluate
-    monkeypatch.setattr(constant_folding, "_evaluate", lambda *a: {k: v + np.float32(1) for k, v in honest(*a).items()})
+    monkeypatch.setattr(
+        constant_folding,
+        "_evaluate",
+        lambda *a: {k: v + np.float32(1) for k, v in honest(*a).items()},
+    )
     result = optimized(m)
-    assert [f.rule for f in result.report.fused] == ["add_relu"] and any("constants were not folded: with them folded output" in n for n in result.report.notes)
+    assert [f.rule for f in result.report.fused] == ["add_relu"] and any(
+        "constants were not folded: with them folded output" in n for n in result.report.notes
+    )
     assert same_bits(run(m, {"x": normal(3, seed=1)}), run(result.model, {"x": normal(3, seed=1)}))
 
 
-def test_verify_bisect_names_and_mends(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fused op whose call reads other operands than the nodes it stands for is found in the file alone."""
+def test_verify_bisect_names_and_mends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fused op whose call reads other operands than the nodes it stands for is found in the file
+    alone.
+    """
     m = layers(3)
     good = optimized(m).model
     onnx.save(m, str(tmp_path / "a.onnx"))
@@ -166,19 +207,47 @@ def test_verify_bisect_names_and_mends(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["verify", *both, "--bisect", "-o", str(tmp_path / "c.onnx"), "--json"]) == 4
     out, err = capsys.readouterr()
     (fault,) = json.loads(out)["at_fault"]
-    assert fault == {"name": "conv1/Conv", "outputs": ["r1"], "rule": "conv_relu", "nodes": ["conv1", "Relu_r1"]} and "conv1/Conv (conv_relu)" in err
+    assert (
+        fault
+        == {
+            "name": "conv1/Conv",
+            "outputs": ["r1"],
+            "rule": "conv_relu",
+            "nodes": ["conv1", "Relu_r1"],
+        }
+        and "conv1/Conv (conv_relu)" in err
+    )
     mended = model_file.load(tmp_path / "c.onnx")
-    assert len(delta_debugging.calls(mended.model)) == 5 and verification.verify(model_file.Source(copy(m)), mended).ok
-    assert main(["verify", both[0], str(tmp_path / "c.onnx"), "--bisect", "-o", str(tmp_path / "d.onnx")]) == 0
+    assert (
+        len(delta_debugging.calls(mended.model)) == 5
+        and verification.verify(model_file.Source(copy(m)), mended).ok
+    )
+    assert (
+        main(
+            [
+                "verify",
+                both[0],
+                str(tmp_path / "c.onnx"),
+                "--bisect",
+                "-o",
+                str(tmp_path / "d.onnx"),
+            ]
+        )
+        == 0
+    )
     assert not (tmp_path / "d.onnx").exists()
     assert main(["verify", both[0], str(tmp_path / "c.onnx"), "-o", str(tmp_path / "d.onnx")]) == 2
 
 
-def test_verify_bisect_of_models_that_differ_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_bisect_of_models_that_differ_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     m = layers(2)
     onnx.save(m, str(tmp_path / "a.onnx"))
     other = optimized(m).model
-    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(normal(3, 3, 3, 3, seed=77), other.graph.initializer[0].name))
+    other.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(normal(3, 3, 3, 3, seed=77), other.graph.initializer[0].name)
+    )
     onnx.save(other, str(tmp_path / "b.onnx"))
     assert main(["verify", str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "--bisect"]) == 4
     assert "no fused op is at fault" in capsys.readouterr().err

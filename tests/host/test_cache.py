@@ -18,7 +18,12 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_round_trip_size_and_clear(cache: Cache) -> None:
     assert cache.get("k") is None and cache.entries() == [] and cache.size() == 0
-    assert cache.put("k", b"one") and cache.put("other", b"") and cache.get("k") == b"one" and cache.get("other") == b""
+    assert (
+        cache.put("k", b"one")
+        and cache.put("other", b"")
+        and cache.get("k") == b"one"
+        and cache.get("other") == b""
+    )
     assert cache.put("k", b"two") and cache.get("k") == b"two"
     assert len(cache.entries()) == 2 and cache.size() == sum(e.size for e in cache.entries())
     assert cache.clear() == 2 and cache.get("k") is None
@@ -48,7 +53,10 @@ def test_damaged_and_swapped_entries_are_misses(cache: Cache) -> None:
     cache.put("a", b"payload of a")
     cache.put("b", b"payload of b")
     assert cache.folder is not None
-    a, b = (cache.folder / (e.name + ".entry") for e in sorted(cache.entries(), key=lambda e: cache.get("a") is None))
+    a, b = (
+        cache.folder / (e.name + ".entry")
+        for e in sorted(cache.entries(), key=lambda e: cache.get("a") is None)
+    )
     data = a.read_bytes()
     for cut in (0, 8, 40, len(data) - 1):
         a.write_bytes(data[:cut])
@@ -84,7 +92,12 @@ def test_writers_in_parallel_leave_whole_entries(cache: Cache) -> None:
     for t in threads:
         t.join()
     got = cache.get("shared")
-    assert got is not None and len(set(got)) == 1 and cache.folder is not None and list(cache.folder.glob("*.tmp")) == []
+    assert (
+        got is not None
+        and len(set(got)) == 1
+        and cache.folder is not None
+        and list(cache.folder.glob("*.tmp")) == []
+    )
 
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

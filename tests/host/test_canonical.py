@@ -23,13 +23,17 @@ def values(model: ModelProto) -> dict[str, Array]:
     return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
-def unchanged(model: ModelProto, feeds: dict[str, Array], result: ModelProto | None = None) -> ModelProto:
+def unchanged(
+    model: ModelProto, feeds: dict[str, Array], result: ModelProto | None = None
+) -> ModelProto:
     """The canonical model, after checking bits, interface, validity and idempotence."""
     result = canonical(model) if result is None else result
     onnx.checker.check_model(result, full_check=True)
     assert list(result.graph.output) == list(model.graph.output)
     assert same_bits(run(model, feeds), run(result, feeds))
-    assert canonical(result).SerializeToString(deterministic=True) == result.SerializeToString(deterministic=True)
+    assert canonical(result).SerializeToString(deterministic=True) == result.SerializeToString(
+        deterministic=True
+    )
     return result
 
 
@@ -60,7 +64,9 @@ def test_every_form_of_constant_node_becomes_an_initializer() -> None:
 
 def test_a_constant_whose_attribute_is_of_another_kind_is_left() -> None:
     """ONNX Runtime goes by the kind: to it this one is another number."""
-    m = parse("g (float[3] x) => (float[3] y) { a = Constant <value = float {2.0}> () y = Mul (x, a) }")
+    m = parse(
+        "g (float[3] x) => (float[3] y) { a = Constant <value = float {2.0}> () y = Mul (x, a) }"
+    )
     m.graph.node[0].attribute[0].type = AttributeProto.FLOAT
     assert ops(canonicalise(m)) == ["Constant", "Mul"]
 
@@ -95,7 +101,11 @@ def test_constants_hidden_behind_other_nodes_are_found() -> None:
 )
 @pytest.mark.parametrize("place", ["inner", "output"])
 def test_a_node_that_gives_back_its_input_goes(node: str, place: str) -> None:
-    body = f"{{ a = Relu (x) {node} z = Neg (y) }}" if place == "inner" else f"{{ a = Relu (x) {node} z = Neg (a) }}"
+    body = (
+        f"{{ a = Relu (x) {node} z = Neg (y) }}"
+        if place == "inner"
+        else f"{{ a = Relu (x) {node} z = Neg (a) }}"
+    )
     out = "float[2, 3] z" if place == "inner" else "float[2, 3] z, float[2, 3] y"
     m = parse(
         f"g (float[2, 3] x) => ({out}) {body}",
@@ -188,39 +198,65 @@ def test_quantisation_pairs_are_left_alone() -> None:
         q=np.array([1, -2, 3, 4], np.int8),
         s=np.float32(0.5),
     )
-    assert ops(unchanged(m, {"x": normal(4)})) == ["DequantizeLinear", "DequantizeLinear", "Mul", "Mul"]
+    assert ops(unchanged(m, {"x": normal(4)})) == [
+        "DequantizeLinear",
+        "DequantizeLinear",
+        "Mul",
+        "Mul",
+    ]
 
 
 def test_an_initializer_that_is_an_input_becomes_constant_unless_kept() -> None:
-    m = parse("g (float[2, 3] x, float[3] b) => (float[2, 3] y) { t = Identity (b) y = Add (x, t) }", b=normal(3))
+    m = parse(
+        "g (float[2, 3] x, float[3] b) => (float[2, 3] y) { t = Identity (b) y = Add (x, t) }",
+        b=normal(3),
+    )
     notes: list[str] = []
     r = canonical(m, notes=notes)
     assert [i.name for i in r.graph.input] == ["x"] and len(notes) == 1
     kept = canonical(m, keep_initializer_inputs=True)
-    assert [i.name for i in kept.graph.input] == ["x", "b"] and [t.name for t in kept.graph.initializer] == ["b"]
+    assert [i.name for i in kept.graph.input] == ["x", "b"] and [
+        t.name for t in kept.graph.initializer
+    ] == ["b"]
     feeds = {"x": normal(2, 3), "b": normal(3, seed=9)}
     assert same_bits(run(m, feeds), run(kept, feeds))
 
 
 def test_before_ir_4_initializers_are_inputs_by_rule_and_need_no_note() -> None:
-    m = parse("g (float[2, 3] x, float[3] b) => (float[2, 3] y) { y = Add (x, b) }", opset=8, ir=3, b=normal(3))
+    m = parse(
+        "g (float[2, 3] x, float[3] b) => (float[2, 3] y) { y = Add (x, b) }",
+        opset=8,
+        ir=3,
+        b=normal(3),
+    )
     notes: list[str] = []
     r = canonical(m, notes=notes)
     assert r.ir_version == 4 and not notes and [i.name for i in r.graph.input] == ["x"]
     assert same_bits(run(m, {"x": normal(2, 3)}), run(r, {"x": normal(2, 3)}))
-    assert canonical(m, keep_initializer_inputs=True) == r  # nothing to keep: nobody can override it
+    # nothing to keep: nobody can override it
+    assert canonical(m, keep_initializer_inputs=True) == r
 
 
 def test_constants_of_an_old_model_without_weights() -> None:
-    m = parse("g (float[2] x) => (float[2] y) { k = Constant <value = float[2] {1, 2}> () y = Add (x, k) }", opset=8, ir=3)
+    m = parse(
+        "g (float[2] x) => (float[2] y) { k = Constant <value = float[2] {1, 2}> () y = Add (x, k) }",
+        opset=8,
+        ir=3,
+    )
     onnx.checker.check_model(unchanged(m, {"x": normal(2)}))
 
 
 def test_folding_keeps_to_its_budget() -> None:
-    m = parse("g (float[1000, 1000] x) => (float[1000, 1000] y) { z = ConstantOfShape (n) y = Add (x, z) }", n=np.array([1000, 1000]))
+    m = parse(
+        "g (float[1000, 1000] x) => (float[1000, 1000] y) { z = ConstantOfShape (n) y = Add (x, z) }",
+        n=np.array([1000, 1000]),
+    )
     assert ops(canonical(m)) == ["ConstantOfShape", "Add"]
     assert ops(canonical(m, budget=Budget(node=8 << 20))) == ["Add"]
-    assert ops(canonical(m, budget=Budget(node=8 << 20, growth=1 << 20))) == ["ConstantOfShape", "Add"]
+    assert ops(canonical(m, budget=Budget(node=8 << 20, growth=1 << 20))) == [
+        "ConstantOfShape",
+        "Add",
+    ]
 
 
 def test_shapes_of_static_values_fold_and_symbolic_ones_do_not() -> None:
@@ -247,9 +283,16 @@ def test_shapes_of_static_values_fold_and_symbolic_ones_do_not() -> None:
 
 
 def test_dead_nodes_and_weights_go_but_inputs_stay() -> None:
-    m = parse("g (float[2] x, float[2] unused) => (float[2] y) { y = Relu (x) d = Mul (x, w) e = Exp (d) }", w=normal(2))
+    m = parse(
+        "g (float[2] x, float[2] unused) => (float[2] y) { y = Relu (x) d = Mul (x, w) e = Exp (d) }",
+        w=normal(2),
+    )
     r = unchanged(m, {"x": normal(2), "unused": normal(2)})
-    assert ops(r) == ["Relu"] and not r.graph.initializer and [i.name for i in r.graph.input] == ["x", "unused"]
+    assert (
+        ops(r) == ["Relu"]
+        and not r.graph.initializer
+        and [i.name for i in r.graph.input] == ["x", "unused"]
+    )
 
 
 def test_bodies_are_canonicalised_and_captured_values_survive() -> None:
@@ -290,7 +333,9 @@ def test_a_body_that_reuses_an_outer_name_is_not_confused() -> None:
 
 
 def test_what_users_wrote_is_kept() -> None:
-    m = parse("g (float[N, 3] x) => (float[N, 3] y) { t = Identity (x) y = Add (t, w) }", w=normal(3))
+    m = parse(
+        "g (float[N, 3] x) => (float[N, 3] y) { t = Identity (x) y = Add (t, w) }", w=normal(3)
+    )
     m.doc_string, m.producer_name, m.graph.doc_string = "a model", "someone", "a graph"
     m.metadata_props.add(key="license", value="MIT")
     m.graph.node[1].doc_string = "adds"
@@ -300,8 +345,15 @@ def test_what_users_wrote_is_kept() -> None:
     r = canonical(m)
     for field in ("doc_string", "producer_name", "metadata_props", "opset_import"):
         assert getattr(r, field) == getattr(m, field)
-    assert r.graph.doc_string == "a graph" and r.graph.node[-1].doc_string == "adds" and list(r.graph.input) == list(m.graph.input)
-    assert r.graph.quantization_annotation == m.graph.quantization_annotation and "Identity" in ops(r)  # the annotated value is still there
+    assert (
+        r.graph.doc_string == "a graph"
+        and r.graph.node[-1].doc_string == "adds"
+        and list(r.graph.input) == list(m.graph.input)
+    )
+    # the annotated value is still there
+    assert r.graph.quantization_annotation == m.graph.quantization_annotation and "Identity" in ops(
+        r
+    )
 
 
 def test_training_information_stops_every_change() -> None:
@@ -317,7 +369,11 @@ def test_nodes_are_sorted_and_named() -> None:
     del m.graph.node[:]
     m.graph.node.extend(nodes)
     r = canonical(m)
-    assert ops(r) == ["Relu", "Neg", "Abs"] and [n.name for n in r.graph.node] == ["Relu_a", "Neg_b", "Abs_y"]
+    assert ops(r) == ["Relu", "Neg", "Abs"] and [n.name for n in r.graph.node] == [
+        "Relu_a",
+        "Neg_b",
+        "Abs_y",
+    ]
 
 
 def copy_node(n: onnx.NodeProto) -> onnx.NodeProto:
@@ -337,7 +393,9 @@ _UNARY = ("Relu", "Neg", "Identity", "Abs", "Dropout", "Sqrt", "Floor")
 
 @st.composite
 def graphs(draw: st.DrawFn) -> ModelProto:
-    """Random graphs over a 5-vector: unary and binary nodes on inputs, constants and each other, with repeats and dead ends."""
+    """Random graphs over a 5-vector: unary and binary nodes on inputs, constants and each other,
+    with repeats and dead ends.
+    """
     known = ["x", "k0", "k1"]
     nodes = []
     for i in range(draw(st.integers(1, 14))):
@@ -346,13 +404,25 @@ def graphs(draw: st.DrawFn) -> ModelProto:
             nodes.append(helper.make_node(op, [draw(st.sampled_from(known))], [f"v{i}"]))
         else:
             op = draw(st.sampled_from(("Add", "Mul", "Sub", "Div")))
-            nodes.append(helper.make_node(op, [draw(st.sampled_from(known)), draw(st.sampled_from(known))], [f"v{i}"]))
+            nodes.append(
+                helper.make_node(
+                    op, [draw(st.sampled_from(known)), draw(st.sampled_from(known))], [f"v{i}"]
+                )
+            )
         known.append(f"v{i}")
     outs = draw(st.lists(st.sampled_from(known[3:]), min_size=1, max_size=3, unique=True))
-    info = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outs]  # of constants alone it may be a scalar
+    # of constants alone it may be a scalar
+    info = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outs]
     x = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5])]
-    constants = [numpy_helper.from_array(np.array([0, -0.0, 1, np.inf, 3], np.float32), "k0"), numpy_helper.from_array(np.array(1.0, np.float32), "k1")]
-    return helper.make_model(helper.make_graph(nodes, "g", x, info, constants), ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    constants = [
+        numpy_helper.from_array(np.array([0, -0.0, 1, np.inf, 3], np.float32), "k0"),
+        numpy_helper.from_array(np.array(1.0, np.float32), "k1"),
+    ]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", x, info, constants),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
 
 
 @settings(max_examples=150)
@@ -361,7 +431,9 @@ def test_random_graphs_keep_every_bit(model: ModelProto) -> None:
     result = canonical(model)
     feeds = {"x": np.array([-2.0, -0.0, 0.5, np.nan, 7.0], np.float32)}
     assert same_bits(run(model, feeds), run(result, feeds))
-    assert canonical(result).SerializeToString(deterministic=True) == result.SerializeToString(deterministic=True)
+    assert canonical(result).SerializeToString(deterministic=True) == result.SerializeToString(
+        deterministic=True
+    )
 
 
 def test_an_if_with_a_constant_condition_becomes_its_branch() -> None:
@@ -407,14 +479,22 @@ def test_shapes_computed_from_shapes_keep_their_rank() -> None:
 
 
 def test_a_split_by_sizes_known_only_at_run_time_has_no_known_shape() -> None:
-    m = parse("g (float[2, 8] x, int64[2] n) => (float[?, ?] y) { a, b = Split <axis = 1> (x, n)  s = Shape (a)  t = Relu (a)  y = Reshape (t, s) }", opset=18)
+    m = parse(
+        "g (float[2, 8] x, int64[2] n) => (float[?, ?] y) { a, b = Split <axis = 1> (x, n)  s = Shape (a)  t = Relu (a)  y = Reshape (t, s) }",
+        opset=18,
+    )
     unchanged(m, {"x": normal(2, 8), "n": np.array([6, 2])})
 
 
 @pytest.mark.parametrize("batch", [0, 1, 3])
 @pytest.mark.parametrize(("shared", "target"), [(False, [0, 0, 4]), (True, None)])
-def test_reshape_targets_become_constant_where_one_input_names_the_sizes(batch: int, shared: bool, target: list[int] | None) -> None:
-    """[n, s, 2, 2] to [n, s, 4]. Another input's axis of the same name may have another size: nothing checks it."""
+def test_reshape_targets_become_constant_where_one_input_names_the_sizes(
+    batch: int, shared: bool, target: list[int] | None
+) -> None:
+    """[n, s, 2, 2] to [n, s, 4].
+
+    Another input's axis of the same name may have another size: nothing checks it.
+    """
     m = parse(
         f"""
         g (float[n, s, 2, 2] x, float[{"n" if shared else "other"}, 2] z) => (float[n, s, 4] y, float[n, s, 2, 2] e, float[p, 2] w)

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: exit codes, one-line errors, JSON on stdout and text on stderr."""
+"""The command line as a user meets it: exit codes, one-line errors, JSON on stdout and text on
+stderr.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def test_optimize_writes_beside_the_model_and_reports(model: Path, capsys: Captu
     assert main(["optimize", str(model), "--json", "--backend", "cpu"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert found["nodes_after"] < found["nodes_before"] and found["verify"]["ok"] and found["files"] == [str(model.with_name("cnn.tracea.onnx"))]
+    assert (
+        found["nodes_after"] < found["nodes_before"]
+        and found["verify"]["ok"]
+        and found["files"] == [str(model.with_name("cnn.tracea.onnx"))]
+    )
     assert "nodes  8 ->" in err and "verification passed" in err and "\x1b" not in err
     feeds = {"image": normal(2, 3, 8, 8)}
     assert same_bits(run(small_cnn(), feeds), run(onnx.load(found["files"][0]), feeds))
 
 
-def test_the_way_round_optimize_inspect_inline_verify(model: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_the_way_round_optimize_inspect_inline_verify(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
     fused, plain = tmp_path / "f.onnx", tmp_path / "p.onnx"
     assert main(["optimize", str(model), "-o", str(fused)]) == 0
     assert main(["inspect", str(fused), "--json"]) == 0
@@ -45,37 +53,70 @@ def test_the_way_round_optimize_inspect_inline_verify(model: Path, tmp_path: Pat
     capsys.readouterr()
     assert main(["verify", str(model), str(plain), "--json", "--input-shape", "image:3,3,8,8"]) == 0
     found = json.loads(capsys.readouterr().out)["verify"]
-    assert found["ok"] and found["inputs"] == {"image": [3, 3, 8, 8]} and found["outputs"][0]["max_abs"] == 0
+    assert (
+        found["ok"]
+        and found["inputs"] == {"image": [3, 3, 8, 8]}
+        and found["outputs"][0]["max_abs"] == 0
+    )
     assert "ai.tracea" not in {n.domain for n in onnx.load(str(plain)).graph.node}
 
 
 def test_a_dry_run_shows_prices_and_writes_nothing(model: Path, capsys: Captured) -> None:
     assert main(["optimize", str(model), "--dry-run"]) == 0
-    assert " us" in capsys.readouterr().err and [p.name for p in model.parent.iterdir()] == ["cnn.onnx"]
+    assert " us" in capsys.readouterr().err and [p.name for p in model.parent.iterdir()] == [
+        "cnn.onnx"
+    ]
 
 
 def test_explain(model: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["explain", str(model), "--json"]) == 0
     out, err = capsys.readouterr()
     keys = {"anchor", "op", "fused_by", "nodes", "nearest", "fix", "light", "refusals"}
-    assert "were fused" in err and all(keys == a.keys() for a in json.loads(out)["anchors"]) and json.loads(out)["provider"] is None
-    assert main(["explain", str(model), "--backend", "cuda", "--html", str(tmp_path / "p.html"), "--json"]) == 0
+    assert (
+        "were fused" in err
+        and all(keys == a.keys() for a in json.loads(out)["anchors"])
+        and json.loads(out)["provider"] is None
+    )
+    assert (
+        main(
+            [
+                "explain",
+                str(model),
+                "--backend",
+                "cuda",
+                "--html",
+                str(tmp_path / "p.html"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
-    assert "on the provider (cuda)" in err and json.loads(out)["provider"]["backend"] == "cuda" and "<svg" in (tmp_path / "p.html").read_text()
+    assert (
+        "on the provider (cuda)" in err
+        and json.loads(out)["provider"]["backend"] == "cuda"
+        and "<svg" in (tmp_path / "p.html").read_text()
+    )
     assert main(["explain", str(model), "--node", "nobody"]) == 2
     assert main(["explain", str(model), "--html", str(tmp_path / "no" / "p.html")]) == 2
 
 
-def test_verify_fails_with_4_and_says_by_how_much(model: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_verify_fails_with_4_and_says_by_how_much(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
     other = copy(small_cnn())
-    other.graph.initializer[3].CopyFrom(onnx.numpy_helper.from_array(normal(5, 7, seed=99), other.graph.initializer[3].name))
+    other.graph.initializer[3].CopyFrom(
+        onnx.numpy_helper.from_array(normal(5, 7, seed=99), other.graph.initializer[3].name)
+    )
     onnx.save(other, str(tmp_path / "other.onnx"))
     assert main(["verify", str(model), str(tmp_path / "other.onnx"), "--json"]) == 4
     out, err = capsys.readouterr()
     assert not json.loads(out)["verify"]["ok"] and "FAILED" in err and "scores" in err
 
 
-def test_a_failed_verification_writes_nothing(model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_verification_writes_nothing(
+    model: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = fusion_loop.transform
 
     def spoil(source: model_file.Source, *rest: object) -> None:
@@ -86,7 +127,11 @@ def test_a_failed_verification_writes_nothing(model: Path, tmp_path: Path, capsy
     monkeypatch.setattr(optimizer, "transform", spoil)
     assert main(["optimize", str(model), "-o", str(tmp_path / "o.onnx"), "--json"]) == 4
     out, err = capsys.readouterr()
-    assert not (tmp_path / "o.onnx").exists() and json.loads(out)["verify"]["ok"] is False and "error: the optimized model is wrong: output 'scores'" in err
+    assert (
+        not (tmp_path / "o.onnx").exists()
+        and json.loads(out)["verify"]["ok"] is False
+        and "error: the optimized model is wrong: output 'scores'" in err
+    )
 
 
 def test_given_inputs(model: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -127,10 +172,15 @@ def test_given_inputs(model: Path, tmp_path: Path, capsys: Captured) -> None:
         (["optimize", "cnn.onnx", "--input-shape", "image:0,3,8,8", "--rtol", "0"], 0),
     ],
 )
-def test_every_error_is_one_line_with_its_exit_code(model: Path, arguments: list[str], code: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_error_is_one_line_with_its_exit_code(
+    model: Path, arguments: list[str], code: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model.parent)
     Path("bad.onnx").write_bytes(b"\x08\x08 nonsense \xff\xff")
-    onnx.save(parse("g (float[3] x) => (float[3] y) { a = Add (x, b) b = Relu (a) y = Neg (b) }"), "cyclic.onnx")
+    onnx.save(
+        parse("g (float[3] x) => (float[3] y) { a = Add (x, b) b = Relu (a) y = Neg (b) }"),
+        "cyclic.onnx",
+    )
     onnx.save(parse("g (float[3] x) => (float[3] y) { y = Frobnicate (x) }"), "unknown.onnx")
     onnx.save(parse("g (float[3] x) => () { y = Relu (x) }"), "pointless.onnx")
     os.mkfifo("pipe")
@@ -144,7 +194,9 @@ def test_every_error_is_one_line_with_its_exit_code(model: Path, arguments: list
         assert sorted(p.name for p in Path().iterdir()) == before
 
 
-def test_an_internal_error_is_one_line_unless_debugging(model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_one_line_unless_debugging(
+    model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def explode(*_: object, **__: object) -> None:
         raise ZeroDivisionError("oh\nno")
 
@@ -156,7 +208,9 @@ def test_an_internal_error_is_one_line_unless_debugging(model: Path, capsys: Cap
         main(["optimize", str(model), "--debug"])
 
 
-def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(
+    model: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model is there when its pack is compiled."""
 
     def interrupted(*_: object, **__: object) -> None:
@@ -167,7 +221,10 @@ def test_ctrl_c_behind_the_model_says_nothing_wrong_about_it(model: Path, capsys
     assert main(["optimize", str(model), "-o", str(written), "--pack", str(pack)]) == 130
     assert written.exists() and not pack.exists()
     onnx.checker.check_model(str(written))
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted; every file is whole: as it was, or as it was to be"
+    assert (
+        capsys.readouterr().err.strip().splitlines()[-1]
+        == "interrupted; every file is whole: as it was, or as it was to be"
+    )
 
 
 def test_cache_commands(tmp_path: Path, capsys: Captured) -> None:
@@ -188,12 +245,21 @@ def test_doctor_speaks_and_its_exit_code_is_its_verdict(capsys: Captured) -> Non
     said = capsys.readouterr()
     found = json.loads(said.out)
     fixes = [line.strip() for line in said.err.splitlines() if line.strip().startswith("fix: ")]
-    assert fixes == [f"fix: {c['fix']}" for c in found["checks"] if not c["ok"]]  # each on a line of its own
-    assert found["ok"] == all(c["ok"] for c in found["checks"] if c["required"]) and code == (0 if found["ok"] else 1)
+    # each on a line of its own
+    assert fixes == [f"fix: {c['fix']}" for c in found["checks"] if not c["ok"]]
+    assert found["ok"] == all(c["ok"] for c in found["checks"] if c["required"]) and code == (
+        0 if found["ok"] else 1
+    )
 
 
 def test_usage_errors_and_help_come_from_argparse(capsys: Captured) -> None:
-    for arguments, code in (([], 2), (["optimise"], 2), (["optimize"], 2), (["--version"], 0), (["optimize", "--help"], 0)):
+    for arguments, code in (
+        ([], 2),
+        (["optimise"], 2),
+        (["optimize"], 2),
+        (["--version"], 0),
+        (["optimize", "--help"], 0),
+    ):
         with pytest.raises(SystemExit) as e:
             main(arguments)
         assert e.value.code == code
@@ -203,10 +269,18 @@ def test_usage_errors_and_help_come_from_argparse(capsys: Captured) -> None:
 def test_the_module_runs_as_a_program_and_survives_a_closed_pipe(model: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, "-m", "tracea_onnx", "inspect", str(model), "--json"], env=environment, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tracea_onnx", "inspect", str(model), "--json"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0 and json.loads(done.stdout)["nodes"] == 8
     with subprocess.Popen(
-        [sys.executable, "-m", "tracea_onnx", "inspect", str(model), "--json"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "tracea_onnx", "inspect", str(model), "--json"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as p:
         assert p.stdout is not None and p.stderr is not None
         p.stdout.close()
@@ -218,5 +292,8 @@ def test_external_data_options(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "e.onnx"
     assert main(["optimize", str(model), "-o", str(out), "--external-data", "always"]) == 0
     assert out.with_name("e.onnx.data").is_file()
-    assert main(["optimize", str(out), "-o", str(tmp_path / "n.onnx"), "--external-data", "never"]) == 0
+    assert (
+        main(["optimize", str(out), "-o", str(tmp_path / "n.onnx"), "--external-data", "never"])
+        == 0
+    )
     assert model_file.load(tmp_path / "n.onnx").model.graph.initializer[0].HasField("raw_data")

@@ -1,4 +1,6 @@
-"""What CUDA Plans launch for graphs of a few nodes: movement, masks and products that other launches take in, and nodes that stay on the provider."""
+"""What CUDA Plans launch for graphs of a few nodes: movement, masks and products that other
+launches take in, and nodes that stay on the provider.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,49 @@ def node(op: str, inputs: str, output: str, **attrs: Any) -> NodeProto:
 
 
 def launches(
-    nodes: Sequence[NodeProto], inputs: Mapping[str, Type], outputs: Mapping[str, int], weights: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, Type],
+    outputs: Mapping[str, int],
+    weights: Mapping[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[str]:
-    """Families that a run launches, when the provider takes the whole graph as one partition; `pointwise` with the number of its stages, if there are any."""
+    """Families that a run launches, when the provider takes the whole graph as one partition;
+    `pointwise` with the number of its stages, if there are any.
+    """
     found: list[str] = []
     append = CudaPlanBuilder._append
 
-    def record(self: CudaPlanBuilder, family: str, refs: Any, ints: Any, floats: Any, program: Any, *rest: Any) -> None:
+    def record(
+        self: CudaPlanBuilder,
+        family: str,
+        refs: Any,
+        ints: Any,
+        floats: Any,
+        program: Any,
+        *rest: Any,
+    ) -> None:
         append(self, family, refs, ints, floats, program, *rest)
         if self.name != "probe" and rest[-1] is self._run:
-            found.append(f"{family} {len(program['stages'])}" if program and "stages" in program else family)
+            found.append(
+                f"{family} {len(program['stages'])}" if program and "stages" in program else family
+            )
 
     monkeypatch.setattr(CudaPlanBuilder, "_append", record)
     monkeypatch.setattr(CudaPlanBuilder, "_compile", lambda self: None)
     given = [helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()]
     results = [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()]
     stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
-    model = helper.make_model(helper.make_graph(nodes, "g", given, results, stored), opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", given, results, stored),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
     onnx_inference.infer(model, {})
-    result = partition_compiler.compile_graph(Graph(model), partition_compiler.backend_of({"backend": "cuda", "arch": "90", "sms": "132"}), everything=True)
+    result = partition_compiler.compile_graph(
+        Graph(model),
+        partition_compiler.backend_of({"backend": "cuda", "arch": "90", "sms": "132"}),
+        everything=True,
+    )
     assert len(result.entries) == 1 and not result.refused, result.refused
     return found
 
@@ -65,7 +91,9 @@ def test_a_reflection_keeps_an_image_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_pads_computed_from_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TorchScript writes F.pad(x, [0, b.shape[3] - x.shape[3]]): a vector turned around in two dims."""
+    """As TorchScript writes F.pad(x, [0, b.shape[3] - x.shape[3]]): a vector turned around in two
+    dims.
+    """
     nodes = [
         node("Shape", "b", "sb"), node("Shape", "x", "sx"), node("Sub", "sb sx", "d"), node("Slice", "d three four", "right"),
         node("Concat", "zero right zero zero zero zero zero zero", "flat", axis=0), node("Reshape", "flat pairs", "two"),
@@ -76,7 +104,13 @@ def test_pads_computed_from_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         "w": weight(8, 32, 1, 1), "three": np.array([3]), "four": np.array([4]), "zero": np.array([0]), "pairs": np.array([-1, 2]), "last": np.array([-1]),
         "first": np.array([-(2**62)]), "axis": np.array([0]), "back": np.array([-1]), "all": np.array([-1]),
     }  # fmt: skip
-    found = launches(nodes, {"x": (F16, ("n", 16, 8, "v")), "b": (F16, ("n", 16, 8, "w"))}, {"y": F16}, weights, monkeypatch)
+    found = launches(
+        nodes,
+        {"x": (F16, ("n", 16, 8, "v")), "b": (F16, ("n", 16, 8, "w"))},
+        {"y": F16},
+        weights,
+        monkeypatch,
+    )
     assert found.count("pad") == 1 and "conv2d" in found
 
 
@@ -87,7 +121,12 @@ def test_sizes_that_only_run_time_can_compare(monkeypatch: pytest.MonkeyPatch) -
         node("Resize", "h none scales", "u", mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
         node("Concat", "a u", "j", axis=1), node("Conv", "j v", "y"),
     ]  # fmt: skip
-    weights = {"w": weight(16, 3, 3, 3), "v": weight(8, 32, 1, 1), "none": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}
+    weights = {
+        "w": weight(16, 3, 3, 3),
+        "v": weight(8, 32, 1, 1),
+        "none": np.zeros(0, np.float32),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+    }
     found = launches(nodes, {"x": (F16, ("n", 3, "h", "w"))}, {"y": F16}, weights, monkeypatch)
     assert found.count("conv2d") == 2 and "resize2d" in found
 
@@ -101,19 +140,32 @@ def test_a_mask_of_positions_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> N
     weights = {
         "one_two": np.array([1, 2]), "zero": np.array([0]), "one": np.array([1]), "nothing": np.float32(0), "lowest": np.float32(-1e9),
     }  # fmt: skip
-    found = launches(nodes, {"mask": (I64, ("b", "s")), "at": (I64, ("s",))}, {"y": F32}, weights, monkeypatch)
+    found = launches(
+        nodes, {"mask": (I64, ("b", "s")), "at": (I64, ("s",))}, {"y": F32}, weights, monkeypatch
+    )
     assert found == ["pointwise 3"]
 
 
 def test_a_stage_that_others_read_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [node("Neg", "x", "a"), node("Abs", "a", "b"), node("Gather", "table a", "c", axis=0), node("Cast", "b", "d", to=F32), node("Add", "c d", "y")]
+    nodes = [
+        node("Neg", "x", "a"),
+        node("Abs", "a", "b"),
+        node("Gather", "table a", "c", axis=0),
+        node("Cast", "b", "d", to=F32),
+        node("Add", "c d", "y"),
+    ]
     found = launches(nodes, {"x": (I64, ("n",)), "table": (F32, (9,))}, {"y": F32}, {}, monkeypatch)
     assert found == ["pointwise", "gather", "pointwise 3"]
 
 
-def test_projections_with_rotary_embeddings_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projections_with_rotary_embeddings_are_one_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def heads(x: str) -> list[NodeProto]:
-        return [node("Reshape", f"{x} split", f"{x}4"), node("Transpose", f"{x}4", f"{x}t", perm=[0, 2, 1, 3])]
+        return [
+            node("Reshape", f"{x} split", f"{x}4"),
+            node("Transpose", f"{x}4", f"{x}t", perm=[0, 2, 1, 3]),
+        ]
 
     def rotated(x: str) -> list[NodeProto]:
         return [
@@ -123,27 +175,53 @@ def test_projections_with_rotary_embeddings_are_one_product(monkeypatch: pytest.
         ]  # fmt: skip
 
     nodes = [n for x in "qk" for n in (node("MatMul", f"x w{x}", x), *heads(x), *rotated(x))]
-    nodes += [node("MatMul", "x wv", "v"), *heads("v"), node("Concat", "past vt", "present", axis=2)]
+    nodes += [
+        node("MatMul", "x wv", "v"),
+        *heads("v"),
+        node("Concat", "past vt", "present", axis=2),
+    ]
     weights = {
         "wq": weight(32, 64), "wk": weight(32, 32), "wv": weight(32, 32), "split": np.array([0, 0, -1, 16]), "zero": np.array([0]), "half": np.array([8]),
         "all": np.array([16]), "axis": np.array([3]),
     }  # fmt: skip
     tables = dict.fromkeys(("cos", "sin"), (F16, ("n", 1, "s", 16)))
-    inputs: dict[str, Type] = {"x": (F16, ("n", "s", 32)), "past": (F16, ("n", 2, "p", 16)), **tables}
+    inputs: dict[str, Type] = {
+        "x": (F16, ("n", "s", 32)),
+        "past": (F16, ("n", 2, "p", 16)),
+        **tables,
+    }
     found = launches(nodes, inputs, {"qy": F16, "ky": F16, "present": F16}, weights, monkeypatch)
     assert found.count("gemm") == 1 and found.count("rope") == 2
 
 
 def test_nodes_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipped integers, the largest of int32, a mask resized, an Einsum."""
-    nodes = [node("Clip", "x lo hi", "c"), node("Cast", "c", "i", to=I32), node("ArgMax", "i", "y", axis=1)]
-    launches(nodes, {"x": (I64, ("n", 9))}, {"y": I64}, {"lo": np.int64(1), "hi": np.int64(5)}, monkeypatch)
+    nodes = [
+        node("Clip", "x lo hi", "c"),
+        node("Cast", "c", "i", to=I32),
+        node("ArgMax", "i", "y", axis=1),
+    ]
+    launches(
+        nodes,
+        {"x": (I64, ("n", 9))},
+        {"y": I64},
+        {"lo": np.int64(1), "hi": np.int64(5)},
+        monkeypatch,
+    )
     nodes = [
         node("Unsqueeze", "x zero", "u"), helper.make_node("Resize", ["u", "", "scales"], ["r"], mode="nearest", nearest_mode="floor"), node("Relu", "r", "y"),
     ]  # fmt: skip
     weights = {"zero": np.array([0]), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
-    assert "resize2d" in launches(nodes, {"x": (F32, ("b", 8, 8))}, {"y": F32}, weights, monkeypatch)
-    found = launches([node("Einsum", "x w", "y", equation="bhwc,wkc->bhwk")], {"x": (F16, ("b", 4, 6, 16))}, {"y": F16}, {"w": weight(6, 7, 16)}, monkeypatch)
+    assert "resize2d" in launches(
+        nodes, {"x": (F32, ("b", 8, 8))}, {"y": F32}, weights, monkeypatch
+    )
+    found = launches(
+        [node("Einsum", "x w", "y", equation="bhwc,wkc->bhwk")],
+        {"x": (F16, ("b", 4, 6, 16))},
+        {"y": F16},
+        {"w": weight(6, 7, 16)},
+        monkeypatch,
+    )
     assert found == ["matmul"]
 
 
@@ -161,10 +239,22 @@ def test_staged_kernels_compile(stages: int) -> None:
         {"program": less, "dtype": int(DType.BOOL), "from": [0, 1]}, {"program": log, "dtype": int(DType.I64), "from": [1]},
         {"program": where, "dtype": int(DType.F16), "from": [2, 3]},
     ][:stages]  # fmt: skip
-    ints: dict[str, Any] = {"y_dtype": rows[-1]["dtype"], "x0_dtype": int(DType.I64), "x1_dtype": int(DType.I32)}
+    ints: dict[str, Any] = {
+        "y_dtype": rows[-1]["dtype"],
+        "x0_dtype": int(DType.I64),
+        "x1_dtype": int(DType.I32),
+    }
     for d in range(6):
         ints |= {f"n{d}": symbol("n") if d == 5 else 1, f"x0_{d}": int(d == 5), f"x1_{d}": 0}
-    kernels = discovery.module("kernels", "cuda").emit(request("pointwise", DType.F32, ints, operands=("x0", "x1", "y"), program={"n_in": 2, "stages": rows}))
+    kernels = discovery.module("kernels", "cuda").emit(
+        request(
+            "pointwise",
+            DType.F32,
+            ints,
+            operands=("x0", "x1", "y"),
+            program={"n_in": 2, "stages": rows},
+        )
+    )
     compile_kernels(kernels, 90)
 
 
@@ -179,7 +269,12 @@ def test_equal_layers_are_emitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return kernels
 
     monkeypatch.setattr(backend, "emit", emit)
-    layers = [node("MatMul", f"{a} w{k}", b) for k, (a, b) in enumerate((("x", "a"), ("a", "b"), ("b", "c"), ("c", "y")))]
+    layers = [
+        node("MatMul", f"{a} w{k}", b)
+        for k, (a, b) in enumerate((("x", "a"), ("a", "b"), ("b", "c"), ("c", "y")))
+    ]
     weights = {f"w{k}": weight(64, 64) for k in range(4)}
-    assert launches(layers, {"x": (F16, ("n", 64))}, {"y": F16}, weights, monkeypatch) == ["gemm"] * 4
+    assert (
+        launches(layers, {"x": (F16, ("n", 64))}, {"y": F16}, weights, monkeypatch) == ["gemm"] * 4
+    )
     assert asked.count("gemm") == 1 and len(asked) == 2  # and the weights are packed alike

@@ -1,4 +1,6 @@
-"""The CUDA launcher below ONNX Runtime, on a stand-in of the driver: marshalling, binding, arena, graphs, errors."""
+"""The CUDA launcher below ONNX Runtime, on a stand-in of the driver: marshalling, binding, arena,
+graphs, errors.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,24 @@ def test_case(outcomes: dict[str, str | None], case: str) -> None:
     driver.check(outcomes[case])
 
 
-DEVICE = ["-c", "from tracea_onnx.runtime import cuda_harness\ntry: cuda_harness.device()\nexcept Exception as e: print(e)"]
+DEVICE = [
+    "-c",
+    "from tracea_onnx.runtime import cuda_harness\ntry: cuda_harness.device()\nexcept Exception as e: print(e)",
+]
 
 
 def test_no_driver_is_one_line(tmp_path: Path) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a driver")
-    assert driver.run(tmp_path, DEVICE).stdout == "no NVIDIA driver is installed (libcuda.so.1 was not found)\n"
+    assert (
+        driver.run(tmp_path, DEVICE).stdout
+        == "no NVIDIA driver is installed (libcuda.so.1 was not found)\n"
+    )
 
 
 def test_driver_without_a_gpu_is_one_line(folder: Path) -> None:
     assert driver.run(folder, DEVICE, init="100").stdout == "the NVIDIA driver finds no GPU\n"
-    assert driver.run(folder, DEVICE, init="999").stdout == "the NVIDIA driver does not start: unknown error\n"
+    assert (
+        driver.run(folder, DEVICE, init="999").stdout
+        == "the NVIDIA driver does not start: unknown error\n"
+    )

@@ -79,7 +79,9 @@ def test_quotients_of_sums() -> None:
 
 def test_a_dim_that_an_exporter_spells_as_a_sum() -> None:
     a, known = D.symbol("a"), frozenset("ab")
-    assert D.named("a + 1", known) is a + 1 and D.named("2*(a//4)", known) is D.mul(D.floordiv(a, 4), 2)
+    assert D.named("a + 1", known) is a + 1 and D.named("2*(a//4)", known) is D.mul(
+        D.floordiv(a, 4), 2
+    )
     for text in ("a", "c", "c + 1", "Min(a, b)", "a.b", "a + ", "a**2", "a + 1.5"):
         d = D.named(text, known)
         assert isinstance(d, D.Dim) and d.op == "sym" and d.name == text
@@ -98,11 +100,19 @@ def test_what_shares_its_parts_stays_small() -> None:
 
 def test_symbols_can_be_replaced() -> None:
     n, m = D.symbol("n"), D.symbol("m")
-    for e in (D.mul(D.add(n, 3), m), D.select(D.less(n, m), D.ceildiv(n, 8), D.mod(m, 5)), D.maximum(D.sub(n, m), D.minimum(n, 7)), D.equal(n, m), 5):
+    for e in (
+        D.mul(D.add(n, 3), m),
+        D.select(D.less(n, m), D.ceildiv(n, 8), D.mod(m, 5)),
+        D.maximum(D.sub(n, m), D.minimum(n, 7)),
+        D.equal(n, m),
+        5,
+    ):
         scaled = D.replaced(e, {"n": D.mul(D.symbol("eighth"), 8)})
         assert "n" not in D.symbols(scaled)
         for k in range(6):
-            assert D.evaluate(scaled, {"eighth": k, "m": 11}) == D.evaluate(e, {"n": 8 * k, "m": 11})
+            assert D.evaluate(scaled, {"eighth": k, "m": 11}) == D.evaluate(
+                e, {"n": 8 * k, "m": 11}
+            )
 
 
 def test_expressions_nothing_refers_to_are_let_go() -> None:
@@ -144,7 +154,23 @@ def test_shared_parts_are_evaluated_once() -> None:
 _NESTED, _LONG = "(" * 90 + "a" + ")" * 90, "9" * 300 + "**" + "9" * 9
 
 
-@pytest.mark.parametrize("text", ["4//0", "a//0", "a//(2-4)", "+".join(["a"] * 3000), _NESTED, "-" * 5000 + "a", _LONG, "a.b", "", "\0", "9" * 20, "9" * 18 + "*99"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4//0",
+        "a//0",
+        "a//(2-4)",
+        "+".join(["a"] * 3000),
+        _NESTED,
+        "-" * 5000 + "a",
+        _LONG,
+        "a.b",
+        "",
+        "\0",
+        "9" * 20,
+        "9" * 18 + "*99",
+    ],
+)
 def test_a_hostile_name_is_a_symbol(text: str) -> None:
     d = D.named(text, {"a"})
     assert isinstance(d, D.Dim) and (d.op == "sym" or d is D.symbol("a"))
@@ -167,6 +193,10 @@ def test_quotients_are_rounded_toward_zero(b: int) -> None:
         assert e is not None
         for k in range(20):
             value = D.evaluate(a, {"n": k})
-            assert D.evaluate(e, {"n": k}) == (abs(value) // abs(b)) * (1 if (value < 0) == (b < 0) else -1)
-    assert D.truncdiv(n, 0) is None and D.truncdiv(7, 0) is None and D.truncdiv(n, D.sub(n, 8)) is None
+            assert D.evaluate(e, {"n": k}) == (abs(value) // abs(b)) * (
+                1 if (value < 0) == (b < 0) else -1
+            )
+    assert (
+        D.truncdiv(n, 0) is None and D.truncdiv(7, 0) is None and D.truncdiv(n, D.sub(n, 8)) is None
+    )
     assert D.truncdiv(n, 2) is D.floordiv(n, 2)

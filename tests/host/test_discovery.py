@@ -14,18 +14,29 @@ CUDA = discovery.folder("kernels") / "cuda"
 
 def test_a_backend_is_a_module_or_a_package() -> None:
     assert discovery.names("kernels") == ("cpu", "cuda")
-    assert discovery.module("kernels", "cuda.gemm.select").__package__ == "tracea_onnx.kernels.cuda.gemm"
-    with pytest.raises(ModuleNotFoundError, match="no kernels called 'opencl'; there are: cpu, cuda"):
+    assert (
+        discovery.module("kernels", "cuda.gemm.select").__package__
+        == "tracea_onnx.kernels.cuda.gemm"
+    )
+    with pytest.raises(
+        ModuleNotFoundError, match="no kernels called 'opencl'; there are: cpu, cuda"
+    ):
         discovery.module("kernels", "opencl")
 
 
 def test_every_template_is_named_where_it_is_used() -> None:
     templates = {str(p.relative_to(CUDA).with_suffix("").as_posix()) for p in CUDA.rglob("*.cuh")}
     text = "\n".join(p.read_text("utf-8") for p in CUDA.rglob("*.py"))
-    used = set(re.findall(r"""["']((?:\w+/)+\w+)["']""", text)) | {f"gemm/multistage_sm80/mainloop_{how}" for how in ("simt", "tf32")}
+    used = set(re.findall(r"""["']((?:\w+/)+\w+)["']""", text)) | {
+        f"gemm/multistage_sm80/mainloop_{how}" for how in ("simt", "tf32")
+    }
     assert templates == used
 
 
-@pytest.mark.parametrize("folder", [CUDA, *(p for p in CUDA.rglob("*") if p.is_dir() and p.name != "__pycache__")], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder",
+    [CUDA, *(p for p in CUDA.rglob("*") if p.is_dir() and p.name != "__pycache__")],
+    ids=lambda p: p.name,
+)
 def test_folders_stay_small(folder: Path) -> None:
     assert sum(p.is_file() for p in folder.iterdir()) <= 25

@@ -1,4 +1,6 @@
-"""Every anchor that stayed unfused has a reason, many a remedy; what would leave the provider is named; the page shows it all."""
+"""Every anchor that stayed unfused has a reason, many a remedy; what would leave the provider is
+named; the page shows it all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _UNARY = ("Relu", "Sigmoid", "Erf", "Softplus", "Identity", "Neg", "Exp", "Elu")
 
 
 def random_model(seed: int) -> ModelProto:
-    """A graph of 20 to 40 nodes over [2, 8, 6, 6] values in which chains are begun, broken, shared and exposed at random."""
+    """A graph of 20 to 40 nodes over [2, 8, 6, 6] values in which chains are begun, broken, shared
+    and exposed at random.
+    """
     rng = np.random.default_rng(seed)
     nodes: list[NodeProto] = []
     weights: dict[str, Array] = {}
@@ -51,11 +55,19 @@ def random_model(seed: int) -> ModelProto:
     for k in range(int(rng.integers(20, 41))):
         out, kind = f"v{k}", int(rng.integers(9))
         if kind == 0:
-            nodes.append(helper.make_node("Conv", [pick(), weight(8, 8, 3, 3)], [out], pads=[1, 1, 1, 1]))
+            nodes.append(
+                helper.make_node("Conv", [pick(), weight(8, 8, 3, 3)], [out], pads=[1, 1, 1, 1])
+            )
         elif kind == 1:
-            nodes.append(helper.make_node("MatMul", [pick(), weight(6, 6) if rng.random() < 0.5 else pick()], [out]))
+            nodes.append(
+                helper.make_node(
+                    "MatMul", [pick(), weight(6, 6) if rng.random() < 0.5 else pick()], [out]
+                )
+            )
         elif kind == 2:
-            nodes.append(helper.make_node("Softmax", [pick()], [out], axis=int(rng.integers(-1, 4))))
+            nodes.append(
+                helper.make_node("Softmax", [pick()], [out], axis=int(rng.integers(-1, 4)))
+            )
         elif kind == 3:
             nodes.append(helper.make_node("LayerNormalization", [pick(), weight(6)], [out]))
         elif kind == 4:
@@ -109,7 +121,11 @@ def test_anchors_inside_the_users_functions_are_explained() -> None:
 
 
 def test_an_operator_without_a_rule_is_named() -> None:
-    m = parse("g (float[4, 2, 3] x) => (float[4, 1, 2, 5] y) { y = LSTM <hidden_size = 5> (x, w, r) }", w=normal(1, 20, 3), r=normal(1, 20, 5))
+    m = parse(
+        "g (float[4, 2, 3] x) => (float[4, 1, 2, 5] y) { y = LSTM <hidden_size = 5> (x, w, r) }",
+        w=normal(1, 20, 3),
+        r=normal(1, 20, 5),
+    )
     assert left(m, "LSTM").refusals[0].reason == "no rule starts at LSTM"
 
 
@@ -120,7 +136,9 @@ def attention(extra: str = "", outputs: str = "", opset: int = 17, scale: str = 
     {{ a = MatMul (q, k)  b = Mul (a, {scale})  p = Softmax <axis = -1> (b)  y = MatMul (p, v) }}
     """
     model = parse(text, opset=opset)
-    model.graph.initializer.extend([] if extra else [numpy_helper.from_array(np.array(0.25, np.float32), "s")])
+    model.graph.initializer.extend(
+        [] if extra else [numpy_helper.from_array(np.array(0.25, np.float32), "s")]
+    )
     return model
 
 
@@ -129,23 +147,41 @@ def conv_bn(attributes: str = "", extra: str = "", outputs: str = "z") -> ModelP
     g (float[1, 3, 8, 8] x{extra}) => (float[1, 4, 8, 8] y)
     {{ a = Conv <pads = [1, 1, 1, 1]> (x, w)  {outputs} = BatchNormalization {attributes} (a, gamma, beta, mean, var)  y = Relu (z) }}
     """
-    model = parse(text, w=normal(4, 3, 3, 3), var=np.ones(4, np.float32), beta=np.zeros(4, np.float32), mean=np.zeros(4, np.float32))
-    model.graph.initializer.extend([] if extra else [numpy_helper.from_array(np.ones(4, np.float32), "gamma")])
+    model = parse(
+        text,
+        w=normal(4, 3, 3, 3),
+        var=np.ones(4, np.float32),
+        beta=np.zeros(4, np.float32),
+        mean=np.zeros(4, np.float32),
+    )
+    model.graph.initializer.extend(
+        [] if extra else [numpy_helper.from_array(np.ones(4, np.float32), "gamma")]
+    )
     return model
 
 
 def test_the_exporter_wrote_the_scale_as_a_graph_input() -> None:
     e = left(attention(", float scale", scale="scale"), "Softmax")
     assert "not a constant scalar" in e.refusals[0].reason and e.refusals[0].rule == "attention"
-    assert e.fix == "the exporter wrote 'scale' as a graph input: re-export with it as a constant (export_params=True)"
+    assert (
+        e.fix
+        == "the exporter wrote 'scale' as a graph input: re-export with it as a constant (export_params=True)"
+    )
     said = account(attention(", float scale", scale="scale"))
     assert any("fix: the exporter wrote 'scale'" in line for line in explanation.text(said))
-    assert next(a for a in said.to_json()["anchors"] if a["op"] == "Softmax")["nearest"]["node"] == "Mul_b"
+    assert (
+        next(a for a in said.to_json()["anchors"] if a["op"] == "Softmax")["nearest"]["node"]
+        == "Mul_b"
+    )
 
 
 def test_probabilities_that_are_returned() -> None:
     e = left(attention(outputs=", float[2, 4, 8, 8] p"), "Softmax")
-    assert "graph output" in e.refusals[0].reason and "'p' is an output of the model" in e.fix and "output_attentions=False" in e.fix
+    assert (
+        "graph output" in e.refusals[0].reason
+        and "'p' is an output of the model" in e.fix
+        and "output_attentions=False" in e.fix
+    )
 
 
 def test_batch_statistics() -> None:
@@ -164,8 +200,13 @@ def test_weights_that_callers_may_give() -> None:
 
 def test_where_types_are_lost() -> None:
     text = "g (float[2, 8] x) => (float[2, 8] y) {{ a = {} (x)  b = MatMul (a, w)  y = Relu (b) }}"
-    e = left(parse(text.format("com.microsoft.Unheard"), extra=', "com.microsoft" : 1', w=normal(8, 8)), "MatMul")
-    assert "not known" in e.refusals[0].reason and "lost at com.microsoft.Unheard 'Unheard_a'" in e.fix
+    e = left(
+        parse(text.format("com.microsoft.Unheard"), extra=', "com.microsoft" : 1', w=normal(8, 8)),
+        "MatMul",
+    )
+    assert (
+        "not known" in e.refusals[0].reason and "lost at com.microsoft.Unheard 'Unheard_a'" in e.fix
+    )
 
 
 def test_a_file_that_was_optimised_before() -> None:
@@ -174,7 +215,10 @@ def test_a_file_that_was_optimised_before() -> None:
         extra=', "com.microsoft" : 1',
         w=normal(4, 3, 3, 3),
     )
-    assert left(m, "com.microsoft.FusedConv").fix == "the file was optimised for ONNX Runtime before: optimize the exporter's own file"
+    assert (
+        left(m, "com.microsoft.FusedConv").fix
+        == "the file was optimised for ONNX Runtime before: optimize the exporter's own file"
+    )
 
 
 def test_old_operator_sets() -> None:
@@ -184,7 +228,12 @@ def test_old_operator_sets() -> None:
     """
     e = left(parse(text, opset=18, scale=normal(2), bias=normal(2)), "GroupNormalization")
     assert e.fix == "re-export with opset 21 or later"
-    e = left(parse("g (float[2, 4, 6] x) => (float[2, 4, 6] y) { y = Softmax <axis = 1> (x) }", opset=11), "Softmax")
+    e = left(
+        parse(
+            "g (float[2, 4, 6] x) => (float[2, 4, 6] y) { y = Softmax <axis = 1> (x) }", opset=11
+        ),
+        "Softmax",
+    )
     assert e.fix == "re-export with opset 13 or later"
 
 
@@ -230,11 +279,15 @@ def test_every_node_that_would_leave_the_provider_is_named(backend: str) -> None
     assert found.to_json()["leaving"][0].keys() == {"node", "op", "reason"}
 
 
-def test_the_gpu_backend_is_the_one_that_sessions_compile_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_backend_is_the_one_that_sessions_compile_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[partition_compiler.Backend] = []
     honest = partition_compiler.compile_graph
 
-    def compile_graph(graph: Graph, backend: partition_compiler.Backend, **more: bool) -> partition_compiler.Compiled:
+    def compile_graph(
+        graph: Graph, backend: partition_compiler.Backend, **more: bool
+    ) -> partition_compiler.Compiled:
         asked.append(backend)
         return honest(graph, backend, **more)
 
@@ -259,14 +312,20 @@ def test_running_sums_of_positions_stay_on_the_gpu() -> None:
         table=normal(64, 8),
         w=normal(8, 8),
     )
-    left = {b: [n.op for n in explanation.explain(m, backend=b, provider=True).coverage.leaving] for b in ("cpu", "cuda")}  # type: ignore[union-attr]
+    left = {}
+    for b in ("cpu", "cuda"):
+        coverage = explanation.explain(m, backend=b, provider=True).coverage
+        assert coverage is not None
+        left[b] = [n.op for n in coverage.leaving]
     assert "CumSum" in left["cpu"] and left["cuda"] == []
 
 
 def test_a_decoder_that_onnx_runtime_searches_leaves_the_gpu() -> None:
     found = explanation.explain(greedy_search(), backend="cuda", provider=True).coverage
     assert found is not None and found.partitions == 0 and len(found.leaving) == found.total
-    assert {n.reason for n in found.leaving if not n.op.endswith("GreedySearch")} == {"GreedySearch reads on the host what its body makes"}
+    assert {n.reason for n in found.leaving if not n.op.endswith("GreedySearch")} == {
+        "GreedySearch reads on the host what its body makes"
+    }
 
 
 def test_light_nodes_alone_stay_with_the_runtime() -> None:
@@ -304,9 +363,19 @@ def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
     boxes = [{"class": "", **a} for t, a in found.tags if t == "g" and "data-tip" in a]
     assert [b["class"] for b in boxes].count("fused") == 1
     fused = next(b["data-tip"] or "" for b in boxes if b["class"] == "fused")
-    assert "fused by conv" in fused and "Conv_a" in fused and "Relu_y" in fused and "saves about" in fused
+    assert (
+        "fused by conv" in fused
+        and "Conv_a" in fused
+        and "Relu_y" in fused
+        and "saves about" in fused
+    )
     gone = [b for b in boxes if "leaving" in (b["class"] or "")]
-    assert any("leaves the provider: no kernel computes EyeLike" in (b["data-tip"] or "") for b in gone) and len(gone) == 2
+    assert (
+        any(
+            "leaves the provider: no kernel computes EyeLike" in (b["data-tip"] or "") for b in gone
+        )
+        and len(gone) == 2
+    )
     listed = {a["data-go"] for t, a in found.tags if t == "li" and "data-go" in a}
     assert listed and listed <= {b["data-name"] for b in boxes}
     assert not re.search(r"https?:|<link|src=|@import|url\(", text) and "{{" not in text
@@ -314,12 +383,20 @@ def test_the_page_holds_everything_and_nothing_from_elsewhere() -> None:
 
 def test_boxes_do_not_overlap_and_values_run_downwards() -> None:
     text = html_page.page(account(random_model(7)))
-    at = [(float(a["x"] or 0), float(a["y"] or 0)) for t, a in Page(text).tags if t == "rect" and "x" in a]
+    at = [
+        (float(a["x"] or 0), float(a["y"] or 0))
+        for t, a in Page(text).tags
+        if t == "rect" and "x" in a
+    ]
     assert len(at) == len(set(at)) > 10
     rows: dict[float, list[float]] = {}
     for x, y in at:
         rows.setdefault(y, []).append(x)
-    assert all(b - a >= 150 for row in rows.values() for a, b in zip(sorted(row), sorted(row)[1:], strict=False))
+    assert all(
+        b - a >= 150
+        for row in rows.values()
+        for a, b in zip(sorted(row), sorted(row)[1:], strict=False)
+    )
     path = next(a["d"] or "" for t, a in Page(text).tags if t == "path")
     for step in path.split("M")[1:]:
         ends = [float(v) for v in re.findall(r"-?\d+", step)]

@@ -1,4 +1,6 @@
-"""Every file of the export matrix: the chain fuses, each fused spec means what its nodes computed, and the model's results are unchanged."""
+"""Every file of the export matrix: the chain fuses, each fused spec means what its nodes computed,
+and the model's results are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +31,7 @@ def test_nothing_of_the_exporting_machine_is_inside() -> None:
     for path in matrix.files():
         content = path.read_bytes()
         assert len(content) < 100_000, path.name
-        assert not any(word in content for word in (b"/home/", b"/root/", b"/tmp/", b"site-packages", b".py", b"/work/")), path.name
+        assert not any(
+            word in content
+            for word in (b"/home/", b"/root/", b"/tmp/", b"site-packages", b".py", b"/work/")
+        ), path.name

@@ -1,4 +1,6 @@
-"""The table of what kernels may touch: every family and operand is in it, and small launches come out as counted by hand."""
+"""The table of what kernels may touch: every family and operand is in it, and small launches come
+out as counted by hand.
+"""
 
 from __future__ import annotations
 
@@ -17,39 +19,96 @@ UNBOUNDED = {"scatter_tuples": {"y"}, "gather_tuples": {"x"}, "copies": {"y"}}
 def test_every_operand_has_an_extent(family: str, border: bool) -> None:
     spec = FAMILIES[family]
     operands = {o.rstrip("?") for o in spec.operands}
-    found = extents(family, {n: D.symbol(n) for n in spec.ints}, dict.fromkeys(operands, 1), 4, border=border)
+    found = extents(
+        family, {n: D.symbol(n) for n in spec.ints}, dict.fromkeys(operands, 1), 4, border=border
+    )
     assert found.keys() == operands - UNBOUNDED.get(family, set())
     ranges, _ = limits(family)
     assert ranges.keys() <= set(spec.ints)
 
 
-def of(family: str, operand: str, ints: dict[str, D.DimLike], *, present: tuple[str, ...] = (), border: bool = True, size: int = 4) -> Extent:
+def of(
+    family: str,
+    operand: str,
+    ints: dict[str, D.DimLike],
+    *,
+    present: tuple[str, ...] = (),
+    border: bool = True,
+    size: int = 4,
+) -> Extent:
     return extents(family, ints, dict.fromkeys(present, 1), size, border=border)[operand]
 
 
 def test_by_hand() -> None:
     assert of("gemm", "x", {"M": 3, "K": 5, "ldx": 7}) == (0, 4 * (2 * 7 + 5))
     assert of("gemm", "y", {"M": 0, "N": 5, "ldy": 7}) == (0, 0)
-    backwards: dict[str, D.DimLike] = {"elem": 2, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 3, "n5": 4, "x4": 10, "x5": -1}
+    backwards: dict[str, D.DimLike] = {
+        "elem": 2,
+        "n0": 1,
+        "n1": 1,
+        "n2": 1,
+        "n3": 1,
+        "n4": 3,
+        "n5": 4,
+        "x4": 10,
+        "x5": -1,
+    }
     assert of("copy", "x", backwards) == (-6, 2 * (20 + 1))
     image: dict[str, D.DimLike] = {
         "N": 1, "IC": 2, "IH": 4, "IW": 4, "OC": 16, "OH": 4, "OW": 4, "KH": 3, "KW": 3, "SH": 1, "SW": 1, "DH": 1, "DW": 1, "G": 1, "PT": 1, "PL": 1,
         "x_cs": 2, "x_rs": 12, "x_ns": 72,
     }  # fmt: skip
-    assert of("conv2d", "x", image) == (-4 * 14, 4 * (5 * 12 + 5 * 2 + 2 - 14))  # the zeros around the image, too
+    # the zeros around the image, too
+    assert of("conv2d", "x", image) == (-4 * 14, 4 * (5 * 12 + 5 * 2 + 2 - 14))
     assert of("conv2d", "x", image, border=False) == (0, 4 * (3 * 12 + 3 * 2 + 2))
     part: dict[str, D.DimLike] = {"K": 3, "N": 5, "n0": 40, "N_total": 45, "ldw": 5}
-    assert of("pack_gemm", "packed", part) == of("pack_gemm", "packed", part | {"N_total": 5}) == (0, 4 * 3 * 64)  # also where n0 lies outside
-    heads: dict[str, D.DimLike] = {"B": 1, "H": 2, "KVH": 1, "S": 3, "T": 5, "D": 4, "DV": 4, "k_s": 8, "m_q": 5, "m_k": 1}
+    # also where n0 lies outside
+    assert (
+        of("pack_gemm", "packed", part)
+        == of("pack_gemm", "packed", part | {"N_total": 5})
+        == (0, 4 * 3 * 64)
+    )
+    heads: dict[str, D.DimLike] = {
+        "B": 1,
+        "H": 2,
+        "KVH": 1,
+        "S": 3,
+        "T": 5,
+        "D": 4,
+        "DV": 4,
+        "k_s": 8,
+        "m_q": 5,
+        "m_k": 1,
+    }
     assert of("attention", "k", heads) == (0, 4 * (4 * 8 + 4))
     assert of("attention", "mask", heads | {"mask_kind": 2}) == (0, 15)  # one byte each
     assert of("attention", "mask", heads | {"mask_kind": 1}) == (0, 60)
-    rows: dict[str, D.DimLike] = {"outer": 2, "inner": 3, "N": 4, "x0_o": 0, "x0_i": 1, "x0_lo": 0, "x0_hi": 3, "x0_n": 9, "x0_ld": 4, "i0_dtype": 7}
+    rows: dict[str, D.DimLike] = {
+        "outer": 2,
+        "inner": 3,
+        "N": 4,
+        "x0_o": 0,
+        "x0_i": 1,
+        "x0_lo": 0,
+        "x0_hi": 3,
+        "x0_n": 9,
+        "x0_ld": 4,
+        "i0_dtype": 7,
+    }
     assert of("layernorm_sum", "x0", rows, present=("x0", "i0")) == (0, 4 * 36)  # a table
     assert of("layernorm_sum", "i0", rows, present=("x0", "i0")) == (0, 8 * 3)
-    assert of("pointwise", "y", {"y_dtype": 9, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 2, "n5": 3}) == (0, 6)
+    assert of(
+        "pointwise", "y", {"y_dtype": 9, "n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": 2, "n5": 3}
+    ) == (0, 6)
 
 
 def test_pixels_lie_one_behind_the_other() -> None:
-    """The zeros around an image are set by their number, which a negative stride would make negative."""
-    assert all(limits(family)[0][n][0] >= 0 for family, spec in FAMILIES.items() for n in spec.ints if n.endswith("_cs"))
+    """The zeros around an image are set by their number, which a negative stride would make
+    negative.
+    """
+    assert all(
+        limits(family)[0][n][0] >= 0
+        for family, spec in FAMILIES.items()
+        for n in spec.ints
+        if n.endswith("_cs")
+    )

@@ -1,4 +1,6 @@
-"""Folders of the user's own, and files that are whole: what others could exchange is not used, and nothing waits."""
+"""Folders of the user's own, and files that are whole: what others could exchange is not used, and
+nothing waits.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,19 @@ def test_a_parent_that_others_can_write_is_refused(tmp_path: Path) -> None:
     for mode in (0o777, 0o757):
         shared.chmod(mode)
         assert f"{shared} can be written by other users" in cache.fault()
-        assert cache.get("k") is None and not cache.put("k", b"y") and cache.entries() == [] and cache.clear() == 0
+        assert (
+            cache.get("k") is None
+            and not cache.put("k", b"y")
+            and cache.entries() == []
+            and cache.clear() == 0
+        )
     shared.chmod(0o1777)  # others cannot rename what is not theirs, as in /tmp
     assert cache.fault() == "" and cache.get("k") == b"x"
 
 
-def test_a_group_of_others_may_not_write_a_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_others_may_not_write_a_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p").chmod(0o770)
     for trusted in (True, False):
@@ -48,7 +57,9 @@ def test_a_folder_exchanged_after_it_was_checked_is_not_read(tmp_path: Path) -> 
         with folder.new("name") as f:
             f.write(b"ours")
             f.place()
-    assert (path / "name").read_bytes() == b"theirs" and (tmp_path / "moved" / "name").read_bytes() == b"ours"
+    assert (path / "name").read_bytes() == b"theirs" and (
+        tmp_path / "moved" / "name"
+    ).read_bytes() == b"ours"
 
 
 def test_links_and_pipes_in_the_place_of_an_entry_are_no_entries(tmp_path: Path) -> None:
@@ -73,21 +84,37 @@ def test_links_and_pipes_in_the_place_of_an_entry_are_no_entries(tmp_path: Path)
     ],
 )
 def test_a_user_without_a_home_has_no_cache(tmp_path: Path, code: str) -> None:
-    """As in a container whose user has no entry in /etc/passwd: a process with a user id of nobody in particular."""
-    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
+    """As in a container whose user has no entry in /etc/passwd: a process with a user id of nobody
+    in particular.
+    """
+    env = {
+        k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+    }
     drop = "import os, pwd\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\n"
-    done = subprocess.run([sys.executable, "-c", drop + code], env=env, cwd=_ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "no home folder" in done.stdout + done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", drop + code], env=env, cwd=_ROOT, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 0
+        and "no home folder" in done.stdout + done.stderr
+        and "Traceback" not in done.stderr
+    ), done.stderr
 
 
 def test_without_a_home_the_version_is_shown(tmp_path: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
+    env = {
+        k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+    }
     code = "import pwd, sys\ndef none(uid): raise KeyError(uid)\npwd.getpwuid = none\nfrom tracea_onnx.cli.main import main\nmain(['--version'])"
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=_ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=_ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and done.stdout.startswith("tracea-onnx "), done.stderr
 
 
-def test_relative_folders_of_the_environment_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_folders_of_the_environment_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says so
     found = default_folder()
@@ -106,7 +133,9 @@ def test_nothing_waits_for_a_process_that_stopped(tmp_path: Path) -> None:
         assert time.monotonic() - began < 10
 
 
-def test_what_killed_writers_left_goes_and_what_living_ones_write_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_writers_left_goes_and_what_living_ones_write_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     with files.folder(tmp_path) as folder:
         (tmp_path / ".a.1.2.tmp").write_bytes(b"left")
@@ -117,11 +146,16 @@ def test_what_killed_writers_left_goes_and_what_living_ones_write_stays(tmp_path
             assert sorted(p.name[:3] for p in tmp_path.iterdir()) == [".a.", ".b."]
             assert not (tmp_path / ".a.1.2.tmp").exists()
             f.place()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".b.1.2.tmp", "a"] and (tmp_path / "a").read_bytes() == b"alive"
+    assert (
+        sorted(p.name for p in tmp_path.iterdir()) == [".b.1.2.tmp", "a"]
+        and (tmp_path / "a").read_bytes() == b"alive"
+    )
 
 
 def test_a_full_cache_is_counted_again_by_each_process(tmp_path: Path) -> None:
     code = "import sys; from tracea_onnx.support.artifact_cache import Cache; from pathlib import Path; Cache(Path(sys.argv[1]), 3000).put(sys.argv[2], bytes(900))"
     for k in range(6):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / "c"), str(k)], cwd=_ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "c"), str(k)], cwd=_ROOT, check=True
+        )
     assert 900 < Cache(tmp_path / "c").size() <= 3000

@@ -1,4 +1,6 @@
-"""The user's own functions: expanded exactly as they compute, fused into, and put back where nothing in them fused."""
+"""The user's own functions: expanded exactly as they compute, fused into, and put back where
+nothing in them fused.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ from tracea_onnx.pipeline import optimizer
 MINE = ', "mine" : 1'
 
 
-def with_functions(main: str, bodies: str, *, opset: int = 17, **initializers: object) -> ModelProto:
-    model: ModelProto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}{MINE}]> {main} {bodies}')
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in initializers.items())
+def with_functions(
+    main: str, bodies: str, *, opset: int = 17, **initializers: object
+) -> ModelProto:
+    model: ModelProto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}{MINE}]> {main} {bodies}'
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in initializers.items()
+    )
     onnx.checker.check_model(model)
     return model
 
@@ -39,11 +47,15 @@ def expand(model: ModelProto) -> tuple[ModelProto, list[function_calls.Expansion
     return out, found, notes
 
 
-ACT = body("Act <alpha: float = 0.5> (x) => (y) { t = LeakyRelu <alpha: float = @alpha> (x)  y = Add (t, x) }")
+ACT = body(
+    "Act <alpha: float = 0.5> (x) => (y) { t = LeakyRelu <alpha: float = @alpha> (x)  y = Add (t, x) }"
+)
 
 
 def test_attributes_take_the_calls_value_or_the_functions_default() -> None:
-    m = with_functions("g (float[5] x) => (float[5] y) { a = mine.Act <alpha = 0.25> (x)  y = mine.Act (a) }", ACT)
+    m = with_functions(
+        "g (float[5] x) => (float[5] y) { a = mine.Act <alpha = 0.25> (x)  y = mine.Act (a) }", ACT
+    )
     r, found, _ = expand(m)
     assert ops(r) == ["LeakyRelu", "Add"] * 2 and len(found) == 2
     assert [n.attribute[0].f for n in r.graph.node if n.op_type == "LeakyRelu"] == [0.25, 0.5]
@@ -53,13 +65,19 @@ def test_attributes_take_the_calls_value_or_the_functions_default() -> None:
 def test_functions_in_functions_absent_operands_and_values_handed_through() -> None:
     m = with_functions(
         "g (float[5] x) => (float[5] y, float[5] z) { y, z = mine.Both (x, low) }",
-        body("Both (x, low) => (y, z) { c = mine.Low (x, low)  y, x2 = mine.Pass (c)  z = Neg (x2) }")
+        body(
+            "Both (x, low) => (y, z) { c = mine.Low (x, low)  y, x2 = mine.Pass (c)  z = Neg (x2) }"
+        )
         + body("Low (x, low, high) => (y) { y = Clip (x, low, high) }")
-        + body("Pass (x) => (y, x) { y = Abs (x) }"),  # ONNX Runtime refuses such a function, ONNX's checker does not
+        # ONNX Runtime refuses such a function, ONNX's checker does not
+        + body("Pass (x) => (y, x) { y = Abs (x) }"),
         low=np.float32(-0.5),
     )
     r, _, _ = expand(m)
-    assert ops(r) == ["Clip", "Abs", "Identity", "Neg"] and list(r.graph.node[0].input)[:2] == ["x", "low"]
+    assert ops(r) == ["Clip", "Abs", "Identity", "Neg"] and list(r.graph.node[0].input)[:2] == [
+        "x",
+        "low",
+    ]
     del r.functions[:]
     clipped = np.maximum(normal(5), np.float32(-0.5))
     assert same_bits([np.abs(clipped), -clipped], run(r, {"x": normal(5)}))
@@ -103,7 +121,8 @@ def test_what_is_inside_fuses_across_the_border_and_in_bodies() -> None:
     )
     result = optimized(m)
     assert sorted(f.rule for f in result.report.fused) == ["conv_relu", "conv_relu"]
-    assert [f.domain for f in result.model.functions] == [DOMAIN]  # nothing calls mine.Layer any more
+    # nothing calls mine.Layer any more
+    assert [f.domain for f in result.model.functions] == [DOMAIN]
     for c in (True, False):
         feeds = {"x": normal(1, 2, 4, 4), "c": np.array(c)}
         assert same_bits(run(m, feeds), run(result.model, feeds))
@@ -119,18 +138,28 @@ def test_a_function_in_which_nothing_changes_stays(literal: str) -> None:
         ACT + body(f"Twice (x) => (y) {{ {literal}h = Neg (x)  y = Mul (h, {other}) }}"),
     )
     result = optimized(m)
-    assert [n.op_type.split("_")[0] for n in result.model.graph.node] == ["Twice", "Act", "Pointwise"]
-    assert list(result.model.functions)[:2] == list(m.functions)[:2] and not result.model.graph.initializer
+    assert [n.op_type.split("_")[0] for n in result.model.graph.node] == [
+        "Twice",
+        "Act",
+        "Pointwise",
+    ]
+    assert (
+        list(result.model.functions)[:2] == list(m.functions)[:2]
+        and not result.model.graph.initializer
+    )
     assert result.report.nodes_before == 4 and result.report.nodes_after == 3
     assert same_bits(run(m, {"x": normal(5)}), run(result.model, {"x": normal(5)}))
     assert model_file.serialize(optimized(result.model).model) == model_file.serialize(result.model)
 
 
 def test_a_call_whose_inner_value_serves_another_is_not_put_back() -> None:
-    """Two calls on one operand share their first node after merging; hiding it again would take it from the other."""
+    """Two calls on one operand share their first node after merging; hiding it again would take it
+    from the other.
+    """
     m = with_functions(
         "g (float[5] x) => (float[5] y, float[5] z) { y = mine.A (x)  z = mine.B (x) }",
-        body("A (x) => (y) { t = Exp (x)  y = Neg (t) }") + body("B (x) => (y) { t = Exp (x)  y = Abs (t) }"),
+        body("A (x) => (y) { t = Exp (x)  y = Neg (t) }")
+        + body("B (x) => (y) { t = Exp (x)  y = Abs (t) }"),
     )
     r = optimized(m).model
     assert sorted(ops(r)) == ["Abs", "Exp", "Neg"]
@@ -138,8 +167,20 @@ def test_a_call_whose_inner_value_serves_another_is_not_put_back() -> None:
 
 
 def test_unsafe_functions_are_left_alone_and_said_so() -> None:
-    m = with_functions("g (float[5] x) => (float[5] y) { a = mine.Old (x)  y = mine.Fine (a) }", body("Fine (x) => (y) { y = Neg (x) }"))
-    m.functions.append(helper.make_function("mine", "Old", ["x"], ["y"], [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [helper.make_opsetid("", 11)]))
+    m = with_functions(
+        "g (float[5] x) => (float[5] y) { a = mine.Old (x)  y = mine.Fine (a) }",
+        body("Fine (x) => (y) { y = Neg (x) }"),
+    )
+    m.functions.append(
+        helper.make_function(
+            "mine",
+            "Old",
+            ["x"],
+            ["y"],
+            [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
+            [helper.make_opsetid("", 11)],
+        )
+    )
     notes: list[str] = []
     function_calls.expand(m, notes)
     assert ops(m) == ["Old", "Neg"] and notes == [
@@ -147,8 +188,16 @@ def test_unsafe_functions_are_left_alone_and_said_so() -> None:
     ]
 
 
-@pytest.mark.parametrize(("call", "line"), [("y = mine.Act (x, x)", "with 2 inputs; it has 1"), ("y, z = mine.Act (x)", "with 2 outputs; it has 1")])
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("y = mine.Act (x, x)", "with 2 inputs; it has 1"),
+        ("y, z = mine.Act (x)", "with 2 outputs; it has 1"),
+    ],
+)
 def test_a_call_with_more_than_the_function_has_is_one_line(call: str, line: str) -> None:
-    model: ModelProto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ {call} }} {ACT}')
+    model: ModelProto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17{MINE}]> g (float[3] x) => (float[3] y) {{ {call} }} {ACT}'
+    )
     with pytest.raises(ModelError, match=line):
         function_calls.expand(model, [])

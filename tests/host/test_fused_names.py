@@ -1,4 +1,6 @@
-"""The name of a fused op's function holds a hash of its description and its body; files in which the three differ are refused, but for `inline`."""
+"""The name of a fused op's function holds a hash of its description and its body; files in which
+the three differ are refused, but for `inline`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ def within_a_function(model: ModelProto) -> None:
     inner = NodeProto()
     inner.CopyFrom(call)
     opsets = [*model.opset_import, onnx.helper.make_opsetid("mine", 1)]
-    model.functions.append(onnx.helper.make_function("mine", "Block", list(call.input), list(call.output), [inner], opsets))
+    model.functions.append(
+        onnx.helper.make_function(
+            "mine", "Block", list(call.input), list(call.output), [inner], opsets
+        )
+    )
     call.domain, call.op_type = "mine", "Block"
     del call.attribute[:]
     model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
@@ -83,7 +89,9 @@ CHANGES: dict[Callable[[ModelProto], None], str] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_whose_specs_bodies_and_names_differ_is_refused(change: Callable[[ModelProto], None], optimized: ModelProto) -> None:
+def test_a_file_whose_specs_bodies_and_names_differ_is_refused(
+    change: Callable[[ModelProto], None], optimized: ModelProto
+) -> None:
     model = copy(optimized)
     model_file.load(model)
     change(model)
@@ -92,8 +100,13 @@ def test_a_file_whose_specs_bodies_and_names_differ_is_refused(change: Callable[
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("command", ["optimize {}", "explain {}", "inspect {}", "verify {} {}", "verify GOOD {}", "tune {}"])
-def test_every_command_says_so_in_one_line(command: str, optimized: ModelProto, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["optimize {}", "explain {}", "inspect {}", "verify {} {}", "verify GOOD {}", "tune {}"],
+)
+def test_every_command_says_so_in_one_line(
+    command: str, optimized: ModelProto, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     good, bad = tmp_path / "good.onnx", tmp_path / "bad.onnx"
     model_file.save(model_file.Source(copy(optimized)), good)
     changed = copy(optimized)
@@ -105,7 +118,9 @@ def test_every_command_says_so_in_one_line(command: str, optimized: ModelProto, 
 
 
 @pytest.mark.parametrize("change", [other_spec, no_spec, two_specs, earlier_name])
-def test_inline_goes_by_the_bodies(change: Callable[[ModelProto], None], optimized: ModelProto, tmp_path: Path) -> None:
+def test_inline_goes_by_the_bodies(
+    change: Callable[[ModelProto], None], optimized: ModelProto, tmp_path: Path
+) -> None:
     changed = copy(optimized)
     change(changed)
     model_file.save(model_file.Source(changed), tmp_path / "m.onnx")
@@ -131,12 +146,21 @@ def test_one_body_with_two_specs_is_two_functions() -> None:
 
     def match(graph: Graph, node: Node) -> Match:
         found = CONV_RELU.match(graph, node)
-        return Match(found.rule, found.anchor, found.nodes, found.inputs, found.outputs, Spec("conv", found.spec.roles, {"note": node.name}))
+        return Match(
+            found.rule,
+            found.anchor,
+            found.nodes,
+            found.inputs,
+            found.outputs,
+            Spec("conv", found.spec.roles, {"note": node.name}),
+        )
 
     text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y) {'
     text += " [one] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)  c = Relu (a)  [two] d = Conv <pads = [1, 1, 1, 1]> (c, w, b)  y = Relu (d) }"
     model = onnx.parser.parse_model(text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in (("w", normal(3, 3, 3, 3)), ("b", normal(3))))
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(v, n) for n, v in (("w", normal(3, 3, 3, 3)), ("b", normal(3)))
+    )
     rule = Rule("conv_relu", "Conv", CONV_RELU.anchors, match, "")
     made = optimizer.optimize(model, rules=[rule], backend="cpu", verify=False).model
     assert len(made.functions) == len({n.op_type for n in made.graph.node}) == 2
@@ -145,15 +169,29 @@ def test_one_body_with_two_specs_is_two_functions() -> None:
 
 def test_a_name_that_is_taken_gets_a_mark() -> None:
     """The mark has no part in the hash, and whoever shows the name knows it."""
-    name = next(n.op_type for n in optimizer.optimize(small_cnn(), rules=RULES, backend="cpu").model.graph.node if n.domain == DOMAIN)
+    name = next(
+        n.op_type
+        for n in optimizer.optimize(small_cnn(), rules=RULES, backend="cpu").model.graph.node
+        if n.domain == DOMAIN
+    )
     model = small_cnn()
     model.functions.append(
-        onnx.helper.make_function(DOMAIN, name, ["a"], ["b"], [onnx.helper.make_node("Neg", ["a"], ["b"])], [onnx.helper.make_opsetid("", 17)])
+        onnx.helper.make_function(
+            DOMAIN,
+            name,
+            ["a"],
+            ["b"],
+            [onnx.helper.make_node("Neg", ["a"], ["b"])],
+            [onnx.helper.make_opsetid("", 17)],
+        )
     )
     made = optimizer.optimize(model, rules=RULES, backend="cpu").model
     assert name + "_" in {n.op_type for n in made.graph.node}
     model_file.load(made)
     assert fused_op_names.op_of(name) == fused_op_names.op_of(name + "_") == name.rsplit("_", 1)[0]
     for n in (name, name + "_"):
-        assert fused_op_names.readable(f"{DOMAIN}.{n} reads it, {DOMAIN}.{n}") == f"the fused {fused_op_names.op_of(n)} reads it, the fused {fused_op_names.op_of(n)}"
+        assert (
+            fused_op_names.readable(f"{DOMAIN}.{n} reads it, {DOMAIN}.{n}")
+            == f"the fused {fused_op_names.op_of(n)} reads it, the fused {fused_op_names.op_of(n)}"
+        )
     assert fused_op_names.op_of("Relu_6") == "Relu_6"

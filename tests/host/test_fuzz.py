@@ -1,4 +1,6 @@
-"""The fuzzer's own promises: the same number gives the same input, and a case that dies or hangs costs one case."""
+"""The fuzzer's own promises: the same number gives the same input, and a case that dies or hangs
+costs one case.
+"""
 
 from __future__ import annotations
 
@@ -58,30 +60,43 @@ def test_a_case_that_dies_or_hangs_is_one_case() -> None:
     done = subprocess.run([sys.executable, "-c", _DYING], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = dict(line.split() for line in done.stdout.splitlines())
-    assert found == {str(k): {1: "ort-died", 3: "crash", 5: "hang", 6: "ort-died"}.get(k, "ok") for k in range(8)}
+    assert found == {
+        str(k): {1: "ort-died", 3: "crash", 5: "hang", 6: "ort-died"}.get(k, "ok") for k in range(8)
+    }
 
 
 def test_onnx_itself_says_who_is_right() -> None:
     """ONNX Runtime rounds the number of windows up where not one fits."""
-    m = parse("g (float[1, 1, 5, 1] x) => (float[1, 1, N, M] y) { y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }")
+    m = parse(
+        "g (float[1, 1, 5, 1] x) => (float[1, 1, N, M] y) { y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"
+    )
     x = {"x": np.ones((1, 1, 5, 1), np.float32)}
     theirs = run(m, x)
     assert theirs[0].shape == (1, 1, 2, 1) and not kinds._as_onnx_says(m, x, theirs)
     assert kinds._as_onnx_says(m, x, [np.zeros((1, 1, 2, 0), np.float32)])
-    odd = parse('g (float[2] x) => (float[2] y) { y = com.microsoft.QuickGelu (x) }', extra=', "com.microsoft": 1')
+    odd = parse(
+        "g (float[2] x) => (float[2] y) { y = com.microsoft.QuickGelu (x) }",
+        extra=', "com.microsoft": 1',
+    )
     assert not kinds._as_onnx_says(odd, {"x": np.ones(2, np.float32)}, [np.ones(2, np.float32)])
 
 
 def test_results_that_depend_on_what_memory_held() -> None:
     """ONNX Runtime leaves elements of a Concat unwritten whose parts do not fit."""
-    m = parse("g (float[A, B, C] x, float[D, E, F] y) => (float[G, H, I] z) { z = Concat <axis = 2> (x, y) }")
+    m = parse(
+        "g (float[A, B, C] x, float[D, E, F] y) => (float[G, H, I] z) { z = Concat <axis = 2> (x, y) }"
+    )
     y = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
-    assert kinds._reads_garbage(m.SerializeToString(), {"x": np.zeros((2, 0, 2), np.float32), "y": y})
+    assert kinds._reads_garbage(
+        m.SerializeToString(), {"x": np.zeros((2, 0, 2), np.float32), "y": y}
+    )
     assert not kinds._reads_garbage(m.SerializeToString(), {"x": y, "y": y})
 
 
 def test_claimed_types_that_hide_an_error() -> None:
-    m = parse("g (float[2, 3] x) => (float[2, 3] y) <float[2, 3] t> { t = Concat <axis = 1> (x, x) y = Add (x, t) }")
+    m = parse(
+        "g (float[2, 3] x) => (float[2, 3] y) <float[2, 3] t> { t = Concat <axis = 1> (x, x) y = Add (x, t) }"
+    )
     kept = ModelProto()
     kept.CopyFrom(m)
     assert not ModelProto.FromString(kinds._undeclared(m)).graph.value_info and m == kept

@@ -29,12 +29,19 @@ def in_memory(t: TensorProto, location: str = MEMORY_LOCATION) -> None:
     t.ClearField("raw_data")
     t.dims.append(4)
     t.data_type, t.data_location = TensorProto.FLOAT, TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(ctypes.addressof(_SECRET))), ("length", "16")):
+    for key, value in (
+        ("location", location),
+        ("offset", str(ctypes.addressof(_SECRET))),
+        ("length", "16"),
+    ):
         t.external_data.add(key=key, value=value)
 
 
 def plain() -> ModelProto:
-    return parse("g (float[4] x) => (float[4] y) { c = Constant <value = float[4] {0.0, 0.0, 0.0, 0.0}> () z = Add (x, w) y = Add (z, c) }", w=normal(4))
+    return parse(
+        "g (float[4] x) => (float[4] y) { c = Constant <value = float[4] {0.0, 0.0, 0.0, 0.0}> () z = Add (x, w) y = Add (z, c) }",
+        w=normal(4),
+    )
 
 
 def initializer(m: ModelProto) -> Any:
@@ -70,9 +77,16 @@ def sparse_attribute(m: ModelProto) -> Any:
 
 
 def body(m: ModelProto) -> Any:
-    inner = helper.make_graph([helper.make_node("Identity", ["v"], ["out"])], "body", [], [helper.make_tensor_value_info("out", TensorProto.FLOAT, [4])])
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["v"], ["out"])],
+        "body",
+        [],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [4])],
+    )
     m.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    m.graph.node.add().CopyFrom(helper.make_node("If", ["yes"], ["unused"], then_branch=inner, else_branch=inner))
+    m.graph.node.add().CopyFrom(
+        helper.make_node("If", ["yes"], ["unused"], then_branch=inner, else_branch=inner)
+    )
     t = m.graph.node[-1].attribute[0].g.initializer.add()
     t.name = "v"
     return t
@@ -82,7 +96,11 @@ def function(m: ModelProto) -> Any:
     m.opset_import.add(domain="local", version=1)
     f = m.functions.add(name="F", domain="local", input=["a"], output=["b"])
     f.opset_import.add(domain="", version=17)
-    f.node.add().CopyFrom(helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.zeros(4, np.float32))))
+    f.node.add().CopyFrom(
+        helper.make_node(
+            "Constant", [], ["k"], value=numpy_helper.from_array(np.zeros(4, np.float32))
+        )
+    )
     f.node.add().CopyFrom(helper.make_node("Add", ["a", "k"], ["b"]))
     return f.node[0].attribute[0].t
 
@@ -96,12 +114,25 @@ def training(m: ModelProto) -> Any:
     return m.training_info.add().algorithm.initializer.add(name="t")
 
 
-PLACES = [initializer, constant, untyped, mistyped, sparse, sparse_attribute, body, function, function_default, training]
+PLACES = [
+    initializer,
+    constant,
+    untyped,
+    mistyped,
+    sparse,
+    sparse_attribute,
+    body,
+    function,
+    function_default,
+    training,
+]
 
 
 @pytest.mark.parametrize("location", [MEMORY_LOCATION, "tracea:other", ORT_MEMORY])
 @pytest.mark.parametrize("place", PLACES, ids=lambda p: p.__name__)
-def test_no_model_from_outside_says_an_address(tmp_path: Path, place: Callable[[ModelProto], Any], location: str) -> None:
+def test_no_model_from_outside_says_an_address(
+    tmp_path: Path, place: Callable[[ModelProto], Any], location: str
+) -> None:
     m = plain()
     in_memory(place(m), location)
     path = tmp_path / "m.onnx"
@@ -125,13 +156,19 @@ def test_a_second_location_hides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["optimize", "explain", "inspect", "inline", "verify", "tune"])
-def test_every_command_says_so_in_one_line(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_says_so_in_one_line(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad, good = tmp_path / "bad.onnx", tmp_path / "good.onnx"
     m = plain()
     onnx.save(m, str(good))
     in_memory(initializer(m))
     bad.write_bytes(m.SerializeToString())
-    rest = {"optimize": ["-o", str(tmp_path / "o.onnx")], "inline": ["-o", str(tmp_path / "o.onnx")], "verify": [str(good)]}.get(command, [])
+    rest = {
+        "optimize": ["-o", str(tmp_path / "o.onnx")],
+        "inline": ["-o", str(tmp_path / "o.onnx")],
+        "verify": [str(good)],
+    }.get(command, [])
     assert main([command, str(bad), *rest]) == 3
     said = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(said) == 1 and "address in memory" in said[0]
@@ -146,10 +183,16 @@ def test_only_the_view_of_a_request_reads_memory() -> None:
     with pytest.raises(FileNotFoundError):
         Graph(m).const("w")
     found = Graph(m, in_process=True).const("w")
-    assert found is not None and found.tolist() == [1, 2, 3, 4] and found.ctypes.data == ctypes.addressof(_SECRET)
+    assert (
+        found is not None
+        and found.tolist() == [1, 2, 3, 4]
+        and found.ctypes.data == ctypes.addressof(_SECRET)
+    )
 
 
-@pytest.mark.parametrize(("key", "value"), [("length", "12"), ("length", ""), ("location", "w.bin")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("length", "12"), ("length", ""), ("location", "w.bin")]
+)
 def test_a_request_that_contradicts_itself_is_refused(key: str, value: str) -> None:
     t = TensorProto(name="w")
     in_memory(t)
@@ -160,13 +203,21 @@ def test_a_request_that_contradicts_itself_is_refused(key: str, value: str) -> N
 
 def test_elements_that_share_bytes_are_read_whole(tmp_path: Path) -> None:
     packed = (ctypes.c_ubyte * 2)(0x21, 0x03)
-    t = TensorProto(name="w", dims=[3], data_type=TensorProto.UINT4, data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", MEMORY_LOCATION), ("offset", str(ctypes.addressof(packed))), ("length", "2")):
+    t = TensorProto(
+        name="w", dims=[3], data_type=TensorProto.UINT4, data_location=TensorProto.EXTERNAL
+    )
+    for key, value in (
+        ("location", MEMORY_LOCATION),
+        ("offset", str(ctypes.addressof(packed))),
+        ("length", "2"),
+    ):
         t.external_data.add(key=key, value=value)
     assert request_array(t).astype(int).tolist() == [1, 2, 3]
 
 
-def test_tensors_of_attributes_are_read_from_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_attributes_are_read_from_the_models_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     m = plain()
     t = constant(m)
     t.ClearField("float_data")

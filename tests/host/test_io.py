@@ -1,4 +1,6 @@
-"""Models in and out of files: one clear error each, external data kept inside its folder, whole files or none."""
+"""Models in and out of files: one clear error each, external data kept inside its folder, whole
+files or none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from tracea_onnx.support import data_files
 
 
 def big() -> ModelProto:
-    return parse("g (float[2, 64] x) => (float[2, 32] y) { z = MatMul (x, w) y = Add (z, b) }", w=normal(64, 32), b=normal(32))
+    return parse(
+        "g (float[2, 64] x) => (float[2, 32] y) { z = MatMul (x, w) y = Add (z, b) }",
+        w=normal(64, 32),
+        b=normal(32),
+    )
 
 
 def saved(folder: Path, external: str = "always", name: str = "m.onnx") -> Path:
@@ -102,7 +108,10 @@ def test_unknown_operators_and_cycles_are_named() -> None:
 
 
 def test_what_only_the_runtime_knows_is_taken_with_a_note() -> None:
-    m = parse("g (float[3] x) => (float[3] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }", extra=', "com.microsoft" : 1')
+    m = parse(
+        "g (float[3] x) => (float[3] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }",
+        extra=', "com.microsoft" : 1',
+    )
     onnx_inference.check(m, "m")
     assert optimizer.optimize(m, backend="cpu").report.notes == []
 
@@ -112,19 +121,28 @@ def test_external_data_round_trip(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
     source = model_file.load(path)
-    assert {t.name for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL} == {"w"}  # small ones stay inside
+    # small ones stay inside
+    assert {
+        t.name for t in source.model.graph.initializer if t.data_location == TensorProto.EXTERNAL
+    } == {"w"}
     onnx.checker.check_model(str(path))
     loaded = onnx.load(str(path))
     assert same_bits(run(big(), {"x": normal(2, 64)}), run(loaded, {"x": normal(2, 64)}))
     whole = tmp_path / "whole.onnx"
     model_file.save(source, whole, external_data="never")
-    assert same_bits([numpy_helper.to_array(t) for t in onnx.load(str(whole)).graph.initializer], [numpy_helper.to_array(t) for t in big().graph.initializer])
+    assert same_bits(
+        [numpy_helper.to_array(t) for t in onnx.load(str(whole)).graph.initializer],
+        [numpy_helper.to_array(t) for t in big().graph.initializer],
+    )
 
 
 def test_auto_keeps_the_way_of_the_source(tmp_path: Path) -> None:
     external = model_file.load(saved(tmp_path))
     inside = model_file.load(saved(tmp_path, "never", "n.onnx"))
-    assert len(model_file.save(external, tmp_path / "a.onnx")) == 2 and len(model_file.save(inside, tmp_path / "b.onnx")) == 1
+    assert (
+        len(model_file.save(external, tmp_path / "a.onnx")) == 2
+        and len(model_file.save(inside, tmp_path / "b.onnx")) == 1
+    )
 
 
 def test_saving_is_deterministic(tmp_path: Path) -> None:
@@ -167,7 +185,9 @@ def _edit(path: Path, key: str, value: str) -> None:
         ("length", "12", "claims 12"),
     ],
 )
-def test_external_data_that_leads_astray_is_refused(tmp_path: Path, key: str, value: str, says: str) -> None:
+def test_external_data_that_leads_astray_is_refused(
+    tmp_path: Path, key: str, value: str, says: str
+) -> None:
     (tmp_path / "in").mkdir()
     path = saved(tmp_path / "in")
     (tmp_path / "m.onnx.data").write_bytes(bytes(64 * 32 * 4))
@@ -178,7 +198,10 @@ def test_external_data_that_leads_astray_is_refused(tmp_path: Path, key: str, va
 
 @pytest.mark.skipif(os.name != "posix", reason="hard links")
 def test_a_hard_link_in_the_place_of_the_data_is_refused(tmp_path: Path) -> None:
-    """It leads out of the folder where no path says so; onnx refuses it, too. The model itself may have any number of names."""
+    """It leads out of the folder where no path says so; onnx refuses it, too.
+
+    The model itself may have any number of names.
+    """
     path = saved(tmp_path)
     os.link(path, tmp_path / "another.onnx")
     model_file.load(path)
@@ -235,7 +258,9 @@ def test_files_exchanged_after_the_check_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="links")
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_link_that_appears_while_a_file_is_opened_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     path = saved(tmp_path / "in")
@@ -273,7 +298,10 @@ def test_links_inside_a_cache_load_and_links_out_of_it_do_not(tmp_path: Path) ->
     (snapshot / "m.onnx.data").symlink_to("../../blobs/bbb")
     result = optimizer.optimize(snapshot / "m.onnx", output=tmp_path / "out.onnx", backend="cpu")
     assert result.report.verify is not None and result.report.verify.ok
-    assert same_bits(run(big(), {"x": normal(2, 64)}), run(onnx.load(str(tmp_path / "out.onnx")), {"x": normal(2, 64)}))
+    assert same_bits(
+        run(big(), {"x": normal(2, 64)}),
+        run(onnx.load(str(tmp_path / "out.onnx")), {"x": normal(2, 64)}),
+    )
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(64 * 32 * 4))
     (snapshot / "m.onnx.data").unlink()
@@ -305,7 +333,9 @@ def test_unwritable_targets_are_refused_before_any_work(tmp_path: Path) -> None:
         model_file.check_output(tmp_path)
 
 
-def test_a_failing_write_leaves_the_old_file_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_write_leaves_the_old_file_and_no_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "m.onnx"
     target.write_bytes(b"old")
 
@@ -337,12 +367,18 @@ def test_a_killed_writer_never_leaves_a_partial_model(tmp_path: Path, external: 
     root = Path(__file__).resolve().parents[2]
     expected = run(big(), {"x": normal(2, 64)})
     for k in range(4):
-        with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / "m.onnx"), external], cwd=root, stdout=subprocess.PIPE) as p:
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path / "m.onnx"), external],
+            cwd=root,
+            stdout=subprocess.PIPE,
+        ) as p:
             assert p.stdout is not None and p.stdout.readline() == b"ready\n"
             time.sleep(0.05 + 0.013 * k)
             p.send_signal(signal.SIGKILL)
         if (tmp_path / "m.onnx").exists():
-            assert same_bits(expected, run(onnx.load(str(tmp_path / "m.onnx")), {"x": normal(2, 64)}))
+            assert same_bits(
+                expected, run(onnx.load(str(tmp_path / "m.onnx")), {"x": normal(2, 64)})
+            )
 
 
 _STUCK = """
@@ -368,16 +404,26 @@ def test_a_writer_killed_half_way_leaves_nothing(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system has no files without a name")
     (tmp_path / "m.onnx").write_bytes(b"old")
-    with subprocess.Popen([sys.executable, "-c", _STUCK, str(tmp_path / "m.onnx")], cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE) as p:
+    with subprocess.Popen(
+        [sys.executable, "-c", _STUCK, str(tmp_path / "m.onnx")],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE,
+    ) as p:
         assert p.stdout is not None and p.stdout.readline() == b"half\n"
         p.send_signal(signal.SIGKILL)
-    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and (tmp_path / "m.onnx").read_bytes() == b"old"
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and (
+        tmp_path / "m.onnx"
+    ).read_bytes() == b"old"
 
 
-def test_a_file_system_without_nameless_files_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_nameless_files_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     model_file.save(model_file.Source(big()), tmp_path / "m.onnx")
-    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and model_file.load(tmp_path / "m.onnx").model == big()
+    assert [f.name for f in tmp_path.iterdir()] == ["m.onnx"] and model_file.load(
+        tmp_path / "m.onnx"
+    ).model == big()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
@@ -416,6 +462,8 @@ def test_every_tensor_is_found() -> None:
 def test_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
     m = big()
     m.graph.node[0].name = "quite_a_long_name"
-    (tmp_path / "m.onnx").write_bytes(model_file.serialize(m).replace(b"quite_a_long", b"quite\xff\xfe_long"))
+    (tmp_path / "m.onnx").write_bytes(
+        model_file.serialize(m).replace(b"quite_a_long", b"quite\xff\xfe_long")
+    )
     with pytest.raises(ModelError, match="not valid text"):
         model_file.load(tmp_path / "m.onnx")

@@ -1,4 +1,6 @@
-"""Imports point one way: from later packages of the pipeline to earlier ones, and never in a circle. Imports inside functions count."""
+"""Imports point one way: from later packages of the pipeline to earlier ones, and never in a
+circle. Imports inside functions count.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Packages and modules of `tracea_onnx`, the lowest first. Each may import itself and what stands before it.
+#: Packages and modules of `tracea_onnx`, the lowest first. Each may import itself and what stands
+#: before it.
 LAYERS = (
     "_version", "errors", "support", "ir", "model_io", "shapes", "canonicalize", "match", "pricing", "plan", "runtime", "codegen", "compiler",
     "provider", "rewrite", "verify", "pipeline", "explain", "tuning", "doctor", "cli", "__main__",
@@ -18,7 +21,10 @@ OUTER = {"fusion_rules": "match", "scheduler": "match", "models": "model_io", "k
 
 
 def _modules(folder: str) -> dict[str, Path]:
-    return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in (ROOT / folder).rglob("*.py")}
+    return {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in (ROOT / folder).rglob("*.py")
+    }
 
 
 INSIDE = _modules("tracea_onnx")
@@ -70,5 +76,7 @@ def test_the_outer_folders_import_no_later_layer_than_they_need() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph = {m: {n for n in _imported(p) if n != m} for m, p in INSIDE.items() if m != "tracea_onnx"}
+    graph = {
+        m: {n for n in _imported(p) if n != m} for m, p in INSIDE.items() if m != "tracea_onnx"
+    }
     list(TopologicalSorter(graph).static_order())  # raises CycleError with the modules

@@ -27,10 +27,18 @@ _Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
 _ZERO = numpy_helper.from_array(np.array(0), "zero")
 
 
-def _model(nodes: Sequence[NodeProto], constants: Sequence[TensorProto] = (), bodies: Sequence[FunctionProto] = ()) -> ModelProto:
+def _model(
+    nodes: Sequence[NodeProto],
+    constants: Sequence[TensorProto] = (),
+    bodies: Sequence[FunctionProto] = (),
+) -> ModelProto:
     domains = sorted({b.domain for b in bodies} - {""})
     opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(d, 1) for d in domains)]
-    model = helper.make_model(helper.make_graph(list(nodes), "g", [_X], [_Y], list(constants)), opset_imports=opsets, ir_version=10)
+    model = helper.make_model(
+        helper.make_graph(list(nodes), "g", [_X], [_Y], list(constants)),
+        opset_imports=opsets,
+        ir_version=10,
+    )
     model.functions.extend(bodies)
     return model
 
@@ -61,7 +69,12 @@ def _functions(domain: str, count: int, calls: int) -> list[FunctionProto]:
                 [helper.make_node(f"f{k + 1}", [a], [b], domain=domain) for a, b in pairwise(values)], opsets,
             )
         )  # fmt: skip
-    return [*out, helper.make_function(domain, f"f{count}", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], opsets)]
+    return [
+        *out,
+        helper.make_function(
+            domain, f"f{count}", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], opsets
+        ),
+    ]
 
 
 def _call(domain: str) -> list[NodeProto]:
@@ -77,12 +90,24 @@ def _cycle() -> list[FunctionProto]:
 def _branch() -> NodeProto:
     """If whose branch doubles a list from around it."""
     taken = helper.make_graph([*_doubled("sizes", "long"), *_scaled_by("long")], "taken", [], [_Y])
-    other = helper.make_graph([helper.make_node("Relu", ["x"], ["z"])], "other", [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3])])
+    other = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["z"])],
+        "other",
+        [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3])],
+    )
     return helper.make_node("If", ["condition"], ["y"], then_branch=taken, else_branch=other)
 
 
 _SIZES = helper.make_node("Shape", ["x"], ["sizes"])
-_TWICE = helper.make_function("mine", "Twice", ["a"], ["b"], [helper.make_node("Concat", ["a", "a"], ["b"], axis=0)], [helper.make_opsetid("", 17)])
+_TWICE = helper.make_function(
+    "mine",
+    "Twice",
+    ["a"],
+    ["b"],
+    [helper.make_node("Concat", ["a", "a"], ["b"], axis=0)],
+    [helper.make_opsetid("", 17)],
+)
 _RELU = helper.make_node("Relu", ["x"], ["y"])
 _INDICES = numpy_helper.from_array(np.zeros((1, 1), np.int64), "i0")
 _ENORMOUS = {
@@ -133,10 +158,18 @@ def _inferred(model: ModelProto) -> dict[str, Any]:
     return {v.name: v.type.tensor_type for v in model.graph.value_info}
 
 
-@pytest.mark.parametrize("values", [np.arange(600), np.ones(600, np.float32), np.ones(4, np.float32)])
-def test_constants_that_double_are_optimized(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-    """onnx's data propagation, which follows vectors of known length, would not end; what runs is the user's."""
-    model = _model([*_doubled("c", "long"), *_scaled_by("long")], [numpy_helper.from_array(values, "c"), _ZERO])
+@pytest.mark.parametrize(
+    "values", [np.arange(600), np.ones(600, np.float32), np.ones(4, np.float32)]
+)
+def test_constants_that_double_are_optimized(
+    values: np.ndarray[tuple[int], np.dtype[np.float32]],
+) -> None:
+    """onnx's data propagation, which follows vectors of known length, would not end; what runs is
+    the user's.
+    """
+    model = _model(
+        [*_doubled("c", "long"), *_scaled_by("long")], [numpy_helper.from_array(values, "c"), _ZERO]
+    )
     assert _inferred(model_file.load(model).model)["factor"].elem_type == TensorProto.FLOAT
 
 
@@ -147,8 +180,15 @@ def test_a_vector_input_of_any_length_is_inferred() -> None:
 
 
 def test_a_slice_with_a_wide_step_is_inferred() -> None:
-    bounds = [numpy_helper.from_array(np.array([n]), name) for name, n in (("start", 0), ("end", 2), ("axis", 0), ("step", 1 << 32))]
-    nodes = [_SIZES, helper.make_node("Slice", ["sizes", "start", "end", "axis", "step"], ["some"]), *_scaled_by("some")]
+    bounds = [
+        numpy_helper.from_array(np.array([n]), name)
+        for name, n in (("start", 0), ("end", 2), ("axis", 0), ("step", 1 << 32))
+    ]
+    nodes = [
+        _SIZES,
+        helper.make_node("Slice", ["sizes", "start", "end", "axis", "step"], ["some"]),
+        *_scaled_by("some"),
+    ]
     assert _inferred(_model(nodes, [*bounds, _ZERO]))["factor"].elem_type == TensorProto.FLOAT
 
 
@@ -159,17 +199,26 @@ def test_numbers_squared_over_and_over_are_not_followed(op: str, start: str) -> 
     squares = [helper.make_node(op, [f"s{k}"] * 2, [f"s{k + 1}"]) for k in range(_DOUBLINGS)]
     scaled = [helper.make_node("Mul", ["three", "sizes"], ["s0"])]
     first = [_SIZES, *scaled] if start == "a size" else []
-    model = _model([*first, *squares, *_scaled_by(f"s{_DOUBLINGS}")], [numpy_helper.from_array(np.array([3]), "three" if first else "s0"), _ZERO])
+    model = _model(
+        [*first, *squares, *_scaled_by(f"s{_DOUBLINGS}")],
+        [numpy_helper.from_array(np.array([3]), "three" if first else "s0"), _ZERO],
+    )
     if first:
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
         del model.graph.output[0].type.tensor_type.shape.dim[:]
-    assert [n.op_type for n in tracea_onnx.optimize(model, verify=False).model.graph.node if n.op_type in ("Relu", "Cast")] in ([], ["Cast"])
+    assert [
+        n.op_type
+        for n in tracea_onnx.optimize(model, verify=False).model.graph.node
+        if n.op_type in ("Relu", "Cast")
+    ] in ([], ["Cast"])
 
 
 def test_a_constant_of_an_enormous_shape_is_not_made() -> None:
     nodes = [helper.make_node("ConstantOfShape", ["length"], ["long"]), *_scaled_by("long")]
     model = _model(nodes, [numpy_helper.from_array(np.array([1 << 40]), "length"), _ZERO])
-    assert "ConstantOfShape" in [n.op_type for n in tracea_onnx.optimize(model, verify=False).model.graph.node]
+    assert "ConstantOfShape" in [
+        n.op_type for n in tracea_onnx.optimize(model, verify=False).model.graph.node
+    ]
 
 
 def _endless() -> ModelProto:
@@ -180,7 +229,9 @@ def _endless() -> ModelProto:
     return model
 
 
-def test_a_model_that_runs_for_ever_is_not_verified_for_ever(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_runs_for_ever_is_not_verified_for_ever(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(VerificationError, match=r"runs longer than 0\.2 s; give smaller inputs"):
         tracea_onnx.optimize(_endless(), time_limit=0.2)
     onnx.save(_endless(), tmp_path / "m.onnx")
@@ -194,21 +245,36 @@ def test_calls_of_functions_are_put_back_in_linear_time() -> None:
     inner = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Softmax", ["t"], ["y"])]
     body = helper.make_function("mine", "Block", ["x"], ["y"], inner, [helper.make_opsetid("", 17)])
     names = ["x", *(f"v{k}" for k in range(1, count)), "y"]
-    model = _model([helper.make_node("Block", [a], [b], domain="mine") for a, b in pairwise(names)], (), [body])
+    model = _model(
+        [helper.make_node("Block", [a], [b], domain="mine") for a, b in pairwise(names)], (), [body]
+    )
     expansions = function_calls.expand(model, [])
     assert len(expansions) == count and len(model.graph.node) == 2 * count
-    assert function_calls.restore(model, expansions) == [] and [n.op_type for n in model.graph.node] == ["Block"] * count
+    assert (
+        function_calls.restore(model, expansions) == []
+        and [n.op_type for n in model.graph.node] == ["Block"] * count
+    )
 
 
 @pytest.mark.parametrize("axis", [1 << 31, 1 << 40, -(1 << 31) - 1])
 def test_an_axis_beyond_32_bits_is_refused(axis: int) -> None:
     """onnx narrows it, and its inference of a LayerNormalization then ends the process."""
     with pytest.raises(ModelError, match=f"has axis {axis}"):
-        model_file.load(_model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)]))
+        model_file.load(
+            _model([helper.make_node("LayerNormalization", ["x", "x"], ["y"], axis=axis)])
+        )
 
 
 def test_an_expanded_number_is_no_list_of_sizes() -> None:
     """Its 2^40 elements would be looked at one by one."""
     sizes = numpy_helper.from_array(np.array([1 << 40]), "sizes")
-    graph = Graph(_model([helper.make_node("Expand", ["zero", "sizes"], ["many"]), helper.make_node("Identity", ["x"], ["y"])], [_ZERO, sizes]))
+    graph = Graph(
+        _model(
+            [
+                helper.make_node("Expand", ["zero", "sizes"], ["many"]),
+                helper.make_node("Identity", ["x"], ["y"]),
+            ],
+            [_ZERO, sizes],
+        )
+    )
     assert shapes(graph).content("many") is None

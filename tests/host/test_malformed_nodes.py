@@ -1,4 +1,6 @@
-"""Nodes that ONNX Runtime lets through and that make no sense: each is left alone, for a reason, and nothing fails inside."""
+"""Nodes that ONNX Runtime lets through and that make no sense: each is left alone, for a reason,
+and nothing fails inside.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
 from tests.host.pipeline_models import parse
 from tracea_onnx.canonicalize import constant_ifs
@@ -28,10 +39,14 @@ from tracea_onnx.verify import input_values, verification
 _F, _I = TensorProto.FLOAT, TensorProto.INT64
 
 
-def model_of(node: NodeProto, given: dict[str, tuple[int, ...]], opset: int = 23, **constants: Any) -> ModelProto:
+def model_of(
+    node: NodeProto, given: dict[str, tuple[int, ...]], opset: int = 23, **constants: Any
+) -> ModelProto:
     inputs = [helper.make_tensor_value_info(k, _F, d) for k, d in given.items()]
     stored = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in constants.items()]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], stored)
+    graph = helper.make_graph(
+        [node], "g", inputs, [helper.make_empty_tensor_value_info("y")], stored
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
 
 
@@ -39,7 +54,9 @@ def reason(model: ModelProto) -> str:
     """Why the provider does not run the model's one node; a defect would be an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
-        [(_, why)] = partition_compiler.compile_graph(Graph(model), partition_compiler.CPU_BACKEND, everything=True).refused
+        [(_, why)] = partition_compiler.compile_graph(
+            Graph(model), partition_compiler.CPU_BACKEND, everything=True
+        ).refused
     return why
 
 
@@ -50,40 +67,154 @@ _HEADS: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 1}
 @pytest.mark.parametrize(
     ("node", "given", "constants", "why"),
     [
-        (helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS), _QKV | {"k": (3, 32, 40, 2)}, {}, "unknown number of heads"),
-        (helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS), _QKV | {"v": (3, 1, 32, 80)}, {}, "of rank 4 in the layout bsx"),
-        (helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1), _QKV, {}, "unknown number of heads"),
-        (helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=200, kv_num_heads=200), _QKV, {}, "head size of 0"),
+        (
+            helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
+            _QKV | {"k": (3, 32, 40, 2)},
+            {},
+            "unknown number of heads",
+        ),
+        (
+            helper.make_node("Attention", ["q", "k", "v"], ["y"], **_HEADS),
+            _QKV | {"v": (3, 1, 32, 80)},
+            {},
+            "of rank 4 in the layout bsx",
+        ),
+        (
+            helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=-2, kv_num_heads=1),
+            _QKV,
+            {},
+            "unknown number of heads",
+        ),
+        (
+            helper.make_node(
+                "Attention", ["q", "k", "v"], ["y"], q_num_heads=200, kv_num_heads=200
+            ),
+            _QKV,
+            {},
+            "head size of 0",
+        ),
         (helper.make_node("Softmax", ["x"], ["y"], axis=4), {"x": (2, 3)}, {}, "axis 4"),
-        (helper.make_node("LayerNormalization", ["x", "w"], ["y"], axis=-3), {"x": (2, 3), "w": (3,)}, {}, "axis -3"),
+        (
+            helper.make_node("LayerNormalization", ["x", "w"], ["y"], axis=-3),
+            {"x": (2, 3), "w": (3,)},
+            {},
+            "axis -3",
+        ),
         (helper.make_node("ArgMax", ["x"], ["y"], axis=2), {"x": (2, 3)}, {}, "axis 2"),
         (helper.make_node("ArgMax", ["x"], ["y"], axis=1), {"x": (2, 0)}, {}, "less than 1"),
         (helper.make_node("ReduceMax", ["x", "a"], ["y"]), {"x": (2, 3)}, {"a": [5]}, "axis 5"),
-        (helper.make_node("ReduceMax", ["x", "a"], ["y"], keepdims=-8), {"x": (2, 3)}, {"a": [0]}, "keepdims -8, which is neither 0 nor 1"),
-        (helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1 << 53, **_HEADS), _QKV, {}, "neither 0 nor 1"),
+        (
+            helper.make_node("ReduceMax", ["x", "a"], ["y"], keepdims=-8),
+            {"x": (2, 3)},
+            {"a": [0]},
+            "keepdims -8, which is neither 0 nor 1",
+        ),
+        (
+            helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1 << 53, **_HEADS),
+            _QKV,
+            {},
+            "neither 0 nor 1",
+        ),
         (helper.make_node("Relu", ["x"], ["y"]), {"x": (1,) * 65}, {}, "not known"),
-        (helper.make_node("Erf", ["x", "z"], ["y"]), {"x": (2, 3), "z": (3,)}, {}, "Erf has 2 inputs"),
+        (
+            helper.make_node("Erf", ["x", "z"], ["y"]),
+            {"x": (2, 3), "z": (3,)},
+            {},
+            "Erf has 2 inputs",
+        ),
         (helper.make_node("Where", ["x"], ["y"]), {"x": (2, 3)}, {}, "Where has 1 inputs"),
-        (helper.make_node("Concat", ["x", "z"], ["y"], axis=1), {"x": (2, 3), "z": (2,)}, {}, "ranks 2, 1"),
+        (
+            helper.make_node("Concat", ["x", "z"], ["y"], axis=1),
+            {"x": (2, 3), "z": (2,)},
+            {},
+            "ranks 2, 1",
+        ),
         (helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]), {"x": (2, 3)}, {}, "by [0, 0]"),
-        (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [0]}, "step of 0"),
-        (helper.make_node("Slice", ["x", "s", "e"], ["y"]), {"x": (2, 3)}, {"s": 0, "e": 2}, "a list of rank 0 ('s')"),
-        (helper.make_node("Slice", ["x", "s", "e", "a"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": 1}, "a list of rank 0 ('a')"),
-        (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), {"x": (2, 3)}, {"s": [0], "e": [2], "a": [1], "t": [[1]]}, "a list of rank 2 ('t')"),
-        (helper.make_node("Tile", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [[1, 2]]}, "a list of rank 2 ('s')"),
-        (helper.make_node("Split", ["x", "s"], ["y"]), {"x": (2, 3)}, {"s": [1, 1]}, "1 parts of 2 sizes"),
-        (helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"), {"x": (1, 1, 2, 2), "s": (4,)}, {}, "rounds by 'up'"),
-        (helper.make_node("Cast", ["x"], ["y"], to=1 << 62), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
+        (
+            helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]),
+            {"x": (2, 3)},
+            {"s": [0], "e": [2], "a": [1], "t": [0]},
+            "step of 0",
+        ),
+        (
+            helper.make_node("Slice", ["x", "s", "e"], ["y"]),
+            {"x": (2, 3)},
+            {"s": 0, "e": 2},
+            "a list of rank 0 ('s')",
+        ),
+        (
+            helper.make_node("Slice", ["x", "s", "e", "a"], ["y"]),
+            {"x": (2, 3)},
+            {"s": [0], "e": [2], "a": 1},
+            "a list of rank 0 ('a')",
+        ),
+        (
+            helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]),
+            {"x": (2, 3)},
+            {"s": [0], "e": [2], "a": [1], "t": [[1]]},
+            "a list of rank 2 ('t')",
+        ),
+        (
+            helper.make_node("Tile", ["x", "s"], ["y"]),
+            {"x": (2, 3)},
+            {"s": [[1, 2]]},
+            "a list of rank 2 ('s')",
+        ),
+        (
+            helper.make_node("Split", ["x", "s"], ["y"]),
+            {"x": (2, 3)},
+            {"s": [1, 1]},
+            "1 parts of 2 sizes",
+        ),
+        (
+            helper.make_node("Resize", ["x", "", "s"], ["y"], nearest_mode="up"),
+            {"x": (1, 1, 2, 2), "s": (4,)},
+            {},
+            "rounds by 'up'",
+        ),
+        (
+            helper.make_node("Cast", ["x"], ["y"], to=1 << 62),
+            {"x": (2, 3)},
+            {},
+            "of which ONNX Runtime takes 32 bits",
+        ),
         (helper.make_node("Cast", ["x"], ["y"], to=99), {"x": (2, 3)}, {}, "element type 99"),
-        (helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40), {"x": (2, 3)}, {}, "of which ONNX Runtime takes 32 bits"),
-        (helper.make_node("InstanceNormalization", ["x", "w", "w"], ["y"]), {"x": (4,), "w": (4,)}, {}, "of rank 1, which has no channels"),
-        (helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"]), {"x": (4,), "w": (4,)}, {}, "of rank 1, which has no channels"),
-        (helper.make_node("GlobalAveragePool", ["x"], ["y"]), {"x": (4,)}, {}, "of rank 1, which has no channels"),
-        (helper.make_node("GatherElements", ["x", "i"], ["y"]), {"x": (2, 3)}, {"i": [0]}, "indices of rank 1 into rank 2"),
+        (
+            helper.make_node("Concat", ["x", "x"], ["y"], axis=1 << 40),
+            {"x": (2, 3)},
+            {},
+            "of which ONNX Runtime takes 32 bits",
+        ),
+        (
+            helper.make_node("InstanceNormalization", ["x", "w", "w"], ["y"]),
+            {"x": (4,), "w": (4,)},
+            {},
+            "of rank 1, which has no channels",
+        ),
+        (
+            helper.make_node("BatchNormalization", ["x", "w", "w", "w", "w"], ["y"]),
+            {"x": (4,), "w": (4,)},
+            {},
+            "of rank 1, which has no channels",
+        ),
+        (
+            helper.make_node("GlobalAveragePool", ["x"], ["y"]),
+            {"x": (4,)},
+            {},
+            "of rank 1, which has no channels",
+        ),
+        (
+            helper.make_node("GatherElements", ["x", "i"], ["y"]),
+            {"x": (2, 3)},
+            {"i": [0]},
+            "indices of rank 1 into rank 2",
+        ),
     ],
     ids=lambda v: f"{v.op_type}" if isinstance(v, NodeProto) else "",
 )
-def test_a_node_that_makes_no_sense_is_refused(node: NodeProto, given: dict[str, tuple[int, ...]], constants: dict[str, Any], why: str) -> None:
+def test_a_node_that_makes_no_sense_is_refused(
+    node: NodeProto, given: dict[str, tuple[int, ...]], constants: dict[str, Any], why: str
+) -> None:
     assert why in reason(model_of(node, given, **constants))
 
 
@@ -95,7 +226,9 @@ def test_a_request_for_a_backend_that_there_is_not_compiles_nothing() -> None:
 
 
 def test_an_operand_too_many_is_not_written_to() -> None:
-    """numpy takes it for where the result goes: what activations are recognised by would be other numbers from then on."""
+    """numpy takes it for where the result goes: what activations are recognised by would be other
+    numbers from then on.
+    """
     at = np.array([0.5, -2.0])
     with pytest.raises(ValueError, match="another number of operands"):
         evaluate(Expr(2, (Instr("erf", (0, 1)),), 2), [np.zeros(2), at])
@@ -103,10 +236,15 @@ def test_an_operand_too_many_is_not_written_to() -> None:
 
 
 def test_a_dim_that_is_gathered_where_there_is_none() -> None:
-    m = parse("g (float[N, 3] x) => (int64[1] y) { s = Shape (x) y = Gather <axis = 0> (s, k) }", k=np.array([5], np.int64))
+    m = parse(
+        "g (float[N, 3] x) => (int64[1] y) { s = Shape (x) y = Gather <axis = 0> (s, k) }",
+        k=np.array([5], np.int64),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
-        refused = partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True).refused
+        refused = partition_compiler.compile_graph(
+            Graph(m), partition_compiler.CPU_BACKEND, everything=True
+        ).refused
     assert any("Gather at 5 of 2 elements" in why for _, why in refused)
 
 
@@ -150,7 +288,12 @@ def _renamed(new: bytes) -> ModelProto:
 def test_a_name_that_is_no_text_is_refused_and_not_compiled(name: bytes) -> None:
     with pytest.raises(ModelError, match="not valid text"):
         model_file.load(_renamed(name))
-    assert read_pack(partition_compiler.compile_request(_renamed(name).SerializeToString()))[0]["entries"] == []
+    assert (
+        read_pack(partition_compiler.compile_request(_renamed(name).SerializeToString()))[0][
+            "entries"
+        ]
+        == []
+    )
 
 
 def test_a_producer_that_is_no_text_matters_to_nothing() -> None:
@@ -178,12 +321,22 @@ def test_one_operator_set_has_one_version() -> None:
 
 
 def _refers(nodes: GraphProto | FunctionProto) -> None:
-    nodes.node[0].attribute.append(AttributeProto(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope"))
+    nodes.node[0].attribute.append(
+        AttributeProto(name="alpha", type=AttributeProto.FLOAT, ref_attr_name="slope")
+    )
 
 
 def test_an_attribute_of_a_function_is_taken_in_functions_alone() -> None:
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = LeakyRelu (x) }")
-    f = helper.make_function("local", "F", ["a"], ["b"], [helper.make_node("LeakyRelu", ["a"], ["b"])], [helper.make_opsetid("", 17)], ["slope"])
+    f = helper.make_function(
+        "local",
+        "F",
+        ["a"],
+        ["b"],
+        [helper.make_node("LeakyRelu", ["a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+        ["slope"],
+    )
     _refers(f)
     m.functions.append(f)
     assert not edit.unreadable(m)
@@ -195,13 +348,25 @@ def test_an_attribute_of_a_function_is_taken_in_functions_alone() -> None:
 def test_a_function_called_like_an_operator_is_not_what_runs() -> None:
     """ONNX Runtime runs the operator."""
     m = parse("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
-    m.functions.append(helper.make_function("", "Relu", ["a"], ["b"], [helper.make_node("Sqrt", ["a"], ["b"])], [helper.make_opsetid("", 17)]))
+    m.functions.append(
+        helper.make_function(
+            "",
+            "Relu",
+            ["a"],
+            ["b"],
+            [helper.make_node("Sqrt", ["a"], ["b"])],
+            [helper.make_opsetid("", 17)],
+        )
+    )
     assert function_calls.expand(m, []) == [] and m.graph.node[0].op_type == "Relu"
 
 
 def test_a_branch_of_fewer_results_than_its_node_is_not_spliced() -> None:
     branch = "() => (float[2] a) { a = Relu (x) }"
-    m = parse(f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}", c=np.array(True))
+    m = parse(
+        f"g (float[2] x) => (float[2] y) {{ y, z = If (c) <then_branch = t {branch}, else_branch = e {branch}> }}",
+        c=np.array(True),
+    )
     assert constant_ifs.settle(Graph(m), edit.Names(m)) == 0
 
 
@@ -218,23 +383,40 @@ def test_sizes_are_found_where_one_name_is_every_size() -> None:
 
 def test_shape_values_beyond_64_bits_are_not_folded() -> None:
     m = parse(f"g (float[{1 << 40}, {1 << 40}] x) => (int64 y) {{ s = Size (x) y = Add (s, s) }}")
-    assert [n.op_type for n in optimizer.optimize(m, verify=False).model.graph.node] == ["Size", "Add"]
+    assert [n.op_type for n in optimizer.optimize(m, verify=False).model.graph.node] == [
+        "Size",
+        "Add",
+    ]
 
 
 def test_a_float_constant_among_integers_is_refused_with_a_reason() -> None:
     """Types that no model could have: a request claims them where inference was misled."""
-    m = parse("g (bool[3] c, int64[3] x) => (int64[3] y) { y = Where (c, x, low) }", low=np.float32(-3.4028234663852886e38))
+    m = parse(
+        "g (bool[3] c, int64[3] x) => (int64[3] y) { y = Where (c, x, low) }",
+        low=np.float32(-3.4028234663852886e38),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
-        [(_, why)] = partition_compiler.compile_graph(Graph(m), partition_compiler.CPU_BACKEND, everything=True).refused
+        [(_, why)] = partition_compiler.compile_graph(
+            Graph(m), partition_compiler.CPU_BACKEND, everything=True
+        ).refused
     assert "no program computes" in why
 
 
 def test_an_error_of_onnx_runtime_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its Python wrapper prints an error whose text is no UTF-8 over several lines and tries once more, unless it is told not to."""
+    """Its Python wrapper prints an error whose text is no UTF-8 over several lines and tries once
+    more, unless it is told not to.
+    """
     node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=b"\xc8\xff")
-    x, y = (helper.make_tensor_value_info(n, t, [1]) for n, t in (("x", TensorProto.STRING), ("y", TensorProto.BOOL)))
-    m = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    x, y = (
+        helper.make_tensor_value_info(n, t, [1])
+        for n, t in (("x", TensorProto.STRING), ("y", TensorProto.BOOL))
+    )
+    m = helper.make_model(
+        helper.make_graph([node], "g", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
     assert not verification.loads(model_file.Source(m))
     assert "EP Error" not in capfd.readouterr().out
 
@@ -242,7 +424,9 @@ def test_an_error_of_onnx_runtime_is_said_once(capfd: pytest.CaptureFixture[str]
 def test_dims_and_types_that_a_file_makes_up_are_shown_as_they_are() -> None:
     sides = ", ".join([str(1 << 40)] * 30)
     nodes = "a = Sigmoid (x) b = Mul (a, x) f = Flatten (b) r = Relu (f) y = Reshape (r, s)"
-    m = parse(f"g (float[{sides}] x) => (float[{sides}] y) {{ {nodes} }}", s=np.array([1 << 40] * 30))
+    m = parse(
+        f"g (float[{sides}] x) => (float[{sides}] y) {{ {nodes} }}", s=np.array([1 << 40] * 30)
+    )
     m.graph.value_info.append(helper.make_tensor_value_info("f", _F, None))
     assert [f.rule for f in optimizer.optimize(m, verify=False).report.fused] == ["pointwise"]
     assert explanation.explain(m, provider=True).coverage is not None
@@ -251,19 +435,37 @@ def test_dims_and_types_that_a_file_makes_up_are_shown_as_they_are() -> None:
 
 
 def test_a_view_of_another_rank_than_a_request_claims_is_none() -> None:
-    given, made = (helper.make_tensor_value_info(n, _F, d) for n, d in (("x", (2, 3, 4)), ("y", (2, 3))))
+    given, made = (
+        helper.make_tensor_value_info(n, _F, d) for n, d in (("x", (2, 3, 4)), ("y", (2, 3)))
+    )
     for op in ("Expand", "Unsqueeze"):
         stored = numpy_helper.from_array(np.array([1], np.int64), "s")
-        m = helper.make_model(helper.make_graph([helper.make_node(op, ["x", "s"], ["y"])], "g", [given], [made], [stored]), ir_version=10)
+        m = helper.make_model(
+            helper.make_graph(
+                [helper.make_node(op, ["x", "s"], ["y"])], "g", [given], [made], [stored]
+            ),
+            ir_version=10,
+        )
         graph = Graph(m)
-        assert strided_view._move(shapes(graph), [[strided_view.Atom(d)] for d in (2, 3, 4)], strided_view.Step(graph.nodes[0], "x", "y")) is None
+        assert (
+            strided_view._move(
+                shapes(graph),
+                [[strided_view.Atom(d)] for d in (2, 3, 4)],
+                strided_view.Step(graph.nodes[0], "x", "y"),
+            )
+            is None
+        )
 
 
 def test_what_the_checker_says_of_functions_is_said_of_the_original() -> None:
     """Before IR version 8 it does not look at functions; a model with fused ops has a later one."""
-    m = parse("g (float[2, 3] x) => (float[2, 3] y) { a = local.F (x) b = Sigmoid (a) y = Mul (a, b) }")
+    m = parse(
+        "g (float[2, 3] x) => (float[2, 3] y) { a = local.F (x) b = Sigmoid (a) y = Mul (a, b) }"
+    )
     body = [helper.make_node("Shape", ["a"], ["s"]), helper.make_node("Relu", ["a"], ["b"])]
-    m.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 14)]))
+    m.functions.append(
+        helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 14)])
+    )
     m.opset_import[0].version = 25
     m.opset_import.append(helper.make_opsetid("local", 1))
     m.ir_version = 7
@@ -273,7 +475,11 @@ def test_what_the_checker_says_of_functions_is_said_of_the_original() -> None:
 
 def test_a_request_whose_nodes_are_out_of_order_compiles_nothing() -> None:
     """Rules rely on the order that ONNX asks for; a graph of ONNX Runtime has it."""
-    m = parse("g (float[2, 16] x) => (float[2, 8] y) { t = MatMul (x, w) y = Add (t, b) }", w=np.ones((16, 8), np.float32), b=np.ones(8, np.float32))
+    m = parse(
+        "g (float[2, 16] x) => (float[2, 8] y) { t = MatMul (x, w) y = Add (t, b) }",
+        w=np.ones((16, 8), np.float32),
+        b=np.ones(8, np.float32),
+    )
     for n in m.graph.node:
         n.doc_string = n.op_type
     m.metadata_props.add(key="claim", value="all")

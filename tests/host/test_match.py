@@ -15,7 +15,10 @@ from tracea_onnx.match import find
 
 def test_matches_and_refusals_come_in_node_order() -> None:
     matches, refusals = find.find(Graph(small_cnn()), rules=RULES)
-    assert [(m.rule, m.anchor.outputs[0], len(m.nodes)) for m in matches] == [("conv_relu", "a", 2), ("add_relu", "s", 2)]
+    assert [(m.rule, m.anchor.outputs[0], len(m.nodes)) for m in matches] == [
+        ("conv_relu", "a", 2),
+        ("add_relu", "s", 2),
+    ]
     assert [(r.rule, r.anchor, r.near) for r in refusals] == [("conv_relu", "c", True)]
 
 
@@ -40,7 +43,14 @@ def _claims(nodes: str, inputs: str, outputs: str, roles: str) -> Rule:
 
     def claim(graph: Graph, node: Node) -> Match:
         found = tuple(p for name in nodes.split() if (p := graph.producer(name)) is not None)
-        return Match("wrong", node, found, tuple(inputs.split()), tuple(outputs.split()), Spec("pointwise", tuple(roles.split())))
+        return Match(
+            "wrong",
+            node,
+            found,
+            tuple(inputs.split()),
+            tuple(outputs.split()),
+            Spec("pointwise", tuple(roles.split())),
+        )
 
     return Rule("wrong", "Wrong", frozenset({"Neg"}), claim, "")
 
@@ -57,8 +67,12 @@ def _claims(nodes: str, inputs: str, outputs: str, roles: str) -> Rule:
         (("a b", "x", "", "x0"), "outputs"),
     ],
 )
-def test_a_match_that_breaks_the_contract_is_caught(claim: tuple[str, str, str, str], says: str) -> None:
-    m = parse("g (float[3] x) => (float[3] c, float[3] d) { a = Neg (x) b = Exp (a) c = Abs (a) d = Relu (b) }")
+def test_a_match_that_breaks_the_contract_is_caught(
+    claim: tuple[str, str, str, str], says: str
+) -> None:
+    m = parse(
+        "g (float[3] x) => (float[3] c, float[3] d) { a = Neg (x) b = Exp (a) c = Abs (a) d = Relu (b) }"
+    )
     with pytest.raises(TraceaError, match=says):
         find.find(Graph(m), rules=[_claims(*claim)])
 

@@ -1,4 +1,6 @@
-"""Operators newer than what was read, or with attributes that nothing reads, stay with ONNX Runtime: no rule, no kernel, and a sentence that says so."""
+"""Operators newer than what was read, or with attributes that nothing reads, stay with ONNX
+Runtime: no rule, no kernel, and a sentence that says so.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,21 @@ from tracea_onnx.shapes import onnx_inference
 F32 = TensorProto.FLOAT
 
 
-def graph(op: str, inputs: Mapping[str, tuple[int, ...]], *, opset: int = 25, domain: str = "", attrs: Mapping[str, Any] | None = None) -> Graph:
+def graph(
+    op: str,
+    inputs: Mapping[str, tuple[int, ...]],
+    *,
+    opset: int = 25,
+    domain: str = "",
+    attrs: Mapping[str, Any] | None = None,
+) -> Graph:
     node = helper.make_node(op, [*inputs], ["y"], name="n", domain=domain, **(attrs or {}))
     given = [helper.make_tensor_value_info(n, F32, s) for n, s in inputs.items()]
     made = helper.make_tensor_value_info("y", F32, None)
     opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    m: ModelProto = helper.make_model(helper.make_graph([node], "g", given, [made]), opset_imports=opsets, ir_version=12)
+    m: ModelProto = helper.make_model(
+        helper.make_graph([node], "g", given, [made]), opset_imports=opsets, ir_version=12
+    )
     onnx_inference.infer(m, {})
     return Graph(m)
 
@@ -43,7 +54,9 @@ def test_attention_in_a_window_is_left(window: str) -> None:
 
 @pytest.mark.parametrize("window", ["left_window_size", "right_window_size"])
 def test_a_window_of_everything_is_none(window: str) -> None:
-    compiled = partition_compiler.compile_graph(graph("Attention", HEADS, attrs={window: -1}), everything=True)
+    compiled = partition_compiler.compile_graph(
+        graph("Attention", HEADS, attrs={window: -1}), everything=True
+    )
     assert len(compiled.entries) == 1 and not compiled.refused
 
 
@@ -57,7 +70,8 @@ def test_an_attribute_of_tomorrow_is_left() -> None:
 
 
 def test_an_opset_of_tomorrow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_versions, "NEWEST", 21)  # AveragePool changed in opset 22, Softmax did not
+    # AveragePool changed in opset 22, Softmax did not
+    monkeypatch.setattr(operator_versions, "NEWEST", 21)
     pool = graph("AveragePool", {"x": (1, 3, 8, 8)}, opset=22, attrs={"kernel_shape": [2, 2]})
     assert "newer" in pool.nodes[0].unread
     assert not graph("Softmax", {"x": (1, 3)}, opset=22).nodes[0].unread
@@ -84,13 +98,18 @@ def test_a_model_with_an_operator_of_tomorrow_keeps_its_results() -> None:
     given = [helper.make_tensor_value_info(n, F32, s) for n, s in HEADS.items()]
     node = helper.make_node("Attention", [*HEADS], ["y"], left_window_size=1, right_window_size=1)
     g = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", F32, None)])
-    source = helper.make_model(g, opset_imports=[helper.make_opsetid("", 25)], ir_version=12).SerializeToString()
+    source = helper.make_model(
+        g, opset_imports=[helper.make_opsetid("", 25)], ir_version=12
+    ).SerializeToString()
     try:
         plain = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
     except Exception:
         pytest.skip("this ONNX Runtime does not know opset 25's Attention")
-    data = {n: np.random.default_rng(len(n)).standard_normal(s).astype(np.float32) for n, s in HEADS.items()}
+    data = {
+        n: np.random.default_rng(len(n)).standard_normal(s).astype(np.float32)
+        for n, s in HEADS.items()
+    }
     session = provider.create_session(source, {"backend": "cpu", "claim": "all"})
-    np.testing.assert_allclose(session.run(None, data)[0], plain.run(None, data)[0], rtol=1e-4, atol=1e-5)
-
-
+    np.testing.assert_allclose(
+        session.run(None, data)[0], plain.run(None, data)[0], rtol=1e-4, atol=1e-5
+    )

@@ -17,10 +17,22 @@ from tracea_onnx.ir.graph import Graph
 def test_the_value_has_the_type_of_the_elements(dtype: type, value: float) -> None:
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     pad = helper.make_node("Pad", ["x"], ["y"], mode="constant", pads=[0, 1, 2, 0], value=value)
-    graph = helper.make_graph([pad], "g", [helper.make_tensor_value_info("x", element, [3, 4])], [helper.make_tensor_value_info("y", element, None)])
+    graph = helper.make_graph(
+        [pad],
+        "g",
+        [helper.make_tensor_value_info("x", element, [3, 4])],
+        [helper.make_tensor_value_info("y", element, None)],
+    )
     seen: list[Launch] = []
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
-    partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    partition_compiler.compile_graph(
+        Graph(model),
+        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        everything=True,
+    )
     ints = next(ints for family, ints in seen if family == "pad")
     assert ints["elem"] == np.dtype(dtype).itemsize
-    assert np.asarray(ints["value"], np.int64).tobytes()[: np.dtype(dtype).itemsize] == np.asarray(value, dtype).tobytes()
+    assert (
+        np.asarray(ints["value"], np.int64).tobytes()[: np.dtype(dtype).itemsize]
+        == np.asarray(value, dtype).tobytes()
+    )

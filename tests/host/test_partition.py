@@ -1,4 +1,6 @@
-"""Groups of a random graph: contracting all of them at once leaves no cycle, and nothing that could join its producer stays alone."""
+"""Groups of a random graph: contracting all of them at once leaves no cycle, and nothing that could
+join its producer stays alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from tracea_onnx.plan.builder import PlanBuilder
 def random_graph(r: Random) -> Graph:
     names, nodes = ["x"], []
     for k in range(r.randrange(1, 40)):
-        nodes.append(node("Sum", " ".join(r.choice(names[-12:]) for _ in range(r.choice((1, 1, 2, 3)))), f"v{k}"))
+        nodes.append(
+            node(
+                "Sum",
+                " ".join(r.choice(names[-12:]) for _ in range(r.choice((1, 1, 2, 3)))),
+                f"v{k}",
+            )
+        )
         names.append(f"v{k}")
     value = helper.make_tensor_value_info("x", 1, [2])
     outputs = [helper.make_tensor_value_info(names[-1], 1, [2])]
@@ -59,23 +67,39 @@ def test_one_group_when_everything_is_supported() -> None:
 class _Fails(PlanBuilder):
     """Products of an odd number of columns have no kernel, which only shows when Plans are made."""
 
-    def _append(self, family: str, refs: Mapping[str, Any], ints: Mapping[str, Any], *rest: Any) -> None:
+    def _append(
+        self, family: str, refs: Mapping[str, Any], ints: Mapping[str, Any], *rest: Any
+    ) -> None:
         if family == "gemm" and ints["N"] % 2:
             raise Unsupported("an odd number of columns")
         super()._append(family, refs, ints, *rest)
 
 
 def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
-    """Ten products with an unknown operator between each two: five fail, and no other one is lowered twice for it."""
+    """Ten products with an unknown operator between each two: five fail, and no other one is
+    lowered twice for it.
+    """
     nodes, weights, widths = [], [], range(16, 27)
     for k, (rows, columns) in enumerate(pairwise(widths)):
-        nodes += [helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]), helper.make_node("Unheard", [f"p{k}"], [f"x{k + 1}"], domain="elsewhere")]
+        nodes += [
+            helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"p{k}"]),
+            helper.make_node("Unheard", [f"p{k}"], [f"x{k + 1}"], domain="elsewhere"),
+        ]
         weights.append(numpy_helper.from_array(np.ones((rows, columns), np.float32), f"w{k}"))
     value = {f"{n}{k + (n == 'p')}": [4, w] for n in "xp" for k, w in enumerate(widths)}
     value |= {f"p{k}": [4, w] for k, w in enumerate(widths[1:])}
     infos = {name: helper.make_tensor_value_info(name, 1, shape) for name, shape in value.items()}
-    graph = helper.make_graph(nodes, "g", [infos["x0"]], [infos[f"x{len(weights)}"]], weights, value_info=list(infos.values()))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)])
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [infos["x0"]],
+        [infos[f"x{len(weights)}"]],
+        weights,
+        value_info=list(infos.values()),
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("elsewhere", 1)]
+    )
     made = []
 
     def plan(name: str, probe: bool) -> PlanBuilder:
@@ -83,7 +107,9 @@ def test_what_fails_late_costs_its_group_alone_another_lowering() -> None:
             made.append(name)
         return PlanBuilder(name) if probe else _Fails(name)
 
-    found = partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CPU, plan), everything=True)
+    found = partition_compiler.compile_graph(
+        Graph(model), partition_compiler.Backend(CPU, plan), everything=True
+    )
     assert [p["name"] for _, p, _ in found.entries] == [f"partition{k}" for k in range(5)]
     assert sorted(n.op for n, why in found.refused if "odd" in why) == ["MatMul"] * 5
     assert len(made) == len(weights)

@@ -1,4 +1,6 @@
-"""The native side of a Plan against Python references: expressions, arena layout, and the ABI header against recorded facts."""
+"""The native side of a Plan against Python references: expressions, arena layout, and the ABI
+header against recorded facts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,15 @@ def evaluate(pack: bytes, symbols: list[int], entry: int = 0) -> list[int]:
     values = (ctypes.c_int64 * max(len(symbols), 1))(*symbols)
     size = ctypes.c_size_t
     n = library().tracea_evaluate(
-        pack, size(len(pack)), size(entry), values, size(len(symbols)), out.ctypes.data_as(ctypes.c_void_p), size(out.size), message, size(512)
+        pack,
+        size(len(pack)),
+        size(entry),
+        values,
+        size(len(symbols)),
+        out.ctypes.data_as(ctypes.c_void_p),
+        size(out.size),
+        message,
+        size(512),
     )
     if n < 0:
         raise ValueError(message.value.decode())
@@ -51,9 +61,26 @@ SYMBOLS = ("a", "b", "c")
 @st.composite
 def expressions(draw: st.DrawFn, depth: int = 4) -> D.DimLike:
     if depth == 0 or draw(st.booleans()):
-        return draw(st.one_of(st.integers(-50, 50), st.sampled_from([D.symbol(s) for s in SYMBOLS])))
+        return draw(
+            st.one_of(st.integers(-50, 50), st.sampled_from([D.symbol(s) for s in SYMBOLS]))
+        )
     x, y = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
-    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "mod", "maximum", "minimum", "equal", "less", "select"]))
+    op = draw(
+        st.sampled_from(
+            [
+                "add",
+                "sub",
+                "mul",
+                "floordiv",
+                "mod",
+                "maximum",
+                "minimum",
+                "equal",
+                "less",
+                "select",
+            ]
+        )
+    )
     if op == "select":
         return D.select(D.less(x, y), x, y)
     if op in ("floordiv", "mod"):
@@ -73,7 +100,9 @@ def build(wanted: list[D.DimLike]) -> tuple[dict[str, Any], list[int]]:
 
 @settings(max_examples=150)
 @given(st.lists(expressions(), min_size=1, max_size=4), st.tuples(*[st.integers(0, 100)] * 3))
-def test_expressions_evaluate_as_in_python(wanted: list[D.DimLike], values: tuple[int, int, int]) -> None:
+def test_expressions_evaluate_as_in_python(
+    wanted: list[D.DimLike], values: tuple[int, int, int]
+) -> None:
     plan, places = build(wanted)
     got = evaluate(pack_of(plan), list(values))
     env = dict(zip(SYMBOLS, values, strict=True))
@@ -103,7 +132,9 @@ def test_large_integers_and_special_floats_survive_the_header() -> None:
     assert (got[big[0]], got[big[1]]) == (2**63 - 1, -(2**63))
 
 
-@pytest.mark.parametrize("sizes", [[2**62], [2**63 - 256, 2**63 - 256], [2**60] * 3, [2**61 - 1] * 8])
+@pytest.mark.parametrize(
+    "sizes", [[2**62], [2**63 - 256, 2**63 - 256], [2**60] * 3, [2**61 - 1] * 8]
+)
 def test_constants_whose_sizes_would_wrap_are_refused(sizes: list[int]) -> None:
     plan, _ = build([1])
     plan["buffers"] += [{"kind": "const", "bytes": size} for size in sizes]
@@ -125,45 +156,76 @@ def test_a_program_may_have_as_many_registers_as_the_compiler_gives_it() -> None
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b'{"a":}', b"[1,]", b'{"entries": [}', b"[" * 100, b'{"entries":[],"blobs":[]} x', b'"\\u12"', b"01x", b"99999999999999999999"]
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"a":}',
+        b"[1,]",
+        b'{"entries": [}',
+        b"[" * 100,
+        b'{"entries":[],"blobs":[]} x',
+        b'"\\u12"',
+        b"01x",
+        b"99999999999999999999",
+    ],
 )
 def test_malformed_header_is_one_line(text: bytes) -> None:
     import hashlib
     import struct
 
-    pack = struct.pack("<8sIIQQ32s", b"TRACEAPK", 1, 0, len(text), 0, hashlib.sha256(text).digest()) + text
+    pack = (
+        struct.pack("<8sIIQQ32s", b"TRACEAPK", 1, 0, len(text), 0, hashlib.sha256(text).digest())
+        + text
+    )
     with pytest.raises(ValueError, match=r"malformed JSON at byte \d+"):
         evaluate(pack, [])
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)), max_size=40))
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)), max_size=40)
+)
 def test_arena_never_overlaps_what_lives_together(rows: list[tuple[int, int, int]]) -> None:
     n = len(rows)
     size, first = np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows], np.int32)
     last = first + np.array([r[2] for r in rows], np.int32)
     offset = np.zeros(n, np.int64)
     pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (size, first, last)]
-    total = library().tracea_lay_out(*pointers, ctypes.c_size_t(n), offset.ctypes.data_as(ctypes.c_void_p))
+    total = library().tracea_lay_out(
+        *pointers, ctypes.c_size_t(n), offset.ctypes.data_as(ctypes.c_void_p)
+    )
     need = [-(-(int(s) + SLACK) // ALIGN) * ALIGN for s in size]
     for i in range(n):
         assert offset[i] % ALIGN == 0 and offset[i] >= 0 and offset[i] + need[i] <= total
         for j in range(i):
             if first[i] <= last[j] and first[j] <= last[i]:
                 assert offset[i] + need[i] <= offset[j] or offset[j] + need[j] <= offset[i]
-    busiest = max((sum(need[k] for k in range(n) if first[k] <= t <= last[k]) for t in range(42)), default=0)
+    busiest = max(
+        (sum(need[k] for k in range(n) if first[k] <= t <= last[k]) for t in range(42)), default=0
+    )
     assert busiest <= total <= sum(need)
 
 
 def test_arena_of_a_chain_reuses_two_buffers() -> None:
     n = 20
-    size, first, offset = np.full(n, 1000, np.int64), np.arange(n, dtype=np.int32), np.zeros(n, np.int64)
+    size, first, offset = (
+        np.full(n, 1000, np.int64),
+        np.arange(n, dtype=np.int32),
+        np.zeros(n, np.int64),
+    )
     last = first + 1
     pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (size, first, last)]
-    assert library().tracea_lay_out(*pointers, ctypes.c_size_t(n), offset.ctypes.data_as(ctypes.c_void_p)) == 2 * 1280
+    assert (
+        library().tracea_lay_out(
+            *pointers, ctypes.c_size_t(n), offset.ctypes.data_as(ctypes.c_void_p)
+        )
+        == 2 * 1280
+    )
 
 
-# Facts of ONNX Runtime's C API, recorded from its header at API version 30 (tables are append-only, so a slot never changes).
+# Facts of ONNX Runtime's C API, recorded from its header at API version 30 (tables are append-only,
+# so a slot never changes).
 SLOTS = {
     "TRACEA_ORT_FUNCTIONS": {
         "CreateStatus": 0, "GetErrorMessage": 2, "GetTensorMutableData": 51, "CastTypeInfoToTensorInfo": 55, "GetTensorElementType": 60,
@@ -222,15 +284,21 @@ def test_abi_header_agrees_with_the_recorded_facts() -> None:
     text = HEADER.read_text()
     for macro, slots in SLOTS.items():
         body = text.split(f"#define {macro}(X)")[1].split("\n\n")[0]
-        assert {name: int(slot) for slot, name in re.findall(r"X\((\d+), (\w+),", body)} == slots
+        assert {name: int(slot) for slot, name in re.findall(r"X\(\s*(\d+),\s*(\w+),", body)} == slots
     for struct, members in MEMBERS.items():
         body = re.sub(r"//.*", "", text.split(f"struct {struct} {{")[1].split("\n};")[0])
         assert "uint32_t ort_version_supported" in body
-        assert re.findall(r"^ *tracea::Callback<.*> (\w+);", body, re.MULTILINE) == members
+        assert re.findall(r"^ *tracea::Callback<[^;]*>\s*(\w+);", body, re.MULTILINE) == members
 
 
 #: Functions of others that keep or call a function of ours.
-TAKERS = ("KernelContext_ParallelFor", "KernelRegistry_AddKernel", "pthread_atfork", "cuLaunchHostFunc", "cuStreamAddCallback")
+TAKERS = (
+    "KernelContext_ParallelFor",
+    "KernelRegistry_AddKernel",
+    "pthread_atfork",
+    "cuLaunchHostFunc",
+    "cuStreamAddCallback",
+)
 
 #: Exported functions that neither allocate nor call what throws; destructors throw nothing.
 NEVER_THROW = {
@@ -241,22 +309,32 @@ NEVER_THROW = {
 
 @pytest.mark.skipif(not HEADER.is_file(), reason="an installed package has no C++ sources")
 def test_no_exception_crosses_the_c_abi() -> None:
-    """Callbacks are `Callback`s, which contain exceptions; exported functions are noexcept and contain theirs; threads and other C libraries get Callbacks, too."""
+    """Callbacks are `Callback`s, which contain exceptions; exported functions are noexcept and
+    contain theirs; threads and other C libraries get Callbacks, too.
+    """
     abi = re.sub(r"//.*", "", HEADER.read_text())
-    structs = abi[abi.index("struct OrtNodeComputeInfo") : abi.index("#define TRACEA_ORT_FUNCTIONS")]
+    structs = abi[
+        abi.index("struct OrtNodeComputeInfo") : abi.index("#define TRACEA_ORT_FUNCTIONS")
+    ]
     assert not re.findall(r"\(\*\w+\)\(", structs), "ORT would call a plain function pointer"
     exported = 0
     for source in sorted(HEADER.parents[1].glob("*/*.cc")):
         text = re.sub(r"//.*", "", source.read_text())
         assert 'extern "C"' not in text, f"{source.name}: export with TRACEA_EXPORT"
-        for head, body in re.findall(r"^TRACEA_EXPORT ([^{;]*)\{((?:[^\n]*\}$)|(?:.*?^\}))", text, re.MULTILINE | re.DOTALL):
+        for head, body in re.findall(
+            r"^TRACEA_EXPORT ([^{;]*)\{((?:[^\n]*\}$)|(?:.*?^\}))", text, re.MULTILINE | re.DOTALL
+        ):
             exported += 1
             assert re.search(r"\bnoexcept\s*$", head), f"{source.name}: {head}"
             name = re.findall(r"(\w+)\(", head)[0]
-            assert re.search(r"\b(guarded|answered|reported)[(<]", body) or name in NEVER_THROW, f"{source.name}: an exception in {name} would end the process"
+            assert re.search(r"\b(guarded|answered|reported)[(<]", body) or name in NEVER_THROW, (
+                f"{source.name}: an exception in {name} would end the process"
+            )
         for taker in TAKERS:
             for call in re.findall(rf"(?:ort\.|driver\(\)\.|\b){taker}\((.*)\);", text):
-                assert "[" not in call or "Callback" in call, f"{source.name}: {taker} gets a lambda that is no Callback"
+                assert "[" not in call or "Callback" in call, (
+                    f"{source.name}: {taker} gets a lambda that is no Callback"
+                )
         for threads in re.findall(r"std::thread\b(?!::|>)[^;]*;", text):
             assert source.name == "harness.cc", f"{source.name}: a thread of its own: {threads}"
     assert exported >= 15

@@ -42,11 +42,19 @@ def lowered(
     pool: Mapping[str, Any] | None = None, *, act: str = "Relu", channels: int = 3, kernel: int = 7, groups: int = 1, dtype: Any = np.float16, reader: str = "",
     outputs: int = 1, kind: str = "MaxPool",
 ) -> list[Launch]:  # fmt: skip
-    """Launches of x -> convolution -> activation -> pooling; `reader`: another node that reads what is pooled ("output": it is one)."""
+    """Launches of x -> convolution -> activation -> pooling; `reader`: another node that reads what
+    is pooled ("output": it is one).
+    """
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    w = np.random.default_rng(0).standard_normal((16, channels // groups, kernel, kernel)).astype(dtype)
+    w = (
+        np.random.default_rng(0)
+        .standard_normal((16, channels // groups, kernel, kernel))
+        .astype(dtype)
+    )
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], strides=[2, 2], pads=[kernel // 2] * 4, group=groups),
+        helper.make_node(
+            "Conv", ["x", "w"], ["c"], strides=[2, 2], pads=[kernel // 2] * 4, group=groups
+        ),
         helper.make_node(act, ["c"], ["a"]),
         helper.make_node(kind, ["a"], ["y", "i"][:outputs], **(pool or _POOL)),
     ]
@@ -55,13 +63,23 @@ def lowered(
         results.append(helper.make_tensor_value_info("i", TensorProto.INT64, None))
     if reader:
         nodes.append(helper.make_node("Neg", ["a"], ["z"]))
-        results.append(helper.make_tensor_value_info("a" if reader == "output" else "z", element, None))
+        results.append(
+            helper.make_tensor_value_info("a" if reader == "output" else "z", element, None)
+        )
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", element, ["n", channels, 37, 61])], results, [numpy_helper.from_array(w, "w")]
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", element, ["n", channels, 37, 61])],
+        results,
+        [numpy_helper.from_array(w, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     seen: list[Launch] = []
-    partition_compiler.compile_graph(Graph(model), partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)), everything=True)
+    partition_compiler.compile_graph(
+        Graph(model),
+        partition_compiler.Backend(CUDA, lambda name, probe: Recorded(name, [] if probe else seen)),
+        everything=True,
+    )
     return seen
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tracea_onnx.ir.abi import OPCODES
 from tracea_onnx.ir.expr import Expr, Instr
-from tracea_onnx.ir.expr_program import EpilogueForm, classify_activation, classify_epilogue, compile_program, evaluate, simplify
+from tracea_onnx.ir.expr_program import (
+    EpilogueForm,
+    classify_activation,
+    classify_epilogue,
+    compile_program,
+    evaluate,
+    simplify,
+)
 
 
 def _f(value: float) -> float:
@@ -19,7 +26,9 @@ def _f(value: float) -> float:
 
 
 def _expr(n_in: int, *code: tuple[Any, ...]) -> Expr:
-    """Instructions by name; a float argument is a constant, an int the index of an earlier value (n_in + position)."""
+    """Instructions by name; a float argument is a constant, an int the index of an earlier value
+    (n_in + position).
+    """
     out: list[Instr] = []
     place = list(range(n_in))
     for op, *args in code:
@@ -36,7 +45,9 @@ def _expr(n_in: int, *code: tuple[Any, ...]) -> Expr:
 
 
 def _gelu(divisor: float) -> Expr:
-    return _expr(1, ("div", 0, divisor), ("erf", 1), ("add", 2, 1.0), ("mul", 0, 3), ("mul", 4, 0.5))
+    return _expr(
+        1, ("div", 0, divisor), ("erf", 1), ("add", 2, 1.0), ("mul", 0, 3), ("mul", 4, 0.5)
+    )
 
 
 def _gelu_tanh(cubic: float) -> Expr:
@@ -55,25 +66,42 @@ def _gelu_tanh(cubic: float) -> Expr:
 
 KNOWN: list[tuple[Expr, tuple[str, float, float]]] = [
     (_gelu(_f(2**0.5)), ("gelu_erf", 0.0, 0.0)),
-    (_expr(1, ("mul", 0, _f(0.5**0.5)), ("erf", 1), ("mul", 0, 0.5), ("mul", 2, 3), ("add", 4, 3)), ("gelu_erf", 0.0, 0.0)),
+    (
+        _expr(
+            1, ("mul", 0, _f(0.5**0.5)), ("erf", 1), ("mul", 0, 0.5), ("mul", 2, 3), ("add", 4, 3)
+        ),
+        ("gelu_erf", 0.0, 0.0),
+    ),
     (_gelu_tanh(0.044715), ("gelu_tanh", 0.0, 0.0)),
     (_expr(1, ("sigmoid", 0), ("mul", 1, 0)), ("silu", 0.0, 0.0)),
     (_expr(1, ("neg", 0), ("exp", 1), ("add", 2, 1.0), ("div", 0, 3)), ("silu", 0.0, 0.0)),
-    (_expr(1, ("mul", 0, _f(1.702)), ("sigmoid", 1), ("mul", 0, 2)), ("quick_gelu", _f(1.702), 0.0)),
+    (
+        _expr(1, ("mul", 0, _f(1.702)), ("sigmoid", 1), ("mul", 0, 2)),
+        ("quick_gelu", _f(1.702), 0.0),
+    ),
     (_expr(1, ("mul", 0, _f(1.7)), ("sigmoid", 1), ("mul", 0, 2)), ("quick_gelu", _f(1.7), 0.0)),
-    (_expr(1, ("add", 0, 3.0), ("clip", 1, 0.0, 6.0), ("mul", 0, 2), ("div", 3, 6.0)), ("hard_swish", 0.0, 0.0)),
+    (
+        _expr(1, ("add", 0, 3.0), ("clip", 1, 0.0, 6.0), ("mul", 0, 2), ("div", 3, 6.0)),
+        ("hard_swish", 0.0, 0.0),
+    ),
     (_expr(1, ("hard_sigmoid", 0, _f(1 / 6), 0.5), ("mul", 0, 1)), ("hard_swish", 0.0, 0.0)),
     (_expr(1, ("softplus", 0), ("tanh", 1), ("mul", 0, 2)), ("mish", 0.0, 0.0)),
     (_expr(1, ("max", 0, 0.0)), ("relu", 0.0, 0.0)),
     (_expr(1, ("max", 0, 0.0), ("min", 1, 6.0)), ("clip", 0.0, 6.0)),
     (_expr(1, ("min", 0, 6.0)), ("clip", -np.inf, 6.0)),
     (_expr(1, ("mul", 0, _f(0.01)), ("max", 0, 1)), ("leaky_relu", _f(0.01), 0.0)),
-    (_expr(1, ("mul", 0, _f(0.2)), ("add", 1, 0.5), ("clip", 2, 0.0, 1.0)), ("hard_sigmoid", _f(0.2), 0.5)),
+    (
+        _expr(1, ("mul", 0, _f(0.2)), ("add", 1, 0.5), ("clip", 2, 0.0, 1.0)),
+        ("hard_sigmoid", _f(0.2), 0.5),
+    ),
     (_expr(1, ("elu", 0, _f(1.67))), ("elu", _f(1.67), 0.0)),
     (_expr(1, ("neg", 0), ("neg", 1)), ("none", 0.0, 0.0)),
     (_expr(1, ("exp", 0)), ("exp", 0.0, 0.0)),
     (_expr(1, ("tanh", 0)), ("tanh", 0.0, 0.0)),
-    (_expr(1, ("mul", 0, 0.5), ("tanh", 1), ("add", 2, 1.0), ("mul", 3, 0.5)), ("sigmoid", 0.0, 0.0)),
+    (
+        _expr(1, ("mul", 0, 0.5), ("tanh", 1), ("add", 2, 1.0), ("mul", 3, 0.5)),
+        ("sigmoid", 0.0, 0.0),
+    ),
 ]
 
 
@@ -108,7 +136,8 @@ def test_near_misses_are_not_activations(expr: Expr) -> None:
 @given(alpha=st.floats(2.0**-7, 3.0, width=32), off=st.sampled_from([1e-5, -3e-5, 1e-3]))
 def test_parameters_are_the_expressions_own(alpha: float, off: float) -> None:
     slope = alpha * (1 + off)
-    assume(min(abs(alpha - 1), abs(slope - 1)) > 1e-6)  # a constant within float32 rounding of 1 is 1
+    # a constant within float32 rounding of 1 is 1
+    assume(min(abs(alpha - 1), abs(slope - 1)) > 1e-6)
     quick = classify_activation(_expr(1, ("mul", 0, alpha), ("sigmoid", 1), ("mul", 0, 2)))
     assert quick == ("quick_gelu", alpha, 0.0)
     leaky = classify_activation(_expr(1, ("leaky_relu", 0, slope)))
@@ -121,9 +150,15 @@ def test_parameters_are_the_expressions_own(alpha: float, off: float) -> None:
     ("expr", "expected"),
     [
         (_expr(2, ("add", 0, 1), ("relu", 2)), EpilogueForm("relu", 0.0, 0.0, 1, 1)),
-        (_expr(2, ("add", 1, 0), ("sigmoid", 2), ("mul", 2, 3)), EpilogueForm("silu", 0.0, 0.0, 1, 1)),
+        (
+            _expr(2, ("add", 1, 0), ("sigmoid", 2), ("mul", 2, 3)),
+            EpilogueForm("silu", 0.0, 0.0, 1, 1),
+        ),
         (_expr(2, ("relu", 0), ("add", 1, 2)), EpilogueForm("relu", 0.0, 0.0, 2, 1)),
-        (_expr(3, ("add", 0, 2), ("leaky_relu", 3, _f(0.1))), EpilogueForm("leaky_relu", _f(0.1), 0.0, 1, 2)),
+        (
+            _expr(3, ("add", 0, 2), ("leaky_relu", 3, _f(0.1))),
+            EpilogueForm("leaky_relu", _f(0.1), 0.0, 1, 2),
+        ),
         (_expr(2, ("add", 0, 1)), EpilogueForm("none", 0.0, 0.0, 1, 1)),
         (_expr(1, ("relu", 0)), EpilogueForm("relu", 0.0, 0.0, 0, None)),
         (_expr(2, ("relu", 0)), EpilogueForm("relu", 0.0, 0.0, 0, None)),
@@ -148,7 +183,11 @@ def test_programs_are_short() -> None:
     assert _ops(compile_program(_gelu(_f(2**0.5)), type="f32")) == ["gelu_erf"]
     inner = _expr(3, ("add", 0, 1), ("sigmoid", 3), ("mul", 3, 4), ("mul", 5, 2), ("add", 6, 0))
     assert _ops(compile_program(inner, type="f32")) == ["add", "silu", "fma"]
-    assert _ops(compile_program(_expr(2, ("mul", 0, 1), ("mul", 1, 0), ("sub", 2, 3), ("add", 0, 4)), type="f32")) == ["mul", "sub", "add"]
+    assert _ops(
+        compile_program(
+            _expr(2, ("mul", 0, 1), ("mul", 1, 0), ("sub", 2, 3), ("add", 0, 4)), type="f32"
+        )
+    ) == ["mul", "sub", "add"]
     assert _ops(compile_program(_expr(1, ("pow", 0, 2.0)), type="f32")) == ["square"]
     assert _ops(compile_program(_expr(1, ("div", 0, 8.0)), type="f32")) == ["const", "mul"]
     assert _ops(compile_program(_expr(1, ("div", 0, 3.0)), type="f32")) == ["const", "div"]
@@ -164,12 +203,20 @@ def test_an_activation_whose_inside_is_needed_is_not_replaced() -> None:
 
 
 def test_identity_and_constants() -> None:
-    assert compile_program(Expr(2, (), 1), type="f32") == {"type": 0, "n_in": 2, "regs": 2, "out": 1, "code": []}
+    assert compile_program(Expr(2, (), 1), type="f32") == {
+        "type": 0,
+        "n_in": 2,
+        "regs": 2,
+        "out": 1,
+        "code": [],
+    }
     constant = compile_program(Expr(1, (Instr("const", (), 2.5),), 1), type="f32")
     assert constant["code"] == [[0, constant["out"], 0, 0, 0, 2.5]]
 
 
-@pytest.mark.parametrize("expr", [_expr(1, ("exp", 0)), _expr(1, ("add", 0, 0.5)), _expr(1, ("add", 0, float(2**24)))])
+@pytest.mark.parametrize(
+    "expr", [_expr(1, ("exp", 0)), _expr(1, ("add", 0, 0.5)), _expr(1, ("add", 0, float(2**24)))]
+)
 def test_integer_programs_refuse_what_they_cannot_do_exactly(expr: Expr) -> None:
     with pytest.raises(ValueError, match="integer"):
         compile_program(expr, type="i64")
@@ -181,13 +228,32 @@ def _interpret(program: dict[str, Any], inputs: list[Any]) -> Any:
     for op, dst, *args, imm in program["code"]:
         name = OPCODES[op]
         arity = 3 if name in ("fma", "clip", "hard_sigmoid") else 1 if name in _UNARY else 2
-        value = imm if name == "const" else evaluate(Expr(arity, (Instr(name, tuple(range(arity))),), arity), [regs[a] for a in args[:arity]])
+        value = (
+            imm
+            if name == "const"
+            else evaluate(
+                Expr(arity, (Instr(name, tuple(range(arity))),), arity),
+                [regs[a] for a in args[:arity]],
+            )
+        )
         regs[dst] = value
         assert dst < program["regs"]
     return regs[program["out"]]
 
 
-_UNARY = ("tanh", "abs", "square", "sigmoid", "relu", "silu", "neg", "gelu_erf", "exp", "softplus", "mish")
+_UNARY = (
+    "tanh",
+    "abs",
+    "square",
+    "sigmoid",
+    "relu",
+    "silu",
+    "neg",
+    "gelu_erf",
+    "exp",
+    "softplus",
+    "mish",
+)
 _DRAWN = ("add", "mul", "max", "sub", "tanh", "abs", "sigmoid", "relu", "square", "const")
 
 
@@ -199,11 +265,22 @@ def test_compiled_programs_compute_the_expression(data: Any, n_in: int, length: 
         op = data.draw(st.sampled_from(_DRAWN))
         arity = 0 if op == "const" else 1 if op in _UNARY else 2
         args = tuple(data.draw(st.integers(0, n_in + k - 1)) for _ in range(arity))
-        code.append(Instr(op, args, data.draw(st.sampled_from([0.5, -2.0, 1.0, 3.0])) if op == "const" else 0.0))
+        code.append(
+            Instr(
+                op,
+                args,
+                data.draw(st.sampled_from([0.5, -2.0, 1.0, 3.0])) if op == "const" else 0.0,
+            )
+        )
     expr = Expr(n_in, tuple(code), data.draw(st.integers(0, n_in + length - 1)))
     inputs = [np.random.default_rng(k).uniform(-1, 1, 7) for k in range(n_in)]
     expected = evaluate(expr, inputs)
-    np.testing.assert_allclose(evaluate(simplify(expr), inputs), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
     np.testing.assert_allclose(
-        np.broadcast_to(_interpret(compile_program(expr, type="f32"), inputs), (7,)), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max()
+        evaluate(simplify(expr), inputs), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max()
+    )
+    np.testing.assert_allclose(
+        np.broadcast_to(_interpret(compile_program(expr, type="f32"), inputs), (7,)),
+        expected,
+        rtol=1e-6,
+        atol=1e-6 * np.abs(expected).max(),
     )

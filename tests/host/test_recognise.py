@@ -13,7 +13,11 @@ from tracea_onnx.ir.expr import Expr, Instr
 def _rounded(value: float, dtype: DType) -> float:
     if dtype == DType.F16:
         return float(np.float16(value))
-    return float((np.float32(value).view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)).view(np.float32))
+    return float(
+        (np.float32(value).view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)).view(
+            np.float32
+        )
+    )
 
 
 def _gelu_erf(dtype: DType) -> Expr:

@@ -12,20 +12,30 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCKED = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements-lock.txt").read_text(), re.MULTILINE))
+LOCKED = dict(
+    re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements-lock.txt").read_text(), re.MULTILINE)
+)
 
 
 @pytest.mark.parametrize("text", PROJECT["build-system"]["requires"])
 def test_build_tools_have_ranges_around_the_locked_versions(text: str) -> None:
-    """A build in an environment of its own (pip's default) takes the newest version that is allowed."""
+    """A build in an environment of its own (pip's default) takes the newest version that is
+    allowed.
+    """
     r = Requirement(text)
     assert {s.operator for s in r.specifier} == {">=", "<"} and r.specifier.contains(LOCKED[r.name])
     (end,) = (Version(s.version) for s in r.specifier if s.operator == "<")
     locked = Version(LOCKED[r.name])
-    assert end <= Version(f"{locked.major + 1}") and (locked.major or end <= Version(f"0.{locked.minor + 1}"))
+    assert end <= Version(f"{locked.major + 1}") and (
+        locked.major or end <= Version(f"0.{locked.minor + 1}")
+    )
 
 
 def test_onnx_is_new_enough_for_its_fixes() -> None:
-    """CVE-2025-51480, CVE-2026-27489, CVE-2026-34445, CVE-2026-34446 and CVE-2026-34447 are mended in 1.21."""
+    """CVE-2025-51480, CVE-2026-27489, CVE-2026-34445, CVE-2026-34446 and CVE-2026-34447 are mended
+    in 1.21.
+    """
     (onnx,) = (r for r in map(Requirement, PROJECT["project"]["dependencies"]) if r.name == "onnx")
-    assert not any(onnx.specifier.contains(v) for v in ("1.17.0", "1.20.1")) and onnx.specifier.contains("1.21.0")
+    assert not any(
+        onnx.specifier.contains(v) for v in ("1.17.0", "1.20.1")
+    ) and onnx.specifier.contains("1.21.0")

@@ -56,9 +56,16 @@ def _feeds(m: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("causal", [LOWEST, -np.inf])
 @pytest.mark.parametrize("lift", [False, True])
 def test_rows_with_nothing_left_to_see(fill: float, causal: float, lift: bool) -> None:
-    """A causal mask and another one: what a fully masked row becomes depends on what each of them writes."""
+    """A causal mask and another one: what a fully masked row becomes depends on what each of them
+    writes.
+    """
     n = Net(q=(B, H, T, D), k=(B, H, D, T), v=(B, H, T, D))
-    s = n.add("Where", n.const(np.tri(T, dtype=bool)[None, None]), n.add("MatMul", "q", "k"), n.const(F(causal)))
+    s = n.add(
+        "Where",
+        n.const(np.tri(T, dtype=bool)[None, None]),
+        n.add("MatMul", "q", "k"),
+        n.const(F(causal)),
+    )
     s = n.add("Add", s, _hidden(n, fill))
     s = n.add("Max", s, n.const(F(LOWEST))) if lift else s
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), "v"))
@@ -76,9 +83,16 @@ def _cleared(kind: str, fill: float, *, other: bool = False, value: float = 0.0)
     def order(seen: str, hidden: str) -> tuple[str, str]:
         return (seen, hidden) if kind == "bool" else (hidden, seen)
 
-    p = n.add("Softmax", n.add("Where", "keep", *order(n.add("MatMul", "q", "k"), n.const(F(fill)))), axis=-1, name="p")
+    p = n.add(
+        "Softmax",
+        n.add("Where", "keep", *order(n.add("MatMul", "q", "k"), n.const(F(fill)))),
+        axis=-1,
+        name="p",
+    )
     again = n.add("Not", "keep") if other else "keep"
-    return n.model(n.add("MatMul", n.add("Where", again, *order(n.add("Dropout", p), n.const(F(value)))), "v"))
+    return n.model(
+        n.add("MatMul", n.add("Where", again, *order(n.add("Dropout", p), n.const(F(value)))), "v")
+    )
 
 
 @pytest.mark.parametrize("kind", ["bool", "drop"])
@@ -93,24 +107,33 @@ def test_probabilities_cleared_by_the_mask_of_the_scores(kind: str, fill: float)
 
 @pytest.mark.parametrize("change", [{"other": True}, {"value": 0.5}, {"fill": -1e5}])
 def test_probabilities_overwritten_otherwise_refuse(change: dict[str, Any]) -> None:
-    assert "overwrites probabilities" in reason(_cleared("bool", **{"fill": LOWEST, **change}), "attention", "n_p")
+    assert "overwrites probabilities" in reason(
+        _cleared("bool", **{"fill": LOWEST, **change}), "attention", "n_p"
+    )
 
 
 def test_lifted_scores_of_one_causal_mask() -> None:
     n = Net(q=(B, H, T, D), k=(B, H, D, T), v=(B, H, T, D))
     s = n.add("Add", n.add("MatMul", "q", "k"), n.const(np.triu(np.full((T, T), -np.inf, F), 1)))
     s = n.add("Clip", s, n.const(F(LOWEST)))
-    a = whole(n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v")), ("bhsd", "bhds", "bhsd", "bhsd"))
+    a = whole(
+        n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v")),
+        ("bhsd", "bhds", "bhsd", "bhsd"),
+    )
     assert a["causal"]
     assert a["mask_kind"] == "none"
 
 
 @pytest.mark.parametrize("second", [False, True])
 def test_scores_multiplied_by_a_triangle(second: bool) -> None:
-    """The first GPT: w * b + -10000 * (1 - b); with another mask behind it a fully masked row would see the future."""
+    """The first GPT: w * b + -10000 * (1 - b); with another mask behind it a fully masked row would
+    see the future.
+    """
     n = Net(q=(B, H, T, D), k=(B, H, D, T), v=(B, H, T, D))
     tri = np.tri(T, dtype=F)[None, None]
-    s = n.add("Add", n.add("Mul", n.add("MatMul", "q", "k"), n.const(tri)), n.const(-1e4 * (1 - tri)))
+    s = n.add(
+        "Add", n.add("Mul", n.add("MatMul", "q", "k"), n.const(tri)), n.const(-1e4 * (1 - tri))
+    )
     s = n.add("Add", s, _hidden(n, LOWEST)) if second else s
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), "v"))
     if second:
@@ -130,7 +153,9 @@ def test_a_mask_repeated_to_the_shape_of_the_scores_is_read_from_before() -> Non
 
 def test_an_expand_that_enlarges_the_scores_refuses() -> None:
     n = Net(q=(1, H, S, D), k=(1, H, D, T), v=(1, H, T, D), mask=(1, 1, S, T))
-    s = n.add("Add", n.add("MatMul", "q", "k"), n.add("Expand", "mask", n.const(np.array([B, 1, S, T]))))
+    s = n.add(
+        "Add", n.add("MatMul", "q", "k"), n.add("Expand", "mask", n.const(np.array([B, 1, S, T])))
+    )
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), "v"))
     assert "does not broadcast" in reason(m, "attention", "n_p")
 
@@ -150,7 +175,9 @@ def test_the_operator_gives_zeros_for_rows_with_nothing_left_to_see(kind: str, c
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_softmax_over_flattened_rows(masked: bool) -> None:
-    """Reshape to [batch * heads * queries, keys], Softmax, Reshape back; a mask met there could not be told by batch and head."""
+    """Reshape to [batch * heads * queries, keys], Softmax, Reshape back; a mask met there could not
+    be told by batch and head.
+    """
     n = Net(q=(B, H, S, D), k=(B, H, D, T), v=(B, H, T, D), mask=(B * H * S, T))
     s = n.add("Reshape", n.add("MatMul", "q", "k"), n.const(np.array([-1, T])))
     s = n.add("Add", s, "mask") if masked else s
@@ -164,5 +191,9 @@ def test_softmax_over_flattened_rows(masked: bool) -> None:
 
 def test_rows_regrouped_after_softmax_refuse() -> None:
     n = Net(q=(2, 2, 4, D), k=(2, 2, D, T), v=(2, 4, T, D))
-    p = n.add("Reshape", n.add("Softmax", n.add("MatMul", "q", "k"), axis=-1, name="p"), n.const(np.array([2, 4, 2, T])))
+    p = n.add(
+        "Reshape",
+        n.add("Softmax", n.add("MatMul", "q", "k"), axis=-1, name="p"),
+        n.const(np.array([2, 4, 2, T])),
+    )
     assert "regroups the rows" in reason(n.model(n.add("MatMul", p, "v")), "attention", "n_p")

@@ -9,7 +9,21 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.host.attention_graphs import B, D, F, H, Net, S, T, X, close, ints, plain, split_heads, whole
+from tests.host.attention_graphs import (
+    B,
+    D,
+    F,
+    H,
+    Net,
+    S,
+    T,
+    X,
+    close,
+    ints,
+    plain,
+    split_heads,
+    whole,
+)
 from tests.host.rules_oracle import find, node, reason
 from tests.host.rules_oracle_attention import check_spec
 
@@ -17,7 +31,9 @@ from tests.host.rules_oracle_attention import check_spec
 def test_wrong_axis_refuses() -> None:
     for axis in (0, 1, 2, -2):
         n, s = plain()
-        y = n.add("MatMul", n.add("Softmax", s, axis=axis, name="p"), split_heads(n, "v", "constant", T))
+        y = n.add(
+            "MatMul", n.add("Softmax", s, axis=axis, name="p"), split_heads(n, "v", "constant", T)
+        )
         assert "axis" in reason(n.model(y), "attention", "n_p")
 
 
@@ -38,7 +54,9 @@ def inner_values() -> list[str]:
 @pytest.mark.parametrize("use", ["reader", "output"])
 @pytest.mark.parametrize("value", inner_values()[:-1])
 def test_a_value_needed_elsewhere_stays(value: str, use: str) -> None:
-    """Scores and probabilities refuse; a view of an operand or of the result becomes the operand or the result."""
+    """Scores and probabilities refuse; a view of an operand or of the result becomes the operand or
+    the result.
+    """
     n, s = plain("mul")
     n.inputs["mask"] = (1, 1, S, T)
     m = close(n, n.add("Add", s, "mask"))
@@ -63,9 +81,16 @@ def test_a_value_needed_elsewhere_stays(value: str, use: str) -> None:
 def test_captured_by_a_body_counts_as_a_use() -> None:
     n, s = plain()
     m = close(n, s)
-    body = helper.make_graph([node("Identity", "p", "inner")], "body", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)])
+    body = helper.make_graph(
+        [node("Identity", "p", "inner")],
+        "body",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)],
+    )
     m.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
-    m.graph.node.append(helper.make_node("If", ["flag"], ["branch"], then_branch=body, else_branch=body, name="if"))
+    m.graph.node.append(
+        helper.make_node("If", ["flag"], ["branch"], then_branch=body, else_branch=body, name="if")
+    )
     m.graph.output.append(helper.make_tensor_value_info("branch", TensorProto.FLOAT, None))
     assert "2 consumers" in reason(m, "attention", "n_p")
 
@@ -108,13 +133,24 @@ def test_refusals(what: str) -> None:
     elif what == "bounded scores":
         s, why = n.add("Max", s, n.const(F(-5.0))), "bounds the scores"
     elif what == "unknown mask lifted":
-        s, why = n.add("Max", n.add("Add", s, "mask"), n.const(np.finfo(F).min)), "whose values are not known"
+        s, why = (
+            n.add("Max", n.add("Add", s, "mask"), n.const(np.finfo(F).min)),
+            "whose values are not known",
+        )
     elif what == "three masks":
-        s, why = n.add("Add", n.add("Add", n.add("Add", s, "mask"), "mask"), "mask"), "more than two masks"
+        s, why = (
+            n.add("Add", n.add("Add", n.add("Add", s, "mask"), "mask"), "mask"),
+            "more than two masks",
+        )
     elif what in ("weak fill", "fill per key"):
         n.types["mask"] = TensorProto.BOOL
-        fill = n.const(F(-5.0) if what == "weak fill" else np.full(T, -1e9, F) * np.arange(1, T + 1, dtype=F))
-        s, why = n.add("Where", "mask", s, fill), "does not mask them" if what == "weak fill" else "not one constant"
+        fill = n.const(
+            F(-5.0) if what == "weak fill" else np.full(T, -1e9, F) * np.arange(1, T + 1, dtype=F)
+        )
+        s, why = (
+            n.add("Where", "mask", s, fill),
+            "does not mask them" if what == "weak fill" else "not one constant",
+        )
     elif what == "mask widens":
         n = Net(q=(1, H, S, D), k=(1, H, D, T), v=(1, H, T, D), mask=(B, 1, S, T))
         s, why = n.add("Add", n.add("MatMul", "q", "k"), "mask"), "does not broadcast"
@@ -133,7 +169,10 @@ def test_refusals(what: str) -> None:
     elif what == "nan to one":
         p, why = n.add("Where", n.add("IsNaN", p), n.const(F(1.0)), p), "other than 0"
     elif what == "probabilities rounded":
-        p, why = n.add("Cast", n.add("Cast", p, to=TensorProto.FLOAT16), to=TensorProto.FLOAT), "type narrower than that of the values"
+        p, why = (
+            n.add("Cast", n.add("Cast", p, to=TensorProto.FLOAT16), to=TensorProto.FLOAT),
+            "type narrower than that of the values",
+        )
     elif what == "values scaled":
         v, why = n.add("Mul", v, n.const(F(2.0))), "values are scaled"
     if what == "probabilities on the right":
@@ -150,11 +189,23 @@ def test_a_classifier_is_not_nearly_attention() -> None:
     assert not find(m, "attention")[2][0].near
 
 
-@pytest.mark.parametrize(("perm_q", "perm_k"), list(itertools.product([(0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3)], [(0, 2, 3, 1), (0, 1, 3, 2), (0, 2, 1, 3)])))
-def test_wrong_transposes_are_described_truthfully_or_refused(perm_q: tuple[int, ...], perm_k: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("perm_q", "perm_k"),
+    list(
+        itertools.product(
+            [(0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3)], [(0, 2, 3, 1), (0, 1, 3, 2), (0, 2, 1, 3)]
+        )
+    ),
+)
+def test_wrong_transposes_are_described_truthfully_or_refused(
+    perm_q: tuple[int, ...], perm_k: tuple[int, ...]
+) -> None:
     """With every dim equal any permutation is a legal graph; what matches must compute the same."""
     n = Net(q=(4, 4, 16), k=(4, 4, 16), v=(4, 4, 16))
-    q, k, v = (n.add("Transpose", n.add("Reshape", c, n.const(ints(4, 4, 4, 4))), perm=list(p)) for c, p in (("q", perm_q), ("k", perm_k), ("v", (0, 2, 1, 3))))
+    q, k, v = (
+        n.add("Transpose", n.add("Reshape", c, n.const(ints(4, 4, 4, 4))), perm=list(p))
+        for c, p in (("q", perm_q), ("k", perm_k), ("v", (0, 2, 1, 3)))
+    )
     y = n.add("MatMul", n.add("Softmax", n.add("MatMul", q, k), axis=-1), v)
     m = n.model(n.add("Reshape", n.add("Transpose", y, perm=[0, 2, 1, 3]), n.const(ints(4, 4, 16))))
     for match in find(m, "attention")[1]:
@@ -162,11 +213,19 @@ def test_wrong_transposes_are_described_truthfully_or_refused(perm_q: tuple[int,
 
 
 def test_values_in_another_type_than_the_queries_refuse() -> None:
-    """nn.MultiheadAttention in half precision with a float32 mask: from the mask on everything is float32."""
+    """nn.MultiheadAttention in half precision with a float32 mask: from the mask on everything is
+    float32.
+    """
     n = Net(**dict.fromkeys("qkv", (B, H, S, D)))
     n.types |= dict.fromkeys("qkv", TensorProto.FLOAT16)
-    s = n.add("Cast", n.add("MatMul", "q", n.add("Transpose", "k", perm=[0, 1, 3, 2])), to=TensorProto.FLOAT)
-    y = n.add("MatMul", n.add("Softmax", s, axis=-1, name="p"), n.add("Cast", "v", to=TensorProto.FLOAT))
+    s = n.add(
+        "Cast",
+        n.add("MatMul", "q", n.add("Transpose", "k", perm=[0, 1, 3, 2])),
+        to=TensorProto.FLOAT,
+    )
+    y = n.add(
+        "MatMul", n.add("Softmax", s, axis=-1, name="p"), n.add("Cast", "v", to=TensorProto.FLOAT)
+    )
     assert "not all of one element type" in reason(n.model(y), "attention", "n_p")
 
 
@@ -186,7 +245,11 @@ def test_bfloat16_constants_are_read(value: str) -> None:
     n.types["y"] = TensorProto.BFLOAT16
     m = n.model(n.add("MatMul", n.add("Softmax", s, axis=-1), "v", name="y"))
     a = find(m, "attention")[1][0].spec.attrs
-    assert (a["scale"], a["causal"], a["mask_kind"]) == (0.5 if value == "scale" else 1.0, value != "scale", "none")
+    assert (a["scale"], a["causal"], a["mask_kind"]) == (
+        0.5 if value == "scale" else 1.0,
+        value != "scale",
+        "none",
+    )
 
 
 def _changed_before(how: str) -> tuple[Net, str]:
@@ -202,11 +265,20 @@ def _changed_before(how: str) -> tuple[Net, str]:
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [("twice", "Tanh twice"), ("negative", "is no cap"), ("mask inside", "masked before Tanh caps them"), ("floor inside", "before Tanh caps them")],
+    [
+        ("twice", "Tanh twice"),
+        ("negative", "is no cap"),
+        ("mask inside", "masked before Tanh caps them"),
+        ("floor inside", "before Tanh caps them"),
+    ],
 )
 def test_what_is_no_cap_refuses(how: str, why: str) -> None:
     n, s = _changed_before(how)
-    s = n.add("Mul", n.add("Tanh", n.add("Tanh", s) if how == "twice" else s), n.const(F(-3.0 if how == "negative" else 3.0)))
+    s = n.add(
+        "Mul",
+        n.add("Tanh", n.add("Tanh", s) if how == "twice" else s),
+        n.const(F(-3.0 if how == "negative" else 3.0)),
+    )
     assert why in reason(close(n, s), "attention", "n_p")
 
 
@@ -238,5 +310,9 @@ def test_factors_of_heads_in_the_batch_refuse() -> None:
 def test_a_causal_mask_that_enlarges_scores_refuses(shape: tuple[int, ...]) -> None:
     n = Net(q=(1, H, 1, D), k=(1, H, D, T), v=(1, H, T, D))
     mask = np.broadcast_to(np.where(np.tri(shape[-2], T, dtype=bool), F(0), F(-1e9)), shape)
-    y = n.add("MatMul", n.add("Softmax", n.add("Add", n.add("MatMul", "q", "k"), n.const(mask)), axis=-1, name="p"), "v")
+    y = n.add(
+        "MatMul",
+        n.add("Softmax", n.add("Add", n.add("MatMul", "q", "k"), n.const(mask)), axis=-1, name="p"),
+        "v",
+    )
     assert "does not broadcast" in reason(n.model(y), "attention", "n_p")

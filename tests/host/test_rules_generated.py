@@ -1,4 +1,5 @@
-"""Per rule a hundred random graphs that it fuses, and more than a hundred near misses of them: nothing fused means anything but what its nodes compute.
+"""Per rule a hundred random graphs that it fuses, and more than a hundred near misses of them:
+nothing fused means anything but what its nodes compute.
 
 TRACEA_GENERATED=2000 in the environment makes a long search of it.
 """
@@ -44,15 +45,26 @@ class Undecided(Exception):
 
 
 def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
-    """Random inputs; an initializer that is an input is overridden, and a boolean mask mostly shows the first key of each row."""
-    rng, stored = np.random.default_rng(seed), {t.name: numpy_helper.to_array(t) for t in m.graph.initializer}
+    """Random inputs; an initializer that is an input is overridden, and a boolean mask mostly shows
+    the first key of each row.
+    """
+    rng, stored = (
+        np.random.default_rng(seed),
+        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer},
+    )
     out: dict[str, Any] = {}
     for i in m.graph.input:
         t = i.type.tensor_type
-        shape = [d.dim_value if d.HasField("dim_value") else SIZES[d.dim_param] for d in t.shape.dim]
+        shape = [
+            d.dim_value if d.HasField("dim_value") else SIZES[d.dim_param] for d in t.shape.dim
+        ]
         dtype = helper.tensor_dtype_to_np_dtype(t.elem_type)
         if i.name in stored:
-            out[i.name] = stored[i.name] * np.asarray(0.9, dtype) + np.asarray(0.5, dtype) if dtype.kind == "f" else stored[i.name]
+            out[i.name] = (
+                stored[i.name] * np.asarray(0.9, dtype) + np.asarray(0.5, dtype)
+                if dtype.kind == "f"
+                else stored[i.name]
+            )
         elif t.elem_type == TensorProto.BOOL:
             out[i.name] = np.asarray(rng.random(shape) < 0.6)
             if shape and seed % 3:
@@ -66,20 +78,35 @@ def feeds(m: ModelProto, seed: int) -> dict[str, Any]:
 
 def moderate(values: Mapping[str, Any], names: Iterable[str]) -> bool:
     """Whether all numbers are below a million (and finite)."""
-    return all((np.abs(values[n].astype(np.float64)) < 1e6).all() for n in names if n and values[n].dtype.kind == "f")
+    return all(
+        (np.abs(values[n].astype(np.float64)) < 1e6).all()
+        for n in names
+        if n and values[n].dtype.kind == "f"
+    )
 
 
 def overflows(m: ModelProto, values: Mapping[str, Any]) -> bool:
-    """Whether float64 need not agree: a node makes huge numbers, infinities or NaN of moderate ones, divides by what a cancellation may have
-    left, compares what is nearly equal, or adds to something so large that it swallows the rest (masks do on purpose, below zero)."""
-    if any(v.dtype.kind == "f" and (v.astype(np.float64) > 1e6).any() for v in map(np.asarray, values.values())):
+    """Whether float64 need not agree: a node makes huge numbers, infinities or NaN of moderate
+    ones, divides by what a cancellation may have left, compares what is nearly equal, or adds to
+    something so large that it swallows the rest (masks do on purpose, below zero)."""
+    if any(
+        v.dtype.kind == "f" and (v.astype(np.float64) > 1e6).any()
+        for v in map(np.asarray, values.values())
+    ):
         return True
     for n in m.graph.node:
         if n.op_type in ("Div", "Reciprocal") and (np.abs(values[n.input[-1]]) < 1e-3).any():
             return True
-        if n.op_type in ("Greater", "LessOrEqual", "Equal") and (np.abs(values[n.input[0]] - values[n.input[1]]) < 1e-4).any():
+        if (
+            n.op_type in ("Greater", "LessOrEqual", "Equal")
+            and (np.abs(values[n.input[0]] - values[n.input[1]]) < 1e-4).any()
+        ):
             return True
-    return any(moderate(values, n.input) and not moderate(values, n.output) for n in m.graph.node if n.op_type != "If")
+    return any(
+        moderate(values, n.input) and not moderate(values, n.output)
+        for n in m.graph.node
+        if n.op_type != "If"
+    )
 
 
 def share(got: Any, want: Any) -> float:
@@ -89,19 +116,36 @@ def share(got: Any, want: Any) -> float:
     with np.errstate(invalid="ignore"):
         gap = np.where(got == want, 0.0, np.abs(got.astype(np.float64) - want))
     finite = np.abs(want[np.isfinite(want)]).max(initial=0.0)
-    return float(np.nanmax(gap, initial=0.0) / (finite + 1e-6)) if np.array_equal(np.isnan(got), np.isnan(want)) else float("inf")
+    return (
+        float(np.nanmax(gap, initial=0.0) / (finite + 1e-6))
+        if np.array_equal(np.isnan(got), np.isnan(want))
+        else float("inf")
+    )
 
 
-def blur(m: ModelProto, given: Mapping[str, Any], values: Mapping[str, Any], names: Iterable[str]) -> float:
-    """How far values move when the inputs move by some units of the last place: rounding on the way does as much."""
+def blur(
+    m: ModelProto, given: Mapping[str, Any], values: Mapping[str, Any], names: Iterable[str]
+) -> float:
+    """How far values move when the inputs move by some units of the last place: rounding on the way
+    does as much.
+    """
     rng = np.random.default_rng(0)
-    moved = {k: np.asarray(v * (1 + 1e-6 * rng.standard_normal(v.shape)), v.dtype) if v.dtype.kind == "f" else v for k, v in given.items()}
+    moved = {
+        k: np.asarray(v * (1 + 1e-6 * rng.standard_normal(v.shape)), v.dtype)
+        if v.dtype.kind == "f"
+        else v
+        for k, v in given.items()
+    }
     other = run_all(m, moved)
     return max(share(other[o], values[o]) for o in names)
 
 
-def judged(m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs and the values of `work`, a form of `m`, on which both agree and every match was held against its nodes, to a few roundings."""
+def judged(
+    m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and the values of `work`, a form of `m`, on which both agree and every match was held
+    against its nodes, to a few roundings.
+    """
     for attempt in range(4):
         given = feeds(m, seed + 10**6 * attempt)
         try:
@@ -109,14 +153,27 @@ def judged(m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int) -
         except Exception as e:
             raise Invalid from e
         outputs = [o.name for o in m.graph.output]
-        if overflows(m, first) or any(first[o].dtype.kind == "f" and first[o].size and np.abs(first[o]).max() < 1e-3 for o in outputs):
+        if overflows(m, first) or any(
+            first[o].dtype.kind == "f" and first[o].size and np.abs(first[o]).max() < 1e-3
+            for o in outputs
+        ):
             continue
         values = first if work is m else run_all(work, given)
         faults = [(x, fault) for x in found if (fault := wrong(x, values, tolerance=2e-5))]
         drift = max(share(values[o], first[o]) for o in outputs)
         if faults or drift > 2e-5:
-            rounds = any(n.op_type == "Cast" and n.attribute[0].i == TensorProto.FLOAT16 for n in work.graph.node)  # jumps where it rounds the other way
-            spread = 0.0 if rounds else blur(work, given, values, [*outputs, *(o for x, _ in faults for o in x.outputs)])
+            # jumps where it rounds the other way
+            rounds = any(
+                n.op_type == "Cast" and n.attribute[0].i == TensorProto.FLOAT16
+                for n in work.graph.node
+            )
+            spread = (
+                0.0
+                if rounds
+                else blur(
+                    work, given, values, [*outputs, *(o for x, _ in faults for o in x.outputs)]
+                )
+            )
             if spread > 1e-3:
                 continue
             assert drift < max(1e-4, 20 * spread), "the canonical form computes something else"
@@ -128,9 +185,13 @@ def judged(m: ModelProto, work: ModelProto, found: Sequence[Match], seed: int) -
 
 
 def fused(m: ModelProto, graph: Graph, found: Sequence[Match]) -> ModelProto:
-    """The model of `graph`, rewritten in place with as many matches as fit together, the longest first."""
+    """The model of `graph`, rewritten in place with as many matches as fit together, the longest
+    first.
+    """
     ops = {r.name: r.op for r in rule_set.rules()}
-    chosen, _ = discovery.module("scheduler", "priority").schedule(graph, [(x, Saving(float(len(x.nodes))), 0) for x in found])
+    chosen, _ = discovery.module("scheduler", "priority").schedule(
+        graph, [(x, Saving(float(len(x.nodes))), 0) for x in found]
+    )
     fused_calls.apply(m, graph, [(x, ops[x.rule]) for x, _ in chosen])
     return m
 
@@ -138,9 +199,8 @@ def fused(m: ModelProto, graph: Graph, found: Sequence[Match]) -> ModelProto:
 def takes(rule: str, m: ModelProto, seed: int) -> bool:
     """Whether the rule takes the whole chain.
 
-    Every match of any rule is checked on the way, and that the graph, rewritten, still computes every output under its name. Every other graph
-    is canonical first, as `optimize` has it.
-    """
+    Every match of any rule is checked on the way, and that the graph, rewritten, still computes
+    every output under its name. Every other graph is canonical first, as `optimize` has it."""
     work, made = m, ModelProto()
     if seed % 2:
         work = ModelProto()
@@ -155,7 +215,9 @@ def takes(rule: str, m: ModelProto, seed: int) -> bool:
     if found:
         names = [o.name for o in m.graph.output]
         results = plain_session(fused(made, graph, found)).run(None, given)
-        assert [o.name for o in made.graph.output] == names and any(n.domain == DOMAIN for n in made.graph.node)
+        assert [o.name for o in made.graph.output] == names and any(
+            n.domain == DOMAIN for n in made.graph.node
+        )
         for name, got in zip(names, results, strict=True):
             assert np.array_equal(got, values[name], equal_nan=True), f"'{name}' is not what it was"
     return whole
@@ -180,7 +242,9 @@ def test_random_graphs_fuse(rule: str) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", BASES)
 def test_near_misses_are_left_alone_or_understood(rule: str) -> None:
-    """Mutations in turn; one after which the rule still takes the whole chain was understood, and does not count."""
+    """Mutations in turn; one after which the rule still takes the whole chain was understood, and
+    does not count.
+    """
     left = Counter[str]()
     for seed in range(40 * COUNT):
         r, mutation = Random(f"{rule} {seed} miss"), MUTATIONS[seed // 2 % len(MUTATIONS)]

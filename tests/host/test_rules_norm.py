@@ -1,4 +1,6 @@
-"""Normalisation rules: every exporter's spelling means what its spec says, and near misses refuse with a sentence."""
+"""Normalisation rules: every exporter's spelling means what its spec says, and near misses refuse
+with a sentence.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,21 @@ def constants(**extra: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
 
 
 def build(
-    nodes: list[NodeProto], *, shape: tuple[int | str, ...] = ("batch", 3, N), outputs: tuple[str, ...] = ("y",), opset: int = 13, **kw: Any
+    nodes: list[NodeProto],
+    *,
+    shape: tuple[int | str, ...] = ("batch", 3, N),
+    outputs: tuple[str, ...] = ("y",),
+    opset: int = 13,
+    **kw: Any,
 ) -> ModelProto:
     used = {i for n in nodes for i in n.input}
     return model(
-        nodes, {"x": shape, **kw.pop("inputs", {})}, outputs, {k: v for k, v in constants(**kw.pop("extra", {})).items() if k in used}, opset=opset, **kw
+        nodes,
+        {"x": shape, **kw.pop("inputs", {})},
+        outputs,
+        {k: v for k, v in constants(**kw.pop("extra", {})).items() if k in used},
+        opset=opset,
+        **kw,
     )
 
 
@@ -50,7 +62,11 @@ SQUARES = {"pow": [node("Pow", "d two", "q")], "mul": [node("Mul", "d d", "q")]}
 ROOTS = {
     "sqrt div": [node("Sqrt", "e", "r"), node("Div", "d r", "z")],
     "reciprocal": [node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "d i", "z")],
-    "reciprocal swapped": [node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "i d", "z")],
+    "reciprocal swapped": [
+        node("Sqrt", "e", "r"),
+        node("Reciprocal", "r", "i"),
+        node("Mul", "i d", "z"),
+    ],
     "one over": [node("Sqrt", "e", "r"), node("Div", "one r", "i"), node("Mul", "d i", "z")],
     "power": [node("Pow", "e neg_half", "i"), node("Mul", "d i", "z")],
     "half power": [node("Pow", "e half", "r"), node("Div", "d r", "z")],
@@ -73,7 +89,14 @@ def test_layer_norm_decomposed(square: str, root: str, tail: str) -> None:
     match = only(m, "layernorm")
     assert match.spec.roles == (
         "x",
-        *(r for r in ("gamma", "beta") if r[0] in {"affine": "gb", "affine swapped": "gb", "scale": "g", "shift": "b", "plain": ""}[tail]),
+        *(
+            r
+            for r in ("gamma", "beta")
+            if r[0]
+            in {"affine": "gb", "affine swapped": "gb", "scale": "g", "shift": "b", "plain": ""}[
+                tail
+            ]
+        ),
     )
     assert match.spec.attrs["eps"] == pytest.approx(1e-3)
     check_spec(m, match, sizes={"batch": 2})
@@ -82,17 +105,33 @@ def test_layer_norm_decomposed(square: str, root: str, tail: str) -> None:
 @pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("back", ["Unsqueeze", "Reshape"])
 def test_torch_var(back: str, rms: bool) -> None:
-    """The dynamo exporter's torch.var: a mean of its own, and the reduced axis dropped and put back."""
+    """The dynamo exporter's torch.var: a mean of its own, and the reduced axis dropped and put
+    back.
+    """
     second = [node("ReduceMean", "x", "m2", axes=[2]), node("Sub", "x m2", "d2")]
-    variance = [node("Mul", "x x" if rms else "d2 d2", "q"), node("ReduceMean", "q", "v0", axes=[2], keepdims=0), node(back, f"v0 {back}", "v")]
-    rest = [node("Add", "v eps", "e"), node("Sqrt", "e", "r"), node("Div", "x r" if rms else "d r", "z"), node("Mul", "z g", "y")]
+    variance = [
+        node("Mul", "x x" if rms else "d2 d2", "q"),
+        node("ReduceMean", "q", "v0", axes=[2], keepdims=0),
+        node(back, f"v0 {back}", "v"),
+    ]
+    rest = [
+        node("Add", "v eps", "e"),
+        node("Sqrt", "e", "r"),
+        node("Div", "x r" if rms else "d r", "z"),
+        node("Mul", "z g", "y"),
+    ]
     extra = {"Unsqueeze": np.array([2]), "Reshape": np.array([2, 3, 1])}
     m = build([*([] if rms else [*MEAN, *second]), *variance, *rest], shape=(2, 3, N), extra=extra)
     check_spec(m, only(m, "rmsnorm" if rms else "layernorm"))
 
 
 EARLY = {
-    "on the root": [node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "i g", "s"), node("Mul", "C s", "z")],
+    "on the root": [
+        node("Sqrt", "e", "r"),
+        node("Reciprocal", "r", "i"),
+        node("Mul", "i g", "s"),
+        node("Mul", "C s", "z"),
+    ],
     "on the input": [node("Sqrt", "e", "r"), node("Mul", "g C", "s"), node("Div", "s r", "z")],
 }
 
@@ -100,10 +139,19 @@ EARLY = {
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("rms", [False, True])
 def test_gamma_before_the_division(early: str, rms: bool) -> None:
-    rest = [NodeProto.FromString(n.SerializeToString()) for n in [*SQUARES["mul"], *VARIANCE, *EARLY[early]]]
+    rest = [
+        NodeProto.FromString(n.SerializeToString())
+        for n in [*SQUARES["mul"], *VARIANCE, *EARLY[early]]
+    ]
     for n in rest:
         n.input[:] = [("x" if rms else "d") if i in ("C", "d") else i for i in n.input]
-    m = build([*([] if rms else MEAN), *rest, node("Identity" if rms else "Add", "z" if rms else "z b", "y")])
+    m = build(
+        [
+            *([] if rms else MEAN),
+            *rest,
+            node("Identity" if rms else "Add", "z" if rms else "z b", "y"),
+        ]
+    )
     match = only(m, "rmsnorm" if rms else "layernorm")
     assert match.spec.roles == (("x", "gamma") if rms else ("x", "gamma", "beta"))
     check_spec(m, match, sizes={"batch": 2})
@@ -113,9 +161,11 @@ def test_gamma_before_the_division(early: str, rms: bool) -> None:
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("plus_one", ["constant", "run-time", "no"])
 def test_rms_norm_decomposed(square: str, root: str, plus_one: str) -> None:
-    tail = {"no": [node("Mul", "g z", "y")], "constant": [node("Mul", "z g", "y")], "run-time": [node("Add", "w one", "w1"), node("Mul", "z w1", "y")]}[
-        plus_one
-    ]
+    tail = {
+        "no": [node("Mul", "g z", "y")],
+        "constant": [node("Mul", "z g", "y")],
+        "run-time": [node("Add", "w one", "w1"), node("Mul", "z w1", "y")],
+    }[plus_one]
     nodes = [*SQUARES[square], *VARIANCE, *ROOTS[root], *tail]
     for n in nodes:
         n_inputs = ["x" if i == "d" else i for i in n.input]
@@ -133,16 +183,36 @@ def test_rms_norm_decomposed(square: str, root: str, plus_one: str) -> None:
 
 
 def test_layer_norm_axes_as_input_and_over_two_axes() -> None:
-    nodes = [node("ReduceMean", "x ax", "m"), node("Sub", "x m", "d"), node("Mul", "d d", "q"), node("ReduceMean", "q ax", "v"), node("Add", "v eps", "e")]
-    m = build([*nodes, *ROOTS["sqrt div"], node("Mul", "z g2", "y")], opset=18, extra={"ax": np.array([1, 2]), "g2": weights(3, N)})
+    nodes = [
+        node("ReduceMean", "x ax", "m"),
+        node("Sub", "x m", "d"),
+        node("Mul", "d d", "q"),
+        node("ReduceMean", "q ax", "v"),
+        node("Add", "v eps", "e"),
+    ]
+    m = build(
+        [*nodes, *ROOTS["sqrt div"], node("Mul", "z g2", "y")],
+        opset=18,
+        extra={"ax": np.array([1, 2]), "g2": weights(3, N)},
+    )
     match = only(m, "layernorm")
     assert match.spec.attrs["axis"] == -2
     check_spec(m, match, sizes={"batch": 2})
 
 
 def test_keras_form_scales_input_and_mean() -> None:
-    nodes = [*MEAN, *SQUARES["mul"], *VARIANCE, node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "i g", "s"), node("Mul", "m s", "ms")]
-    m = build([*nodes, node("Sub", "b ms", "sh"), node("Mul", "x s", "xs"), node("Add", "xs sh", "y")])
+    nodes = [
+        *MEAN,
+        *SQUARES["mul"],
+        *VARIANCE,
+        node("Sqrt", "e", "r"),
+        node("Reciprocal", "r", "i"),
+        node("Mul", "i g", "s"),
+        node("Mul", "m s", "ms"),
+    ]
+    m = build(
+        [*nodes, node("Sub", "b ms", "sh"), node("Mul", "x s", "xs"), node("Add", "xs sh", "y")]
+    )
     match = only(m, "layernorm")
     assert len(match.nodes) == len(m.graph.node)
     check_spec(m, match, sizes={"batch": 2})
@@ -150,10 +220,25 @@ def test_keras_form_scales_input_and_mean() -> None:
 
 @pytest.mark.parametrize("at", ["root", "result"])
 def test_rounding_in_the_middle_is_kept(at: str) -> None:
-    """In a float32 norm half precision loses something; between two ends of half precision it does not (below)."""
-    casts = [node("Cast", "i" if at == "root" else "z", "h", to=TensorProto.FLOAT16), node("Cast", "h", "w", to=TensorProto.FLOAT)]
-    head = [node("Mul", "x x", "q"), node("ReduceMean", "q", "v", axes=[-1]), node("Add", "v eps", "e"), node("Sqrt", "e", "r"), node("Reciprocal", "r", "i")]
-    tail = [*casts, node("Mul", "x w", "z"), node("Mul", "z g", "y")] if at == "root" else [node("Mul", "x i", "z"), *casts, node("Mul", "w g", "y")]
+    """In a float32 norm half precision loses something; between two ends of half precision it does
+    not (below).
+    """
+    casts = [
+        node("Cast", "i" if at == "root" else "z", "h", to=TensorProto.FLOAT16),
+        node("Cast", "h", "w", to=TensorProto.FLOAT),
+    ]
+    head = [
+        node("Mul", "x x", "q"),
+        node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v eps", "e"),
+        node("Sqrt", "e", "r"),
+        node("Reciprocal", "r", "i"),
+    ]
+    tail = (
+        [*casts, node("Mul", "x w", "z"), node("Mul", "z g", "y")]
+        if at == "root"
+        else [node("Mul", "x i", "z"), *casts, node("Mul", "w g", "y")]
+    )
     m = build([*head, *tail])
     _, matches, refusals = find(m, "rmsnorm")
     if at == "result":
@@ -164,8 +249,17 @@ def test_rounding_in_the_middle_is_kept(at: str) -> None:
 
 @pytest.mark.parametrize("weight_first", [True, False])
 def test_rms_norm_in_half_precision_with_casts(weight_first: bool) -> None:
-    tail = [node("Cast", "z", "h", to=TensorProto.FLOAT16), node("Mul", "gh h" if weight_first else "h gh", "y")]
-    nodes = [node("Cast", "x", "d", to=TensorProto.FLOAT), *SQUARES["pow"], *VARIANCE, *ROOTS["reciprocal"], *tail]
+    tail = [
+        node("Cast", "z", "h", to=TensorProto.FLOAT16),
+        node("Mul", "gh h" if weight_first else "h gh", "y"),
+    ]
+    nodes = [
+        node("Cast", "x", "d", to=TensorProto.FLOAT),
+        *SQUARES["pow"],
+        *VARIANCE,
+        *ROOTS["reciprocal"],
+        *tail,
+    ]
     c = {k: v for k, v in constants().items() if k in ("two", "eps")}
     m = model(nodes, {"x": (2, 3, N)}, ["y"], {}, opset=13, dtype=TensorProto.FLOAT16)
     m.graph.initializer.extend([numpy_helper.from_array(np.asarray(v, F), k) for k, v in c.items()])
@@ -180,9 +274,18 @@ def test_rms_norm_in_half_precision_with_casts(weight_first: bool) -> None:
 @pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
 def test_operators(op: str) -> None:
     rms = op == "RMSNormalization"
-    m = build([node(op, "x g" if rms else "x g b", "y", epsilon=1e-3)], opset=23 if rms else 17, shape=(2, 3, N))
+    m = build(
+        [node(op, "x g" if rms else "x g b", "y", epsilon=1e-3)],
+        opset=23 if rms else 17,
+        shape=(2, 3, N),
+    )
     match = only(m, "rmsnorm" if rms else "layernorm")
-    assert match.spec.attrs == {"axis": -1, "eps": pytest.approx(1e-3), "rms": rms, "gamma_add": False}
+    assert match.spec.attrs == {
+        "axis": -1,
+        "eps": pytest.approx(1e-3),
+        "rms": rms,
+        "gamma_add": False,
+    }
     if not rms:  # ONNX Runtime has no RMSNormalization before 1.23
         check_spec(m, match)
 
@@ -199,9 +302,21 @@ def test_skip_layer_norm(form: str, bias: str, used_later: bool) -> None:
     if form == "operator":
         norm = [node("LayerNormalization", "s0 g", "y")]
     else:
-        norm = [node("ReduceMean", "s0", "m", axes=[-1]), node("Sub", "s0 m", "d"), *SQUARES["pow"], *VARIANCE, *ROOTS["sqrt div"], node("Mul", "z g", "y")]
+        norm = [
+            node("ReduceMean", "s0", "m", axes=[-1]),
+            node("Sub", "s0 m", "d"),
+            *SQUARES["pow"],
+            *VARIANCE,
+            *ROOTS["sqrt div"],
+            node("Mul", "z g", "y"),
+        ]
     later = [node("Relu", "s0", "u")] if used_later else []
-    m = build([*first, *norm, *later], inputs={"res": ("batch", 3, N)}, outputs=("y", "u") if used_later else ("y",), opset=17)
+    m = build(
+        [*first, *norm, *later],
+        inputs={"res": ("batch", 3, N)},
+        outputs=("y", "u") if used_later else ("y",),
+        opset=17,
+    )
     match = only(m, "skip_layernorm")
     assert match.outputs == (("y", "s0") if used_later else ("y",))
     assert "xbias" in match.spec.roles if bias != "none" else "xbias" not in match.spec.roles
@@ -209,7 +324,9 @@ def test_skip_layer_norm(form: str, bias: str, used_later: bool) -> None:
 
 
 def test_microsoft_skip_layer_norm_returns_its_sum() -> None:
-    skip = node("com.microsoft.SkipLayerNormalization", "x res g b b", "y mean deviation s", epsilon=1e-3)
+    skip = node(
+        "com.microsoft.SkipLayerNormalization", "x res g b b", "y mean deviation s", epsilon=1e-3
+    )
     skip.output[1] = skip.output[2] = ""
     m = build([skip], inputs={"res": (2, 3, N)}, shape=(2, 3, N), opset=17, outputs=("y", "s"))
     match = only(m, "skip_layernorm")
@@ -228,18 +345,62 @@ def chain(**change: NodeProto | list[NodeProto]) -> list[NodeProto]:
 
 
 NEAR_MISSES: dict[str, tuple[list[NodeProto], dict[str, Any], str]] = {
-    "variance read twice": ([*chain(), node("Relu", "v", "extra")], {"outputs": ("y", "extra")}, "read by 2 nodes"),
+    "variance read twice": (
+        [*chain(), node("Relu", "v", "extra")],
+        {"outputs": ("y", "extra")},
+        "read by 2 nodes",
+    ),
     "exposed variance": (chain(), {"outputs": ("y", "v")}, "is a graph output"),
     "exposed centred value": (chain(), {"outputs": ("y", "d")}, "output"),
-    "root read twice": ([*chain(), node("Relu", "r", "extra")], {"outputs": ("y", "extra")}, "read by 2 nodes"),
-    "variance over another axis": (chain(v=node("ReduceMean", "q", "v", axes=[1])), {}, "different axes"),
-    "mean over more axes": (chain(m=node("ReduceMean", "x", "m", axes=[1, 2])), {}, "different axes"),
-    "axes dropped": (chain(v=[node("ReduceMean", "q", "v0", axes=[-1], keepdims=0), node("Relu", "v0", "v1"), node("Unsqueeze", "v1 last", "v")]), {}, "keepdims"),
-    "cubed": (chain(q=node("Pow", "d three", "q")), {"extra": {"three": F(3.0)}}, "does not average squares"),
-    "epsilon after the root": (chain(e=node("Identity", "v", "e"), r=[node("Sqrt", "e", "r0"), node("Add", "r0 eps", "r")]), {}, "after the square root"),
-    "epsilon at run time": (chain(e=node("Add", "v epsilon", "e")), {"inputs": {"epsilon": (1,)}}, "not a constant scalar"),
+    "root read twice": (
+        [*chain(), node("Relu", "r", "extra")],
+        {"outputs": ("y", "extra")},
+        "read by 2 nodes",
+    ),
+    "variance over another axis": (
+        chain(v=node("ReduceMean", "q", "v", axes=[1])),
+        {},
+        "different axes",
+    ),
+    "mean over more axes": (
+        chain(m=node("ReduceMean", "x", "m", axes=[1, 2])),
+        {},
+        "different axes",
+    ),
+    "axes dropped": (
+        chain(
+            v=[
+                node("ReduceMean", "q", "v0", axes=[-1], keepdims=0),
+                node("Relu", "v0", "v1"),
+                node("Unsqueeze", "v1 last", "v"),
+            ]
+        ),
+        {},
+        "keepdims",
+    ),
+    "cubed": (
+        chain(q=node("Pow", "d three", "q")),
+        {"extra": {"three": F(3.0)}},
+        "does not average squares",
+    ),
+    "epsilon after the root": (
+        chain(
+            e=node("Identity", "v", "e"), r=[node("Sqrt", "e", "r0"), node("Add", "r0 eps", "r")]
+        ),
+        {},
+        "after the square root",
+    ),
+    "epsilon at run time": (
+        chain(e=node("Add", "v epsilon", "e")),
+        {"inputs": {"epsilon": (1,)}},
+        "not a constant scalar",
+    ),
     "epsilon overridable": (chain(), {"overridable": ("eps",)}, "not a constant scalar"),
-    "epsilon per position": (chain(), {"extra": {"eps": np.full((3, 1), 1e-3, F)}}, "not a constant scalar"),
+    "epsilon per position": (
+        chain(),
+        {"extra": {"eps": np.full((3, 1), 1e-3, F)}},
+        "not a constant scalar",
+    ),
     "other value divided": (chain(z=node("Div", "x r", "z")), {}, "does not divide"),
     "root divided by value": (chain(z=node("Div", "r d", "z")), {}, "does not apply"),
     "root multiplied": (chain(z=node("Mul", "d r", "z")), {}, "does not apply"),
@@ -257,9 +418,16 @@ def test_near_misses_of_layer_norm_refuse(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("extra", "roles"),
-    [({"g": weights(3, N)}, ("x",)), ({"g": weights(1)}, ("x",)), ({"g": weights(3, 1)}, ("x",)), ({"b": weights(3, N)}, ("x", "gamma"))],
+    [
+        ({"g": weights(3, N)}, ("x",)),
+        ({"g": weights(1)}, ("x",)),
+        ({"g": weights(3, 1)}, ("x",)),
+        ({"b": weights(3, N)}, ("x", "gamma")),
+    ],
 )
-def test_weights_of_another_shape_stay_outside(extra: dict[str, npt.ArrayLike], roles: tuple[str, ...]) -> None:
+def test_weights_of_another_shape_stay_outside(
+    extra: dict[str, npt.ArrayLike], roles: tuple[str, ...]
+) -> None:
     m = build(chain(), extra=extra)
     match = only(m, "layernorm")
     assert match.spec.roles == roles
@@ -278,7 +446,11 @@ def test_operator_guards() -> None:
 @pytest.mark.parametrize("order", ["x res", "res x"])
 def test_residual_that_broadcasts(order: str) -> None:
     """Position embeddings: one row per place for the whole batch."""
-    m = build([node("Add", order, "s0"), node("LayerNormalization", "s0 g", "y")], inputs={"res": (1, 3, N)}, opset=17)
+    m = build(
+        [node("Add", order, "s0"), node("LayerNormalization", "s0 g", "y")],
+        inputs={"res": (1, 3, N)},
+        opset=17,
+    )
     match = only(m, "skip_layernorm")
     assert match.inputs[:2] == ("x", "res")
     check_spec(m, match, sizes={"batch": 2})
@@ -286,7 +458,11 @@ def test_residual_that_broadcasts(order: str) -> None:
 
 @pytest.mark.parametrize("res", [(2, 1, 3, N), (N,), (1, "places", N)])
 def test_residual_that_enlarges_or_is_a_bias_is_not_taken_in(res: tuple[int | str, ...]) -> None:
-    m = build([node("Add", "x res", "s0"), node("LayerNormalization", "s0 g", "y")], inputs={"res": res}, opset=17)
+    m = build(
+        [node("Add", "x res", "s0"), node("LayerNormalization", "s0 g", "y")],
+        inputs={"res": res},
+        opset=17,
+    )
     assert "not the sum" in reason(m, "skip_layernorm", "n_y")
 
 
@@ -300,9 +476,20 @@ C, G = 6, 3
 
 
 def group_nodes(*, affine: bool = True, back: str = "shape") -> list[NodeProto]:
-    first = [node("Reshape", "x into", "xg"), node("InstanceNormalization", "xg ones zeros", "n", epsilon=1e-3)]
-    last = [node("Shape", "x", "sh"), node("Reshape", "n sh", "w")] if back == "shape" else [node("Reshape", "n back", "w")]
-    return [*first, *last, *([node("Mul", "w gc", "s"), node("Add", "s bc", "y")] if affine else [])]
+    first = [
+        node("Reshape", "x into", "xg"),
+        node("InstanceNormalization", "xg ones zeros", "n", epsilon=1e-3),
+    ]
+    last = (
+        [node("Shape", "x", "sh"), node("Reshape", "n sh", "w")]
+        if back == "shape"
+        else [node("Reshape", "n back", "w")]
+    )
+    return [
+        *first,
+        *last,
+        *([node("Mul", "w gc", "s"), node("Add", "s bc", "y")] if affine else []),
+    ]
 
 
 def group_model(
@@ -325,7 +512,9 @@ def group_model(
         **(extra or {}),
     }
     used = {i for n in nodes for i in n.input}
-    return model(nodes, {"x": shape}, outputs, {k: v for k, v in c.items() if k in used}, opset=opset)
+    return model(
+        nodes, {"x": shape}, outputs, {k: v for k, v in c.items() if k in used}, opset=opset
+    )
 
 
 @pytest.mark.parametrize("activation", ["none", "silu", "relu"])
@@ -334,7 +523,11 @@ def group_model(
 def test_group_norm_decomposed(affine: bool, back: str, activation: str) -> None:
     nodes = group_nodes(affine=affine, back=back)
     end = nodes[-1].output[0]
-    act = {"none": [], "silu": [node("Sigmoid", end, "sg"), node("Mul", f"{end} sg", "a")], "relu": [node("Relu", end, "a")]}[activation]
+    act = {
+        "none": [],
+        "silu": [node("Sigmoid", end, "sg"), node("Mul", f"{end} sg", "a")],
+        "relu": [node("Relu", end, "a")],
+    }[activation]
     m = group_model([*nodes, *act], outputs=("a" if act else end,))
     match = only(m, "groupnorm")
     assert match.spec.attrs["groups"] == G
@@ -344,7 +537,11 @@ def test_group_norm_decomposed(affine: bool, back: str, activation: str) -> None
 
 
 def test_group_normalization_operator_scales_per_channel_from_opset_21() -> None:
-    m = group_model([node("GroupNormalization", "x g b", "y", num_groups=G, epsilon=1e-3)], opset=21, shape=(2, C, 5, 4))
+    m = group_model(
+        [node("GroupNormalization", "x g b", "y", num_groups=G, epsilon=1e-3)],
+        opset=21,
+        shape=(2, C, 5, 4),
+    )
     match = only(m, "groupnorm")
     assert match.spec.roles == ("x", "gamma", "beta")
     check_spec(m, match)
@@ -352,16 +549,24 @@ def test_group_normalization_operator_scales_per_channel_from_opset_21() -> None
 
 def test_group_normalization_18_scales_per_group() -> None:
     plain = node("GroupNormalization", "x ones zeros", "w", num_groups=G)
-    m = group_model([plain, node("Mul", "w gc", "s"), node("Add", "s bc", "y")], opset=18, shape=(2, C, 5, 4))
+    m = group_model(
+        [plain, node("Mul", "w gc", "s"), node("Add", "s bc", "y")], opset=18, shape=(2, C, 5, 4)
+    )
     match = only(m, "groupnorm")
     assert match.spec.roles == ("x", "gamma", "beta")
     check_spec(m, match)
-    m = group_model([node("GroupNormalization", "x gg zeros", "y", num_groups=G)], opset=18, extra={"gg": weights(G)})
+    m = group_model(
+        [node("GroupNormalization", "x gg zeros", "y", num_groups=G)],
+        opset=18,
+        extra={"gg": weights(G)},
+    )
     assert "per group" in reason(m, "groupnorm", "n_y")
 
 
 def test_instance_norm_with_activation() -> None:
-    m = group_model([node("InstanceNormalization", "x g b", "n"), node("LeakyRelu", "n", "y", alpha=0.2)])
+    m = group_model(
+        [node("InstanceNormalization", "x g b", "n"), node("LeakyRelu", "n", "y", alpha=0.2)]
+    )
     match = only(m, "instancenorm")
     assert match.spec.attrs["groups"] == -1
     assert len(match.nodes) == 2

@@ -1,4 +1,6 @@
-"""Rotary embedding rule: every spelling means what its spec says, and near misses refuse with a sentence."""
+"""Rotary embedding rule: every spelling means what its spec says, and near misses refuse with a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,14 @@ def build(
         "second": np.array([2]),
     }
     used = {i for n in nodes for i in n.input}
-    return model(nodes, {"x": shape, "cos": table, "sin": table}, outputs, {k: v for k, v in constants.items() if k in used}, opset=kw.pop("opset", 17), **kw)
+    return model(
+        nodes,
+        {"x": shape, "cos": table, "sin": table},
+        outputs,
+        {k: v for k, v in constants.items() if k in used},
+        opset=kw.pop("opset", 17),
+        **kw,
+    )
 
 
 def halves(split: str, x: str = "x") -> list[NodeProto]:
@@ -47,8 +56,14 @@ def halves(split: str, x: str = "x") -> list[NodeProto]:
     if split == "split":
         return [node("Split", f"{x} sizes", "x1 x2", axis=-1)]
     if split == "slice":
-        return [node("Slice", f"{x} zero half last", "x1"), node("Slice", f"{x} half end last one", "x2")]
-    return [node("Slice", f"{x} zero end last two", "x1"), node("Slice", f"{x} one end last two", "x2")]
+        return [
+            node("Slice", f"{x} zero half last", "x1"),
+            node("Slice", f"{x} half end last one", "x2"),
+        ]
+    return [
+        node("Slice", f"{x} zero end last two", "x1"),
+        node("Slice", f"{x} one end last two", "x2"),
+    ]
 
 
 def rotate_half(split: str = "slice", *, swap: bool = False, x: str = "x") -> list[NodeProto]:
@@ -72,7 +87,13 @@ def products(split: str) -> list[NodeProto]:
     ]
     if split != "interleaved":
         return [*out, node("Concat", "p q", "y", axis=-1)]
-    return [*out, node("Unsqueeze", "p last", "p1"), node("Unsqueeze", "q last", "q1"), node("Concat", "p1 q1", "pq", axis=-1), node("Reshape", "pq flat", "y")]
+    return [
+        *out,
+        node("Unsqueeze", "p last", "p1"),
+        node("Unsqueeze", "q last", "q1"),
+        node("Concat", "p1 q1", "pq", axis=-1),
+        node("Reshape", "pq flat", "y"),
+    ]
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -96,7 +117,14 @@ def test_four_products(split: str) -> None:
 
 @pytest.mark.parametrize(
     ("table", "layout"),
-    [(("batch", 1, S, D), "bhsd"), ((1, 1, S, D), "bhsd"), ((S, D), "bhsd"), ((1, S, D), "bhsd"), (("batch", H, 1, D), "bshd"), ((1, H, 1, D), "bshd")],
+    [
+        (("batch", 1, S, D), "bhsd"),
+        ((1, 1, S, D), "bhsd"),
+        ((S, D), "bhsd"),
+        ((1, S, D), "bhsd"),
+        (("batch", H, 1, D), "bshd"),
+        ((1, H, 1, D), "bshd"),
+    ],
 )
 def test_tables_tell_the_layout(table: tuple[int | str, ...], layout: str) -> None:
     m = build(rotate_half(), table=table)
@@ -107,7 +135,11 @@ def test_tables_tell_the_layout(table: tuple[int | str, ...], layout: str) -> No
 
 @pytest.mark.parametrize("split", ["split", "slice"])
 def test_only_a_part_of_each_head_is_rotated(split: str) -> None:
-    first = [node("Split", "x parts", "h t", axis=-1)] if split == "split" else [node("Slice", "x zero rot last", "h"), node("Slice", "x rot end last", "t")]
+    first = (
+        [node("Split", "x parts", "h t", axis=-1)]
+        if split == "split"
+        else [node("Slice", "x zero rot last", "h"), node("Slice", "x rot end last", "t")]
+    )
     nodes = [*first, *rotate_half(x="h"), node("Concat", "y t", "z", axis=-1)]
     m = build(nodes, shape=("batch", H, S, D + 3), outputs=("z",), overridable=())
     if split == "split":
@@ -124,7 +156,12 @@ def test_queries_and_keys_share_their_tables() -> None:
     second = [
         node(
             n.op_type,
-            " ".join({"x": "w"}.get(i, i) if i in ("x", "cos", "sin", "zero", "half", "end", "last", "one") else "k" + i for i in n.input),
+            " ".join(
+                {"x": "w"}.get(i, i)
+                if i in ("x", "cos", "sin", "zero", "half", "end", "last", "one")
+                else "k" + i
+                for i in n.input
+            ),
             "k" + n.output[0],
         )
         for n in rotate_half()
@@ -141,17 +178,44 @@ def changed(**change: NodeProto) -> list[NodeProto]:
 
 
 NEAR_MISSES: dict[str, tuple[list[NodeProto], dict[str, Any], str]] = {
-    "first half negated": (changed(n=node("Neg", "x1", "n"), r=node("Concat", "n x2", "r", axis=-1)), {}, "negated second half"),
+    "first half negated": (
+        changed(n=node("Neg", "x1", "n"), r=node("Concat", "n x2", "r", axis=-1)),
+        {},
+        "negated second half",
+    ),
     "halves not swapped": (changed(r=node("Concat", "x1 n", "r", axis=-1)), {}, "negated half"),
     "wrong axis": (changed(x1=node("Slice", "x zero half two", "x1")), {}, ""),
-    "uneven halves": (changed(x1=node("Slice", "x zero uneven last", "x1"), x2=node("Slice", "x uneven end last", "x2")), {}, ""),
-    "rotated value read twice": ([*rotate_half(), node("Relu", "r", "extra")], {"outputs": ("y", "extra")}, "not multiplied"),
+    "uneven halves": (
+        changed(
+            x1=node("Slice", "x zero uneven last", "x1"),
+            x2=node("Slice", "x uneven end last", "x2"),
+        ),
+        {},
+        "",
+    ),
+    "rotated value read twice": (
+        [*rotate_half(), node("Relu", "r", "extra")],
+        {"outputs": ("y", "extra")},
+        "not multiplied",
+    ),
     "product exposed": (rotate_half(), {"outputs": ("y", "a")}, "output"),
-    "product subtracted": (changed(y=node("Sub", "a b", "y")), {}, "not multiplied by one table and added"),
+    "product subtracted": (
+        changed(y=node("Sub", "a b", "y")),
+        {},
+        "not multiplied by one table and added",
+    ),
     "other value times cosine": (changed(a=node("Mul", "r cos", "a")), {}, ""),
     "tables per head": (rotate_half(), {"table": ("batch", H, S, D)}, "vary over the heads"),
-    "tables of half width": (changed(a=node("Mul", "x2 cos", "a")), {"table": ("batch", 1, S, D // 2), "outputs": ("r",)}, ""),
-    "rank three": (rotate_half(), {"shape": ("batch", S, D), "table": ("batch", S, D)}, "is not known to be"),
+    "tables of half width": (
+        changed(a=node("Mul", "x2 cos", "a")),
+        {"table": ("batch", 1, S, D // 2), "outputs": ("r",)},
+        "",
+    ),
+    "rank three": (
+        rotate_half(),
+        {"shape": ("batch", S, D), "table": ("batch", S, D)},
+        "is not known to be",
+    ),
 }
 
 
@@ -183,16 +247,29 @@ def test_operator_with_position_ids(op: str, rank: int, interleaved: int) -> Non
     inputs = "x cos sin ids" if op == "RotaryEmbedding" else "x ids cos sin"
     attrs = {"num_heads": H} if rank == 3 else {}
     tables = {"x": shape, "cos": (9, D // 2), "sin": (9, D // 2), "ids": (B, S)}
-    m = model([node(op, inputs, "y", interleaved=interleaved, **attrs)], tables, ["y"], {}, opset=23, types={"ids": 7})
+    m = model(
+        [node(op, inputs, "y", interleaved=interleaved, **attrs)],
+        tables,
+        ["y"],
+        {},
+        opset=23,
+        types={"ids": 7},
+    )
     match = only(m, "rope")
     assert match.spec.roles == ("x", "cos", "sin", "pos")
-    feeds: dict[str, Any] = {k: rng.standard_normal(v).astype(np.float32) for k, v in tables.items()}
+    feeds: dict[str, Any] = {
+        k: rng.standard_normal(v).astype(np.float32) for k, v in tables.items()
+    }
     check_spec(m, match, feeds=feeds | {"ids": rng.integers(0, 9, (B, S))})
 
 
 def test_operator_with_tables_per_position() -> None:
     m = model(
-        [node("RotaryEmbedding", "x cos sin", "y", interleaved=1)], {"x": (B, H, S, D), "cos": (B, S, D // 2), "sin": (B, S, D // 2)}, ["y"], {}, opset=23
+        [node("RotaryEmbedding", "x cos sin", "y", interleaved=1)],
+        {"x": (B, H, S, D), "cos": (B, S, D // 2), "sin": (B, S, D // 2)},
+        ["y"],
+        {},
+        opset=23,
     )
     match = only(m, "rope")
     assert match.spec.attrs == {"layout": "bhsd", "interleaved": True, "rot": D}
@@ -205,18 +282,46 @@ def test_operator_with_tables_per_position() -> None:
         ({"is_packed_batching": 1}, "x ids cos sin", (B, S), "is_packed_batching"),
         ({"scale": 0.5}, "x ids cos sin", (B, S), "scale"),
         ({}, "x ids cos sin", (1,), "one per row and place"),
-        ({"rotary_embedding_dim": 4, "num_heads": H}, "x ids cos sin", (B, S), "half the rotated elements"),
+        (
+            {"rotary_embedding_dim": 4, "num_heads": H},
+            "x ids cos sin",
+            (B, S),
+            "half the rotated elements",
+        ),
     ],
 )
-def test_operators_that_refuse(attrs: dict[str, Any], inputs: str, ids: tuple[int, ...], says: str) -> None:
+def test_operators_that_refuse(
+    attrs: dict[str, Any], inputs: str, ids: tuple[int, ...], says: str
+) -> None:
     tables = {"x": (B, H, S, D), "cos": (9, D // 2), "sin": (9, D // 2), "ids": ids}
-    assert says in reason(model([node("com.microsoft.RotaryEmbedding", inputs, "y", **attrs)], tables, ["y"], {}, types={"ids": 7}), "rope", "n_y")
+    assert says in reason(
+        model(
+            [node("com.microsoft.RotaryEmbedding", inputs, "y", **attrs)],
+            tables,
+            ["y"],
+            {},
+            types={"ids": 7},
+        ),
+        "rope",
+        "n_y",
+    )
 
 
 def test_pairs_times_tables_of_full_width() -> None:
     pairs = halves("interleaved")
-    nodes = [*pairs, node("Neg", "x2", "n"), node("Unsqueeze", "n last", "n1"), node("Unsqueeze", "x1 last", "p1"), node("Concat", "n1 p1", "np", axis=-1)]
-    nodes += [node("Reshape", "np flat", "r"), node("Mul", "x cos", "a"), node("Mul", "r sin", "b"), node("Add", "a b", "y")]
+    nodes = [
+        *pairs,
+        node("Neg", "x2", "n"),
+        node("Unsqueeze", "n last", "n1"),
+        node("Unsqueeze", "x1 last", "p1"),
+        node("Concat", "n1 p1", "np", axis=-1),
+    ]
+    nodes += [
+        node("Reshape", "np flat", "r"),
+        node("Mul", "x cos", "a"),
+        node("Mul", "r sin", "b"),
+        node("Add", "a b", "y"),
+    ]
     m = build(nodes)
     match = only(m, "rope")
     assert match.spec.attrs == {"layout": "bhsd", "interleaved": True, "rot": D}

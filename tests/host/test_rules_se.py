@@ -41,28 +41,64 @@ def excite(
         "mean input": [node("ReduceMean", "x axes", "p")],
         "wrong axes": [node("ReduceMean", "x", "p", axes=[1, 2], keepdims=1)],
     }[pool]
-    values: dict[str, npt.ArrayLike] = {"axes": np.array([-1, -2]), "flat": np.array([0, C]), "image": np.array([0, C, 1, 1])}
+    values: dict[str, npt.ArrayLike] = {
+        "axes": np.array([-1, -2]),
+        "flat": np.array([0, C]),
+        "image": np.array([0, C, 1, 1]),
+    }
     values |= {"b1": weights(S, seed=3), "b2": weights(C, seed=4)}
     tail, constants, _ = activation(act1, "h", "a")
     b1, b2 = (" b1", " b2") if bias else ("", "")
     if kind == "conv":
         values |= {"w1": weights(S, C, 1, 1), "w2": weights(C, S, 1, 1, seed=2)}
-        body = [node("Conv", "p w1" + b1, "h", **(conv or {})), *tail, node("Conv", "a w2" + b2, "g")]
+        body = [
+            node("Conv", "p w1" + b1, "h", **(conv or {})),
+            *tail,
+            node("Conv", "a w2" + b2, "g"),
+        ]
         before = after = []
     else:
         trans = kind == "gemm"
-        values |= {"w1": weights(*((S, C) if trans else (C, S))), "w2": weights(*((C, S) if trans else (S, C)), seed=2)}
+        values |= {
+            "w1": weights(*((S, C) if trans else (C, S))),
+            "w2": weights(*((C, S) if trans else (S, C)), seed=2),
+        }
         before, after = [node("Reshape", "p flat", "v")], [node("Reshape", "s image", "k")]
         if trans:
-            body = [node("Gemm", "v w1" + b1, "h", transB=1), *tail, node("Gemm", "a w2" + b2, "g", transB=1)]
+            body = [
+                node("Gemm", "v w1" + b1, "h", transB=1),
+                *tail,
+                node("Gemm", "a w2" + b2, "g", transB=1),
+            ]
         else:
-            body = [node("MatMul", "v w1", "h0"), node("Add", "h0 b1", "h"), *tail, node("MatMul", "a w2", "g0"), node("Add", "b2 g0", "g")]
+            body = [
+                node("MatMul", "v w1", "h0"),
+                node("Add", "h0 b1", "h"),
+                *tail,
+                node("MatMul", "a w2", "g0"),
+                node("Add", "b2 g0", "g"),
+            ]
     last = [node("Sigmoid", "g", "s")] if gate is None else list(gate)
     factor = "k" if after else "s"
-    nodes = [*first, *before, *body, *last, *after, node("Mul", f"{factor} {mul}" if swapped else f"{mul} {factor}", "y"), *extra]
+    nodes = [
+        *first,
+        *before,
+        *body,
+        *last,
+        *after,
+        node("Mul", f"{factor} {mul}" if swapped else f"{mul} {factor}", "y"),
+        *extra,
+    ]
     used = {i for n in nodes for i in n.input}
     inputs: dict[str, Sequence[int | str]] = {"x": shape, **({"z": shape} if mul == "z" else {})}
-    return model(nodes, inputs, outputs, {k: v for k, v in (values | constants).items() if k in used}, opset=opset, overridable=overridable)
+    return model(
+        nodes,
+        inputs,
+        outputs,
+        {k: v for k, v in (values | constants).items() if k in used},
+        opset=opset,
+        overridable=overridable,
+    )
 
 
 @pytest.mark.parametrize("pool", ["mean", "global"])
@@ -78,14 +114,20 @@ def test_each_form(pool: str, kind: str, act1: str, swapped: bool) -> None:
 
 
 def test_hard_sigmoid_gates_and_no_bias() -> None:
-    spelled = [node("Add", "g three", "t"), node("Clip", "t zero six", "u"), node("Div", "u six", "s")]
+    spelled = [
+        node("Add", "g three", "t"),
+        node("Clip", "t zero six", "u"),
+        node("Div", "u six", "s"),
+    ]
     _, constants, _ = activation("hswish div inside", "g", "s")
     for gate in ([node("HardSigmoid", "g", "s", alpha=1 / 6)], spelled):
         m = excite(gate=gate, bias=False)
         if gate is spelled:
             from onnx import numpy_helper
 
-            m.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items())
+            m.graph.initializer.extend(
+                numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()
+            )
         match = only(m, "squeeze_excite")
         assert match.spec.roles == ("x", "w1", "w2")
         check(m, match)

@@ -1,4 +1,6 @@
-"""Softmax rule: axes before and after opset 13, logarithms, the decomposed form, and what it declines."""
+"""Softmax rule: axes before and after opset 13, logarithms, the decomposed form, and what it
+declines.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,18 @@ from tests.host.rules_oracle_attention import check_spec
 
 
 def build(
-    nodes: list[NodeProto], *, shape: tuple[int | str, ...] = (2, 3, 5), opset: int = 13, outputs: tuple[str, ...] = ("y",), axis: int = -1
+    nodes: list[NodeProto],
+    *,
+    shape: tuple[int | str, ...] = (2, 3, 5),
+    opset: int = 13,
+    outputs: tuple[str, ...] = ("y",),
+    axis: int = -1,
 ) -> ModelProto:
     constants = {"ax": np.array([axis]), "other": np.array([0])}
     used = {i for n in nodes for i in n.input}
-    return model(nodes, {"x": shape}, outputs, {k: v for k, v in constants.items() if k in used}, opset=opset)
+    return model(
+        nodes, {"x": shape}, outputs, {k: v for k, v in constants.items() if k in used}, opset=opset
+    )
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
@@ -66,7 +75,11 @@ def test_decomposed() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_decomposed_with_a_reciprocal_or_a_logarithm(log: bool) -> None:
-    tail = [node("Log", "t", "l"), node("Sub", "d l", "y")] if log else [node("Reciprocal", "t", "l"), node("Mul", "l e", "y")]
+    tail = (
+        [node("Log", "t", "l"), node("Sub", "d l", "y")]
+        if log
+        else [node("Reciprocal", "t", "l"), node("Mul", "l e", "y")]
+    )
     m = build([*decomposed()[:-1], *tail], axis=1)
     match = only(m, "softmax")
     assert match.spec.attrs["log"] == log

@@ -1,4 +1,6 @@
-"""Writing models: nothing that is read is destroyed, and several files change together, whatever happens between."""
+"""Writing models: nothing that is read is destroyed, and several files change together, whatever
+happens between.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_files_to_be_written_are_apart(tmp_path: Path) -> None:
         "verify m.onnx m.onnx --bisect -o m.onnx",
     ],
 )
-def test_no_command_writes_over_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str) -> None:
+def test_no_command_writes_over_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
     path = saved(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     monkeypatch.chdir(path.parent)
@@ -99,11 +103,17 @@ def _steps(monkeypatch: pytest.MonkeyPatch, stop: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
 @pytest.mark.parametrize("nameless", [True, False])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_weights_and_model_change_together_wherever_a_kill_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, nameless: bool, fresh: bool) -> None:
+def test_weights_and_model_change_together_wherever_a_kill_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, nameless: bool, fresh: bool
+) -> None:
     if not nameless:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     old, new = big(), big()
-    new.graph.initializer[0].CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(new.graph.initializer[0]), new.graph.initializer[0].name))
+    new.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(
+            -numpy_helper.to_array(new.graph.initializer[0]), new.graph.initializer[0].name
+        )
+    )
     feeds = {"x": normal(2, 64)}
     results = [run(m, feeds) for m in (old, new)]
     seen = set()
@@ -157,14 +167,19 @@ def scaled(by: int) -> ModelProto:
 def test_two_writers_of_one_model_leave_one_of_the_two(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     path = tmp_path / "m.onnx"
-    writers = [subprocess.Popen([sys.executable, "-c", _SAVER, str(path), str(by)], cwd=root) for by in (1, 2)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _SAVER, str(path), str(by)], cwd=root)
+        for by in (1, 2)
+    ]
     assert [w.wait() for w in writers] == [0, 0]
     got = run(onnx.load(str(path)), {"x": normal(2, 64)})
     assert any(same_bits(got, run(scaled(by), {"x": normal(2, 64)})) for by in (1, 2))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
 
 
-def test_the_umask_is_read_and_never_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_umask_is_read_and_never_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("this system does not show the umask")
 

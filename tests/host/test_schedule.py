@@ -27,7 +27,9 @@ def schedule(graph: Graph, priced: Priced) -> tuple[list[tuple[Match, Saving]], 
     return list(chosen), list(refused)
 
 
-def chain(graph: Graph, names: str, us: float, rule: str = "r", priority: int = 0) -> tuple[Match, Saving, int]:
+def chain(
+    graph: Graph, names: str, us: float, rule: str = "r", priority: int = 0
+) -> tuple[Match, Saving, int]:
     nodes = tuple(p for name in names.split() if (p := graph.producer(name)) is not None)
     return (
         Match(rule, nodes[0], nodes, (), tuple(graph.escapes(nodes)), Spec("pointwise", ())),
@@ -43,13 +45,19 @@ def test_the_larger_saving_wins_and_the_loser_is_told_why() -> None:
     g = Graph(parse(DIAMOND))
     chosen, refused = schedule(g, [chain(g, "b d", 1.0, "small"), chain(g, "d e", 2.0, "large")])
     assert [m.rule for m, _ in chosen] == ["large"]
-    assert [(r.rule, r.anchor) for r in refused] == [("small", "b")] and "large" in refused[0].reason
+    assert [(r.rule, r.anchor) for r in refused] == [("small", "b")] and "large" in refused[
+        0
+    ].reason
 
 
 def test_ties_fall_by_priority_then_length_then_position() -> None:
     g = Graph(parse(DIAMOND))
-    assert schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "d e", 1.0, "y", 1)])[0][0][0].rule == "y"
-    assert schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "c d e", 1.0, "y")])[0][0][0].rule == "y"
+    assert (
+        schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "d e", 1.0, "y", 1)])[0][0][0].rule == "y"
+    )
+    assert (
+        schedule(g, [chain(g, "b d", 1.0, "x"), chain(g, "c d e", 1.0, "y")])[0][0][0].rule == "y"
+    )
     assert schedule(g, [chain(g, "c d", 1.0, "y"), chain(g, "b d", 1.0, "x")])[0][0][0].rule == "x"
 
 
@@ -60,7 +68,11 @@ def test_what_saves_nothing_is_refused_with_its_reason() -> None:
 
 
 def test_two_convex_chains_that_wait_for_each_other_are_not_both_taken() -> None:
-    g = Graph(parse("g (float[3] x, float[3] y) => (float[3] b, float[3] d) { a = Neg (x) c = Exp (y) b = Add (c, c) d = Mul (a, a) }"))
+    g = Graph(
+        parse(
+            "g (float[3] x, float[3] y) => (float[3] b, float[3] d) { a = Neg (x) c = Exp (y) b = Add (c, c) d = Mul (a, a) }"
+        )
+    )
     both = [chain(g, "a b", 2.0, "first"), chain(g, "c d", 1.0, "second")]
     assert all(g.is_convex(m.nodes) for m, _, _ in both)
     chosen, refused = schedule(g, both)
@@ -102,19 +114,32 @@ def problems(draw: st.DrawFn) -> tuple[ModelProto, list[tuple[list[int], float]]
         nodes.append(helper.make_node("Add", [draw(pick), draw(pick)], [f"v{k}"]))
         names.append(f"v{k}")
     info = helper.make_tensor_value_info
-    graph = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, [3])], [info(names[-1], TensorProto.FLOAT, [3])])
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, [3])], [info(names[-1], TensorProto.FLOAT, [3])]
+    )
     sets = draw(
-        st.lists(st.tuples(st.lists(st.integers(0, count - 1), min_size=1, max_size=4, unique=True), st.sampled_from([0.0, 1.0, 2.0, 3.0])), max_size=8)
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, count - 1), min_size=1, max_size=4, unique=True),
+                st.sampled_from([0.0, 1.0, 2.0, 3.0]),
+            ),
+            max_size=8,
+        )
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), sets
 
 
 @settings(max_examples=300)
 @given(problems())
-def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(problem: tuple[ModelProto, list[tuple[list[int], float]]]) -> None:
+def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(
+    problem: tuple[ModelProto, list[tuple[list[int], float]]],
+) -> None:
     model, sets = problem
     graph = Graph(model)
-    priced = [chain(graph, " ".join(f"v{k}" for k in sorted(nodes)), us, f"r{i}") for i, (nodes, us) in enumerate(sets)]
+    priced = [
+        chain(graph, " ".join(f"v{k}" for k in sorted(nodes)), us, f"r{i}")
+        for i, (nodes, us) in enumerate(sets)
+    ]
     priced = [p for p in priced if graph.is_convex(p[0].nodes)]
     chosen, refused = schedule(graph, priced)
     taken = [n.index for m, _ in chosen for n in m.nodes]
@@ -131,11 +156,16 @@ def test_schedules_are_disjoint_acyclic_maximal_and_deterministic(problem: tuple
 # --- prices --------------------------------------------------------------------------------------------------------------
 def priced_by(model: ModelProto, backend: str = "cpu") -> dict[str, Saving]:
     graph = Graph(model)
-    return {m.anchor.outputs[0]: cost_model.price(graph, m, backend) for m in find.find(graph, rules=RULES)[0]}
+    return {
+        m.anchor.outputs[0]: cost_model.price(graph, m, backend)
+        for m in find.find(graph, rules=RULES)[0]
+    }
 
 
 def test_a_price_is_the_rooflines_difference() -> None:
-    m = parse("g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }")
+    m = parse(
+        "g (float[64, 1000] x, float[64, 1000] y) => (float[64, 1000] z) { a = Add (x, y) z = Relu (a) }"
+    )
     n = 64 * 1000 * 4
     dev = cost_model.device("cpu")
     saving = priced_by(_typed(m))["a"]
@@ -162,8 +192,14 @@ def test_a_larger_tensor_saves_more_and_every_backend_has_rates() -> None:
 def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's fusions are priced by its own GPU's memory and arithmetic, not by an H200's."""
     h200, l4 = cost_model.gpu(device_caps.usual(90)), cost_model.gpu(device_caps.usual(89))
-    assert (h200.gflops, h200.gbytes) == (cost_model.device("cuda").gflops, cost_model.device("cuda").gbytes)
-    assert l4.gbytes == pytest.approx(h200.gbytes * 300 / 4800) and h200.gflops / 20 < l4.gflops < h200.gflops / 8
+    assert (h200.gflops, h200.gbytes) == (
+        cost_model.device("cuda").gflops,
+        cost_model.device("cuda").gbytes,
+    )
+    assert (
+        l4.gbytes == pytest.approx(h200.gbytes * 300 / 4800)
+        and h200.gflops / 20 < l4.gflops < h200.gflops / 8
+    )
     half = cost_model.gpu(replace(device_caps.usual(90), sms=66))
     assert half.gflops == h200.gflops / 2 and half.gbytes == h200.gbytes
     seen, priced = set(), cost_model.price
@@ -174,7 +210,9 @@ def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(partition_compiler, "price", recorded)
     graph = Graph(_typed(small_cnn()))
-    backend = partition_compiler.cuda_backend(device_caps.usual(89), tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False)
+    backend = partition_compiler.cuda_backend(
+        device_caps.usual(89), tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False
+    )
     partition_compiler.compile_graph(graph, backend)
     assert seen == {l4}
 
@@ -187,9 +225,14 @@ def test_prices_follow_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (90, "H100 SXM", 132, 1830, 989), (120, "GeForce RTX 5090", 170, 2407, 209.5), (120, "RTX PRO 6000 Blackwell", 188, 2617, 503.8),
     ],
 )  # fmt: skip
-def test_peaks_of_gpus_are_those_that_nvidia_documents(arch: int, name: str, sms: int, mhz: int, tflops: float) -> None:
+def test_peaks_of_gpus_are_those_that_nvidia_documents(
+    arch: int, name: str, sms: int, mhz: int, tflops: float
+) -> None:
     """Dense fp16 with sums in fp32."""
-    h200, made = device_caps.usual(90), replace(device_caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000)
+    h200, made = (
+        device_caps.usual(90),
+        replace(device_caps.usual(arch), name=f"NVIDIA {name}", sms=sms, clock=mhz * 1000),
+    )
     ratio = cost_model.gpu(made).gflops / cost_model.gpu(h200).gflops
     assert ratio * h200.sms * h200.clock * 4096 * 1e3 == pytest.approx(tflops * 1e12, rel=0.02)
 
@@ -202,8 +245,12 @@ def test_a_node_alone_saves_nothing() -> None:
 
 
 def test_a_view_does_not_make_unknown_sizes_cost_more() -> None:
-    """The batch of a value counts as 1 on its first axis and as more elsewhere; what the chain reads stays what its nodes read."""
+    """The batch of a value counts as 1 on its first axis and as more elsewhere; what the chain
+    reads stays what its nodes read.
+    """
     text = "g (float[1, n, m, k] x) => (float[n, m, k] y) { s = Squeeze (x, ax) a = Relu (s) y = Sigmoid (a) }"
     g = Graph(_typed(parse(text, ax=[0])))
-    chain_of = Match("r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {}))
+    chain_of = Match(
+        "r", g.nodes[1], tuple(g.nodes), ("x",), ("y",), Spec("pointwise", ("x0",), {})
+    )
     assert cost_model.price(g, chain_of, "cpu").us > cost_model.device("cpu").launch / 2

@@ -1,4 +1,6 @@
-"""The search for the fastest kernel: finds it, or one as good, by few measurements, whatever the prices said."""
+"""The search for the fastest kernel: finds it, or one as good, by few measurements, whatever the
+prices said.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,27 @@ from tracea_onnx.tuning.bayesian import Search
 def _drawn(seed: int, count: int = 24) -> tuple[dict[str, float], dict[str, float]]:
     """Prices, and times that they err from: kinds alike, and each kernel by itself."""
     r = random.Random(seed)
-    prices = {f"{kind}(n={k})": r.uniform(1000, 1350) for k in range(count // 2) for kind in ("Split", "Whole")}
+    prices = {
+        f"{kind}(n={k})": r.uniform(1000, 1350)
+        for k in range(count // 2)
+        for kind in ("Split", "Whole")
+    }
     kinds = {kind: math.exp(r.gauss(0, 0.08)) for kind in ("Split", "Whole")}
-    return prices, {n: p * kinds[n.partition("(")[0]] * math.exp(r.gauss(0, 0.06)) for n, p in prices.items()}
+    return prices, {
+        n: p * kinds[n.partition("(")[0]] * math.exp(r.gauss(0, 0.06)) for n, p in prices.items()
+    }
 
 
 def _run(search: Search, times: dict[str, float], noise: float, r: random.Random) -> int:
     count = 0
     while (name := search.next()) is not None:
         assert name not in search.seen
-        search.saw(name, times[name] / times[search.first] * math.exp(r.gauss(0, noise)) if name != search.first else 1.0)
+        search.saw(
+            name,
+            times[name] / times[search.first] * math.exp(r.gauss(0, noise))
+            if name != search.first
+            else 1.0,
+        )
         count += 1
     return count
 
@@ -63,7 +76,9 @@ def test_what_cannot_be_measured_is_not_proposed_again() -> None:
 
 
 def test_what_runs_now_may_be_slower_than_all_of_them() -> None:
-    """As where it was chosen for other sizes: the first is measured, too, and the others are expected to gain as much."""
+    """As where it was chosen for other sizes: the first is measured, too, and the others are
+    expected to gain as much.
+    """
     search = Search({f"A(n={k})": 100.0 + 4 * k for k in range(6)})
     assert search.next() == search.first == "A(n=0)"
     search.saw("A(n=0)", 0.8)

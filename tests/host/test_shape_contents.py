@@ -27,7 +27,16 @@ def _model(node: str, left: int, right: int) -> ModelProto:
     )
 
 
-@pytest.mark.parametrize("node", ["Div (a, right)", "Mod (a, right)", "Mod <fmod = 1> (a, right)", "Div (left, right)", "Mod <fmod = 1> (left, right)"])
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Div (a, right)",
+        "Mod (a, right)",
+        "Mod <fmod = 1> (a, right)",
+        "Div (left, right)",
+        "Mod <fmod = 1> (left, right)",
+    ],
+)
 def test_quotients_and_remainders_of_negative_numbers(node: str) -> None:
     known = 0
     for left in (-8, -7, 5, 2**63 // 2):
@@ -41,7 +50,9 @@ def test_quotients_and_remainders_of_negative_numbers(node: str) -> None:
             if found is None:
                 continue
             known += 1
-            session = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(
+                m.SerializeToString(), providers=["CPUExecutionProvider"]
+            )
             for n in (0, 1, 5, 6, 7, 8, 20):
                 (symbol,) = dims.symbols(shapes.dims("x")[0])  # type: ignore[index]
                 (real,) = session.run(None, {"x": np.zeros(n, np.float32)})

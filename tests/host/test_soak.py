@@ -28,4 +28,7 @@ def test_growth_adds_what_each_part_has_grown_by_and_keeps_the_later_half() -> N
     growth = Growth()
     for grown in (100, -20, 3, 4):
         growth.add(10, grown)
-    assert growth.points == [(10, 100), (20, 80), (30, 83), (40, 87)] and growth.late() == [(30, 83), (40, 87)]
+    assert growth.points == [(10, 100), (20, 80), (30, 83), (40, 87)] and growth.late() == [
+        (30, 83),
+        (40, 87),
+    ]

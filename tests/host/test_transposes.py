@@ -1,4 +1,6 @@
-"""Transposes sink through pointwise nodes: results keep every bit, and no more is transposed than before."""
+"""Transposes sink through pointwise nodes: results keep every bit, and no more is transposed than
+before.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,18 @@ PADS: dict[str, npt.ArrayLike] = {"pads": np.array([0, 1, 2, 0, 0, 3, 0, 0]), "z
 CONV = [node("Conv", "x w", "c", pads=[1] * 4), node("Transpose", "c", "t", perm=TO)]
 
 
-def settled(nodes: Sequence[NodeProto], *outputs: str, inputs: dict[str, tuple[int, ...]] | None = None) -> ModelProto:
+def settled(
+    nodes: Sequence[NodeProto], *outputs: str, inputs: dict[str, tuple[int, ...]] | None = None
+) -> ModelProto:
     shapes = {"x": (2, C, 5, 6), **(inputs or {})}
     used = {i for n in nodes for i in n.input}
-    m = model(nodes, shapes, outputs or ("y",), {k: v for k, v in (WEIGHTS | PADS).items() if k in used}, opset=13)
+    m = model(
+        nodes,
+        shapes,
+        outputs or ("y",),
+        {k: v for k, v in (WEIGHTS | PADS).items() if k in used},
+        opset=13,
+    )
     return unchanged(m, {k: normal(*s, seed=3) for k, s in shapes.items()})
 
 
@@ -46,7 +56,14 @@ def test_what_lies_between_two_layouts_computes_before_them(middle: str, last: s
         op, rest = s.split("(")
         read, made = rest.split(")")
         nodes.append(node(op, read, made.strip(), **({"axis": -1} if op == "Concat" else {})))
-    m = settled([*CONV, *nodes, node("Transpose", last, "u", perm=BACK), node("MaxPool", "u", "y", kernel_shape=[2, 2])])
+    m = settled(
+        [
+            *CONV,
+            *nodes,
+            node("Transpose", last, "u", perm=BACK),
+            node("MaxPool", "u", "y", kernel_shape=[2, 2]),
+        ]
+    )
     assert "Transpose" not in ops(m)
 
 
@@ -69,14 +86,20 @@ def test_a_residual_block_keeps_no_inner_transpose() -> None:
 @pytest.mark.parametrize(
     "nodes",
     [
-        [*CONV, node("Relu", "t", "r"), node("Softmax", "t", "q"), node("Softmax", "r", "y")],  # two transposes for one
+        # two transposes for one
+        [*CONV, node("Relu", "t", "r"), node("Softmax", "t", "q"), node("Softmax", "r", "y")],
         [*CONV, node("Add", "t z", "y")],  # z would need one
-        [node("Relu", "x", "c"), node("Transpose", "c", "t", perm=TO), node("Add", "t b", "y")],  # as many, and no convolution
+        # as many, and no convolution
+        [node("Relu", "x", "c"), node("Transpose", "c", "t", perm=TO), node("Add", "t b", "y")],
     ],
 )
 def test_where_nothing_is_won_nothing_moves(nodes: Sequence[NodeProto]) -> None:
     names = [i for n in nodes for i in n.input]
-    m = settled(nodes, *(("y", "q") if "q" in [o for n in nodes for o in n.output] else ()), inputs={"z": (2, 5, 6, C)} if "z" in names else None)
+    m = settled(
+        nodes,
+        *(("y", "q") if "q" in [o for n in nodes for o in n.output] else ()),
+        inputs={"z": (2, 5, 6, C)} if "z" in names else None,
+    )
     assert ops(m) == [n.op_type for n in nodes]
 
 
@@ -88,10 +111,16 @@ def test_random_graphs_keep_every_bit_and_transpose_no_more(seed: int) -> None:
     for k in range(14):
         a, b = (values[int(i)] for i in rng.integers(0, len(values), 2))
         move = node("Transpose", a, f"v{k}", perm=perms[int(rng.integers(0, len(perms)))])
-        nodes.append([move, move, node("Add", f"{a} {b}", f"v{k}"), node("Mul", f"{a} m", f"v{k}")][int(rng.integers(0, 4))])
+        nodes.append(
+            [move, move, node("Add", f"{a} {b}", f"v{k}"), node("Mul", f"{a} m", f"v{k}")][
+                int(rng.integers(0, 4))
+            ]
+        )
         values.append(f"v{k}")
     read = {i for n in nodes for i in n.input}
     outputs = [v for v in values[2:] if v not in read or v == "v5"]
-    m = model(nodes, {"x": (3, 3, 3), "z": (3, 3, 3)}, outputs, {"m": normal(3, 1, seed=1)}, opset=13)
+    m = model(
+        nodes, {"x": (3, 3, 3), "z": (3, 3, 3)}, outputs, {"m": normal(3, 1, seed=1)}, opset=13
+    )
     r = unchanged(m, {"x": normal(3, 3, 3, seed=1), "z": normal(3, 3, 3, seed=2)})
     assert ops(r).count("Transpose") <= ops(m).count("Transpose")

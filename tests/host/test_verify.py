@@ -1,4 +1,6 @@
-"""Verification finds every difference that matters and excuses none; generated inputs are ones the model accepts."""
+"""Verification finds every difference that matters and excuses none; generated inputs are ones the
+model accepts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def compare(a: ModelProto, b: ModelProto, **kwargs: object) -> verification.Veri
 
 
 def scaled(factor: float) -> ModelProto:
-    return parse("g (float[N, 8] x) => (float[N, 4] y) { z = MatMul (x, w) y = Mul (z, s) }", w=normal(8, 4), s=np.float32(factor))
+    return parse(
+        "g (float[N, 8] x) => (float[N, 4] y) { z = MatMul (x, w) y = Mul (z, s) }",
+        w=normal(8, 4),
+        s=np.float32(factor),
+    )
 
 
 def test_equal_models_pass_with_zero_differences() -> None:
@@ -47,27 +53,47 @@ def test_given_bounds_are_used() -> None:
 
 def test_integers_booleans_and_strings_must_be_equal() -> None:
     text = "g (float[4] x) => (int64[4] n, bool[4] b, string[1] s) {{ n = Cast <to = 7> (k) b = Greater (x, t) s = Identity (u) }}"
-    base: dict[str, Any] = {"k": np.array([1.0, 2, 3, 4], np.float32), "t": np.float32(0), "u": np.array(["a"], object)}
+    base: dict[str, Any] = {
+        "k": np.array([1.0, 2, 3, 4], np.float32),
+        "t": np.float32(0),
+        "u": np.array(["a"], object),
+    }
     a = parse(text.format(), **base)
-    for name, value in (("k", np.array([1.0, 2, 3, 5], np.float32)), ("t", np.float32(0.3)), ("u", np.array(["b"], object))):
+    for name, value in (
+        ("k", np.array([1.0, 2, 3, 5], np.float32)),
+        ("t", np.float32(0.3)),
+        ("u", np.array(["b"], object)),
+    ):
         v = compare(a, parse(text.format(), **{**base, name: value}))
         assert [o.ok for o in v.outputs].count(False) == 1, name
     assert compare(a, parse(text.format(), **base)).ok
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "same"), [(np.nan, np.nan, True), (np.inf, np.inf, True), (np.nan, 1.0, False), (np.inf, -np.inf, False), (1.0, np.nan, False)]
+    ("a", "b", "same"),
+    [
+        (np.nan, np.nan, True),
+        (np.inf, np.inf, True),
+        (np.nan, 1.0, False),
+        (np.inf, -np.inf, False),
+        (1.0, np.nan, False),
+    ],
 )
 def test_nan_and_infinities_must_be_in_the_same_places(a: float, b: float, same: bool) -> None:
     def m(v: float) -> ModelProto:
-        return parse("g (float[3] x) => (float[3] y) { y = Mul (x, k) }", k=np.array([1, v, 2], np.float32))
+        return parse(
+            "g (float[3] x) => (float[3] y) { y = Mul (x, k) }", k=np.array([1, v, 2], np.float32)
+        )
 
     assert compare(m(a), m(b), values={"x": np.ones(3, np.float32)}, rtol=1e9).ok is same
 
 
 def test_a_small_output_beside_large_ones_is_judged_by_the_whole_and_alone_by_itself() -> None:
     def m(v: list[float]) -> ModelProto:
-        return parse(f"g (float[{len(v)}] x) => (float[{len(v)}] y) {{ y = Add (x, k) }}", k=np.array(v, np.float32))
+        return parse(
+            f"g (float[{len(v)}] x) => (float[{len(v)}] y) {{ y = Add (x, k) }}",
+            k=np.array(v, np.float32),
+        )
 
     zero = {"x": np.zeros(2, np.float32)}
     assert compare(m([1e6, 1e-3]), m([1e6, 2e-3]), values=zero).ok
@@ -105,7 +131,8 @@ def test_an_ill_conditioned_model_is_measured_rather_than_failed() -> None:
     v = compare(a, b)
     assert v.ok and "ill-conditioned" in v.outputs[0].note
     line, why = report.verification_text(v)
-    assert "passed" in line and "the original itself moves by" in why  # not a word too few about a difference that large
+    # not a word too few about a difference that large
+    assert "passed" in line and "the original itself moves by" in why
     wrong = parse(text.format(), w=w * np.float32(1.01), v=near)
     assert not compare(a, wrong).ok
 
@@ -139,19 +166,28 @@ def test_symbols_are_consistent_and_ids_stay_in_their_table() -> None:
         types=normal(2, 4),
     )
     f = first(m)
-    assert f["input_ids"].shape == f["attention_mask"].shape == f["token_type_ids"].shape == (2, 7) and f["dense"].shape == (2, 3)
+    assert f["input_ids"].shape == f["attention_mask"].shape == f["token_type_ids"].shape == (
+        2,
+        7,
+    ) and f["dense"].shape == (2, 3)
     assert f["input_ids"].min() >= 0 and f["input_ids"].max() < 11 and f["token_type_ids"].max() < 2
-    assert (f["attention_mask"] == 1).all() and f["flags"].all() and f["input_ids"].dtype == np.int64
+    assert (
+        (f["attention_mask"] == 1).all() and f["flags"].all() and f["input_ids"].dtype == np.int64
+    )
     assert (first(m, seed=3)["input_ids"] != f["input_ids"]).any()
 
 
 def test_channels_come_from_the_weights() -> None:
-    m = parse("g (float[N, C, H, W] x) => (float[N, 4, H, W] y) { y = Conv (x, w) }", w=normal(4, 3, 1, 1))
+    m = parse(
+        "g (float[N, C, H, W] x) => (float[N, 4, H, W] y) { y = Conv (x, w) }", w=normal(4, 3, 1, 1)
+    )
     assert first(m)["x"].shape == (2, 3, 64, 64)
 
 
 def test_given_shapes_bind_symbols() -> None:
-    m = parse("g (float[batch, seq] x, float[batch, 4] z) => (float[batch, seq] y) { y = Relu (x) }")
+    m = parse(
+        "g (float[batch, seq] x, float[batch, 4] z) => (float[batch, seq] y) { y = Relu (x) }"
+    )
     f = first(m, shapes={"x": (3, 5)})
     assert f["x"].shape == (3, 5) and f["z"].shape == (3, 4)
     for bad, says in (
@@ -164,7 +200,15 @@ def test_given_shapes_bind_symbols() -> None:
             first(m, shapes=bad)
 
 
-@pytest.mark.parametrize(("text", "value"), [("x:1,3", ("x", (1, 3))), ("a:b:2", ("a:b", (2,))), ("x:", ("x", ())), ("x:0,2", ("x", (0, 2)))])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("x:1,3", ("x", (1, 3))),
+        ("a:b:2", ("a:b", (2,))),
+        ("x:", ("x", ())),
+        ("x:0,2", ("x", (0, 2))),
+    ],
+)
 def test_shapes_are_parsed(text: str, value: tuple[str, tuple[int, ...]]) -> None:
     assert input_values.parse_shape(text) == value
 
@@ -197,9 +241,14 @@ def test_comparing_large_outputs_takes_little_memory() -> None:
     assert most < 10 * 8 * verification._CHUNK < 2 * 8 * x.size
     assert not found.ok and found.max_abs == 0.5
     count = x.size - 1
-    assert found.rmse == pytest.approx(0.5 / np.sqrt(count)) and found.max_rel == pytest.approx(0.5 / (3.0 / np.sqrt(count)))
+    assert found.rmse == pytest.approx(0.5 / np.sqrt(count)) and found.max_rel == pytest.approx(
+        0.5 / (3.0 / np.sqrt(count))
+    )
     y[2, -1] = -np.inf
-    assert "infinities" in verification._compare("y", x, y, verification.Bounds(1e-3, 0.0, 1, 0.0)).note
+    assert (
+        "infinities"
+        in verification._compare("y", x, y, verification.Bounds(1e-3, 0.0, 1, 0.0)).note
+    )
 
 
 def test_an_input_of_more_axes_than_an_array_has() -> None:
@@ -209,7 +258,9 @@ def test_an_input_of_more_axes_than_an_array_has() -> None:
         compare(m, m)
 
 
-def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_little_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise MemoryError
 
@@ -217,5 +268,7 @@ def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "m.onnx"
     path.write_bytes(m.SerializeToString())
     monkeypatch.setattr(input_values, "generate", fails)
-    assert main.main(["optimize", str(path), "-o", str(tmp_path / "o.onnx")]) == ModelError.exit_code
+    assert (
+        main.main(["optimize", str(path), "-o", str(tmp_path / "o.onnx")]) == ModelError.exit_code
+    )
     assert "not enough memory" in capsys.readouterr().err

@@ -19,16 +19,24 @@ ort.set_default_logger_severity(4)
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs a function graph -> entries as the compiler of this process; `answer.packs` collects its replies."""
+    """Installs a function graph -> entries as the compiler of this process; `answer.packs` collects
+    its replies.
+    """
     provider.register()
     packs: list[bytes] = []
 
     def install(make: Callable[[Graph], Entries]) -> None:
         def compile_request(request: bytes) -> bytes:
-            packs.append(write_pack(make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "test"))
+            packs.append(
+                write_pack(
+                    make(Graph(onnx.ModelProto.FromString(request), in_process=True)), "test"
+                )
+            )
             return packs[-1]
 
-        monkeypatch.setattr(tracea_onnx.compiler.partition_compiler, "compile_request", compile_request)
+        monkeypatch.setattr(
+            tracea_onnx.compiler.partition_compiler, "compile_request", compile_request
+        )
 
     install.packs = packs  # type: ignore[attr-defined]
     yield install

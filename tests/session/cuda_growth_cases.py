@@ -1,4 +1,6 @@
-"""What grows with the runs of a session on a GPU, and with sessions: nothing, by the library's own counters. Run by test_cuda.py."""
+"""What grows with the runs of a session on a GPU, and with sessions: nothing, by the library's own
+counters. Run by test_cuda.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ import itertools
 
 import numpy as np
 
-from tests.session.cuda_session import answer, bound, check_cube, cube_model, cube_plan, device_tensor, empty_tensor, vector
+from tests.session.cuda_session import (
+    answer,
+    bound,
+    check_cube,
+    cube_model,
+    cube_plan,
+    device_tensor,
+    empty_tensor,
+    vector,
+)
 from tests.session.provider_plans import Entries
 from tracea_onnx import provider
 from tracea_onnx.ir.graph import Graph
@@ -31,7 +42,10 @@ def case_addresses_that_come_once_leave_nothing() -> None:
     for _ in range(3):
         session.run_with_iobinding(bound(session, x, {"u": kept[-1], "y": y}))
     after = _live()
-    assert (after["live_addresses"] - before["live_addresses"], after["live_graphs"] - before["live_graphs"]) == (1, 1)
+    assert (
+        after["live_addresses"] - before["live_addresses"],
+        after["live_graphs"] - before["live_graphs"],
+    ) == (1, 1)
     np.testing.assert_allclose(y.numpy(), vector(60) ** 3, rtol=1e-5)
 
 
@@ -57,7 +71,10 @@ def case_sessions_that_are_gone_leave_nothing() -> None:
 
     def plan(graph: Graph) -> Entries:
         number = str(next(numbers)).encode()
-        return [(keys, made, [blob + number for blob in blobs]) for keys, made, blobs in cube_plan(graph)]
+        return [
+            (keys, made, [blob + number for blob in blobs])
+            for keys, made, blobs in cube_plan(graph)
+        ]
 
     answer(plan)
     found = []
@@ -68,4 +85,7 @@ def case_sessions_that_are_gone_leave_nothing() -> None:
         del session
         found.append(_live())
     assert found[-1] == found[1]
-    assert all(found[-1][f"live_{what}"] == 0 for what in ("sessions", "partitions", "bounds", "lanes", "prepared", "addresses", "graphs"))
+    assert all(
+        found[-1][f"live_{what}"] == 0
+        for what in ("sessions", "partitions", "bounds", "lanes", "prepared", "addresses", "graphs")
+    )

@@ -1,4 +1,7 @@
-"""Concurrent runs, memory and graphs of the provider on the stand-in of the driver. Run by test_cuda.py."""
+"""Concurrent runs, memory and graphs of the provider on the stand-in of the driver.
+
+Run by test_cuda.py.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ def case_sessions_give_their_memory_back() -> None:
     answer(cube_plan)
 
     def use() -> None:
-        sessions = [provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "1"}) for _ in range(2)]
+        sessions = [
+            provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "1"})
+            for _ in range(2)
+        ]
         for _ in range(3):
             for s in sessions:
                 check_cube(s, 5000)
@@ -100,7 +106,10 @@ def case_out_of_memory_is_one_line() -> None:
     answer(entries)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     for _ in range(2):
-        with pytest.raises(Exception, match=r"out of GPU memory: \d+ bytes were asked for, \d+ of 1073741824 are free") as e:
+        with pytest.raises(
+            Exception,
+            match=r"out of GPU memory: \d+ bytes were asked for, \d+ of 1073741824 are free",
+        ) as e:
             session.run(None, {"x": vector(100)})
         assert "\n" not in str(e.value).strip()
     check_cube(session, 2)
@@ -116,7 +125,10 @@ def case_out_of_memory_for_an_output_is_one_line() -> None:
     answer(entries)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     for _ in range(2):
-        with pytest.raises(Exception, match=r"out of GPU memory: 17179869184 bytes were asked for, \d+ of 1073741824 are free") as e:
+        with pytest.raises(
+            Exception,
+            match=r"out of GPU memory: 17179869184 bytes were asked for, \d+ of 1073741824 are free",
+        ) as e:
             session.run(None, {"x": vector(100)})
         assert "\n" not in str(e.value).strip()
 
@@ -177,7 +189,9 @@ def case_bad_data_is_one_line() -> None:
         _bad_then_good(session, good)
         if has_ort(1, 25):  # a provider by its name: tensors on the host
             named = [(provider.PROVIDER_NAME, options), "CPUExecutionProvider"]
-            _bad_then_good(ort.InferenceSession(cube_model(), providers=named, enable_fallback=0), good)
+            _bad_then_good(
+                ort.InferenceSession(cube_model(), providers=named, enable_fallback=0), good
+            )
         x, u, y = device_tensor(-good), empty_tensor([40]), empty_tensor([40])
         io = bound(session, x, {"u": u, "y": y})
         for _ in range(4):
@@ -192,7 +206,11 @@ def case_bad_data_without_synchronisation_shows_at_the_next() -> None:
     need_ort(1, 25, why="has no way to wait for a plugin")
     answer(checked_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
-    io = bound(session, device_tensor(-np.abs(vector(40))), {"u": empty_tensor([40]), "y": empty_tensor([40])})
+    io = bound(
+        session,
+        device_tensor(-np.abs(vector(40))),
+        {"u": empty_tensor([40]), "y": empty_tensor([40])},
+    )
     quiet = ort.RunOptions()
     quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
     session.run_with_iobinding(io, quiet)
@@ -218,7 +236,9 @@ def case_graph_per_partition_and_addresses() -> None:
     lines = log.take()
     assert lines.count("instantiate 3") == 2 and lines.count("replay") == 6
     for _ in range(12):  # more addresses than are remembered
-        io = bound(session, device_tensor(x), {"u": empty_tensor([60]), "y": (y := empty_tensor([60]))})
+        io = bound(
+            session, device_tensor(x), {"u": empty_tensor([60]), "y": (y := empty_tensor([60]))}
+        )
         session.run_with_iobinding(io)
         session.run_with_iobinding(io)
         np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
@@ -237,14 +257,20 @@ def case_no_graphs_where_addresses_come_and_go() -> None:
             session.run_with_iobinding(io)
         lines.append(log.take())
         np.testing.assert_allclose(kept[-1][2].numpy(), x**3, rtol=1e-5)
-    assert all(taken.count("replay") == 2 for taken in lines[:16]) and not any(taken.count("replay") for taken in lines[16:])
+    assert all(taken.count("replay") == 2 for taken in lines[:16]) and not any(
+        taken.count("replay") for taken in lines[16:]
+    )
 
 
 def case_graph_of_the_whole_session() -> None:
-    """ORT's own capture: runs on fixed bindings become one replay, contents of the bound tensors are read anew."""
+    """ORT's own capture: runs on fixed bindings become one replay, contents of the bound tensors
+    are read anew.
+    """
     need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(cube_plan)
-    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    session = provider.create_session(
+        cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"}
+    )
     x = vector(60)
     given, u, y = device_tensor(x), empty_tensor([60]), empty_tensor([60])
     io = bound(session, given, {"u": u, "y": y})
@@ -271,11 +297,20 @@ def case_graph_of_the_whole_session() -> None:
 
 
 def case_graph_of_several_partitions_keeps_its_memory() -> None:
-    """What ORT allocated between partitions belongs to the captured graph: no later tensor may get it."""
+    """What ORT allocated between partitions belongs to the captured graph: no later tensor may get
+    it.
+    """
     need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(mixed_plan)
-    nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
-    session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})
+    nodes = [
+        h.make_node("Add", ["x", "x"], ["a"]),
+        h.make_node("Mul", ["a", "x"], ["b"]),
+        h.make_node("Add", ["b", "b"], ["y"]),
+    ]
+    session = provider.create_session(
+        model(nodes, {"x": ["n"]}, {"y": ["n"]}),
+        {"backend": "cuda", "enable_cuda_graph": "session"},
+    )
     sizes = (60, 120, 200, 256)  # whatever size ORT's memory plan has
     held = drain(*sizes)
     x = vector(60)
@@ -296,7 +331,9 @@ def case_graph_of_the_session_refuses_host_tensors() -> None:
     """A graph would not repeat copies from the host: an error, never stale results."""
     need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(cube_plan)
-    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    session = provider.create_session(
+        cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"}
+    )
     with pytest.raises(Exception, match=r"[Gg]raph capture"):
         session.run(None, {"x": vector(60)})
 
@@ -318,8 +355,15 @@ def _plain_cube(options: dict[str, str]) -> tuple[Any, Any, np.ndarray, Any]:
 
 
 def case_without_graphs_the_launches_are_made_one_by_one() -> None:
-    """Recording, making or replaying a graph fails: one line in the log, right results, and no second attempt with these addresses."""
-    for call in ("cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch"):
+    """Recording, making or replaying a graph fails: one line in the log, right results, and no
+    second attempt with these addresses.
+    """
+    for call in (
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+    ):
         session, io, x, y = _plain_cube({})
         log.fail(call, 801, times=1000)
         for _ in range(4):
@@ -329,7 +373,11 @@ def case_without_graphs_the_launches_are_made_one_by_one() -> None:
         log.take()
         session.run_with_iobinding(io)
         lines = log.take()
-        assert count(lines, "launch") == 3 and not count(lines, "replay") and not count(lines, "instantiate"), call
+        assert (
+            count(lines, "launch") == 3
+            and not count(lines, "replay")
+            and not count(lines, "instantiate")
+        ), call
 
 
 def case_a_launch_that_cannot_be_recorded() -> None:
@@ -345,7 +393,9 @@ def case_a_launch_that_cannot_be_recorded() -> None:
 
 
 def case_equal_runs_get_equal_addresses() -> None:
-    """Of numpy arrays: what a run released, the next one takes in the same order, whatever else is free, so that it is replayed."""
+    """Of numpy arrays: what a run released, the next one takes in the same order, whatever else is
+    free, so that it is replayed.
+    """
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     kept = [empty_tensor([40]) for _ in range(7)]
@@ -364,7 +414,10 @@ def case_more_bindings_than_graphs() -> None:
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     x = vector(60)
     results = [empty_tensor([60]) for _ in range(9)]
-    ios = [bound(session, device_tensor(k * x), {"u": empty_tensor([60]), "y": y}) for k, y in enumerate(results)]
+    ios = [
+        bound(session, device_tensor(k * x), {"u": empty_tensor([60]), "y": y})
+        for k, y in enumerate(results)
+    ]
     log.take()
     for _ in range(6):
         for k, io in enumerate(ios):
@@ -379,7 +432,12 @@ def case_graphs_are_bounded() -> None:
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     log.take()
     for n in range(1, 13):  # sets of shapes
-        ios = [bound(session, device_tensor(vector(n)), {"u": empty_tensor([n]), "y": empty_tensor([n])}) for _ in range(7)]
+        ios = [
+            bound(
+                session, device_tensor(vector(n)), {"u": empty_tensor([n]), "y": empty_tensor([n])}
+            )
+            for _ in range(7)
+        ]
         for _ in range(2):
             for io in ios:
                 session.run_with_iobinding(io)
@@ -391,12 +449,20 @@ def case_graphs_are_bounded() -> None:
 
 
 def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
-    """At every place that needs memory of the device: free blocks and graphs go, and the call is made again."""
+    """At every place that needs memory of the device: free blocks and graphs go, and the call is
+    made again.
+    """
     answer(cube_plan)
     other, io, _, _ = _plain_cube({})
     for _ in range(2):
         other.run_with_iobinding(io)  # leaves a graph
-    for call in ("cuMemAlloc_v2", "cuStreamCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernelEx"):
+    for call in (
+        "cuMemAlloc_v2",
+        "cuStreamCreate",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuLaunchKernelEx",
+    ):
         kept = [empty_tensor([1000]) for _ in range(2)]
         del kept
         gc.collect()
@@ -423,18 +489,24 @@ def case_what_is_only_kept_is_given_back_where_memory_is_short() -> None:
 
 
 def _with_own_cubins(name: str) -> Callable[[Graph], Entries]:
-    return lambda graph: [(k, p, [b + name.encode() for b in blobs]) for k, p, blobs in checked_plan(graph)]
+    return lambda graph: [
+        (k, p, [b + name.encode() for b in blobs]) for k, p, blobs in checked_plan(graph)
+    ]
 
 
 def case_memory_limit() -> None:
     answer(cube_plan)
     gc.collect()
-    session = provider.create_session(cube_model(), {"backend": "cuda", "gpu_mem_limit": str(32 << 20)})
+    session = provider.create_session(
+        cube_model(), {"backend": "cuda", "gpu_mem_limit": str(32 << 20)}
+    )
     for n in (1000, 500_000, 1_000_000, 1_500_000, 700_000):  # what smaller ones left is given back
         check_cube(session, n)
     for _ in range(2):
         used = r"\d+ of the 33554432 that the provider option gpu_mem_limit allows are in use; raise gpu_mem_limit"
-        with pytest.raises(Exception, match=rf"out of GPU memory: \d+ bytes were asked for, {used}") as e:
+        with pytest.raises(
+            Exception, match=rf"out of GPU memory: \d+ bytes were asked for, {used}"
+        ) as e:
             session.run(None, {"x": vector(5_000_000)})
         assert "\n" not in str(e.value).strip()
     check_cube(session, 1_000_000)
@@ -505,7 +577,9 @@ def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
 
     answer(entries)
     x = vector(60)
-    data = model([h.make_node("Mul", ["x", "x"], ["y"])], {"x": ["n"]}, {"y": ["n"], "w": [60]}, {"w": x})
+    data = model(
+        [h.make_node("Mul", ["x", "x"], ["y"])], {"x": ["n"]}, {"y": ["n"], "w": [60]}, {"w": x}
+    )
     session = provider.create_session(data, {"backend": "cuda", "enable_cuda_graph": "session"})
     io = bound(session, device_tensor(x), {"y": empty_tensor([60]), "w": empty_tensor([60])})
     with pytest.raises(Exception, match=r"[Gg]raph capture did not complete"):
@@ -513,10 +587,14 @@ def case_a_run_that_copies_a_constant_is_not_recorded() -> None:
 
 
 def case_a_recorded_run_keeps_what_it_allocated() -> None:
-    """An output that the provider allocates in the recorded run and that is dropped after it: replays write it still."""
+    """An output that the provider allocates in the recorded run and that is dropped after it:
+    replays write it still.
+    """
     need_ort(1, 28, why="takes device 'cuda' for another vendor's")
     answer(cube_plan)
-    session = provider.create_session(cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"})
+    session = provider.create_session(
+        cube_model(), {"backend": "cuda", "enable_cuda_graph": "session"}
+    )
     x = vector(60)
     given, y = device_tensor(x), empty_tensor([60])
     io = session.io_binding()
@@ -539,12 +617,20 @@ def case_a_recorded_run_keeps_what_it_allocated() -> None:
 def case_a_recorded_run_that_fails_is_not_replayed() -> None:
     need_ort(*CAPTURES, why="captures no graphs for plugins")
     answer(mixed_plan)
-    nodes = [h.make_node("Add", ["x", "x"], ["a"]), h.make_node("Mul", ["a", "x"], ["b"]), h.make_node("Add", ["b", "b"], ["y"])]
-    session = provider.create_session(model(nodes, {"x": ["n"]}, {"y": ["n"]}), {"backend": "cuda", "enable_cuda_graph": "session"})
+    nodes = [
+        h.make_node("Add", ["x", "x"], ["a"]),
+        h.make_node("Mul", ["a", "x"], ["b"]),
+        h.make_node("Add", ["b", "b"], ["y"]),
+    ]
+    session = provider.create_session(
+        model(nodes, {"x": ["n"]}, {"y": ["n"]}),
+        {"backend": "cuda", "enable_cuda_graph": "session"},
+    )
     x = vector(60)
     given, y = device_tensor(x), empty_tensor([60])
     io = bound(session, given, {"y": y})
-    log.fail("cuLaunchKernelEx", 1, after=7, times=1)  # three launches of the first run, three and three of the recorded one
+    # three launches of the first run, three and three of the recorded one
+    log.fail("cuLaunchKernelEx", 1, after=7, times=1)
     with pytest.raises(Exception, match="launching kernel"):
         session.run_with_iobinding(io)
     for k in (2, 3):
@@ -554,12 +640,18 @@ def case_a_recorded_run_that_fails_is_not_replayed() -> None:
 
 
 def case_a_session_whose_work_failed_gives_everything_back() -> None:
-    """Waiting for its work fails when it is dropped: graphs, kernels and memory go all the same, and the GPU is used on."""
+    """Waiting for its work fails when it is dropped: graphs, kernels and memory go all the same,
+    and the GPU is used on.
+    """
 
     def use(failing: bool) -> list[str]:
         answer(_with_own_cubins("dropped"))
         session = provider.create_session(cube_model(), {"backend": "cuda"})
-        io = bound(session, device_tensor(np.abs(vector(500))), {"u": empty_tensor([500]), "y": empty_tensor([500])})
+        io = bound(
+            session,
+            device_tensor(np.abs(vector(500))),
+            {"u": empty_tensor([500]), "y": empty_tensor([500])},
+        )
         for _ in range(3):
             session.run_with_iobinding(io)
         log.take()
@@ -583,12 +675,17 @@ def case_a_session_whose_work_failed_gives_everything_back() -> None:
 
 
 def case_a_stream_of_the_caller() -> None:
-    """Work that was given to it before is done first, what is given to it after comes after; the session makes no stream to launch on and leaves it alive."""
+    """Work that was given to it before is done first, what is given to it after comes after; the
+    session makes no stream to launch on and leaves it alive.
+    """
     answer(cube_plan)
     provider.create_session(cube_model(), {"backend": "cuda"})
     with log.stream() as stream:
         for mode in ("0", "1"):
-            session = provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": str(stream), "enable_cuda_graph": mode})
+            session = provider.create_session(
+                cube_model(),
+                {"backend": "cuda", "user_compute_stream": str(stream), "enable_cuda_graph": mode},
+            )
             x, given = vector(60), empty_tensor([60])
             u, y, after = empty_tensor([60]), empty_tensor([60]), empty_tensor([60])
             io = bound(session, given, {"u": u, "y": y})
@@ -596,7 +693,8 @@ def case_a_stream_of_the_caller() -> None:
             quiet.add_run_config_entry("disable_synchronize_execution_providers", "1")
             for k in (1, 2, 3):
                 source = device_tensor(k * x)
-                log.copy(given.data_ptr(), source.data_ptr(), 240, stream)  # not done when the run begins
+                # not done when the run begins
+                log.copy(given.data_ptr(), source.data_ptr(), 240, stream)
                 session.run_with_iobinding(io, quiet)
                 log.copy(after.data_ptr(), y.data_ptr(), 240, stream)
                 log.synchronise(stream)
@@ -607,12 +705,19 @@ def case_a_stream_of_the_caller() -> None:
         log.synchronise(stream)
     del io, source  # the binding kept the session, which goes now, after the stream
     gc.collect()
-    check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0"}), 30)  # the legacy default stream
-    check_cube(provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0x0"}), 30)
+    # the legacy default stream
+    check_cube(
+        provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0"}), 30
+    )
+    check_cube(
+        provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "0x0"}), 30
+    )
     for value in ("-1", "stream", "12ab", "0x", "1 "):
         with pytest.raises(Exception, match=f"user_compute_stream='{value}' is not a number"):
             provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": value})
-    with pytest.raises(Exception, match="looking at the stream of user_compute_stream: invalid argument"):
+    with pytest.raises(
+        Exception, match="looking at the stream of user_compute_stream: invalid argument"
+    ):
         provider.create_session(cube_model(), {"backend": "cuda", "user_compute_stream": "4096"})
 
 

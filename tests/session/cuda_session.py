@@ -1,4 +1,6 @@
-"""What the cases of the provider on the stand-in of the driver share: answers to compile requests, models, Plans, tensors."""
+"""What the cases of the provider on the stand-in of the driver share: answers to compile requests,
+models, Plans, tensors.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,11 @@ def vector(n: int, seed: int = 0) -> np.ndarray:
 
 def cube_model() -> bytes:
     """y = (x * x) * x, u = x * x"""
-    return model([h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Mul", ["u", "x"], ["y"])], {"x": ["n"]}, {"u": ["n"], "y": ["n"]})
+    return model(
+        [h.make_node("Mul", ["x", "x"], ["u"]), h.make_node("Mul", ["u", "x"], ["y"])],
+        {"x": ["n"]},
+        {"u": ["n"], "y": ["n"]},
+    )
 
 
 def cube_plan(graph: Graph) -> Entries:
@@ -145,7 +151,11 @@ def mixed_plan(graph: Graph) -> Entries:
         for k in range(len(names)):
             b.define_symbol("n", k, 0)
         n = D.symbol("n")
-        b.kernel(node.op.lower(), [*(refs[i] for i in node.inputs), b.add_output(node.outputs[0]), Int32(n)], n)
+        b.kernel(
+            node.op.lower(),
+            [*(refs[i] for i in node.inputs), b.add_output(node.outputs[0]), Int32(n)],
+            n,
+        )
         b.finish_output(node.outputs[0], F32, [n])
         entries.append(([key(node)], b.to_json(), b.blobs))
     return entries

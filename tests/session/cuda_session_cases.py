@@ -1,4 +1,6 @@
-"""The provider on a GPU inside ONNX Runtime, on the stand-in of the driver: devices, tensors, partitions. Run by test_cuda.py."""
+"""The provider on a GPU inside ONNX Runtime, on the stand-in of the driver: devices, tensors,
+partitions. Run by test_cuda.py.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,16 @@ from tests.session.cuda_session import (
     vector,
     without_compiler,
 )
-from tests.session.provider_plans import MUL, Entries, chain_model, chain_plan, check_chain, elementwise, key, model
+from tests.session.provider_plans import (
+    MUL,
+    Entries,
+    chain_model,
+    chain_plan,
+    check_chain,
+    elementwise,
+    key,
+    model,
+)
 from tracea_onnx import provider
 from tracea_onnx.codegen.kernel_request import Float32, Int32
 from tracea_onnx.errors import TraceaError
@@ -50,8 +61,15 @@ def case_devices_are_listed_after_the_cpu() -> None:
     provider.register()
     ours = [d for d in ort.get_ep_devices() if d.ep_name == provider.PROVIDER_NAME]
     assert [d.ep_metadata["cuda_device_id"] for d in ours] == ["-1", "0"]
-    assert ours[1].ep_metadata["tracea_backend"] == "cuda" and ours[1].ep_metadata["arch"] == "90" and ours[1].ep_metadata["name"] == "Fake GPU 0"
-    assert (ours[1].device.type, ours[1].device.vendor_id) == (ort.OrtHardwareDeviceType.GPU, NVIDIA)
+    assert (
+        ours[1].ep_metadata["tracea_backend"] == "cuda"
+        and ours[1].ep_metadata["arch"] == "90"
+        and ours[1].ep_metadata["name"] == "Fake GPU 0"
+    )
+    assert (ours[1].device.type, ours[1].device.vendor_id) == (
+        ort.OrtHardwareDeviceType.GPU,
+        NVIDIA,
+    )
 
 
 def case_registering_makes_no_context() -> None:
@@ -61,7 +79,10 @@ def case_registering_makes_no_context() -> None:
 def case_the_cpu_is_the_default() -> None:
     answer(lambda g: [([key(n) for n in g.nodes], chain_plan(), [])])
     data = chain_model()
-    for session in (provider.create_session(data), ort.InferenceSession(data, providers=[provider.PROVIDER_NAME, "CPUExecutionProvider"])):
+    for session in (
+        provider.create_session(data),
+        ort.InferenceSession(data, providers=[provider.PROVIDER_NAME, "CPUExecutionProvider"]),
+    ):
         check_chain(session, 3)
     assert {p.key: p.value for p in requests[-1].metadata_props}["backend"] == "cpu"
     assert not count(log.take(), "context")
@@ -72,9 +93,17 @@ def case_every_way_to_ask_for_the_gpu() -> None:
     answer(cube_plan)
     name, cpu = provider.PROVIDER_NAME, "CPUExecutionProvider"
     made = [
-        ort.InferenceSession(cube_model(), providers=[(name, {"backend": "cuda"}), cpu], enable_fallback=0),
-        ort.InferenceSession(cube_model(), providers=[(name, {"device_id": "0"}), cpu], enable_fallback=0),
-        ort.InferenceSession(cube_model(), providers=[(name, {"backend": "cuda", "device_id": "0"}), cpu], enable_fallback=0),
+        ort.InferenceSession(
+            cube_model(), providers=[(name, {"backend": "cuda"}), cpu], enable_fallback=0
+        ),
+        ort.InferenceSession(
+            cube_model(), providers=[(name, {"device_id": "0"}), cpu], enable_fallback=0
+        ),
+        ort.InferenceSession(
+            cube_model(),
+            providers=[(name, {"backend": "cuda", "device_id": "0"}), cpu],
+            enable_fallback=0,
+        ),
         ort.InferenceSession(cube_model(), provider.select({"backend": "cuda"}), enable_fallback=0),
         ort.InferenceSession(cube_model(), provider.select({"device_id": "0"}), enable_fallback=0),
         provider.create_session(cube_model(), {"backend": "cuda"}),
@@ -84,7 +113,12 @@ def case_every_way_to_ask_for_the_gpu() -> None:
         check_cube(session, 50)
         assert count(log.take(), "launch") == 3
         metadata = {p.key: p.value for p in requests[-1].metadata_props}
-        assert {k: metadata[k] for k in ("backend", "arch", "sms", "driver")} == {"backend": "cuda", "arch": "90", "sms": "132", "driver": "13000"}
+        assert {k: metadata[k] for k in ("backend", "arch", "sms", "driver")} == {
+            "backend": "cuda",
+            "arch": "90",
+            "sms": "132",
+            "driver": "13000",
+        }
     inputs = [s.get_input_memory_infos()[0].name for s in made]
     assert inputs == ["Cpu", *["TraceaCuda"] * 5]
 
@@ -92,7 +126,9 @@ def case_every_way_to_ask_for_the_gpu() -> None:
 def case_kernels_of_a_session_that_waits_for_each_launch_wait_for_no_copy_for_ever() -> None:
     answer(cube_plan)
     for option in ("0", "1"):
-        session = provider.create_session(cube_model(), {"backend": "cuda", "sync_launches": option})
+        session = provider.create_session(
+            cube_model(), {"backend": "cuda", "sync_launches": option}
+        )
         assert {p.key: p.value for p in requests[-1].metadata_props}["traps"] == option
         check_cube(session, 50)
 
@@ -105,7 +141,10 @@ def case_what_cannot_be_had_is_one_line() -> None:
     for options, message in (
         ({"backend": "tpu"}, "backend='tpu' is not one of: cpu, cuda"),
         ({"backend": "cpu", "device_id": "0"}, "backend=cpu takes no device_id"),
-        ({"backend": "cuda", "enable_cuda_graph": "yes"}, "enable_cuda_graph='yes' is not one of: 0, 1, session"),
+        (
+            {"backend": "cuda", "enable_cuda_graph": "yes"},
+            "enable_cuda_graph='yes' is not one of: 0, 1, session",
+        ),
     ):
         with pytest.raises(Exception, match=message):
             provider.create_session(cube_model(), options)
@@ -113,9 +152,17 @@ def case_what_cannot_be_had_is_one_line() -> None:
         given = ort.SessionOptions()
         given.add_session_config_entry("ep.traceaexecutionprovider.device_id", value)
         with pytest.raises(Exception, match=f"device_id='{value}' is not a number from 0 to 1023"):
-            ort.InferenceSession(cube_model(), given, providers=[provider.PROVIDER_NAME], enable_fallback=0)
+            ort.InferenceSession(
+                cube_model(), given, providers=[provider.PROVIDER_NAME], enable_fallback=0
+            )
     with pytest.raises(Exception, match="enable_cuda_graph=session needs a GPU device"):
-        ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, {"backend": "cuda", "enable_cuda_graph": "session"})], enable_fallback=0)
+        ort.InferenceSession(
+            cube_model(),
+            providers=[
+                (provider.PROVIDER_NAME, {"backend": "cuda", "enable_cuda_graph": "session"})
+            ],
+            enable_fallback=0,
+        )
 
 
 # --- tensors at the border
@@ -130,7 +177,11 @@ def case_numpy_in_and_out() -> None:
     log.take()
     check_cube(session, 50)
     lines = log.take()
-    assert (count(lines, "copy 200 to device"), count(lines, "copy 200 to host"), count(lines, "copy 200 on device")) == (1, 2, 0)
+    assert (
+        count(lines, "copy 200 to device"),
+        count(lines, "copy 200 to host"),
+        count(lines, "copy 200 on device"),
+    ) == (1, 2, 0)
     assert not count(lines, "allocate")
 
 
@@ -140,7 +191,11 @@ def case_host_tensors_without_a_gpu_device() -> None:
     answer(cube_plan)
     for graphs in ("0", "1"):
         options = {"backend": "cuda", **({"enable_cuda_graph": "0"} if graphs == "0" else {})}
-        session = ort.InferenceSession(cube_model(), providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"], enable_fallback=0)
+        session = ort.InferenceSession(
+            cube_model(),
+            providers=[(provider.PROVIDER_NAME, options), "CPUExecutionProvider"],
+            enable_fallback=0,
+        )
         for n in (1, 50, 7, 0, 50, 3000, 7, 50):
             check_cube(session, n)
         log.take()
@@ -161,7 +216,11 @@ def case_binding_device_tensors_copies_nothing() -> None:
     for _ in range(3):
         session.run_with_iobinding(io)
     lines = log.take()
-    assert count(lines, "launch") == 9 and not count(lines, "copy") and not count(lines, "allocate 240")
+    assert (
+        count(lines, "launch") == 9
+        and not count(lines, "copy")
+        and not count(lines, "allocate 240")
+    )
     np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
     given.update_inplace(2 * x)
     session.run_with_iobinding(io)
@@ -205,7 +264,11 @@ def case_tensors_off_the_vector_boundary() -> None:
 def case_copies_between_devices_and_host() -> None:
     provider.register()
     x = vector(33)
-    a, b, c = device_tensor(x), empty_tensor([33]), ort.OrtValue.ortvalue_from_numpy(np.zeros(33, np.float32))
+    a, b, c = (
+        device_tensor(x),
+        empty_tensor([33]),
+        ort.OrtValue.ortvalue_from_numpy(np.zeros(33, np.float32)),
+    )
     ort.copy_tensors([a], [b])
     ort.copy_tensors([b], [c])
     np.testing.assert_array_equal(c.numpy(), x)
@@ -230,7 +293,8 @@ def case_unsynchronised_runs() -> None:
     assert count(log.take(), "synchronize")
     np.testing.assert_allclose(y.numpy(), x**3, rtol=1e-5)
     session.run_with_iobinding(io, options)
-    del u, io  # memory that a run still writes: it must not go to another tensor before that run has ended
+    # memory that a run still writes: it must not go to another tensor before that run has ended
+    del u, io
     gc.collect()
     other = device_tensor(np.ones(60, np.float32))
     session.run(None, {"x": x})
@@ -260,17 +324,27 @@ def case_a_decoder_that_onnx_runtime_searches_is_left_to_it() -> None:
     search = greedy_search().SerializeToString()
     session = provider.create_session(search, {"backend": "cuda"})
     assert requests and "decoder" not in {r.graph.name for r in requests}
-    feeds = {"input_ids": np.array([[1, 2, 3], [4, 5, 6]], np.int32), "max_length": np.array([9], np.int32)}
+    feeds = {
+        "input_ids": np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+        "max_length": np.array([9], np.int32),
+    }
     (want,) = ort.InferenceSession(search, providers=["CPUExecutionProvider"]).run(None, feeds)
     np.testing.assert_array_equal(session.run(None, feeds)[0], want)
 
 
 def constants_model(w: np.ndarray, c: np.ndarray) -> bytes:
-    return model([h.make_node("Mul", ["x", "w"], ["t"]), h.make_node("Add", ["t", "c"], ["y"])], {"x": ["n", 2000]}, {"y": ["n", 2000]}, {"w": w, "c": c})
+    return model(
+        [h.make_node("Mul", ["x", "w"], ["t"]), h.make_node("Add", ["t", "c"], ["y"])],
+        {"x": ["n", 2000]},
+        {"y": ["n", 2000]},
+        {"w": w, "c": c},
+    )
 
 
 def case_constants() -> None:
-    """y = x + 2 * w + c: w prepared by an init launch, c read in place; no copy of w is left in ORT or on the device."""
+    """y = x + 2 * w + c: w prepared by an init launch, c read in place; no copy of w is left in ORT
+    or on the device.
+    """
     w, c = vector(2000, 1).reshape(1, -1), vector(2000, 2).reshape(1, -1)
 
     def entries(graph: Graph) -> Entries:
@@ -290,7 +364,9 @@ def case_constants() -> None:
     gc.collect()
     for rows in (3, 1):
         x = np.random.default_rng(rows).standard_normal((rows, 2000)).astype(np.float32)
-        np.testing.assert_allclose(session.run(None, {"x": x})[0], x + 2 * w + c, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            session.run(None, {"x": x})[0], x + 2 * w + c, rtol=1e-5, atol=1e-6
+        )
 
 
 def _damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Graph], Entries]:
@@ -303,12 +379,18 @@ def _damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[Graph], En
 
 
 def case_a_kernel_that_the_device_cannot_run_leaves_its_nodes_to_onnx_runtime() -> None:
-    """Not found, of another architecture, too much shared memory: the session works, and the log says why."""
+    """Not found, of another architecture, too much shared memory: the session works, and the log
+    says why.
+    """
     answer(_damaged(lambda plan: plan["run"][0].update(symbol="nothing")))
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     check_cube(session, 20)
     assert not provider.assigned_nodes(session)
-    answer(lambda graph: [(k, p, [b"\x7fELF of another GPU\0"] * len(b)) for k, p, b in cube_plan(graph)])
+    answer(
+        lambda graph: [
+            (k, p, [b"\x7fELF of another GPU\0"] * len(b)) for k, p, b in cube_plan(graph)
+        ]
+    )
     session = provider.create_session(cube_model(), {"backend": "cuda"})
     check_cube(session, 20)
     assert not provider.assigned_nodes(session)
@@ -322,7 +404,9 @@ def case_a_kernel_that_the_device_cannot_run_leaves_its_nodes_to_onnx_runtime() 
 
 def case_no_memory_for_a_kernel_is_one_line() -> None:
     """Not a reason to run on the CPU."""
-    answer(lambda graph: [(k, p, [b + b"large" for b in blobs]) for k, p, blobs in cube_plan(graph)])
+    answer(
+        lambda graph: [(k, p, [b + b"large" for b in blobs]) for k, p, blobs in cube_plan(graph)]
+    )
     log.fail("cuModuleLoadData", 2, times=1000)
     with pytest.raises(Exception, match=r"loading a kernel.*: out of memory") as e:
         provider.create_session(cube_model(), {"backend": "cuda"})
@@ -331,7 +415,9 @@ def case_no_memory_for_a_kernel_is_one_line() -> None:
 
 
 def case_packs_for_other_multiprocessors() -> None:
-    """A pack for another number of multiprocessors is compiled anew where there is a compiler, else used."""
+    """A pack for another number of multiprocessors is compiled anew where there is a compiler, else
+    used.
+    """
     made = []
 
     def other(graph: Graph) -> Entries:
@@ -346,21 +432,29 @@ def case_packs_for_other_multiprocessors() -> None:
         path = Path(folder) / "cube.pack"
         path.write_bytes(made[0])
         answer(cube_plan)
-        session = provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)})
+        session = provider.create_session(
+            cube_model(), {"backend": "cuda", "kernel_pack": str(path)}
+        )
         assert requests and provider.assigned_nodes(session)
         check_cube(session, 20)
         path.write_bytes(merge_packs([made[0], packs[-1]], "test"))  # with one that fits
         answer(lambda g: pytest.fail("the pack has the plan"))
-        check_cube(provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)}), 20)
+        check_cube(
+            provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)}), 20
+        )
         path.write_bytes(made[0])
         with without_compiler():
-            session = provider.create_session(cube_model(), {"backend": "cuda", "kernel_pack": str(path)})
+            session = provider.create_session(
+                cube_model(), {"backend": "cuda", "kernel_pack": str(path)}
+            )
             assert provider.assigned_nodes(session)
             check_cube(session, 20)
 
 
 def case_packs_hold_plans_of_several_backends() -> None:
-    """One file serves machines with and without a GPU: each session takes the plans for its own hardware, with no compiler."""
+    """One file serves machines with and without a GPU: each session takes the plans for its own
+    hardware, with no compiler.
+    """
 
     def cpu_plan(graph: Graph) -> Entries:
         b = PlanBuilder("cube on the cpu")
@@ -379,7 +473,11 @@ def case_packs_hold_plans_of_several_backends() -> None:
         return [(nodes, {**plan, "arch": 80}, [b"\x7fELF for another GPU\0"] * len(blobs))]
 
     made = []
-    for make, options in ((other_gpu, {"backend": "cuda"}), (cube_plan, {"backend": "cuda"}), (cpu_plan, {})):
+    for make, options in (
+        (other_gpu, {"backend": "cuda"}),
+        (cube_plan, {"backend": "cuda"}),
+        (cpu_plan, {}),
+    ):
         answer(make)
         provider.create_session(cube_model(), options)
         made.append(packs[-1])

@@ -1,6 +1,8 @@
-"""Streams of ONNX Runtime on the stand-in of the driver: runs and copies that are given one. Run by test_cuda.py.
+"""Streams of ONNX Runtime on the stand-in of the driver: runs and copies that are given one. Run by
+test_cuda.py.
 
-A copy that waits on a stream stands for whatever the user has queued there. The stand-in does nothing before something waits for it, and then no more than that."""
+A copy that waits on a stream stands for whatever the user has queued there. The stand-in does
+nothing before something waits for it, and then no more than that."""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ from tracea_onnx.ir.graph import Graph
 
 
 def body_plan(graph: Graph) -> Entries:
-    """Of a body: its two operators of `x`; of the graph around it: the operator behind the control flow."""
+    """Of a body: its two operators of `x`; of the graph around it: the operator behind the control
+    flow.
+    """
     nodes = [node for node in graph.nodes if node.op != "If"]
     b = HandPlan("body" if len(nodes) == 2 else "main")
     given = b.add_input("x", F32, 1)
@@ -83,10 +87,14 @@ class Binding:
 
 
 def case_a_run_comes_after_what_its_stream_was_given() -> None:
-    """Only the session's own stream is waited for: the rest is done because it is waited for in turn."""
+    """Only the session's own stream is waited for: the rest is done because it is waited for in
+    turn.
+    """
     answer(cube_plan)
     for mode in ("0", "1"):
-        session = provider.create_session(cube_model(), {"device_id": "0", "enable_cuda_graph": mode})
+        session = provider.create_session(
+            cube_model(), {"device_id": "0", "enable_cuda_graph": mode}
+        )
         stream = ort_streams.make()
         b = Binding(session, 60)
         for k in (1, 2, 3):
@@ -100,7 +108,9 @@ def case_a_run_comes_after_what_its_stream_was_given() -> None:
 def case_what_the_stream_is_given_after_a_run_comes_after_it() -> None:
     answer(cube_plan)
     for mode in ("0", "1"):
-        session = provider.create_session(cube_model(), {"device_id": "0", "enable_cuda_graph": mode})
+        session = provider.create_session(
+            cube_model(), {"device_id": "0", "enable_cuda_graph": mode}
+        )
         stream = ort_streams.make()
         b = Binding(session, 60)
         for k in (1, 2, 3):
@@ -114,7 +124,9 @@ def case_what_the_stream_is_given_after_a_run_comes_after_it() -> None:
 
 
 def case_a_run_without_a_stream_costs_what_it_did() -> None:
-    """No stream, no event and no wait more, also while streams are alive; and nothing orders it with these."""
+    """No stream, no event and no wait more, also while streams are alive; and nothing orders it
+    with these.
+    """
     answer(cube_plan)
     stream = ort_streams.make()
     session = provider.create_session(cube_model(), {"device_id": "0", "enable_cuda_graph": "0"})
@@ -123,7 +135,12 @@ def case_a_run_without_a_stream_costs_what_it_did() -> None:
     b.feed(stream, 2)
     log.take()
     b.run(ort_streams.options(quiet=False))
-    assert [line.split(" grid")[0] for line in log.take()] == ["launch mul", "launch mul", "launch scale", "synchronize"]
+    assert [line.split(" grid")[0] for line in log.take()] == [
+        "launch mul",
+        "launch mul",
+        "launch scale",
+        "synchronize",
+    ]
     check_cube(session, 30)
     assert not count(log.take(), "wait")
 
@@ -133,7 +150,9 @@ def case_a_stream_of_the_caller_and_one_of_the_run() -> None:
     answer(cube_plan)
     stream, other = ort_streams.make(), ort_streams.make()
     for user in (other, stream):
-        session = provider.create_session(cube_model(), {"device_id": "0", "user_compute_stream": str(user.get_handle())})
+        session = provider.create_session(
+            cube_model(), {"device_id": "0", "user_compute_stream": str(user.get_handle())}
+        )
         b = Binding(session, 60)
         for k in (1, 2, 3):
             want = b.feed(stream, k)
@@ -146,7 +165,9 @@ def case_a_stream_of_the_caller_and_one_of_the_run() -> None:
 
 
 def case_copies_go_to_the_stream_they_are_given() -> None:
-    """Nothing is waited for, in either direction and on the device; inputs that ONNX Runtime copies are ordered with the run that is given the same stream."""
+    """Nothing is waited for, in either direction and on the device; inputs that ONNX Runtime copies
+    are ordered with the run that is given the same stream.
+    """
     answer(cube_plan)
     session = provider.create_session(cube_model(), {"device_id": "0"})
     stream = ort_streams.make()
@@ -158,13 +179,20 @@ def case_copies_go_to_the_stream_they_are_given() -> None:
     ort.copy_tensors([b.y], [b.after], stream)
     ort.copy_tensors([b.after], [back], stream)
     lines = log.take()
-    assert [line for line in lines if line.startswith("copy")] == ["copy 240 to device", "copy 240 on device", "copy 240 to host"]
+    assert [line for line in lines if line.startswith("copy")] == [
+        "copy 240 to device",
+        "copy 240 on device",
+        "copy 240 to host",
+    ]
     assert not count(lines, "synchronize")
     np.testing.assert_array_equal(back.numpy(), np.zeros(60, np.float32))
     log.synchronise(stream.get_handle())
     np.testing.assert_allclose(back.numpy(), x**3, rtol=1e-5)
     for k in (1, 2):  # a tensor that ONNX Runtime copies for the run
-        for u, y in (session.run(None, {"x": k * x}, ort_streams.options(stream, quiet=quiet)) for quiet in (False, True)):
+        for u, y in (
+            session.run(None, {"x": k * x}, ort_streams.options(stream, quiet=quiet))
+            for quiet in (False, True)
+        ):
             np.testing.assert_allclose(u, (k * x) ** 2, rtol=1e-5)
             np.testing.assert_allclose(y, (k * x) ** 3, rtol=1e-5)
 
@@ -183,13 +211,16 @@ def case_memory_that_a_copy_still_reads_is_not_handed_out() -> None:
     outputs = [empty_tensor([70]) for _ in range(8)]
     taken = next(o for o in outputs if o.data_ptr() == address)
     b.io = bound(session, b.given, {"u": b.u, "y": taken})
-    b.run(ort_streams.options(quiet=False))  # writes there, ordered with nothing that the stream was given
+    # writes there, ordered with nothing that the stream was given
+    b.run(ort_streams.options(quiet=False))
     log.synchronise(stream.get_handle())
     np.testing.assert_array_equal(copied.numpy(), np.ones(70, np.float32))
 
 
 def case_pinned_memory_waits_for_the_stream() -> None:
-    """The host copies from it, and it is handed out again, only after copies on the stream have filled it."""
+    """The host copies from it, and it is handed out again, only after copies on the stream have
+    filled it.
+    """
     need_ort(1, 25, why="makes no tensors in pinned memory for Python")
     stream = ort_streams.make()
     x = vector(50)
@@ -238,17 +269,22 @@ def case_streams_and_sessions_go_in_any_order() -> None:
 
 
 def case_a_graph_of_the_whole_session_waits_for_streams() -> None:
-    """Of the runs that ONNX Runtime replays it does not tell the stream: they wait for all that are alive."""
+    """Of the runs that ONNX Runtime replays it does not tell the stream: they wait for all that are
+    alive.
+    """
     need_ort(*CAPTURES, why="captures no graphs of plugins")
     answer(cube_plan)
-    session = provider.create_session(cube_model(), {"device_id": "0", "enable_cuda_graph": "session"})
+    session = provider.create_session(
+        cube_model(), {"device_id": "0", "enable_cuda_graph": "session"}
+    )
     stream, idle = ort_streams.make(), ort_streams.make()
     b = Binding(session, 60)
     for k in (1, 2, 3, 4, 5):
         want = b.feed(stream, k)
         log.take()
         b.run(ort_streams.options(stream, quiet=False))
-        assert count(log.take(), "replay") == 1  # the first call makes all runs that it takes to capture one
+        # the first call makes all runs that it takes to capture one
+        assert count(log.take(), "replay") == 1
         np.testing.assert_allclose(b.y.numpy(), want, rtol=1e-5)
         if k == 3:
             del idle
@@ -256,18 +292,31 @@ def case_a_graph_of_the_whole_session_waits_for_streams() -> None:
 
 
 def case_partitions_in_bodies_wait_for_streams() -> None:
-    """ONNX Runtime does not tell the stream of a run in the bodies of control flow: with partitions there, runs wait for all that are alive."""
+    """ONNX Runtime does not tell the stream of a run in the bodies of control flow: with partitions
+    there, runs wait for all that are alive.
+    """
     answer(body_plan)
     branches = {}
     for name, op in (("then_branch", "Mul"), ("else_branch", "Add")):
-        nodes = [h.make_node(op, ["x", "x"], [f"{name}_u"]), h.make_node("Mul", [f"{name}_u", "x"], [f"{name}_y"])]
+        nodes = [
+            h.make_node(op, ["x", "x"], [f"{name}_u"]),
+            h.make_node("Mul", [f"{name}_u", "x"], [f"{name}_y"]),
+        ]
         outputs = [h.make_tensor_value_info(f"{name}_{o}", T.FLOAT, ["n"]) for o in "uy"]
         branches[name] = h.make_graph(nodes, name, [], outputs)
-    inputs = [h.make_tensor_value_info("c", T.BOOL, []), h.make_tensor_value_info("x", T.FLOAT, ["n"])]
+    inputs = [
+        h.make_tensor_value_info("c", T.BOOL, []),
+        h.make_tensor_value_info("x", T.FLOAT, ["n"]),
+    ]
     outputs = [h.make_tensor_value_info(o, T.FLOAT, ["n"]) for o in "uyz"]
-    nodes = [h.make_node("If", ["c"], ["u", "y"], **branches), h.make_node("Add", ["y", "x"], ["z"])]
+    nodes = [
+        h.make_node("If", ["c"], ["u", "y"], **branches),
+        h.make_node("Add", ["y", "x"], ["z"]),
+    ]
     graph = h.make_graph(nodes, "g", inputs, outputs)
-    data = h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    data = h.make_model(
+        graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10
+    ).SerializeToString()
     session = provider.create_session(data, {"device_id": "0"})
     stream = ort_streams.make()
     given, z, after = empty_tensor([60]), empty_tensor([60]), empty_tensor([60])
@@ -284,39 +333,58 @@ def case_partitions_in_bodies_wait_for_streams() -> None:
         if k > 2:
             log.copy(after.data_ptr(), z.data_ptr(), 240, stream.get_handle())
             log.synchronise(stream.get_handle())
-        np.testing.assert_allclose((after if k > 2 else z).numpy(), (k * vector(60)) ** 3 + k * vector(60), rtol=1e-5)
+        np.testing.assert_allclose(
+            (after if k > 2 else z).numpy(), (k * vector(60)) ** 3 + k * vector(60), rtol=1e-5
+        )
 
 
 def case_inputs_that_onnx_runtime_copies_to_the_host_wait_for_streams() -> None:
     """It tells no stream of such a copy."""
     answer(mixed_plan)
-    data = model([h.make_node("Exp", ["x"], ["c"]), h.make_node("Add", ["c", "c"], ["y"])], {"x": ["n"]}, {"y": ["n"]})
+    data = model(
+        [h.make_node("Exp", ["x"], ["c"]), h.make_node("Add", ["c", "c"], ["y"])],
+        {"x": ["n"]},
+        {"y": ["n"]},
+    )
     session = provider.create_session(data, {"device_id": "0"})
     session.run(None, {"x": vector(60)})
     stream, given = ort_streams.make(), empty_tensor([60])
     for k in (1, 2, 3):
         source = device_tensor(k * vector(60))
         log.copy(given.data_ptr(), source.data_ptr(), 240, stream.get_handle())
-        (y,) = session.run_with_ort_values(["y"], {"x": given}, ort_streams.options(stream, quiet=False))
+        (y,) = session.run_with_ort_values(
+            ["y"], {"x": given}, ort_streams.options(stream, quiet=False)
+        )
         np.testing.assert_allclose(y.numpy(), 2 * np.exp(k * vector(60)), rtol=1e-5)
 
 
 def case_notifications() -> None:
-    """ONNX Runtime lets other streams and the host wait with them for what a stream was given so far."""
+    """ONNX Runtime lets other streams and the host wait with them for what a stream was given so
+    far.
+    """
     pointer = ctypes.c_void_p
     table = ctypes.cast(ort_streams.function(317, pointer)(), ctypes.POINTER(pointer))  # GetEpApi
     implementation = ctypes.CFUNCTYPE(pointer, pointer)(table[13])  # SyncStream_GetImpl
 
     def call(self: int, member: int, *arguments: Any, result: Any = pointer) -> Any:
         member_of = ctypes.cast(self + 8 * (member + 1), ctypes.POINTER(pointer))[0]
-        return ctypes.CFUNCTYPE(result, *(pointer for _ in range(1 + len(arguments))))(member_of)(self, *arguments)
+        return ctypes.CFUNCTYPE(result, *(pointer for _ in range(1 + len(arguments))))(member_of)(
+            self, *arguments
+        )
 
     release, activate, on_device, on_host, create_notification, flush = 0, 1, 2, 3, 2, 3
     first, second = ort_streams.make(), ort_streams.make()
     made = pointer()
-    assert call(implementation(ort_streams.native(first)), create_notification, ctypes.addressof(made)) is None
+    assert (
+        call(implementation(ort_streams.native(first)), create_notification, ctypes.addressof(made))
+        is None
+    )
     notification = made.value or 0
-    assert call(notification, on_host) is None and call(notification, on_device, ort_streams.native(second)) is None  # nothing was to be waited for
+    # nothing was to be waited for
+    assert (
+        call(notification, on_host) is None
+        and call(notification, on_device, ort_streams.native(second)) is None
+    )
     x = vector(60)
     source, between, to = device_tensor(x), device_tensor(0 * x), device_tensor(0 * x)
     host = ort.OrtValue.ortvalue_from_numpy(0 * x)
@@ -331,7 +399,11 @@ def case_notifications() -> None:
         host = ort.OrtValue.ortvalue_from_numpy(0 * x)
         ort.copy_tensors([source], [host], first)
         assert call(notification, activate) is None
-        assert (call(notification, on_host) if consumer is None else call(notification, on_device, consumer)) is None
+        assert (
+            call(notification, on_host)
+            if consumer is None
+            else call(notification, on_device, consumer)
+        ) is None
         np.testing.assert_array_equal(host.numpy(), x)
     del first
     gc.collect()
@@ -339,7 +411,9 @@ def case_notifications() -> None:
 
 
 def case_other_providers_wait_for_the_run() -> None:
-    """Nodes on the CPU between partitions, on one thread and on several: ONNX Runtime makes notifications of the stream."""
+    """Nodes on the CPU between partitions, on one thread and on several: ONNX Runtime makes
+    notifications of the stream.
+    """
     answer(mixed_plan)
     stream = ort_streams.make()
     for mode in (ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL):
@@ -391,7 +465,11 @@ def case_what_fails_is_one_line() -> None:
     stream = ort_streams.make()
     b = Binding(session, 60)
     b.run(ort_streams.options(stream))
-    for call, words in (("cuEventCreate", "making an event"), ("cuEventRecord", "ordering two streams"), ("cuStreamWaitEvent", "ordering two streams")):
+    for call, words in (
+        ("cuEventCreate", "making an event"),
+        ("cuEventRecord", "ordering two streams"),
+        ("cuStreamWaitEvent", "ordering two streams"),
+    ):
         for after in (0, 1):  # before the run's work, and after it
             log.fail(call, 1, after=after)
             with pytest.raises(Exception, match=f"CUDA: {words}: invalid argument") as e:

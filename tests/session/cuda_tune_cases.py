@@ -1,4 +1,6 @@
-"""`tracea-onnx tune` from the command line to the kernels of the next session, on the stand-in of the driver: its clock says what is fastest. Run by test_tune.py."""
+"""`tracea-onnx tune` from the command line to the kernels of the next session, on the stand-in of
+the driver: its clock says what is fastest. Run by test_tune.py.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,32 @@ from tracea_onnx.support import discovery
 from tracea_onnx.tuning import measure
 
 log = Log()
-vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()  # NVRTC wants more of a driver than there is
+# NVRTC wants more of a driver than there is
+vars(discovery.module("kernels", "cuda"))["compile"] = lambda source, arch: source.encode()
 
 
 def _model(batch: int | str) -> Path:
-    """Two linear layers in fp16 with a GELU between them; what was compiled or measured before is forgotten."""
+    """Two linear layers in fp16 with a GELU between them; what was compiled or measured before is
+    forgotten.
+    """
     os.environ["XDG_CACHE_HOME"], os.environ["XDG_DATA_HOME"] = mkdtemp(), mkdtemp()
     rng = np.random.default_rng(0)
-    weights = {n: rng.standard_normal(s).astype(np.float16) for n, s in (("w", (192, 328)), ("b", (328,)), ("v", (328, 192)))}
+    weights = {
+        n: rng.standard_normal(s).astype(np.float16)
+        for n, s in (("w", (192, 328)), ("b", (328,)), ("v", (328, 192)))
+    }
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["a"]), helper.make_node("Gelu", ["a"], ["g"]),
         helper.make_node("MatMul", ["g", "v"], ["y"]),
     ]  # fmt: skip
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, [batch, 192]) for n in "xy"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(a, n) for n, a in weights.items()])
+    graph = helper.make_graph(
+        nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(a, n) for n, a in weights.items()]
+    )
     path = Path(mkdtemp()) / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path
+    )
     return path
 
 
@@ -79,7 +91,11 @@ def case_a_symbolic_batch_is_tuned_for_the_given_size() -> None:
     assert _tune(path, "--input-shape", "x:640,192")["kept"]
     after = {rows: _launches(path, rows) for rows in (7, 640, 1500)}
     assert after[640] != before[640] and after[7] == before[7] and after[1500] == before[1500]
-    assert {tuple(one.items()) for m in tuning_records.load(cuda_harness.device()).values() for one in m.sizes} >= {(("batch", 640),)}
+    assert {
+        tuple(one.items())
+        for m in tuning_records.load(cuda_harness.device()).values()
+        for one in m.sizes
+    } >= {(("batch", 640),)}
 
 
 def case_requests_have_their_constants_when_the_session_is_gone() -> None:

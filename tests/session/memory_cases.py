@@ -1,7 +1,8 @@
-"""Sessions of which every allocation of the provider fails once: `python -m tests.session.memory_cases cpu|cuda FOLDER STEP`.
+"""Sessions of which every allocation of the provider fails once: `python -m
+tests.session.memory_cases cpu|cuda FOLDER STEP`.
 
-Each ends in a result that is right or in one exception; the process lives, and a session behind it works. Prints how many of each there were.
-"""
+Each ends in a result that is right or in one exception; the process lives, and a session behind it
+works. Prints how many of each there were."""
 
 from __future__ import annotations
 
@@ -43,16 +44,27 @@ def cuda(_: str) -> Callable[[], None]:
     on_gpu.answer(on_gpu.cube_plan)
 
     def use() -> None:
-        captured = [{"device_id": "0", "enable_cuda_graph": "session"}] if on_gpu.has_ort(*on_gpu.CAPTURES) else []
+        captured = (
+            [{"device_id": "0", "enable_cuda_graph": "session"}]
+            if on_gpu.has_ort(*on_gpu.CAPTURES)
+            else []
+        )
         for options in ({"device_id": "0"}, *captured, {"backend": "cuda"}):
             session = provider.create_session(on_gpu.cube_model(), options)
             if "enable_cuda_graph" not in options:
                 on_gpu.check_cube(session, 100)
-                if "device_id" in options and provider.assigned_nodes(session):  # ONNX Runtime crashes on a stream where nothing is on the GPU
+                # ONNX Runtime crashes on a stream where nothing is on the GPU
+                if "device_id" in options and provider.assigned_nodes(session):
                     stream, x = ort_streams.make(), on_gpu.vector(100)
-                    np.testing.assert_allclose(session.run(None, {"x": x}, ort_streams.options(stream))[1], x**3, rtol=1e-5)
+                    np.testing.assert_allclose(
+                        session.run(None, {"x": x}, ort_streams.options(stream))[1], x**3, rtol=1e-5
+                    )
                 continue
-            x, u, y = on_gpu.device_tensor(on_gpu.vector(40)), on_gpu.empty_tensor([40]), on_gpu.empty_tensor([40])
+            x, u, y = (
+                on_gpu.device_tensor(on_gpu.vector(40)),
+                on_gpu.empty_tensor([40]),
+                on_gpu.empty_tensor([40]),
+            )
             io = on_gpu.bound(session, x, {"u": u, "y": y})
             for _ in range(4):
                 session.run_with_iobinding(io)

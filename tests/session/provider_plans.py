@@ -21,20 +21,38 @@ Entries = list[tuple[list[str], dict[str, Any], list[bytes]]]
 Install = Callable[[Callable[[Graph], Entries]], None]
 
 
-def model(nodes: list[onnx.NodeProto], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]], constants: dict[str, Any] | None = None) -> bytes:
-    sources, results = ([h.make_tensor_value_info(n, T.FLOAT, d) for n, d in v.items()] for v in (inputs, outputs))
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, list[Any]],
+    outputs: dict[str, list[Any]],
+    constants: dict[str, Any] | None = None,
+) -> bytes:
+    sources, results = (
+        [h.make_tensor_value_info(n, T.FLOAT, d) for n, d in v.items()] for v in (inputs, outputs)
+    )
     initializers = [nh.from_array(np.asarray(v), n) for n, v in (constants or {}).items()]
     graph = h.make_graph(nodes, "g", sources, results, initializers)
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10).SerializeToString()  # type: ignore[no-any-return]
+    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 21)], ir_version=10)
+    return model.SerializeToString()  # type: ignore[no-any-return]
 
 
 def key(node: Node) -> str:
     return str(node.proto.doc_string)
 
 
-def elementwise(b: PlanBuilder, x: list[Ref], y: Ref, dims: list[D.DimLike], code: list[list[Any]], regs: int) -> None:
+def elementwise(
+    b: PlanBuilder, x: list[Ref], y: Ref, dims: list[D.DimLike], code: list[list[Any]], regs: int
+) -> None:
     """A pointwise launch over whole [rows, columns] tensors."""
-    ints: dict[str, D.DimLike] = {"n0": 1, "n1": 1, "n2": 1, "n3": 1, "n4": dims[0], "n5": dims[1], "y_dtype": F32}
+    ints: dict[str, D.DimLike] = {
+        "n0": 1,
+        "n1": 1,
+        "n2": 1,
+        "n3": 1,
+        "n4": dims[0],
+        "n5": dims[1],
+        "y_dtype": F32,
+    }
     for k in range(len(x)):
         ints |= {f"x{k}_4": dims[1], f"x{k}_5": 1, f"x{k}_dtype": F32}
     program = {"type": 0, "n_in": len(x), "regs": regs, "out": regs - 1, "code": code}
@@ -45,7 +63,9 @@ MUL, ADD, RELU, SIGMOID = (OPCODES.index(n) for n in ("mul", "add", "relu", "sig
 
 
 def chain_plan(name: str = "chain", columns: int = 5) -> dict[str, Any]:
-    """t = x * x (an arena buffer), u = relu(t + x) and y = u * u: u is an output that is also read inside."""
+    """t = x * x (an arena buffer), u = relu(t + x) and y = u * u: u is an output that is also read
+    inside.
+    """
     b = PlanBuilder(name)
     x = b.add_input("x", F32, 2)
     b.define_symbol("n", 0, 0)

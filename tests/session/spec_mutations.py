@@ -1,4 +1,5 @@
-"""Sessions over models whose specs were changed at random, with `specs=trust`: each ends in a result of the right shape or in one line.
+"""Sessions over models whose specs were changed at random, with `specs=trust`: each ends in a
+result of the right shape or in one line.
 
     python -m tests.session.spec_mutations MODEL.onnx FIRST COUNT [SEED]       prints each case that does not
 """
@@ -29,14 +30,57 @@ from tracea_onnx.match import spec_table
 
 INTS = (0, -1, 1, 2, 3, 7, 1 << 20, 1 << 40, -(1 << 40))
 FLOATS = (0.0, -1.0, 1e-30, 1e38, 1e308, -1e308, float("nan"), float("inf"))
-OTHERS: tuple[Any, ...] = (None, True, "", "x" * 1000, [], {}, [[]], {"layout": "bsx"}, 1.5, 3, "-inf", "kv")
-STRINGS = ("none", "add", "bool", "drop", "bsx", "bhsd", "bshd", "bhds", "bs3x", "sb3x", "hsd", "bxs", "bs999x", "kv", "-inf", "nan", "VALID", "SAME_UPPER", "gemm", "")
-ROLES = sorted({r for op in spec_table.OPS.values() for r in (*op.roles, *op.optional)} | {"e0", "e1", "e9", "x0", "x1", "y"})
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    "",
+    "x" * 1000,
+    [],
+    {},
+    [[]],
+    {"layout": "bsx"},
+    1.5,
+    3,
+    "-inf",
+    "kv",
+)
+STRINGS = (
+    "none",
+    "add",
+    "bool",
+    "drop",
+    "bsx",
+    "bhsd",
+    "bshd",
+    "bhds",
+    "bs3x",
+    "sb3x",
+    "hsd",
+    "bxs",
+    "bs999x",
+    "kv",
+    "-inf",
+    "nan",
+    "VALID",
+    "SAME_UPPER",
+    "gemm",
+    "",
+)
+ROLES = sorted(
+    {r for op in spec_table.OPS.values() for r in (*op.roles, *op.optional)}
+    | {"e0", "e1", "e9", "x0", "x1", "y"}
+)
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of every value in a JSON tree."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [at, *(p for k, v in inner for p in _places(v, (*at, k)))]
 
 
@@ -62,7 +106,9 @@ def _changed(value: Any, rng: random.Random) -> Any:
 
 
 def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Random) -> Any:
-    """A changed copy: one to three changes to values anywhere in it, to its roles, or to which op it names."""
+    """A changed copy: one to three changes to values anywhere in it, to its roles, or to which op
+    it names.
+    """
     out: Any = copy.deepcopy(spec)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not isinstance(out, dict):
@@ -83,7 +129,8 @@ def mutate(spec: dict[str, Any], others: list[dict[str, Any]], rng: random.Rando
             if op.attrs:
                 attrs[rng.choice(list(op.attrs))] = rng.choice((*INTS, *FLOATS, *STRINGS, *OTHERS))
         else:
-            # Places lie mostly in expressions: those of the attributes themselves get their turn first.
+            # Places lie mostly in expressions: those of the attributes themselves get their turn
+            # first.
             places = [p for p in _places(out) if p and (len(p) <= 3 or rng.random() < 0.3)]
             path = rng.choice(places)
             holder = out
@@ -104,7 +151,8 @@ def work(path: Path, seed: int) -> workers.Work:
     right: list[Any] = []
 
     def case(index: int, folder: Path) -> Verdict:
-        wanted = right or _run(honest, inputs, folder / "cache")  # by the worker itself: a session's threads do not survive a fork
+        # by the worker itself: a session's threads do not survive a fork
+        wanted = right or _run(honest, inputs, folder / "cache")
         right[:] = wanted
         rng = random.Random(f"{seed} {path.name} {index}")
         which = rng.randrange(len(at))
@@ -120,14 +168,28 @@ def work(path: Path, seed: int) -> workers.Work:
             return Verdict("fault", str(e), str(e), f"{node.op_type} {text}")
         except Exception as e:
             line = str(e).strip()
-            known_end = "\n" not in line and type(e).__module__.startswith(("tracea_onnx", "onnxruntime"))
-            return Verdict("refused" if known_end else "odd end", f"{type(e).__name__}: {line[:300]}", type(e).__name__, f"{node.op_type} {text}")
+            known_end = "\n" not in line and type(e).__module__.startswith(
+                ("tracea_onnx", "onnxruntime")
+            )
+            return Verdict(
+                "refused" if known_end else "odd end",
+                f"{type(e).__name__}: {line[:300]}",
+                type(e).__name__,
+                f"{node.op_type} {text}",
+            )
         finally:
             attribute.s = texts[which].encode()
         if [a.shape for a in found] != [a.shape for a in wanted]:
             return Verdict("wrong shape", "", "wrong shape", f"{node.op_type} {text}")
-        if refused and not all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, wanted, strict=True)):
-            return Verdict("wrong", "another result though the spec was refused", "wrong", f"{node.op_type} {text}")
+        if refused and not all(
+            np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, wanted, strict=True)
+        ):
+            return Verdict(
+                "wrong",
+                "another result though the spec was refused",
+                "wrong",
+                f"{node.op_type} {text}",
+            )
         return Verdict("ok", "refused" if refused else "ran")
 
     return case
@@ -136,14 +198,21 @@ def work(path: Path, seed: int) -> workers.Work:
 def _run(model: bytes, inputs: dict[str, Any], cache: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", partition_compiler.Fault)
-        session = provider.create_session(model, {"backend": "cpu", "specs": "trust", "cache_dir": str(cache)})
+        session = provider.create_session(
+            model, {"backend": "cpu", "specs": "trust", "cache_dir": str(cache)}
+        )
         return session.run(None, inputs)
 
 
 def main(path: str, first: str, count: str, seed: str = "0") -> int:
     provider.register()
     bad, seen = 0, collections.Counter[str]()
-    for index, v in workers.run(work(Path(path), int(seed)), int(count), first=int(first), limits=Limits(seconds=10.0, memory=0)):
+    for index, v in workers.run(
+        work(Path(path), int(seed)),
+        int(count),
+        first=int(first),
+        limits=Limits(seconds=10.0, memory=0),
+    ):
         seen[f"{v.status} ({v.line})" if v.status == "ok" else v.status] += 1
         if v.status not in ("ok", "refused"):
             bad += 1

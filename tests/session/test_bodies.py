@@ -12,7 +12,9 @@ X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
 
 def test_a_body_that_becomes_a_function_is_left_alone() -> None:
-    """ONNX Runtime replaces SequenceMap by a function, and rejects nodes of another provider in what comes out of it."""
+    """ONNX Runtime replaces SequenceMap by a function, and rejects nodes of another provider in
+    what comes out of it.
+    """
     model = parser.parse_model(
         """
         <ir_version: 8, opset_import: ["" : 17]>

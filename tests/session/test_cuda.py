@@ -83,7 +83,11 @@ print("said: end")
 
 def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return [line.removeprefix("said: ") for line in done.stdout.splitlines() if line.startswith("said: ")]
+    return [
+        line.removeprefix("said: ")
+        for line in done.stdout.splitlines()
+        if line.startswith("said: ")
+    ]
 
 
 @pytest.mark.parametrize(("options", "call", "first"), [
@@ -91,7 +95,9 @@ def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
     ({"enable_cuda_graph": "0"}, "cuLaunchKernelEx", "CUDA: launching kernel 'mul': an illegal memory access was encountered (700)"),
     ({"sync_launches": "1"}, "cuStreamSynchronize", "CUDA: running kernel 'mul' (launch 1 of 3 of partition 'cube'): an illegal memory access was encountered (700)"),
 ])  # fmt: skip
-def test_a_lost_context_is_named_by_every_later_call(folder: Path, options: dict[str, str], call: str, first: str) -> None:
+def test_a_lost_context_is_named_by_every_later_call(
+    folder: Path, options: dict[str, str], call: str, first: str
+) -> None:
     text = LOST.replace("OPTIONS", repr(options)).replace("CALL", repr(call)).replace("AFTER", "0")
     lines = _said(driver.run(folder, ["-c", text]))
     assert first in lines[0]
@@ -138,10 +144,15 @@ print("said:", provider.assigned_nodes(session), {p.key: p.value for p in reques
 
 
 def test_clusters_that_find_no_room(folder: Path) -> None:
-    """The driver is asked how large clusters may be; a kernel that needs larger ones is not claimed."""
+    """The driver is asked how large clusters may be; a kernel that needs larger ones is not
+    claimed.
+    """
     done = driver.run(folder, ["-c", SMALL_CLUSTERS], cluster="8")
     assert _said(done) == ["[] 2:66,4:33,8:16"]
-    assert "is left to ONNX Runtime: kernel 'mul' is launched in clusters of 16, the device has room for 8 at most" in done.stderr
+    assert (
+        "is left to ONNX Runtime: kernel 'mul' is launched in clusters of 16, the device has room for 8 at most"
+        in done.stderr
+    )
 
 
 FORK = """
@@ -193,9 +204,16 @@ print("said: end")
 
 
 def test_forked_processes(folder: Path) -> None:
-    """Registering initialises nothing; a child of a process that used a GPU is told what to do, and may drop what it inherited."""
+    """Registering initialises nothing; a child of a process that used a GPU is told what to do, and
+    may drop what it inherited.
+    """
     lines = _said(driver.run(folder, ["-c", FORK]))
-    assert len(lines) == 2 and "CUDA was initialised before this process was forked" in lines[0] and "'spawn' method" in lines[0] and lines[1] == "end"
+    assert (
+        len(lines) == 2
+        and "CUDA was initialised before this process was forked" in lines[0]
+        and "'spawn' method" in lines[0]
+        and lines[1] == "end"
+    )
 
 
 LISTED = """
@@ -212,13 +230,17 @@ print("said:", *(d.ep_metadata.get("name", "?") for d in ours))
     (None, ["Fake GPU 0", "Fake GPU 1", "Fake GPU 2"]), ("", []), ("-1", []), ("2,0", ["Fake GPU 2", "Fake GPU 0"]), ("1,7,0", ["Fake GPU 1"]),
     ("1,1", ["Fake GPU 1"]), ("GPU-00000002", ["Fake GPU 2"]), ("GPU-9", []), ("MIG-abc", ["?"]),
 ])  # fmt: skip
-def test_gpus_are_listed_as_cuda_will_number_them(folder: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]) -> None:
+def test_gpus_are_listed_as_cuda_will_number_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert _said(driver.run(folder, ["-c", LISTED], devices="3")) == ([" ".join(names)] if names else [])
+    assert _said(driver.run(folder, ["-c", LISTED], devices="3")) == (
+        [" ".join(names)] if names else []
+    )
 
 
 MORE_LISTED = """
@@ -283,14 +305,34 @@ def test_copies_between_devices_come_in_order(folder: Path) -> None:
 def test_lanes_of_nested_runs_and_of_threads(folder: Path) -> None:
     """Compiled from the launcher's own sources: ONNX Runtime alone nests no runs."""
     sources = Path(native_library.__file__).parents[1] / "ep"
-    parts = [str(sources / f"{name}.cc") for name in ("cuda/lane", "cuda/device", "cuda/driver", "cuda/listing", "plan/sha256", "plan/stats")]
+    parts = [
+        str(sources / f"{name}.cc")
+        for name in (
+            "cuda/lane",
+            "cuda/device",
+            "cuda/driver",
+            "cuda/listing",
+            "plan/sha256",
+            "plan/stats",
+        )
+    ]
     program = folder / "lanes"
     flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(sources)]
-    command = [*compiler(), *flags, "-o", str(program), str(Path(driver.__file__).with_name("lanes.cc")), *parts, "-ldl"]
+    command = [
+        *compiler(),
+        *flags,
+        "-o",
+        str(program),
+        str(Path(driver.__file__).with_name("lanes.cc")),
+        *parts,
+        "-ldl",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_DEVICES": "2"}
-    done = subprocess.run([str(program)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [str(program)], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
@@ -310,12 +352,26 @@ print("said: the CPU works")
 """
 
 
-def test_without_a_driver_the_cpu_works_and_the_gpu_is_one_line(folder: Path, tmp_path: Path) -> None:
-    where, settings, reason = tmp_path, {}, r"no NVIDIA driver is installed \(libcuda.so.1 was not found\)"
+def test_without_a_driver_the_cpu_works_and_the_gpu_is_one_line(
+    folder: Path, tmp_path: Path
+) -> None:
+    where, settings, reason = (
+        tmp_path,
+        {},
+        r"no NVIDIA driver is installed \(libcuda.so.1 was not found\)",
+    )
     if Path("/dev/nvidiactl").exists():
-        where, settings, reason = folder, {"init": "100", "devices": "0"}, "the NVIDIA driver finds no GPU"
+        where, settings, reason = (
+            folder,
+            {"init": "100", "devices": "0"},
+            "the NVIDIA driver finds no GPU",
+        )
     done = driver.run(where, ["-c", WITHOUT], seconds=600, **settings)
-    first, second, last = (line.removeprefix("said: ") for line in done.stdout.splitlines() if line.startswith("said: "))
+    first, second, last = (
+        line.removeprefix("said: ")
+        for line in done.stdout.splitlines()
+        if line.startswith("said: ")
+    )
     assert first.startswith("TraceaExecutionProvider has no CUDA device 0 on this machine")
     assert re.search(reason, second) and "NEWLINE" not in second
     assert last == "the CPU works", done.stderr[-2000:]

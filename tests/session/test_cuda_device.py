@@ -1,4 +1,7 @@
-"""The provider on a real GPU: the cases of benchmarks/cuda_smoke.py, and random stacks of layers. Skipped where there is none."""
+"""The provider on a real GPU: the cases of benchmarks/cuda_smoke.py, and random stacks of layers.
+
+Skipped where there is none.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,22 @@ from tracea_onnx.runtime import nvrtc
 ROOT = Path(__file__).resolve().parents[2]
 
 
-_STACKS = ("-m", "benchmarks.operator_fuzz", "--backend", "cuda", "--kinds", "stack", "--count", "40")
+_STACKS = (
+    "-m",
+    "benchmarks.operator_fuzz",
+    "--backend",
+    "cuda",
+    "--kinds",
+    "stack",
+    "--count",
+    "40",
+)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("command", [("benchmarks/cuda_smoke.py", "--no-build"), _STACKS], ids=["smoke", "stacks"])
+@pytest.mark.parametrize(
+    "command", [("benchmarks/cuda_smoke.py", "--no-build"), _STACKS], ids=["smoke", "stacks"]
+)
 def test_on_the_device(command: tuple[str, ...]) -> None:
     if not diagnosis.cuda_devices():
         pytest.skip("no CUDA device")

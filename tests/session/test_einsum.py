@@ -21,21 +21,34 @@ CASES = [
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("equation", "a", "b"), CASES, ids=[c[0] for c in CASES])
-def test_as_onnx_runtime(equation: str, a: tuple[int, ...], b: tuple[int, ...], constant: bool) -> None:
+def test_as_onnx_runtime(
+    equation: str, a: tuple[int, ...], b: tuple[int, ...], constant: bool
+) -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in (a, b))
     given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *a[1:]])]
     given += [] if constant else [helper.make_tensor_value_info("w", TensorProto.FLOAT, b)]
-    nodes = [helper.make_node("Einsum", ["x", "w"], ["t"], equation=equation), helper.make_node("Relu", ["t"], ["y"])]
+    nodes = [
+        helper.make_node("Einsum", ["x", "w"], ["t"], equation=equation),
+        helper.make_node("Relu", ["t"], ["y"]),
+    ]
     result = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "g", given, result, [numpy_helper.from_array(w, "w")] if constant else [])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    graph = helper.make_graph(
+        nodes, "g", given, result, [numpy_helper.from_array(w, "w")] if constant else []
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    ).SerializeToString()
     data = {"x": x} if constant else {"x": x, "w": w}
     session = provider.create_session(model, {"backend": "cpu", "claim": "all"})
-    assert all(p.ep_name == provider.PROVIDER_NAME for p in session.get_provider_graph_assignment_info())
+    assert all(
+        p.ep_name == provider.PROVIDER_NAME for p in session.get_provider_graph_assignment_info()
+    )
     want = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, data)
     np.testing.assert_allclose(session.run(None, data)[0], want[0], atol=1e-4)
 
 
 def test_an_ellipsis_is_axes() -> None:
-    assert terms("...ij,...jk->...ik", [4, 3]) == (["abij", "bjk"], "abik") and terms("ij,kj", [2, 2]) == (["ij", "kj"], "ik")
+    assert terms("...ij,...jk->...ik", [4, 3]) == (["abij", "bjk"], "abik") and terms(
+        "ij,kj", [2, 2]
+    ) == (["ij", "kj"], "ik")

@@ -1,4 +1,6 @@
-"""A Plan whose integers do not fit its buffers is refused in one line before a kernel runs, whoever made it."""
+"""A Plan whose integers do not fit its buffers is refused in one line before a kernel runs, whoever
+made it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from tracea_onnx.ir.graph import Graph
 
 def plans(g: Graph) -> Entries:
     compiled = partition_compiler.compile_graph(g)
-    return [([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in compiled.entries]
+    return [
+        ([n.proto.doc_string for n in nodes], plan, blobs)
+        for nodes, plan, blobs in compiled.entries
+    ]
 
 
 def constant(plan: dict[str, Any], value: int) -> int:
@@ -33,7 +38,9 @@ def changed(entries: Entries, part: str, pick: random.Random) -> Entries:
     for _, plan, _ in out:
         if plan[part]:
             launch = pick.choice(plan[part])
-            launch["i"][pick.randrange(len(launch["i"]))] = constant(plan, pick.choice([-1, 0, 3, 10**6, 2**40, 2**62]))
+            launch["i"][pick.randrange(len(launch["i"]))] = constant(
+                plan, pick.choice([-1, 0, 3, 10**6, 2**40, 2**62])
+            )
     return out
 
 
@@ -82,5 +89,8 @@ def test_a_buffer_that_is_too_small_is_named(answer: Install, model: bytes) -> N
     answer(smaller)
     session = provider.create_session(model, {"backend": "cpu"})
     assert found[-1]
-    with pytest.raises(Exception, match=r"would touch bytes -?\d+ to \d+ of operand \d+, which has \d+|starts outside its buffer"):
+    with pytest.raises(
+        Exception,
+        match=r"would touch bytes -?\d+ to \d+ of operand \d+, which has \d+|starts outside its buffer",
+    ):
         session.run(None, feeds(onnx.load_from_string(model), 2, 1, 0))

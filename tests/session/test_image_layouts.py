@@ -1,4 +1,6 @@
-"""Images that are turned, joined, shuffled and cut where launches cost: same results as ONNX Runtime's, and nothing moves that need not."""
+"""Images that are turned, joined, shuffled and cut where launches cost: same results as ONNX
+Runtime's, and nothing moves that need not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Graph:
         self.channels = channels
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(kind, list(inputs), [f"v{len(self.nodes)}"], **attributes))
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), [f"v{len(self.nodes)}"], **attributes)
+        )
         return f"v{len(self.nodes) - 1}"
 
     def constant(self, value: Any) -> str:
@@ -37,14 +41,25 @@ class Graph:
         return f"w{len(self.weights) - 1}"
 
     def weight(self, *shape: int) -> str:
-        return self.constant(_RNG.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(max(1, int(np.prod(shape[1:]))))))
+        return self.constant(
+            _RNG.standard_normal(shape).astype(np.float32)
+            / np.float32(np.sqrt(max(1, int(np.prod(shape[1:])))))
+        )
 
     def conv(self, x: str, n_in: int, n_out: int, kernel: int = 1, group: int = 1) -> str:
-        return self.op("Conv", x, self.weight(n_out, n_in // group, kernel, kernel), pads=[kernel // 2] * 4, group=group)
+        return self.op(
+            "Conv",
+            x,
+            self.weight(n_out, n_in // group, kernel, kernel),
+            pads=[kernel // 2] * 4,
+            group=group,
+        )
 
     def model(self, y: str) -> ModelProto:
         x = helper.make_tensor_value_info("x", 1, ["n", self.channels, 6, 7])
-        graph = helper.make_graph(self.nodes, "g", [x], [helper.make_tensor_value_info(y, 1, None)], self.weights)
+        graph = helper.make_graph(
+            self.nodes, "g", [x], [helper.make_tensor_value_info(y, 1, None)], self.weights
+        )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
@@ -60,20 +75,46 @@ def convnext(g: Graph) -> str:
 
 def tokens(g: Graph) -> str:
     """Rows of tokens that become an image for one convolution."""
-    t = g.op("Transpose", g.op("Reshape", g.conv("x", 16, 32, 3), g.constant(np.asarray([0, 32, 42]))), perm=[0, 2, 1])
+    t = g.op(
+        "Transpose",
+        g.op("Reshape", g.conv("x", 16, 32, 3), g.constant(np.asarray([0, 32, 42]))),
+        perm=[0, 2, 1],
+    )
     t = g.op("MatMul", t, g.weight(32, 48))
     y = g.op("Reshape", g.op("Transpose", t, perm=[0, 2, 1]), g.constant(np.asarray([0, 48, 6, 7])))
     y = g.conv(y, 48, 48, 3, 48)
-    return g.op("Relu", g.op("Transpose", g.op("Reshape", y, g.constant(np.asarray([0, 48, 42]))), perm=[0, 2, 1]))
+    return g.op(
+        "Relu",
+        g.op("Transpose", g.op("Reshape", y, g.constant(np.asarray([0, 48, 42]))), perm=[0, 2, 1]),
+    )
 
 
 def dense(nested: bool) -> Callable[[Graph], str]:
     def build(g: Graph) -> str:
-        """Every layer reads all images before it; `nested`: as a concatenation of the one before and the newest."""
-        parts, whole, width = [g.op("AveragePool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1])], "", 16
+        """Every layer reads all images before it; `nested`: as a concatenation of the one before
+        and the newest.
+        """
+        parts, whole, width = (
+            [g.op("AveragePool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
+            "",
+            16,
+        )
         for k in range(4):
-            read = parts[0] if k == 0 else g.op("Concat", whole, parts[-1], axis=1) if nested and k > 1 else g.op("Concat", *parts, axis=1)
-            bn = g.op("BatchNormalization", read, g.weight(width), g.weight(width), g.weight(width), g.constant(np.full(width, 0.7, np.float32)))
+            read = (
+                parts[0]
+                if k == 0
+                else g.op("Concat", whole, parts[-1], axis=1)
+                if nested and k > 1
+                else g.op("Concat", *parts, axis=1)
+            )
+            bn = g.op(
+                "BatchNormalization",
+                read,
+                g.weight(width),
+                g.weight(width),
+                g.weight(width),
+                g.constant(np.full(width, 0.7, np.float32)),
+            )
             parts.append(g.conv(g.op("Relu", bn), width, 32, 3))
             whole, width = read, width + 32
         return g.conv(g.op("Concat", *parts, axis=1), width, 16)
@@ -86,9 +127,20 @@ def shuffle(half: int) -> Callable[[Graph], str]:
         """Two branches, joined, their channels shuffled, and cut in half again."""
         y = g.conv("x", 16, 2 * half)
         for _ in range(2):
-            a, b = (g.op("Slice", y, *(g.constant(np.asarray([i])) for i in (k * half, (k + 1) * half, 1))) for k in range(2))
+            a, b = (
+                g.op(
+                    "Slice",
+                    y,
+                    *(g.constant(np.asarray([i])) for i in (k * half, (k + 1) * half, 1)),
+                )
+                for k in range(2)
+            )
             y = g.op("Concat", a, g.op("Relu", g.conv(b, half, half, 3)), axis=1)
-            y = g.op("Transpose", g.op("Reshape", y, g.constant(np.asarray([0, 2, half, 6, 7]))), perm=[0, 2, 1, 3, 4])
+            y = g.op(
+                "Transpose",
+                g.op("Reshape", y, g.constant(np.asarray([0, 2, half, 6, 7]))),
+                perm=[0, 2, 1, 3, 4],
+            )
             y = g.op("Reshape", y, g.constant(np.asarray([0, 2 * half, 6, 7])))
         return g.conv(y, 2 * half, 16)
 
@@ -106,12 +158,16 @@ CASES: dict[str, tuple[Callable[[Graph], str], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_images_stay_where_they_are(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_images_stay_where_they_are(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     build, most = CASES[name]
     g = Graph(16)
     model = g.model(build(g))
     x = {"x": _RNG.standard_normal((3, 16, 6, 7), dtype=np.float32)}
-    (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)
+    (want,) = ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, x)
     (got,), launches = run(model, x, FEW, monkeypatch, tmp_path)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     assert {k: launches.count(k) for k in _MOVES if k in launches} == most
@@ -119,15 +175,23 @@ def test_images_stay_where_they_are(name: str, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("backend", [partition_compiler.CPU_BACKEND, FEW])
 @pytest.mark.parametrize("steps", ["Mul", "Add", "Mul Add", "Add Mul", "Mul Mul"])
-def test_factors_and_sums_per_channel_go_into_the_weights(steps: str, backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a TensorFlow model has where its BatchNormalization was folded, with a residual and an activation behind it."""
+def test_factors_and_sums_per_channel_go_into_the_weights(
+    steps: str, backend: partition_compiler.Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a TensorFlow model has where its BatchNormalization was folded, with a residual and an
+    activation behind it.
+    """
     g = Graph(16)
     y = g.op("Conv", "x", g.weight(16, 16, 3, 3), g.weight(16), pads=[1] * 4)
     for k, step in enumerate(steps.split()):
         y = g.op(step, *((y, g.weight(1, 16, 1, 1)) if k else (g.weight(16, 1, 1), y)))
     model = g.model(g.op("Relu", g.op("Add", y, "x")))
     x = {"x": _RNG.standard_normal((3, 16, 6, 7), dtype=np.float32)}
-    (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)
-    (got,), launches = run(optimizer.optimize(model, backend="cpu").model, x, backend, monkeypatch, tmp_path)
+    (want,) = ort.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    ).run(None, x)
+    (got,), launches = run(
+        optimizer.optimize(model, backend="cpu").model, x, backend, monkeypatch, tmp_path
+    )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     assert "pointwise_nhwc" not in launches

@@ -1,4 +1,6 @@
-"""A slice of `python -m tests.kill`: processes killed at random moments leave nothing corrupt and nothing that stays."""
+"""A slice of `python -m tests.kill`: processes killed at random moments leave nothing corrupt and
+nothing that stays.
+"""
 
 from __future__ import annotations
 

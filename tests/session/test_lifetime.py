@@ -1,4 +1,6 @@
-"""What loading a model leaves behind: nothing once the session is gone, and nothing half made when threads load at once."""
+"""What loading a model leaves behind: nothing once the session is gone, and nothing half made when
+threads load at once.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,21 @@ def test_optimize_keeps_no_graph(born: list[weakref.ref[graph.Graph]]) -> None:
     assert born and not [r for r in born if r() is not None]
 
 
-def test_a_session_that_is_gone_keeps_no_graph_no_model_and_no_thread(born: list[weakref.ref[graph.Graph]], tmp_path: Path) -> None:
-    m = parse("g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }", w=normal(64, 32), b=normal(32))
+def test_a_session_that_is_gone_keeps_no_graph_no_model_and_no_thread(
+    born: list[weakref.ref[graph.Graph]], tmp_path: Path
+) -> None:
+    m = parse(
+        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }",
+        w=normal(64, 32),
+        b=normal(32),
+    )
     threads, sessions = 0, []
     for k in range(12):
         m.graph.name = f"g{k}"
-        session = provider.create_session(m.SerializeToString(), {"cache_dir": str(tmp_path / str(k)), "num_threads": "2", "claim": "all"})
+        session = provider.create_session(
+            m.SerializeToString(),
+            {"cache_dir": str(tmp_path / str(k)), "num_threads": "2", "claim": "all"},
+        )
         provider.assert_provider_selected(session)
         session.run(None, {"x": normal(3, 64)})
         sessions.append(weakref.ref(session))
@@ -65,8 +76,14 @@ def _live() -> dict[str, int]:
 @pytest.mark.slow
 def test_a_session_keeps_sixteen_sets_of_shapes_and_nothing_when_it_is_gone(tmp_path: Path) -> None:
     before = _live()
-    m = parse("g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }", w=normal(64, 32), b=normal(32))
-    session = provider.create_session(m.SerializeToString(), {"cache_dir": str(tmp_path), "num_threads": "1", "claim": "all"})
+    m = parse(
+        "g (float[N, 64] x) => (float[N, 32] y) { p = Sigmoid (x) z = MatMul (p, w) a = Add (z, b) y = Relu (a) }",
+        w=normal(64, 32),
+        b=normal(32),
+    )
+    session = provider.create_session(
+        m.SerializeToString(), {"cache_dir": str(tmp_path), "num_threads": "1", "claim": "all"}
+    )
     provider.assert_provider_selected(session)
     held = []
     for n in (70, *range(1, 70)):
@@ -106,10 +123,18 @@ print(found)
 """
 
 
-def test_threads_that_load_the_first_models_of_a_process_all_use_the_provider(tmp_path: Path) -> None:
+def test_threads_that_load_the_first_models_of_a_process_all_use_the_provider(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(small_cnn().SerializeToString())
-    done = subprocess.run([sys.executable, "-c", _THREADS, str(model), str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS, str(model), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     counts = [int(n) for n in done.stdout.strip()[1:-1].split(",")]
     assert len(counts) == 6 and len(set(counts)) == 1 and counts[0] > 0, done.stdout + done.stderr
@@ -138,5 +163,7 @@ print(len(found), len(set(found)))
 
 
 def test_threads_that_import_rules_and_emitters_at_once_get_all_of_them() -> None:
-    done = subprocess.run([sys.executable, "-c", _EMITTERS], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _EMITTERS], capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "6 1", "")

@@ -1,4 +1,6 @@
-"""Every model of the zoo: valid ONNX, the same bytes each time, runs on ONNX Runtime at several batch sizes, activations in range."""
+"""Every model of the zoo: valid ONNX, the same bytes each time, runs on ONNX Runtime at several
+batch sizes, activations in range.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,16 @@ def feeds(model: onnx.ModelProto, batch: int, seq: int, seed: int) -> dict[str, 
     rng = np.random.default_rng(seed)
     out: dict[str, npt.NDArray[Any]] = {}
     for i in model.graph.input:
-        dims = [d.dim_value or {"batch": batch, "sequence": seq}[d.dim_param] for d in i.type.tensor_type.shape.dim]
+        dims = [
+            d.dim_value or {"batch": batch, "sequence": seq}[d.dim_param]
+            for d in i.type.tensor_type.shape.dim
+        ]
         if i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             out[i.name] = rng.standard_normal(dims, dtype=np.float32)
         elif i.name == "attention_mask":
-            out[i.name] = (np.arange(dims[1]) < rng.integers(1, dims[1] + 1, (dims[0], 1))).astype(np.int64)
+            out[i.name] = (np.arange(dims[1]) < rng.integers(1, dims[1] + 1, (dims[0], 1))).astype(
+                np.int64
+            )
         else:
             out[i.name] = rng.integers(0, 2 if i.name == "token_type_ids" else 100, dims)
     return out
@@ -65,7 +72,11 @@ def test_runs_at_any_batch(name: str) -> None:
         for a, b, declared in zip(first, second, model.graph.output, strict=True):
             dims = declared.type.tensor_type.shape.dim
             assert a.shape[0] == batch and len(dims) == a.ndim
-            assert all(n == d.dim_value for n, d in zip(a.shape, dims, strict=True) if d.HasField("dim_value"))
+            assert all(
+                n == d.dim_value
+                for n, d in zip(a.shape, dims, strict=True)
+                if d.HasField("dim_value")
+            )
             assert np.isfinite(a).all()
             assert 1e-4 < a.std() < 1e3, "activations left their range"
             assert np.std(a - b) > 1e-3 * a.std(), "the output hardly depends on the input"
@@ -90,5 +101,9 @@ def test_same_options_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_static_shapes(name: str) -> None:
     model = small(name, dynamic=False, batch=2)
-    assert all(d.HasField("dim_value") for v in [*model.graph.input, *model.graph.output] for d in v.type.tensor_type.shape.dim)
+    assert all(
+        d.HasField("dim_value")
+        for v in [*model.graph.input, *model.graph.output]
+        for d in v.type.tensor_type.shape.dim
+    )
     onnx.checker.check_model(model, full_check=True)

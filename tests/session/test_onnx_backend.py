@@ -1,4 +1,5 @@
-"""A fast part of the ONNX backend suite: what ONNX Runtime's CPU provider passes, the optimizer and the provider pass, too.
+"""A fast part of the ONNX backend suite: what ONNX Runtime's CPU provider passes, the optimizer and
+the provider pass, too.
 
 The whole suite, crash-proof, is `python -m benchmarks.onnx_backend_suite`.
 """
@@ -42,7 +43,9 @@ def selected(group: str) -> list[Case]:
 def test_passes_what_ort_passes(leg: str, group: str) -> None:
     chosen = selected(group)
     good = [c for c in chosen if run_case(c, "ort").status == "pass"]
-    assert len(good) >= 3, f"the group has {len(good)} tests that ONNX Runtime passes: its pattern matches too little"
+    assert len(good) >= 3, (
+        f"the group has {len(good)} tests that ONNX Runtime passes: its pattern matches too little"
+    )
     outcomes = {c.name: run_case(c, leg) for c in good}
     failed = {name: o.reason for name, o in outcomes.items() if o.status != "pass"}
     assert not failed, "\n".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -50,7 +53,13 @@ def test_passes_what_ort_passes(leg: str, group: str) -> None:
 
 def test_the_provider_runs_nodes_of_each_kind() -> None:
     kinds = ("activations", "arithmetic", "convolution", "linear", "normalisation", "pooling")
-    ran = {g: sum(run_case(c, "constants").ours > 0 or run_case(c, "provider").ours > 0 for c in selected(g)) for g in kinds}
+    ran = {
+        g: sum(
+            run_case(c, "constants").ours > 0 or run_case(c, "provider").ours > 0
+            for c in selected(g)
+        )
+        for g in kinds
+    }
     assert all(ran.values()), ran
 
 

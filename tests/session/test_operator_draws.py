@@ -1,4 +1,6 @@
-"""Random models of one operator on the provider, against ONNX Runtime: some of each kind (`python -m benchmarks.operator_fuzz` draws thousands)."""
+"""Random models of one operator on the provider, against ONNX Runtime: some of each kind (`python
+-m benchmarks.operator_fuzz` draws thousands).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import operator_fuzz
 
 
-@pytest.mark.skipif(tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31), reason="older ONNX Runtimes err on some of these themselves")
+@pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31),
+    reason="older ONNX Runtimes err on some of these themselves",
+)
 @pytest.mark.parametrize("kind", operator_fuzz.KINDS)
 def test_as_onnx_runtime(kind: str) -> None:
     outcomes = [operator_fuzz.run(seed, [kind], "cpu", False) for seed in range(12)]

@@ -1,4 +1,6 @@
-"""Sessions over a model that was compiled before: nothing is compiled again, unless something that the plans follow from has changed."""
+"""Sessions over a model that was compiled before: nothing is compiled again, unless something that
+the plans follow from has changed.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,16 @@ S, D = 40, 48  # the mask and each weight are larger than what a node's key cove
 
 def attention(mask: np.ndarray, weight: float, heads: int = 2) -> bytes:
     """softmax(q kᵀ + mask) v over constant projections of x [1, S, D]."""
-    weights = {n: np.full((D, D), weight, np.float32) * np.arange(1, D + 1, dtype=np.float32) / D for n in ("wq", "wk", "wv")}
-    constants: dict[str, Any] = {**weights, "mask": mask.astype(np.float32), "shape": np.array([1, S, heads, D // heads]), "back": np.array([1, S, D])}
+    weights = {
+        n: np.full((D, D), weight, np.float32) * np.arange(1, D + 1, dtype=np.float32) / D
+        for n in ("wq", "wk", "wv")
+    }
+    constants: dict[str, Any] = {
+        **weights,
+        "mask": mask.astype(np.float32),
+        "shape": np.array([1, S, heads, D // heads]),
+        "back": np.array([1, S, D]),
+    }
     nodes = []
     for n, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
         nodes.append(helper.make_node("MatMul", ["x", f"w{n}"], [f"{n}0"]))
@@ -40,7 +50,11 @@ def attention(mask: np.ndarray, weight: float, heads: int = 2) -> bytes:
         nodes, "g", [value("x", TensorProto.FLOAT, [1, S, D])], [value("y", TensorProto.FLOAT, [1, S, D])],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )  # fmt: skip
-    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString())
+    return bytes(
+        helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+        ).SerializeToString()
+    )
 
 
 CAUSAL = np.triu(np.full((S, S), -np.inf), 1)
@@ -62,11 +76,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def check(source: bytes, folder: Path) -> None:
-    """A session with this cache gives what plain ONNX Runtime gives, and every node is the provider's."""
+    """A session with this cache gives what plain ONNX Runtime gives, and every node is the
+    provider's.
+    """
     from onnxruntime import InferenceSession
 
     session = create_session(source, {"cache_dir": str(folder), "claim": "all"})
-    assert len(assigned_nodes(session)) == len(session.get_provider_graph_assignment_info()[0].get_nodes()) > 0
+    assert (
+        len(assigned_nodes(session))
+        == len(session.get_provider_graph_assignment_info()[0].get_nodes())
+        > 0
+    )
     want = InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"x": X})[0]
     np.testing.assert_allclose(session.run(None, {"x": X})[0], want, rtol=1e-4, atol=1e-5)
 
@@ -82,7 +102,9 @@ def test_the_second_session_compiles_nothing(tmp_path: Path, compiled: list[int]
     assert len(compiled) == 2 * first
 
 
-def test_other_weights_use_the_same_plans_and_another_mask_does_not(tmp_path: Path, compiled: list[int]) -> None:
+def test_other_weights_use_the_same_plans_and_another_mask_does_not(
+    tmp_path: Path, compiled: list[int]
+) -> None:
     check(attention(CAUSAL, 0.1), tmp_path / "cache")
     first = len(compiled)
     check(attention(CAUSAL, 0.2), tmp_path / "cache")
@@ -98,7 +120,8 @@ def test_another_request_is_another_entry(tmp_path: Path, compiled: list[int]) -
     first = len(compiled)
     check(attention(CAUSAL, 0.1, heads=4), tmp_path / "cache")
     assert len(compiled) == 2 * first
-    create_session(attention(CAUSAL, 0.1), {"cache_dir": str(tmp_path / "cache")})  # claim is part of the request
+    # claim is part of the request
+    create_session(attention(CAUSAL, 0.1), {"cache_dir": str(tmp_path / "cache")})
     assert len(compiled) == 3 * first
 
 
@@ -117,13 +140,19 @@ def test_the_model_of_these_tests_is_valid() -> None:
 
 
 @pytest.mark.parametrize("name", ["rule.py", "family/part/kernel.cuh"])
-def test_the_key_covers_what_the_code_says_not_when_it_was_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels that are built reproducibly give files of two versions the same time, and often the same size."""
+def test_the_key_covers_what_the_code_says_not_when_it_was_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels that are built reproducibly give files of two versions the same time, and often the
+    same size.
+    """
     real, package = discovery.folder, tmp_path / "package"
     rules = package / "fusion_rules"
     file = rules / name
     file.parent.mkdir(parents=True)
-    monkeypatch.setattr(plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind))
+    monkeypatch.setattr(
+        plan_cache, "folder", lambda kind: rules if kind == "fusion_rules" else real(kind)
+    )
 
     def key(text: str, time: int) -> str:
         file.write_text(text)
@@ -139,7 +168,9 @@ def test_the_key_covers_what_the_code_says_not_when_it_was_written(name: str, tm
     plan_cache._code.cache_clear()
 
 
-def test_another_cuda_compiler_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_cuda_compiler_is_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = tmp_path / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
     library.parent.mkdir(parents=True)
     monkeypatch.setattr(nvrtc, "installed", lambda: [nvrtc.Compiler(str(library), 12)])
@@ -176,5 +207,11 @@ print(len(assigned_nodes(create_session(attention(CAUSAL, 0.1), {"claim": "all"}
 @pytest.mark.skipif(os.name != "posix", reason="users without an entry")
 def test_without_a_home_models_are_compiled_all_the_same() -> None:
     env = {k: v for k, v in os.environ.items() if k != "HOME" and not k.startswith("XDG_")}
-    done = subprocess.run([sys.executable, "-c", _HOMELESS], env=env, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _HOMELESS],
+        env=env,
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and int(done.stdout) > 0, done.stderr

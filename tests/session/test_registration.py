@@ -1,4 +1,6 @@
-"""The library registered twice, with two names or by two ONNX Runtimes of one process: no crash, and a line that says what to do."""
+"""The library registered twice, with two names or by two ONNX Runtimes of one process: no crash,
+and a line that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ except Exception as e:
 assert np.array_equal(check(load()), expected)
 """
 
-# What ONNX Runtime itself calls when a library is registered, from a second one in the process: the C library beside Python's.
+# What ONNX Runtime itself calls when a library is registered, from a second one in the process: the
+# C library beside Python's.
 _TWO_RUNTIMES = """
 first = load()
 expected = check(first)
@@ -71,7 +74,13 @@ assert np.array_equal(check(first), expected) and np.array_equal(check(load()), 
 
 
 def _run(code: str, *arguments: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", _START + code, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _START + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [line[len("said: ") :] for line in done.stdout.splitlines() if line.startswith("said: ")]
 

@@ -1,4 +1,6 @@
-"""Sizes that a division of shapes gives: rounded toward zero, also where what is divided turns out negative."""
+"""Sizes that a division of shapes gives: rounded toward zero, also where what is divided turns out
+negative.
+"""
 
 from __future__ import annotations
 
@@ -28,4 +30,6 @@ def test_a_start_that_is_a_quotient_of_a_negative_size(divisor: int) -> None:
     session = provider.create_session(m.SerializeToString(), {"claim": "all"})
     for n in (1, 5, 6, 7, 8, 12, 20):
         x = np.arange(1, n + 1, dtype=np.float32)
-        np.testing.assert_array_equal(session.run(None, {"x": x})[0], plain.run(None, {"x": x})[0], str(n))
+        np.testing.assert_array_equal(
+            session.run(None, {"x": x})[0], plain.run(None, {"x": x})[0], str(n)
+        )

@@ -1,4 +1,6 @@
-"""Memory that runs out at any of the provider's allocations, and faults in Python's callbacks, end in an exception, never in the process."""
+"""Memory that runs out at any of the provider's allocations, and faults in Python's callbacks, end
+in an exception, never in the process.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,35 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("allocations are made to fail by a library that is preloaded")
     path = tmp_path_factory.mktemp("memory") / "memory.so"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    done = subprocess.run([*compiler(), *flags, "-o", str(path), str(SOURCE), "-ldl"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*compiler(), *flags, "-o", str(path), str(SOURCE), "-ldl"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "step"), [("cpu", 23), ("cuda", 101)])
-def test_allocations_that_fail_are_one_line(kind: str, step: int, shim: Path, tmp_path: Path) -> None:
+def test_allocations_that_fail_are_one_line(
+    kind: str, step: int, shim: Path, tmp_path: Path
+) -> None:
     folder = driver.build(tmp_path)
-    done = driver.run(folder, ["-m", "tests.session.memory_cases", kind, str(tmp_path / "cache"), str(step)], preload=str(shim))
+    done = driver.run(
+        folder,
+        ["-m", "tests.session.memory_cases", kind, str(tmp_path / "cache"), str(step)],
+        preload=str(shim),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["made"] > 500 and counts["refused"] > 5
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RecursionError(), AssertionError("no")], ids=lambda e: type(e).__name__)
-def test_faults_of_the_compiler_callback_cost_the_graph(error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RecursionError(), AssertionError("no")], ids=lambda e: type(e).__name__
+)
+def test_faults_of_the_compiler_callback_cost_the_graph(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(model_compiler, "compile_request", fails(error))
     session = provider.create_session(small(), {"claim": "all", "cache_dir": str(tmp_path)})
     assert not provider.assigned_nodes(session)

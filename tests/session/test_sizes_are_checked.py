@@ -1,7 +1,8 @@
-"""Sizes that only a run knows: what ONNX requires of them is compared before a kernel runs, and the line names both.
+"""Sizes that only a run knows: what ONNX requires of them is compared before a kernel runs, and the
+line names both.
 
-Each request here is one that ONNX Runtime refuses. Without the comparison the provider would read or write other tensors' memory.
-"""
+Each request here is one that ONNX Runtime refuses. Without the comparison the provider would read
+or write other tensors' memory."""
 
 from __future__ import annotations
 
@@ -22,12 +23,20 @@ F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 Dims = Sequence[int | str]
 
 
-def model(nodes: Sequence[NodeProto], inputs: dict[str, Dims], weights: dict[str, Any], outputs: Sequence[str] = ("y",), opset: int = 21) -> bytes:
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: dict[str, Dims],
+    weights: dict[str, Any],
+    outputs: Sequence[str] = ("y",),
+    opset: int = 21,
+) -> bytes:
     given = [helper.make_tensor_value_info(n, F32, d) for n, d in inputs.items()]
     made = [helper.make_tensor_value_info(n, F32, None) for n in outputs]
     stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
     graph = helper.make_graph(nodes, "g", given, made, stored)
-    m: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    m: ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10
+    )
     return bytes(m.SerializeToString())
 
 
@@ -101,7 +110,9 @@ def test_a_size_that_does_not_fit_is_refused(case: str) -> None:
     m, good, bad, line = CASES[case]
     plain, ours = ort.InferenceSession(m, providers=["CPUExecutionProvider"]), session(m)
     feed = {n: normal(*s) for n, s in good.items()}
-    np.testing.assert_allclose(ours.run(None, feed)[0], plain.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        ours.run(None, feed)[0], plain.run(None, feed)[0], rtol=1e-4, atol=1e-4
+    )
     wrong = {n: normal(*s) for n, s in bad.items()}
     with pytest.raises(Exception) as refused:
         plain.run(None, wrong)
@@ -109,7 +120,9 @@ def test_a_size_that_does_not_fit_is_refused(case: str) -> None:
     with pytest.raises(Exception, match=line) as told:
         ours.run(None, wrong)
     assert "TraceaExecutionProvider" in str(told.value)
-    np.testing.assert_allclose(ours.run(None, feed)[0], plain.run(None, feed)[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        ours.run(None, feed)[0], plain.run(None, feed)[0], rtol=1e-4, atol=1e-4
+    )
 
 
 def short_bias(op: str) -> bytes:
@@ -119,22 +132,45 @@ def short_bias(op: str) -> bytes:
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_a_bias_shorter_than_the_channels_is_left_to_onnx_runtime(op: str) -> None:
-    compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(short_bias(op))), everything=True)
-    assert not compiled.entries and "a convolution to 64 channels with a bias of shape [1]" in compiled.refused[0][1]
+    compiled = partition_compiler.compile_graph(
+        Graph(onnx.load_from_string(short_bias(op))), everything=True
+    )
+    assert (
+        not compiled.entries
+        and "a convolution to 64 channels with a bias of shape [1]" in compiled.refused[0][1]
+    )
 
 
 def test_groups_of_a_norm_share_its_channels() -> None:
-    m = model([node("GroupNormalization", "x s b", num_groups=3)], {"x": (1, 4, 5)}, {"s": normal(4), "b": normal(4)})
+    m = model(
+        [node("GroupNormalization", "x s b", num_groups=3)],
+        {"x": (1, 4, 5)},
+        {"s": normal(4), "b": normal(4)},
+    )
     with pytest.raises(Exception, match=r"(?i)reshape|group"):
-        provider.create_session(m, {"backend": "cpu", "claim": "all"}).run(None, {"x": normal(1, 4, 5)})
+        provider.create_session(m, {"backend": "cpu", "claim": "all"}).run(
+            None, {"x": normal(1, 4, 5)}
+        )
     compiled = partition_compiler.compile_graph(Graph(onnx.load_from_string(m)), everything=True)
-    assert not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]
+    assert (
+        not compiled.entries and "a group norm of 4 channels in 3 groups" in compiled.refused[0][1]
+    )
 
 
 def test_a_0_of_a_run_in_the_target_of_reshape_stands_for_the_size_of_the_input() -> None:
-    """ONNX Runtime gives (0, 3, 4); what was lowered for the target's own size may not give (0, 3, 0)."""
-    ends = [node("Shape", "x", "n", end=1), helper.make_node("Shape", ["z"], ["k"]), node("Concat", "n three k", "to", axis=0)]
-    source = model([*ends, node("Relu", "x", "r"), node("Reshape", "r to", "t"), node("Neg", "t")], {"x": ("n", 3, "m"), "z": ("k",)}, {"three": np.array([3])})
+    """ONNX Runtime gives (0, 3, 4); what was lowered for the target's own size may not give (0, 3,
+    0).
+    """
+    ends = [
+        node("Shape", "x", "n", end=1),
+        helper.make_node("Shape", ["z"], ["k"]),
+        node("Concat", "n three k", "to", axis=0),
+    ]
+    source = model(
+        [*ends, node("Relu", "x", "r"), node("Reshape", "r to", "t"), node("Neg", "t")],
+        {"x": ("n", 3, "m"), "z": ("k",)},
+        {"three": np.array([3])},
+    )
     session = provider.create_session(source, {"claim": "all"})
     provider.assert_provider_selected(session)
     assert session.run(None, {"x": normal(2, 3, 4), "z": normal(4)})[0].shape == (2, 3, 4)

@@ -1,4 +1,6 @@
-"""A fused op's spec is not believed: the provider runs what its body says, whatever the spec does, unless the session says `specs=trust`."""
+"""A fused op's spec is not believed: the provider runs what its body says, whatever the spec does,
+unless the session says `specs=trust`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def run(model: bytes, options: dict[str, str]) -> Any:
 
 
 def stock(model: bytes) -> Any:
-    return ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds(onnx.load_from_string(model), 2, 1, 0))[0]
+    return ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
+        None, feeds(onnx.load_from_string(model), 2, 1, 0)
+    )[0]
 
 
 def no_activation(spec: dict[str, Any]) -> None:
@@ -73,21 +77,27 @@ def no_json(model: onnx.ModelProto) -> bytes:
 
 
 @pytest.mark.parametrize("change", [no_activation, reads_too_much, strides_of_zero])
-def test_a_spec_that_lies_changes_nothing(optimized: onnx.ModelProto, change: Callable[[dict[str, Any]], None]) -> None:
+def test_a_spec_that_lies_changes_nothing(
+    optimized: onnx.ModelProto, change: Callable[[dict[str, Any]], None]
+) -> None:
     honest, lying = optimized.SerializeToString(), changed(optimized, change)
     assert honest != lying
     np.testing.assert_allclose(run(lying, {}), stock(honest), rtol=1e-4, atol=1e-5)
 
 
 def test_a_damaged_spec_changes_nothing(optimized: onnx.ModelProto) -> None:
-    np.testing.assert_allclose(run(no_json(optimized), {}), stock(optimized.SerializeToString()), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(no_json(optimized), {}), stock(optimized.SerializeToString()), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_trust_is_asked_for(optimized: onnx.ModelProto) -> None:
     """With it, the specs are what runs: one without its activations gives something else."""
     lying = changed(optimized, no_activation)
     assert not np.allclose(run(lying, {"specs": "trust"}), stock(lying), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(run(optimized.SerializeToString(), {"specs": "trust"}), stock(lying), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(optimized.SerializeToString(), {"specs": "trust"}), stock(lying), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_bodies_fuse_again(optimized: onnx.ModelProto, tmp_path: Path) -> None:
@@ -95,7 +105,10 @@ def test_bodies_fuse_again(optimized: onnx.ModelProto, tmp_path: Path) -> None:
 
     def launched(options: dict[str, str]) -> list[str]:
         with partition_compiler.recording() as packs:
-            provider.create_session(optimized.SerializeToString(), {"backend": "cpu", "cache_dir": str(tmp_path / "cache"), **options})
+            provider.create_session(
+                optimized.SerializeToString(),
+                {"backend": "cpu", "cache_dir": str(tmp_path / "cache"), **options},
+            )
         header, _ = read_pack(packs[-1])
         return sorted(launch["k"] for e in header["entries"] for launch in e["plan"]["run"])
 
@@ -103,5 +116,7 @@ def test_bodies_fuse_again(optimized: onnx.ModelProto, tmp_path: Path) -> None:
 
 
 def test_another_value_is_refused() -> None:
-    with pytest.raises(Exception, match="provider option specs='maybe' is not one of: rematch, trust"):
+    with pytest.raises(
+        Exception, match="provider option specs='maybe' is not one of: rematch, trust"
+    ):
         provider.create_session(small("demo").SerializeToString(), {"specs": "maybe"})

@@ -16,7 +16,9 @@ MODULE = "cuda_tune_cases"
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    return driver.outcomes(driver.build(tmp_path_factory.mktemp("cuda")), f"tests.session.{MODULE}", any="1")
+    return driver.outcomes(
+        driver.build(tmp_path_factory.mktemp("cuda")), f"tests.session.{MODULE}", any="1"
+    )
 
 
 @pytest.mark.slow
@@ -29,7 +31,12 @@ def test_without_a_gpu_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     if nvrtc.driver_version():
         pytest.skip("there is a driver")
     path = tmp_path / "model.onnx"
-    onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'), path)
+    onnx.save(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+        ),
+        path,
+    )
     assert main.main(["tune", str(path)]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("error: no NVIDIA driver is installed")

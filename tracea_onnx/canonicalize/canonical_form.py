@@ -1,4 +1,5 @@
-"""Canonical form: constants are initializers, nothing constant is computed, nothing is computed twice or for nobody.
+"""Canonical form: constants are initializers, nothing constant is computed, nothing is computed
+twice or for nobody.
 
     Constant, Identity(initializer), Transpose(W)   ->  initializer
     Identity, inference Dropout, no-op Cast/Reshape/Transpose/Slice  ->  their input
@@ -7,9 +8,8 @@
     If with a constant condition                    ->  the branch it takes
     initializer that is also an input               ->  initializer          (IR >= 4: a caller could have overridden it)
 
-The results of the model stay bit-identical. Input and output names, metadata, doc strings, annotations and the user's own functions
-stay as they are. A second pass changes nothing.
-"""
+The results of the model stay bit-identical. Input and output names, metadata, doc strings,
+annotations and the user's own functions stay as they are. A second pass changes nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from tracea_onnx.canonicalize import constant_folding, constant_ifs, identities, reshape_targets, sink_transposes
+from tracea_onnx.canonicalize import (
+    constant_folding,
+    constant_ifs,
+    identities,
+    reshape_targets,
+    sink_transposes,
+)
 from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, constant_tensor, external_info, subgraphs
 from tracea_onnx.model_io import external
 from tracea_onnx.shapes.onnx_inference import Types, infer, user_types
 
 _ROUNDS = 12
-#: From this IR version on an initializer that is also an input is a default the caller may override.
+#: From this IR version on an initializer that is also an input is a default the caller may
+#: override.
 _OVERRIDABLE_IR = 4
 
 
@@ -39,12 +46,12 @@ def canonicalise(
     budget: constant_folding.Budget | None = None,
     notes: list[str] | None = None,
 ) -> ModelProto:
-    """Bring `model` into canonical form, in place, and return it with inferred types in `value_info`.
+    """Bring `model` into canonical form, in place, and return it with inferred types in
+    `value_info`.
 
-    `folder` is where external data lies; `typed` is the exporter's own `value_info`, for a model that holds inferred entries already.
-    `notes` receives a sentence for each change a user should know of.
-    Raises ModelError for a cyclic graph.
-    """
+    `folder` is where external data lies; `typed` is the exporter's own `value_info`, for a model
+    that holds inferred entries already. `notes` receives a sentence for each change a user should
+    know of. Raises ModelError for a cyclic graph."""
     notes = notes if notes is not None else []
     typed = user_types(model) if typed is None else typed
     for g in edit.graphs(model):
@@ -101,18 +108,30 @@ def _bodies(graph: GraphProto) -> list[GraphProto]:
 def _settle_inputs(model: ModelProto, notes: list[str]) -> None:
     """Make initializers that are also inputs constants; before IR 4 they are so by definition."""
     by_rule = model.ir_version < _OVERRIDABLE_IR
-    model.ir_version = max(model.ir_version, _OVERRIDABLE_IR)  # before, an initializer had to be an input, too
+    # before, an initializer had to be an input, too
+    model.ir_version = max(model.ir_version, _OVERRIDABLE_IR)
     stored = {t.name for t in model.graph.initializer}
     both = [i.name for i in model.graph.input if i.name in stored]
     for k in range(len(model.graph.input) - 1, -1, -1):
         if model.graph.input[k].name in stored:
             del model.graph.input[k]
     if both and not by_rule:
-        notes.append(f"{len(both)} initializers were also inputs and are now constants (--keep-initializer-inputs leaves them)")
+        notes.append(
+            f"{len(both)} initializers were also inputs and are now constants (--keep-initializer-inputs leaves them)"
+        )
 
 
-def _pass(model: ModelProto, graph: GraphProto, around: Graph | None, folder: Path | None, budget: constant_folding.Budget, names: edit.Names) -> int:
-    """One round over a graph that lies in `around`, and then over the bodies in it; returns how much changed."""
+def _pass(
+    model: ModelProto,
+    graph: GraphProto,
+    around: Graph | None,
+    folder: Path | None,
+    budget: constant_folding.Budget,
+    names: edit.Names,
+) -> int:
+    """One round over a graph that lies in `around`, and then over the bodies in it; returns how
+    much changed.
+    """
 
     def now() -> Graph:
         return Graph(model, graph, folder=folder, outer=around)
@@ -150,7 +169,10 @@ def _constants(graph: GraphProto, protected: set[str]) -> int:
 
 # --- duplicates ----------------------------------------------------------------------------------------------------------
 def _merge_initializers(graph: GraphProto, protected: set[str], folder: Path | None) -> int:
-    """Initializers with the same type, dims and bits become one. Bits, not values: -0.0 and 0.0 differ, NaN equals itself."""
+    """Initializers with the same type, dims and bits become one.
+
+    Bits, not values: -0.0 and 0.0 differ, NaN equals itself.
+    """
     inner = edit.body_names(graph)
     alike: dict[bytes, list[TensorProto]] = {}
     for t in graph.initializer:
@@ -171,7 +193,9 @@ _SAMPLE = 256
 
 
 def _sample(t: TensorProto, folder: Path | None) -> bytes:
-    """Something cheap that equal tensors share: reading every weight only to find that no two are equal would be the slowest step."""
+    """Something cheap that equal tensors share: reading every weight only to find that no two are
+    equal would be the slowest step.
+    """
     raw = external.stored(t, folder)
     ends = b"" if raw is None else bytes(raw[:_SAMPLE]) + bytes(raw[-_SAMPLE:])
     return repr((t.data_type, tuple(t.dims), raw is None)).encode() + ends
@@ -193,7 +217,9 @@ def _contents(t: TensorProto, folder: Path | None) -> bytes:
 
 
 def _merge_nodes(graph: GraphProto, protected: set[str]) -> int:
-    """Pure nodes with the same operator, inputs and attributes become one (common-subexpression elimination)."""
+    """Pure nodes with the same operator, inputs and attributes become one (common-subexpression
+    elimination).
+    """
     inner = edit.body_names(graph)
     first: dict[bytes, NodeProto] = {}
     new: dict[str, str] = {}
@@ -203,14 +229,22 @@ def _merge_nodes(graph: GraphProto, protected: set[str]) -> int:
             if name in new:
                 n.input[i] = new[name]
         # Quantisation pairs belong to their consumer: ONNX Runtime wants one for each.
-        if not constant_folding.is_pure(n) or n.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear") or not n.input:
+        if (
+            not constant_folding.is_pure(n)
+            or n.op_type in ("Constant", "QuantizeLinear", "DequantizeLinear")
+            or not n.input
+        ):
             continue
         kept = first.setdefault(_node_key(n), n)
         if kept is n:
             continue
-        if any(o in protected or o in inner for o in n.output) or any(o in inner for o in kept.output):
+        if any(o in protected or o in inner for o in n.output) or any(
+            o in inner for o in kept.output
+        ):
             continue
-        if any(bool(a) < bool(b) for a, b in zip(kept.output, n.output, strict=False)) or len(n.output) > len(kept.output):
+        if any(bool(a) < bool(b) for a, b in zip(kept.output, n.output, strict=False)) or len(
+            n.output
+        ) > len(kept.output):
             continue
         new |= {b: a for a, b in zip(kept.output, n.output, strict=False) if b}
         gone.add(k)
@@ -222,4 +256,12 @@ def _merge_nodes(graph: GraphProto, protected: set[str]) -> int:
 
 def _node_key(n: NodeProto) -> bytes:
     attributes = sorted(a.SerializeToString(deterministic=True) for a in n.attribute)
-    return repr((n.domain, n.op_type, n.overload if "overload" in NodeProto.DESCRIPTOR.fields_by_name else "", list(n.input), attributes)).encode()
+    return repr(
+        (
+            n.domain,
+            n.op_type,
+            n.overload if "overload" in NodeProto.DESCRIPTOR.fields_by_name else "",
+            list(n.input),
+            attributes,
+        )
+    ).encode()

@@ -1,4 +1,6 @@
-"""An If whose condition is constant is replaced by the branch it takes: TorchScript writes one around every squeeze and every traced comparison of sizes."""
+"""An If whose condition is constant is replaced by the branch it takes: TorchScript writes one
+around every squeeze and every traced comparison of sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from tracea_onnx.ir.graph import Graph
 
 
 def settle(graph: Graph, names: edit.Names) -> int:
-    """Put the nodes of the branches that are always taken in place of their If; returns how many went."""
+    """Put the nodes of the branches that are always taken in place of their If; returns how many
+    went.
+    """
     settled: dict[int, GraphProto] = {}
     for n in graph.nodes:
         # Exactly one element: anything else ONNX Runtime refuses when it runs the model.
         condition = graph.const(n.input(0)) if n.op == "If" else None
         if condition is not None and condition.size == 1:
             taken_branch = n.attr("then_branch" if condition.reshape(-1)[0] else "else_branch")
-            if taken_branch is not None and len(taken_branch.output) == len(n.outputs):  # ONNX Runtime says what is wrong with others
+            # ONNX Runtime says what is wrong with others
+            if taken_branch is not None and len(taken_branch.output) == len(n.outputs):
                 settled[n.index] = taken_branch
     if not settled:
         return 0
@@ -33,8 +38,12 @@ def settle(graph: Graph, names: edit.Names) -> int:
     return len(settled)
 
 
-def _spliced(call: NodeProto, body: GraphProto, names: edit.Names, weights: list[TensorProto]) -> list[NodeProto]:
-    """The nodes of `body` under names of their own, writing the outputs of `call`; `weights` receives the body's initializers."""
+def _spliced(
+    call: NodeProto, body: GraphProto, names: edit.Names, weights: list[TensorProto]
+) -> list[NodeProto]:
+    """The nodes of `body` under names of their own, writing the outputs of `call`; `weights`
+    receives the body's initializers.
+    """
     made = {o for n in body.node for o in n.output if o}
     new = {name: names.new(name) for name in sorted(made | {t.name for t in body.initializer})}
     copies: list[NodeProto] = []
@@ -50,5 +59,7 @@ def _spliced(call: NodeProto, body: GraphProto, names: edit.Names, weights: list
         weights.append(TensorProto())
         weights[-1].CopyFrom(t)
         weights[-1].name = new[t.name]
-    copies = [helper.make_node("Identity", [new.get(c.input[0], c.input[0])], c.output) for c in copies]
+    copies = [
+        helper.make_node("Identity", [new.get(c.input[0], c.input[0])], c.output) for c in copies
+    ]
     return [*(edit.renamed(n, new) for n in body.node), *copies]

@@ -1,4 +1,6 @@
-"""Nodes that give back their input, bit for bit, are removed: the value keeps the name a graph output needs."""
+"""Nodes that give back their input, bit for bit, are removed: the value keeps the name a graph
+output needs.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,16 @@ from tracea_onnx.ir import edit
 from tracea_onnx.ir.graph import Graph, Node
 
 _FAR = 1 << 31  # exporters write "to the end" as INT32_MAX, INT64_MAX or thereabouts
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+)
 
 
 def remove_no_ops(graph: Graph, protected: set[str]) -> int:
-    """Let the readers of each no-op read its input; returns how many nodes went. `protected` names keep their producer."""
+    """Let the readers of each no-op read its input; returns how many nodes went.
+
+    `protected` names keep their producer.
+    """
     inner = edit.body_names(graph.proto)
     made = {o for n in graph.nodes for o in n.outputs if o}
     new: dict[str, str] = {}
@@ -29,7 +36,11 @@ def remove_no_ops(graph: Graph, protected: set[str]) -> int:
             continue
         if target not in protected:
             new[target] = source
-        elif graph.is_output(target) and source in made - protected - new.keys() - set(new.values()) and source == n.input(0):
+        elif (
+            graph.is_output(target)
+            and source in made - protected - new.keys() - set(new.values())
+            and source == n.input(0)
+        ):
             # The output keeps its name: what makes the source makes the output instead.
             _rename_producer(graph, source, target)
             new[source] = target
@@ -87,7 +98,10 @@ def _slice(g: Graph, n: Node) -> bool:
     if starts is None or ends is None or any(starts) or any(s != 1 for s in steps or []):
         return False
     shape = g.shape(n.input(0))
-    return all(end >= _FAR - 1 or _covers(shape, (axes or range(len(ends)))[k], end) for k, end in enumerate(ends))
+    return all(
+        end >= _FAR - 1 or _covers(shape, (axes or range(len(ends)))[k], end)
+        for k, end in enumerate(ends)
+    )
 
 
 def _covers(shape: tuple[int | str | None, ...] | None, axis: int, end: int) -> bool:
@@ -100,11 +114,19 @@ def _concat(_: Graph, n: Node) -> bool:
 
 
 def _one(g: Graph, n: Node) -> bool:
-    """x * 1 and x / 1, exactly one and of no higher rank: no other constant leaves every float's bits alone."""
+    """x * 1 and x / 1, exactly one and of no higher rank: no other constant leaves every float's
+    bits alone.
+    """
     rank = g.rank(n.input(0))
     other = n.input(1)
     other_rank = g.rank(other)
-    return g.dtype(n.input(0)) in _FLOATS and rank is not None and other_rank is not None and other_rank <= rank and g.scalar(other) == 1.0
+    return (
+        g.dtype(n.input(0)) in _FLOATS
+        and rank is not None
+        and other_rank is not None
+        and other_rank <= rank
+        and g.scalar(other) == 1.0
+    )
 
 
 def _yes(*_: Any) -> bool:

@@ -1,4 +1,6 @@
-"""tracea-onnx demo: optimize a small model that ships with the project, run it on the provider, compare with ONNX Runtime."""
+"""tracea-onnx demo: optimize a small model that ships with the project, run it on the provider,
+compare with ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ _SECONDS = 3.0
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("demo", help="optimize a small model, run it on the provider, show the speed-up", description=__doc__)
+    p = subparsers.add_parser(
+        "demo",
+        help="optimize a small model, run it on the provider, show the speed-up",
+        description=__doc__,
+    )
     p.add_argument("--threads", type=int, default=1, help="threads of both sessions (default: 1)")
     options.add_json(p)
     p.set_defaults(run=run)
@@ -44,7 +50,11 @@ def run(args: argparse.Namespace) -> int:
         assert_provider_selected(ours)
         theirs = _stock(original, args.threads)
         reference = model_file.load(original)
-        checked = verification.verify(reference, model_file.load(optimized), providers=["TraceaExecutionProvider", "CPUExecutionProvider"])
+        checked = verification.verify(
+            reference,
+            model_file.load(optimized),
+            providers=["TraceaExecutionProvider", "CPUExecutionProvider"],
+        )
         feeds = _feeds(theirs)
         seconds = _paired(lambda: ours.run(None, feeds), lambda: theirs.run(None, feeds))
     result.report.model, result.report.files = "demo", []
@@ -59,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
         ]
     )
     if args.json:
-        timing = {"ort_ms": seconds[1] * 1e3, "tracea_ms": seconds[0] * 1e3, "speedup": seconds[1] / seconds[0]}
+        timing = {
+            "ort_ms": seconds[1] * 1e3,
+            "tracea_ms": seconds[0] * 1e3,
+            "speedup": seconds[1] / seconds[0],
+        }
         options.emit({**result.report.to_json(), "provider": checked.to_json(), "timing": timing})
     return 0 if checked.ok else 4
 
@@ -80,7 +94,12 @@ def _stock(path: Path, threads: int) -> Any:
 
 def _feeds(session: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return {i.name: rng.standard_normal([d if isinstance(d, int) else 1 for d in i.shape]).astype(np.float32) for i in session.get_inputs()}
+    return {
+        i.name: rng.standard_normal([d if isinstance(d, int) else 1 for d in i.shape]).astype(
+            np.float32
+        )
+        for i in session.get_inputs()
+    }
 
 
 def _paired(a: Callable[[], object], b: Callable[[], object]) -> tuple[float, float]:

@@ -10,7 +10,11 @@ from tracea_onnx.doctor import diagnosis
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("doctor", help="say what works on this machine, and how to mend what does not", description=__doc__)
+    p = subparsers.add_parser(
+        "doctor",
+        help="say what works on this machine, and how to mend what does not",
+        description=__doc__,
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -25,7 +29,14 @@ def run(args: argparse.Namespace) -> int:
         if not c.ok:
             lines.append(f"{'':{width + 7}}fix: {c.fix}")
     works = all(c.ok for c in checks if c.required)
-    options.say([*lines, "optimizing and running on the provider work" if works else "the main job does not work yet"])
+    options.say(
+        [
+            *lines,
+            "optimizing and running on the provider work"
+            if works
+            else "the main job does not work yet",
+        ]
+    )
     if args.json:
         options.emit({"ok": works, "checks": [asdict(c) for c in checks]})
     return 0 if works else 1

@@ -14,16 +14,31 @@ from tracea_onnx.model_io import model_file
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("explain", help="say why each chain was, or was not, fused", description=__doc__)
+    p = subparsers.add_parser(
+        "explain", help="say why each chain was, or was not, fused", description=__doc__
+    )
     p.add_argument("model", type=Path)
-    p.add_argument("--node", action="append", default=[], metavar="NAME", help="this anchor only (repeatable)")
     p.add_argument(
-        "--backend", choices=("auto", "cpu", "cuda"), help="price for this backend, and name every node that would leave its provider (default: no provider)"
+        "--node", action="append", default=[], metavar="NAME", help="this anchor only (repeatable)"
+    )
+    p.add_argument(
+        "--backend",
+        choices=("auto", "cpu", "cuda"),
+        help="price for this backend, and name every node that would leave its provider (default: no provider)",
     )
     options.add_rules(p)
     options.add_initializer_inputs(p)
-    p.add_argument("--all", action="store_true", help="show light nodes, and what every rule said, not the nearest only")
-    p.add_argument("--html", type=Path, metavar="FILE", help="also write a page that shows the graph with its fused groups")
+    p.add_argument(
+        "--all",
+        action="store_true",
+        help="show light nodes, and what every rule said, not the nearest only",
+    )
+    p.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write a page that shows the graph with its fused groups",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -52,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     if args.node:
         unknown = sorted(set(args.node) - {e.anchor for e in found.anchors})
         if unknown:
-            raise UsageError(f"no rule starts at a node called '{unknown[0]}'", "see the names: tracea-onnx explain MODEL")
+            raise UsageError(
+                f"no rule starts at a node called '{unknown[0]}'",
+                "see the names: tracea-onnx explain MODEL",
+            )
         found = replace(found, anchors=tuple(e for e in found.anchors if e.anchor in args.node))
     options.say(explanation.text(found, everything=args.all or bool(args.node)))
     if args.json:

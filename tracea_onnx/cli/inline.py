@@ -13,10 +13,17 @@ from tracea_onnx.shapes import onnx_inference
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("inline", help="turn fused ops back into plain ONNX", description=__doc__)
+    p = subparsers.add_parser(
+        "inline", help="turn fused ops back into plain ONNX", description=__doc__
+    )
     p.add_argument("model", type=Path)
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--external-data", choices=model_file.EXTERNAL_DATA, default="auto", help="weights in a file of their own (default: as the model has them)")
+    p.add_argument(
+        "--external-data",
+        choices=model_file.EXTERNAL_DATA,
+        default="auto",
+        help="weights in a file of their own (default: as the model has them)",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -32,5 +39,12 @@ def run(args: argparse.Namespace) -> int:
     after = count_nodes(source.model)
     options.say([f"nodes  {before} -> {after}", *(f"wrote {f}" for f in files)])
     if args.json:
-        options.emit({"model": str(args.model), "nodes_before": before, "nodes_after": after, "files": [str(f) for f in files]})
+        options.emit(
+            {
+                "model": str(args.model),
+                "nodes_before": before,
+                "nodes_after": after,
+                "files": [str(f) for f in files],
+            }
+        )
     return 0

@@ -11,9 +11,15 @@ from tracea_onnx.model_io import model_file
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("inspect", help="show what is in a model, and where its fused ops come from", description=__doc__)
+    p = subparsers.add_parser(
+        "inspect",
+        help="show what is in a model, and where its fused ops come from",
+        description=__doc__,
+    )
     p.add_argument("model", type=Path)
-    p.add_argument("--all", action="store_true", help="list every fused op with the nodes it replaced")
+    p.add_argument(
+        "--all", action="store_true", help="list every fused op with the nodes it replaced"
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 

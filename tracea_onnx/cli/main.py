@@ -1,7 +1,8 @@
-"""The command line. Text for people on stderr, `--json` on stdout, one line and an exit code for every error.
+"""The command line. Text for people on stderr, `--json` on stdout, one line and an exit code for
+every error.
 
-Exit codes: 0 ok, 1 internal, 2 usage, 3 bad model, 4 verification failed, 5 a required fusion is missing.
-"""
+Exit codes: 0 ok, 1 internal, 2 usage, 3 bad model, 4 verification failed, 5 a required fusion is
+missing."""
 
 from __future__ import annotations
 
@@ -23,14 +24,18 @@ _INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="tracea-onnx", description="Fuse ONNX models and run them faster in ONNX Runtime.")
+    p = argparse.ArgumentParser(
+        prog="tracea-onnx", description="Fuse ONNX models and run them faster in ONNX Runtime."
+    )
     p.add_argument("--version", action="version", version=f"tracea-onnx {__version__}")
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = p.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add(subparsers)
     for sub in subparsers.choices.values():
-        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        sub.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
     return p
 
 
@@ -42,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone; that is no error of ours
+        # whoever read our output has gone; that is no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         print("\ninterrupted; every file is whole: as it was, or as it was to be", file=sys.stderr)
@@ -55,19 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         if args.debug:
             raise
-        print("error: there is not enough memory for this model; free some, or use a machine with more", file=sys.stderr)
+        print(
+            "error: there is not enough memory for this model; free some, or use a machine with more",
+            file=sys.stderr,
+        )
         return ModelError.exit_code  # as for a model that is too large
     except Exception as e:
         if args.debug:
             raise
         what = printable(f"{type(e).__name__}: {first_line(e)}")
-        print(f"error: internal: {what}; report this, with the output of the same command and --debug", file=sys.stderr)
+        print(
+            f"error: internal: {what}; report this, with the output of the same command and --debug",
+            file=sys.stderr,
+        )
         return TraceaError.exit_code
     return code
 
 
 def _bound_memory() -> None:
-    """Let allocations fail beyond the machine's memory: the system would kill this process or others later, without a word."""
+    """Let allocations fail beyond the machine's memory: the system would kill this process or
+    others later, without a word.
+    """
     if not sys.platform.startswith("linux"):
         return
     import resource
@@ -78,7 +92,10 @@ def _bound_memory() -> None:
 
     with contextlib.suppress(OSError, ValueError, KeyError):
         # What is mapped already may be far more than there is: sanitizers reserve terabytes.
-        most = 1024 * (kibibytes("/proc/meminfo", "MemTotal", "SwapTotal") + kibibytes("/proc/self/status", "VmData"))
+        most = 1024 * (
+            kibibytes("/proc/meminfo", "MemTotal", "SwapTotal")
+            + kibibytes("/proc/self/status", "VmData")
+        )
         limits = resource.getrlimit(resource.RLIMIT_DATA)
         lowest = min([most, *(value for value in limits if value != resource.RLIM_INFINITY)])
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, limits[1]))

@@ -12,19 +12,52 @@ from tracea_onnx.pipeline import optimizer, report
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("optimize", help="fuse what the rules find, verify the result, write it", description=__doc__)
+    p = subparsers.add_parser(
+        "optimize",
+        help="fuse what the rules find, verify the result, write it",
+        description=__doc__,
+    )
     p.add_argument("model", type=Path)
-    p.add_argument("-o", "--output", type=Path, help="where to write (default: MODEL.tracea.onnx beside the model)")
+    p.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="where to write (default: MODEL.tracea.onnx beside the model)",
+    )
     options.add_backend(p)
-    p.add_argument("--precision", choices=optimizer.PRECISIONS, default="keep", help="precision kernels compute in (default: the model's own)")
+    p.add_argument(
+        "--precision",
+        choices=optimizer.PRECISIONS,
+        default="keep",
+        help="precision kernels compute in (default: the model's own)",
+    )
     options.add_rules(p)
-    p.add_argument("--dry-run", action="store_true", help="show the fusions and what each saves, write nothing")
-    p.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="compare with the original before writing (default: yes)")
+    p.add_argument(
+        "--dry-run", action="store_true", help="show the fusions and what each saves, write nothing"
+    )
+    p.add_argument(
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare with the original before writing (default: yes)",
+    )
     options.add_verification(p)
     options.add_initializer_inputs(p)
-    p.add_argument("--external-data", choices=model_file.EXTERNAL_DATA, default="auto", help="weights in a file of their own (default: as the model has them)")
-    p.add_argument("--pack", type=Path, metavar="FILE", help="also compile the model and write the pack a program without Python loads")
-    p.add_argument("-v", "--verbose", action="store_true", help="show every refusal and every fusion")
+    p.add_argument(
+        "--external-data",
+        choices=model_file.EXTERNAL_DATA,
+        default="auto",
+        help="weights in a file of their own (default: as the model has them)",
+    )
+    p.add_argument(
+        "--pack",
+        type=Path,
+        metavar="FILE",
+        help="also compile the model and write the pack a program without Python loads",
+    )
+    p.add_argument(
+        "-v", "--verbose", action="store_true", help="show every refusal and every fusion"
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -69,6 +102,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace, found: report.Report) -> None:
     lines = report.text(found, prices=args.dry_run or args.verbose, verbose=args.verbose)
-    options.say([*lines, *(f"wrote {f}" for f in found.files), f"{found.seconds:.1f} s" if found.seconds else ""])
+    options.say(
+        [
+            *lines,
+            *(f"wrote {f}" for f in found.files),
+            f"{found.seconds:.1f} s" if found.seconds else "",
+        ]
+    )
     if args.json:
         options.emit(found.to_json())

@@ -16,26 +16,62 @@ Subparsers = Any  # argparse._SubParsersAction is private
 
 
 def add_rules(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", action="append", default=[], metavar="RULE", help="use this rule alone (repeatable); exit 5 when it fuses nothing")
-    parser.add_argument("--skip", action="append", default=[], metavar="RULE", help="do without this rule (repeatable)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="use this rule alone (repeatable); exit 5 when it fuses nothing",
+    )
+    parser.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="do without this rule (repeatable)",
+    )
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="what the fusions are priced for (default: auto)")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="what the fusions are priced for (default: auto)",
+    )
 
 
 def add_initializer_inputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep-initializer-inputs", action="store_true", help="leave initializers that are also inputs as they are (never fused)")
+    parser.add_argument(
+        "--keep-initializer-inputs",
+        action="store_true",
+        help="leave initializers that are also inputs as they are (never fused)",
+    )
 
 
 def add_verification(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rtol", type=float, help="relative bound (default: from the data type and the longest reduction)")
+    parser.add_argument(
+        "--rtol",
+        type=float,
+        help="relative bound (default: from the data type and the longest reduction)",
+    )
     parser.add_argument("--atol", type=float, help="absolute bound (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the generated inputs (default: 0)")
-    parser.add_argument("--load-inputs", type=Path, metavar="FILE.npz", help="use these inputs instead of generated ones")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the generated inputs (default: 0)"
+    )
+    parser.add_argument(
+        "--load-inputs",
+        type=Path,
+        metavar="FILE.npz",
+        help="use these inputs instead of generated ones",
+    )
     add_input_shapes(parser)
     parser.add_argument(
-        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=f"how long one run of a model may take (default: {TIME_LIMIT:g})"
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help=f"how long one run of a model may take (default: {TIME_LIMIT:g})",
     )
     parser.add_argument(
         "--provider",
@@ -46,7 +82,13 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
 
 
 def add_input_shapes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224", help="shape of a generated input (repeatable)")
+    parser.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="NAME:1,3,224,224",
+        help="shape of a generated input (repeatable)",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +119,9 @@ def say(lines: Sequence[str]) -> None:
 
 
 def printable(text: str) -> str:
-    """One line without control characters: names of a model could write to the terminal, or begin lines of their own."""
+    """One line without control characters: names of a model could write to the terminal, or begin
+    lines of their own.
+    """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

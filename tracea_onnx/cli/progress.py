@@ -13,7 +13,10 @@ _EVERY = 0.1
 
 @dataclass
 class Bar:
-    """Callable with (stage, done, total); total 0 = of unknown length. Draws nothing when the stream is no terminal."""
+    """Callable with (stage, done, total); total 0 = of unknown length.
+
+    Draws nothing when the stream is no terminal.
+    """
 
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     _last: float = 0.0
@@ -21,7 +24,9 @@ class Bar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if not self.stream.isatty() or (stage == self._stage and now - self._last < _EVERY and done < total):
+        if not self.stream.isatty() or (
+            stage == self._stage and now - self._last < _EVERY and done < total
+        ):
             return
         self._last, self._stage = now, stage
         filled = _WIDTH * done // total if total else 0

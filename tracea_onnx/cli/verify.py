@@ -1,4 +1,6 @@
-"""tracea-onnx verify: run two models on the same inputs and compare; with --bisect, find the fused ops at fault."""
+"""tracea-onnx verify: run two models on the same inputs and compare; with --bisect, find the fused
+ops at fault.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,23 @@ from tracea_onnx.verify import verification as verification
 
 
 def add(subparsers: options.Subparsers) -> None:
-    p = subparsers.add_parser("verify", help="compare two models on the same inputs", description=__doc__)
+    p = subparsers.add_parser(
+        "verify", help="compare two models on the same inputs", description=__doc__
+    )
     p.add_argument("reference", type=Path)
     p.add_argument("candidate", type=Path)
     options.add_verification(p)
-    p.add_argument("--bisect", action="store_true", help="where the two differ, find the smallest set of fused ops at fault")
-    p.add_argument("-o", "--output", type=Path, help="with --bisect: write the candidate with those turned back into plain nodes")
+    p.add_argument(
+        "--bisect",
+        action="store_true",
+        help="where the two differ, find the smallest set of fused ops at fault",
+    )
+    p.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="with --bisect: write the candidate with those turned back into plain nodes",
+    )
     options.add_json(p)
     p.set_defaults(run=run)
 
@@ -32,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.bisect:
             raise UsageError("--output goes with --bisect", "add --bisect")
         model_file.check_output(args.output)
-    original, candidate, providers = model_file.load(args.reference), model_file.load(args.candidate), options.providers(args)
+    original, candidate, providers = (
+        model_file.load(args.reference),
+        model_file.load(args.candidate),
+        options.providers(args),
+    )
     if args.output is not None:
         model_file.check_apart(original, None, [args.output])
         model_file.check_apart(candidate, args.output)
@@ -46,22 +63,47 @@ def run(args: argparse.Namespace) -> int:
         time_limit=args.time_limit,
     )
     if not args.bisect:
-        found: verification.Verification | None = verification.judge(reference, candidate, providers)
+        found: verification.Verification | None = verification.judge(
+            reference, candidate, providers
+        )
         wrong, faults = "" if found is None else delta_debugging.fault(found), None
     else:
         found, wrong = delta_debugging.judge(reference, candidate, providers)
         faults = _bisect(args, reference, candidate, wrong, providers) if wrong else None
-    options.say(report.verification_text(found) if found is not None else [f"verification FAILED: {wrong}"])
+    options.say(
+        report.verification_text(found) if found is not None else [f"verification FAILED: {wrong}"]
+    )
     if wrong and args.bisect:
-        options.say([f"{f['name']} ({f['rule']}) from {', '.join(f['nodes'])}" for f in faults] if faults else ["no fused op is at fault"])
+        options.say(
+            [f"{f['name']} ({f['rule']}) from {', '.join(f['nodes'])}" for f in faults]
+            if faults
+            else ["no fused op is at fault"]
+        )
     if args.json:
         shown = None if found is None else found.to_json()
-        options.emit({"reference": str(args.reference), "candidate": str(args.candidate), "verify": shown, "at_fault": faults})
+        options.emit(
+            {
+                "reference": str(args.reference),
+                "candidate": str(args.candidate),
+                "verify": shown,
+                "at_fault": faults,
+            }
+        )
     return VerificationError.exit_code if wrong else 0
 
 
-def _bisect(args: argparse.Namespace, reference: verification.Reference, candidate: model_file.Source, wrong: str, providers: list[str]) -> list[dict[str, Any]] | None:
-    known = {delta_debugging.call_of(n): {e.key: e.value for e in n.metadata_props} for g in edit.graphs(candidate.model) for n in g.node}
+def _bisect(
+    args: argparse.Namespace,
+    reference: verification.Reference,
+    candidate: model_file.Source,
+    wrong: str,
+    providers: list[str],
+) -> list[dict[str, Any]] | None:
+    known = {
+        delta_debugging.call_of(n): {e.key: e.value for e in n.metadata_props}
+        for g in edit.graphs(candidate.model)
+        for n in g.node
+    }
     guilty = delta_debugging.revert(reference, candidate, wrong, providers)
     if guilty is None:
         return None

@@ -1,8 +1,9 @@
-"""Which kernel a launch gets where several could compute it: the cheapest by price, unless this kind of GPU has measured another to be faster.
+"""Which kernel a launch gets where several could compute it: the cheapest by price, unless this
+kind of GPU has measured another to be faster.
 
-Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from (`choosing`), measures it and
-keeps the fastest in a tuning record (`tuning_records.py`): a table from what is asked of a launch (`identity`) to the name of a kernel.
-"""
+Emitters ask `measured` before they go by price. `tracea-onnx tune` listens to what they choose from
+(`choosing`), measures it and keeps the fastest in a tuning record (`tuning_records.py`): a table
+from what is asked of a launch (`identity`) to the name of a kernel."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ Offers = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Choices:
-    """How kernels are chosen: by records and, where these say nothing, by price. What could be chosen is added to `offers`. sizes: of symbols, for which what was
-    measured gets kernels of its own."""
+    """How kernels are chosen: by records and, where these say nothing, by price. What could be
+    chosen is added to `offers`. sizes: of symbols, for which what was measured gets kernels of its
+    own."""
 
     records: Records = field(default_factory=dict)
     offers: Offers | None = None
@@ -51,19 +53,25 @@ def emitting(request: Request) -> AbstractContextManager[None]:
 
 
 def _present() -> Request | None:
-    """The present request, where something else than prices counts for it: never where its sizes are not known."""
+    """The present request, where something else than prices counts for it: never where its sizes
+    are not known.
+    """
     request = _now.get()
     return None if request is None or _choices.get() == BY_PRICE or request.symbols else request
 
 
 def measured(prices: Mapping[Any, float]) -> Any | None:
-    """The tile that was measured to be the fastest of these for the present request; None where none was."""
+    """The tile that was measured to be the fastest of these for the present request; None where
+    none was.
+    """
     request, choices = _present(), _choices.get()
     if request is None:
         return None
     key = identity(request)
     if choices.offers is not None:
-        choices.offers.setdefault(key, {}).update((repr(tile), price) for tile, price in prices.items())
+        choices.offers.setdefault(key, {}).update(
+            (repr(tile), price) for tile, price in prices.items()
+        )
     name = choices.records.get(key)
     return None if name is None else next((tile for tile in prices if repr(tile) == name), None)
 
@@ -75,28 +83,57 @@ def cheapest(prices: Mapping[Any, float]) -> Any:
 
 
 def wanted() -> bool:
-    """Whether tiles matter that are not among the cheapest: something listens to what could be chosen, or one was measured for this request."""
+    """Whether tiles matter that are not among the cheapest: something listens to what could be
+    chosen, or one was measured for this request.
+    """
     request, choices = _present(), _choices.get()
-    return request is not None and (choices.offers is not None or identity(request) in choices.records)
+    return request is not None and (
+        choices.offers is not None or identity(request) in choices.records
+    )
 
 
 def points(request: Request) -> Iterator[tuple[DimLike, Request]]:
-    """The request with its symbols as numbers for which a kernel was measured, and whether it is the one for the sizes of a run."""
+    """The request with its symbols as numbers for which a kernel was measured, and whether it is
+    the one for the sizes of a run.
+    """
     symbols, choices = request.symbols, _choices.get()
     if symbols:
-        for values in dict.fromkeys(tuple(sizes[s] for s in symbols) for sizes in choices.sizes if sizes.keys() >= set(symbols)):
+        for values in dict.fromkeys(
+            tuple(sizes[s] for s in symbols)
+            for sizes in choices.sizes
+            if sizes.keys() >= set(symbols)
+        ):
             known = numbered(request, dict(zip(symbols, values, strict=True)))
             if identity(known) in choices.records:
-                yield D.product([D.equal(D.symbol(s), value) for s, value in zip(symbols, values, strict=True)]), known
+                yield (
+                    D.product(
+                        [
+                            D.equal(D.symbol(s), value)
+                            for s, value in zip(symbols, values, strict=True)
+                        ]
+                    ),
+                    known,
+                )
 
 
 def numbered(request: Request, sizes: Mapping[str, int]) -> Request:
     """With these sizes in place of symbols."""
-    return replace(request, ints={name: D.evaluate(d, dict(sizes)) for name, d in request.ints.items()})
+    return replace(
+        request, ints={name: D.evaluate(d, dict(sizes)) for name, d in request.ints.items()}
+    )
 
 
 def identity(request: Request) -> str:
     """What a kernel is chosen by: everything about a request of known sizes."""
     sets = (sorted(request.operands), sorted(request.unaligned), sorted(request.constant))
-    whole = (request.family, request.dtype.name, sorted(request.ints.items()), *sets, request.program, request.arch, request.sms, request.tf32)
+    whole = (
+        request.family,
+        request.dtype.name,
+        sorted(request.ints.items()),
+        *sets,
+        request.program,
+        request.arch,
+        request.sms,
+        request.tf32,
+    )
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,9 @@
-"""The contract between lowering and the CUDA backend: a family launch becomes one or more kernels made from source text.
+"""The contract between lowering and the CUDA backend: a family launch becomes one or more kernels
+made from source text.
 
-`kernels/cuda` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their sources into cubins, and the
-provider's launcher (driver API only) binds arguments and launches. Nothing here needs a GPU.
-"""
+`kernels/cuda` turns a `Request` into `Kernel`s (grid and sizes stay symbolic), NVRTC turns their
+sources into cubins, and the provider's launcher (driver API only) binds arguments and launches.
+Nothing here needs a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.pricing.device_caps import DeviceCaps, usual
 
-#: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that only these run are made for.
+#: Bytes of shared memory that one block of a Hopper GPU (all of sm_90) may have: what tiles that
+#: only these run are made for.
 HOPPER_SHARED = usual(90).smem_block
 
 
@@ -23,13 +25,14 @@ HOPPER_SHARED = usual(90).smem_block
 class Request:
     """One launch of a kernel family (`kernel_families.FAMILIES`) as lowering asks for it.
 
-    dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands: which of the family's operands
-    are present. program: a pointwise/epilogue program in the Plan's form. Integer parameters may be symbolic; those that a kernel must
-    know at compile time (channels, head size) are plain ints in practice: raise `Unfit` when they are not.
-    caps: the GPU. unaligned: operands whose address is not known to be a multiple of
-    16 bytes (a channel slice of a concatenation, say); every other operand starts at one. constant: operands that no launch of a run writes,
-    so that a kernel may read them before it waits for the one before it. tf32: whether products of f32 may round their elements to TF32.
-    """
+    dtype: element type of the main operands (f32, f16, bf16); accumulation is always f32. operands:
+    which of the family's operands are present. program: a pointwise/epilogue program in the Plan's
+    form. Integer parameters may be symbolic; those that a kernel must know at compile time
+    (channels, head size) are plain ints in practice: raise `Unfit` when they are not. caps: the
+    GPU. unaligned: operands whose address is not known to be a multiple of 16 bytes (a channel
+    slice of a concatenation, say); every other operand starts at one. constant: operands that no
+    launch of a run writes, so that a kernel may read them before it waits for the one before it.
+    tf32: whether products of f32 may round their elements to TF32."""
 
     family: str
     dtype: DType
@@ -59,12 +62,16 @@ class Request:
 
 
 class Unfit(Exception):
-    """The backend has no kernel for this request; the sentence says why (the node then stays with ORT)."""
+    """The backend has no kernel for this request; the sentence says why (the node then stays with
+    ORT).
+    """
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Device address of a family operand (or of scratch buffer `scratch<k>`), plus an offset in bytes. Null when the operand is absent."""
+    """Device address of a family operand (or of scratch buffer `scratch<k>`), plus an offset in
+    bytes. Null when the operand is absent.
+    """
 
     operand: str
     offset: DimLike = 0
@@ -87,16 +94,20 @@ class Float32:
 
 @dataclass(frozen=True)
 class Fault:
-    """Address of the run's fault word: a kernel that meets an index out of range writes 1 there (`u32*`) and goes on safely."""
+    """Address of the run's fault word: a kernel that meets an index out of range writes 1 there
+    (`u32*`) and goes on safely.
+    """
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as cuTensorMapEncodeTiled takes it:
-    `dims` in elements, `strides` in bytes for dims[1:], `box` in elements, `swizzle` 0/32/64/128. `im2col`: cuTensorMapEncodeIm2col's
-    (lower corner, upper corner, channels per pixel, pixels per column) with W, H order; box is then unused. `steps` are element strides.
-    `together`: bytes (64, 128 or 256) that L2 reads of memory when a copy needs one of them. Products and convolutions are never slower with 128 than with 256, and
-    up to 16 % faster where rows cross lines of 128 bytes."""
+    """A CUtensorMap passed by value as `__grid_constant__`. Innermost dimension first, as
+    cuTensorMapEncodeTiled takes it: `dims` in elements, `strides` in bytes for dims[1:], `box` in
+    elements, `swizzle` 0/32/64/128. `im2col`: cuTensorMapEncodeIm2col's (lower corner, upper
+    corner, channels per pixel, pixels per column) with W, H order; box is then unused. `steps` are
+    element strides. `together`: bytes (64, 128 or 256) that L2 reads of memory when a copy needs
+    one of them. Products and convolutions are never slower with 128 than with 256, and up to 16 %
+    faster where rows cross lines of 128 bytes."""
 
     pointer: Pointer
     dtype: DType
@@ -114,11 +125,12 @@ Argument = Pointer | Int32 | Int64 | Float32 | Fault | TensorMap
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch. `source` is complete CUDA C++ (no headers beyond what NVRTC has built in); equal sources compile once.
+    """One launch. `source` is complete CUDA C++ (no headers beyond what NVRTC has built in); equal
+    sources compile once.
 
-    scratch: sizes in bytes of buffers the kernels of this request share (`Pointer("scratch0")`); their contents start undefined.
-    pdl: launched with programmatic stream serialization (the kernel calls griddepcontrol.wait before it reads what others wrote).
-    """
+    scratch: sizes in bytes of buffers the kernels of this request share (`Pointer("scratch0")`);
+    their contents start undefined. pdl: launched with programmatic stream serialization (the kernel
+    calls griddepcontrol.wait before it reads what others wrote)."""
 
     source: str
     symbol: str

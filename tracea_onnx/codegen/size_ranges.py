@@ -1,9 +1,10 @@
 """Kernels for ranges of a symbolic size.
 
-What a kernel should look like depends on sizes, and models are exported with a batch that is known when they run. `ranged` emits a request for a range of
-its symbol: within it `known` answers where the whole range agrees, `about` gives a number to choose by, and where the answer changes within the range, the range
-is divided there and each part emitted by itself. Neighbours that came out equal are one again; a kernel's grid is empty outside its range.
-"""
+What a kernel should look like depends on sizes, and models are exported with a batch that is known
+when they run. `ranged` emits a request for a range of its symbol: within it `known` answers where
+the whole range agrees, `about` gives a number to choose by, and where the answer changes within the
+range, the range is divided there and each part emitted by itself. Neighbours that came out equal
+are one again; a kernel's grid is empty outside its range."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    TensorMap,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.support.scoped_value import meanwhile
@@ -45,7 +54,8 @@ class _Divided(Exception):
 
 
 _now: ContextVar[Range | None] = ContextVar("range", default=None)
-#: Where sizes depend on several symbols: those that count images or matrices alone, and values of symbols to choose by.
+#: Where sizes depend on several symbols: those that count images or matrices alone, and values of
+#: symbols to choose by.
 _counts: ContextVar[frozenset[str]] = ContextVar("counts", default=frozenset())
 _likely: ContextVar[Mapping[str, int] | None] = ContextVar("likely", default=None)
 #: Parameters that count images or matrices.
@@ -79,8 +89,9 @@ def settled(d: DimLike) -> DimLike:
 
 
 def about(d: DimLike, usual: int) -> int:
-    """What to take for `d` when kernels are chosen, which must be right whatever it is: that of the least size in the present range, since batches are powers
-    of two more often than not; `usual` without a range."""
+    """What to take for `d` when kernels are chosen, which must be right whatever it is: that of the
+    least size in the present range, since batches are powers of two more often than not; `usual`
+    without a range."""
     if not isinstance(d, Dim):
         return int(d)
     r = _now.get()
@@ -98,7 +109,11 @@ def about(d: DimLike, usual: int) -> int:
 def between(d: DimLike) -> Bounds:
     """Between what numbers `d` lies in the present range."""
     r = _now.get()
-    return _bounds(d, r, {}) if r is not None and isinstance(d, Dim) and d.symbols == (r.symbol,) else _UNKNOWN
+    return (
+        _bounds(d, r, {})
+        if r is not None and isinstance(d, Dim) and d.symbols == (r.symbol,)
+        else _UNKNOWN
+    )
 
 
 def at(d: DimLike, value: int) -> AbstractContextManager[None]:
@@ -111,7 +126,9 @@ def at(d: DimLike, value: int) -> AbstractContextManager[None]:
 
 
 def _as_if(d: Dim, value: int) -> AbstractContextManager[None]:
-    """As if the symbols were alike and `d`, which grows with them, had at least that value; those that count images are 1 where there are others."""
+    """As if the symbols were alike and `d`, which grows with them, had at least that value; those
+    that count images are 1 where there are others.
+    """
     counts = _counts.get()
     alike = [s for s in d.symbols if s not in counts] or d.symbols
 
@@ -128,10 +145,15 @@ def _as_if(d: Dim, value: int) -> AbstractContextManager[None]:
 
 
 def above(d: DimLike, low: int, high: int | None) -> AbstractContextManager[None]:
-    """The part of the present range where `d`, if it is a multiple of the symbol, is larger than `low` and at most `high`."""
+    """The part of the present range where `d`, if it is a multiple of the symbol, is larger than
+    `low` and at most `high`.
+    """
     r, once = _now.get(), _multiple(d)
     if isinstance(d, Dim) and once and r is not None and d.symbols == (r.symbol,):
-        least, most = max(r.low, low // once + 1), r.high if high is None else min(r.high, high // once)
+        least, most = (
+            max(r.low, low // once + 1),
+            r.high if high is None else min(r.high, high // once),
+        )
         return within(Range(r.symbol, least, max(least, most)))
     return at(d, high or 2 * low) if isinstance(d, Dim) and len(d.symbols) > 1 else nullcontext()
 
@@ -145,7 +167,10 @@ def _multiple(d: DimLike) -> int:
 
 
 def _bounds(e: DimLike, r: Range, found: dict[int, Bounds]) -> Bounds:
-    """Between what numbers `e` lies (not always the narrowest). Dims share parts, so those found are kept."""
+    """Between what numbers `e` lies (not always the narrowest).
+
+    Dims share parts, so those found are kept.
+    """
     if not isinstance(e, Dim):
         return e, e
     if e.op == "sym":
@@ -170,7 +195,13 @@ def _combined(op: str, args: list[Bounds]) -> Bounds:
         return int(a == b and a[0] == a[1]), int(a[0] <= b[1] and b[0] <= a[1])
     if op == "select":
         cond = args[0]
-        return b if cond == (0, 0) else a if cond[0] > 0 or cond[1] < 0 else (min(a[0], b[0]), max(a[1], b[1]))
+        return (
+            b
+            if cond == (0, 0)
+            else a
+            if cond[0] > 0 or cond[1] < 0
+            else (min(a[0], b[0]), max(a[1], b[1]))
+        )
     if op == "mul":
         ends = [x * y for x in a for y in b]
         return min(ends), max(ends)
@@ -194,21 +225,35 @@ def _change(e: Dim, r: Range) -> int:
     return high
 
 
-#: What lies along the rows of operands: extents that may be no multiples of 16 bytes when they are symbolic.
+#: What lies along the rows of operands: extents that may be no multiples of 16 bytes when they are
+#: symbolic.
 _ALONG = {"matmul": ("M", "N", "K"), "softmax": ("n",), "conv2d": ("IW",), "conv_pool": ("IW",)}
 
 
 def aligned(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
-    """What `emit` makes of the request, beside what it makes where symbolic rows are multiples of 16 bytes, if that differs."""
+    """What `emit` makes of the request, beside what it makes where symbolic rows are multiples of
+    16 bytes, if that differs.
+    """
     plain, unit, i = emit(request), 16 // request.dtype.size, request.ints
     planes = request.family in ("matmul", "softmax") or i.get("x_c", 0) not in (0, 1)
-    names = sorted({s for name in _ALONG.get(request.family, ()) if planes for s in D.symbols(i[name]) if _multiple(i[name])})
+    names = sorted(
+        {
+            s
+            for name in _ALONG.get(request.family, ())
+            if planes
+            for s in D.symbols(i[name])
+            if _multiple(i[name])
+        }
+    )
     if not names:
         return plain
     parts = {s: f"{s} / {unit}" for s in names}
     scaled = {s: D.mul(D.symbol(part), unit) for s, part in parts.items()}
     whole = {part: D.floordiv(D.symbol(s), unit) for s, part in parts.items()}
-    even = [_replaced(k, whole) for k in emit(replace(request, ints={name: D.replaced(d, scaled) for name, d in i.items()}))]
+    even = [
+        _replaced(k, whole)
+        for k in emit(replace(request, ints={name: D.replaced(d, scaled) for name, d in i.items()}))
+    ]
     if [k.source for k in even] == [k.source for k in plain]:
         return plain
     use = D.product([D.equal(D.mod(D.symbol(s), unit), 0) for s in names])
@@ -223,20 +268,35 @@ def _replaced(kernel: Kernel, values: Mapping[str, DimLike]) -> Kernel:
 
     def argument(a: Argument) -> Argument:
         if isinstance(a, TensorMap):
-            return replace(a, pointer=replace(a.pointer, offset=of(a.pointer.offset)), dims=tuple(map(of, a.dims)), strides=tuple(map(of, a.strides)))
+            return replace(
+                a,
+                pointer=replace(a.pointer, offset=of(a.pointer.offset)),
+                dims=tuple(map(of, a.dims)),
+                strides=tuple(map(of, a.strides)),
+            )
         if isinstance(a, Pointer):
             return replace(a, offset=of(a.offset))
         return replace(a, value=of(a.value)) if isinstance(a, (Int32, Int64)) else a
 
     grid = (of(kernel.grid[0]), of(kernel.grid[1]), of(kernel.grid[2]))
-    return replace(kernel, grid=grid, args=tuple(map(argument, kernel.args)), scratch=tuple(map(of, kernel.scratch)))
+    return replace(
+        kernel,
+        grid=grid,
+        args=tuple(map(argument, kernel.args)),
+        scratch=tuple(map(of, kernel.scratch)),
+    )
 
 
 def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Kernel]:
-    """What `emit` makes of the request, for each range of its symbol where there is one alone. Sizes of 0 have what is emitted without a range."""
+    """What `emit` makes of the request, for each range of its symbol where there is one alone.
+
+    Sizes of 0 have what is emitted without a range.
+    """
     symbols = request.symbols
     if len(symbols) != 1:
-        with meanwhile(_counts, frozenset(_names(request, counting=True) - _names(request, counting=False))):
+        with meanwhile(
+            _counts, frozenset(_names(request, counting=True) - _names(request, counting=False))
+        ):
             return emit(request)
     (symbol,) = symbols
     parts: list[tuple[int, list[Kernel]]] = []  # from which size on
@@ -261,29 +321,48 @@ def ranged(request: Request, emit: Callable[[Request], list[Kernel]]) -> list[Ke
     size, choices = D.symbol(symbol), list[tuple[DimLike, list[Kernel]]]()
     for k, (low, kernels) in enumerate(parts):
         above = 1 if k == 0 and (low == 0 or _empty(kernels, symbol)) else D.less(low - 1, size)
-        choices.append((above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels))
+        choices.append(
+            (above if k == len(parts) - 1 else D.mul(D.less(size, parts[k + 1][0]), above), kernels)
+        )
     return either(choices)
 
 
 def _names(request: Request, *, counting: bool) -> set[str]:
     """The symbols of parameters that count images or matrices, or of the others."""
-    return {s for name, d in request.ints.items() if (name in _COUNTING) == counting for s in D.symbols(d)}
+    return {
+        s
+        for name, d in request.ints.items()
+        if (name in _COUNTING) == counting
+        for s in D.symbols(d)
+    }
 
 
 def _numbered(request: Request) -> Request:
     """With numbers for what a range of one size says; sizes as small may be none, then as it is."""
     ints = {name: settled(d) for name, d in request.ints.items()}
     changed = [ints[name] for name, d in request.ints.items() if isinstance(d, Dim)]
-    return replace(request, ints=ints) if all(isinstance(n, int) and n > 0 for n in changed) else request
+    return (
+        replace(request, ints=ints)
+        if all(isinstance(n, int) and n > 0 for n in changed)
+        else request
+    )
 
 
 def either(choices: Iterable[tuple[DimLike, list[Kernel]]]) -> list[Kernel]:
     """The kernels of the one of them whose condition is 1 in a run; the others have empty grids."""
     out, room = list[Kernel](), list[DimLike]()
     for use, kernels in choices:
-        for j, bytes_ in enumerate(next((kernel.scratch for kernel in kernels if kernel.scratch), ())):
-            room[j:] = [D.maximum(room[j] if j < len(room) else 0, D.mul(use, bytes_)), *room[j + 1 :]]
-        out += [replace(kernel, grid=(D.mul(use, kernel.grid[0]), *kernel.grid[1:]), scratch=()) for kernel in kernels]
+        for j, bytes_ in enumerate(
+            next((kernel.scratch for kernel in kernels if kernel.scratch), ())
+        ):
+            room[j:] = [
+                D.maximum(room[j] if j < len(room) else 0, D.mul(use, bytes_)),
+                *room[j + 1 :],
+            ]
+        out += [
+            replace(kernel, grid=(D.mul(use, kernel.grid[0]), *kernel.grid[1:]), scratch=())
+            for kernel in kernels
+        ]
     return [replace(out[0], scratch=tuple(room)), *out[1:]] if room else out
 
 

@@ -1,14 +1,15 @@
 """Tuning records: which kernels were measured to be the fastest, kept on disk for each kind of GPU.
 
-A record takes minutes of GPU time, so it lies among the user's data, not in the cache: neither a full cache nor `cache clear`
-removes it. There is one file for each device (its full name, memory, clocks and driver), version of NVRTC and version of this
-package. It holds JSON:
+A record takes minutes of GPU time, so it lies among the user's data, not in the cache: neither a
+full cache nor `cache clear` removes it. There is one file for each device (its full name, memory,
+clocks and driver), version of NVRTC and version of this package. It holds JSON:
 
-    {"device": "NVIDIA H200, ...", "nvrtc": "12.9", "version": "0.1.0",
-     "launches": {<tuning.identity>: {"kernel": "HopperTile(...)", "us": 3.5, "usual_us": 4.0, "sizes": [{"batch": 8}, ...]}}}
+    {"device": "NVIDIA H200, ...", "nvrtc": "12.9", "version": "0.1.0", "launches":
+     {<tuning.identity>: {"kernel": "HopperTile(...)", "us": 3.5, "usual_us": 4.0, "sizes":
+     [{"batch": 8}, ...]}}}
 
-A file that cannot be read as that is no record. Writers of several processes take turns; what one adds, no other removes.
-"""
+A file that cannot be read as that is no record. Writers of several processes take turns; what one
+adds, no other removes."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ from tracea_onnx.runtime import nvrtc
 from tracea_onnx.support import files
 
 _SUFFIX = ".json"
-#: Seconds to wait for another process that writes a record, which takes it milliseconds. One that stopped meanwhile is not waited
-#: for: what was measured here is worth more than what it might lose.
+#: Seconds to wait for another process that writes a record, which takes it milliseconds. One that
+#: stopped meanwhile is not waited for: what was measured here is worth more than what it might
+#: lose.
 _PATIENCE = 10.0
 #: No launch takes longer.
 _LONGEST_US = 1e9
@@ -46,9 +48,9 @@ Sizes = Mapping[str, int]
 class Measured:
     """A kernel that was faster than the one by price.
 
-    us, usual_us: microseconds of a launch with it, and with the kernel by price. sizes: values that the symbols of models
-    had when the launch was one of theirs; an empty set for a model without symbols.
-    """
+    us, usual_us: microseconds of a launch with it, and with the kernel by price. sizes: values that
+    the symbols of models had when the launch was one of theirs; an empty set for a model without
+    symbols."""
 
     kernel: str
     us: float
@@ -72,7 +74,9 @@ def default_folder() -> Path | None:
 
 
 def load(device: DeviceCaps) -> dict[str, Measured]:
-    """What was measured on this kind of device, by launch (`kernel_choice.identity`); empty where nothing was."""
+    """What was measured on this kind of device, by launch (`kernel_choice.identity`); empty where
+    nothing was.
+    """
     try:
         with files.private(default_folder()) as folder:
             return _read(folder, device)
@@ -87,11 +91,15 @@ def require() -> None:
 
 
 def add(device: DeviceCaps, found: Mapping[str, Measured]) -> Path:
-    """Add to the device's record. Of two kernels for one launch the one that gained more stays, for the sizes of both.
+    """Add to the device's record. Of two kernels for one launch the one that gained more stays, for
+    the sizes of both.
 
     Returns the file. Raises TraceaError where there is no place for it.
     """
-    with _folder("the tuning record cannot be kept", create=True) as folder, folder.locked(_PATIENCE):
+    with (
+        _folder("the tuning record cannot be kept", create=True) as folder,
+        folder.locked(_PATIENCE),
+    ):
         merged = _read(folder, device)
         for key, entry in found.items():
             merged[key] = _merged(merged.get(key), entry)
@@ -129,7 +137,10 @@ def listed() -> list[Record]:
 
 
 def clear() -> int:
-    """Remove all records. Returns of how many devices. Raises TraceaError where their folder cannot be used."""
+    """Remove all records.
+
+    Returns of how many devices. Raises TraceaError where their folder cannot be used.
+    """
     try:
         with _folder("the tuning records cannot be removed") as folder, folder.locked(_PATIENCE):
             found = _names(folder)
@@ -144,7 +155,10 @@ def choices(device: DeviceCaps) -> Choices:
     """How kernels are chosen for this device: as its record says, else by price."""
     found = load(device)
     sizes = {tuple(sorted(one.items())) for entry in found.values() for one in entry.sizes if one}
-    chosen = Choices({key: entry.kernel for key, entry in found.items()}, sizes=tuple(dict(one) for one in sorted(sizes)))
+    chosen = Choices(
+        {key: entry.kernel for key, entry in found.items()},
+        sizes=tuple(dict(one) for one in sorted(sizes)),
+    )
     return chosen if found else BY_PRICE
 
 
@@ -168,7 +182,10 @@ def _folder(failure: str, create: bool = False) -> Iterator[files.Folder]:
 def _merged(old: Measured | None, new: Measured) -> Measured:
     if old is None:
         return new
-    sizes = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in (*old.sizes, *new.sizes))]
+    sizes = [
+        dict(pairs)
+        for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in (*old.sizes, *new.sizes))
+    ]
     best = min(new, old, key=lambda entry: entry.ratio)
     return Measured(best.kernel, best.us, best.usual_us, sizes[-_SIZES:])
 
@@ -210,7 +227,11 @@ def _parsed(folder: files.Folder, name: str) -> dict[str, Any]:
 def _entries(found: Mapping[str, Any]) -> dict[str, Measured]:
     """The launches of a record, without those that are damaged."""
     launches = found.get("launches")
-    read = {key: _entry(value) for key, value in launches.items()} if isinstance(launches, dict) else {}
+    read = (
+        {key: _entry(value) for key, value in launches.items()}
+        if isinstance(launches, dict)
+        else {}
+    )
     return {key: entry for key, entry in read.items() if entry is not None}
 
 
@@ -221,5 +242,7 @@ def _entry(value: object) -> Measured | None:
         return None
     times = all(type(t) in (int, float) and 0 < t < _LONGEST_US for t in (entry.us, entry.usual_us))
     sets = isinstance(entry.sizes, list) and all(isinstance(one, dict) for one in entry.sizes)
-    sizes = sets and all(type(n) is int and 0 <= n < 1 << 31 for one in entry.sizes for n in one.values())
+    sizes = sets and all(
+        type(n) is int and 0 <= n < 1 << 31 for one in entry.sizes for n in one.values()
+    )
     return entry if isinstance(entry.kernel, str) and times and sizes else None

@@ -1,4 +1,5 @@
-"""The partition compiler: from the graph ORT shows the provider to Plans (docs/plan-format.md, "Compiler callback").
+"""The partition compiler: from the graph ORT shows the provider to Plans (docs/plan-format.md,
+"Compiler callback").
 
 The same rules that rewrite a file run here, so a model that was never optimised fuses too.
 """
@@ -24,7 +25,14 @@ from tracea_onnx.compiler.lower.context import Lowering, element_type
 from tracea_onnx.compiler.lower.op import Op, of_match, of_node
 from tracea_onnx.compiler.lower.ops.conv import needed_border
 from tracea_onnx.compiler.lower.ops.movement import RESHAPES
-from tracea_onnx.compiler.lower.passes import concat_in_place, conv_pool, gemm_norm, pointwise_stages, sibling_gemms, summed_rows
+from tracea_onnx.compiler.lower.passes import (
+    concat_in_place,
+    conv_pool,
+    gemm_norm,
+    pointwise_stages,
+    sibling_gemms,
+    summed_rows,
+)
 from tracea_onnx.compiler.lower.passes.focus_stem import reads_blocks
 from tracea_onnx.compiler.lower.target import CPU, CUDA, Target
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value, View, contiguous
@@ -47,14 +55,17 @@ T = TypeVar("T")
 
 @dataclass
 class Compiled:
-    """What the provider would run: one entry per partition, with its builder, and why the other nodes stay with ORT."""
+    """What the provider would run: one entry per partition, with its builder, and why the other
+    nodes stay with ORT.
+    """
 
     entries: list[tuple[list[Node], dict[str, Any], list[bytes]]] = field(default_factory=list)
     builders: list[PlanBuilder] = field(default_factory=list)
     refused: list[tuple[Node, str]] = field(default_factory=list)
 
 
-#: Who collects what the sessions compile that this context creates: the provider asks on the thread that creates a session.
+#: Who collects what the sessions compile that this context creates: the provider asks on the thread
+#: that creates a session.
 _recordings: ContextVar[tuple[list[bytes], ...]] = ContextVar("recordings", default=())
 _listeners: ContextVar[tuple[list[onnx.ModelProto], ...]] = ContextVar("listeners", default=())
 
@@ -68,19 +79,27 @@ def _collected(places: ContextVar[tuple[list[T], ...]]) -> Iterator[list[T]]:
 
 
 def recording() -> AbstractContextManager[list[bytes]]:
-    """Collects every reply made in this thread while the context is open (how `optimize --pack` captures Plans)."""
+    """Collects every reply made in this thread while the context is open (how `optimize --pack`
+    captures Plans).
+    """
     return _collected(_recordings)
 
 
 def listening() -> AbstractContextManager[list[onnx.ModelProto]]:
-    """Collects every request made in this thread while the context is open, with the constants that it only points to: these are ONNX Runtime's, and soon gone."""
+    """Collects every request made in this thread while the context is open, with the constants that
+    it only points to: these are ONNX Runtime's, and soon gone.
+    """
     return _collected(_listeners)
 
 
 def compile_request(request: bytes) -> bytes:
     """Pack bytes for the graph in `request`; an empty pack when there is nothing to run."""
     model = onnx.ModelProto.FromString(request)
-    reply = write_pack([], PRODUCER) if edit.unreadable(model) or not edit.in_order(model.graph) else _compiled(model)
+    reply = (
+        write_pack([], PRODUCER)
+        if edit.unreadable(model) or not edit.in_order(model.graph)
+        else _compiled(model)
+    )
     for packs in _recordings.get():
         packs.append(reply)
     for requests in _listeners.get():
@@ -96,7 +115,13 @@ def _compiled(model: onnx.ModelProto) -> bytes:
     if reply is None:
         graph = Graph(model, in_process=True)
         result = compile_for(graph, props, backend_of(props))
-        reply = write_pack([([n.proto.doc_string for n in nodes], plan, blobs) for nodes, plan, blobs in result.entries], PRODUCER)
+        reply = write_pack(
+            [
+                ([n.proto.doc_string for n in nodes], plan, blobs)
+                for nodes, plan, blobs in result.entries
+            ],
+            PRODUCER,
+        )
         slot.put(graph, reply)
     return reply
 
@@ -112,17 +137,31 @@ def _whole(request: onnx.ModelProto) -> onnx.ModelProto:
 
 def properties(request: onnx.ModelProto) -> dict[str, str]:
     """What a compile request says of itself: backend, device, options."""
-    return {p.key: p.value for p in request.metadata_props if isinstance(p.key, str) and isinstance(p.value, str)}
+    return {
+        p.key: p.value
+        for p in request.metadata_props
+        if isinstance(p.key, str) and isinstance(p.value, str)
+    }
 
 
 def compile_for(graph: Graph, props: Mapping[str, str], backend: Backend) -> Compiled:
     """`compile_graph` of a request's graph, as the request wants it."""
-    return compile_graph(graph, backend, everything=props.get("claim") == "all", body=props.get("body") == "1", trust=props.get("specs") == "trust")
+    return compile_graph(
+        graph,
+        backend,
+        everything=props.get("claim") == "all",
+        body=props.get("body") == "1",
+        trust=props.get("specs") == "trust",
+    )
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Where Plans will run. `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away. `device`: rates of one device, where it is known."""
+    """Where Plans will run.
+
+    `plan(name, probe)` makes an empty Plan; a probe's Plan is thrown away. `device`: rates of one
+    device, where it is known.
+    """
 
     target: Target
     plan: Callable[[str, bool], PlanBuilder]
@@ -143,28 +182,64 @@ def backend_of(props: Mapping[str, str]) -> Backend:
     if name == "cpu":
         return CPU_BACKEND
     if name != "cuda":
-        raise TraceaError(f"a compile request asks for the backend '{name}', which this version does not have", "install the provider and the Python package again")
+        raise TraceaError(
+            f"a compile request asks for the backend '{name}', which this version does not have",
+            "install the provider and the Python package again",
+        )
     device = device_caps.of_request(props)
-    return cuda_backend(device, tf32=props.get("tf32") == "1", choices=tuning_records.choices(device), traps=props.get("traps") == "1")
+    return cuda_backend(
+        device,
+        tf32=props.get("tf32") == "1",
+        choices=tuning_records.choices(device),
+        traps=props.get("traps") == "1",
+    )
 
 
-def cuda_backend(device: device_caps.DeviceCaps, *, tf32: bool, choices: kernel_choice.Choices, compile_kernels: bool = True, traps: bool = False) -> Backend:
-    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what would run, and cannot. `traps`: to look for a fault,
-    kernels that wait for a copy which never ends give an error instead (docs/cuda.md)."""
-    target, emit = replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90), Emitter(choices)
+def cuda_backend(
+    device: device_caps.DeviceCaps,
+    *,
+    tf32: bool,
+    choices: kernel_choice.Choices,
+    compile_kernels: bool = True,
+    traps: bool = False,
+) -> Backend:
+    """For one graph: its Plans share what was emitted. Without `compile_kernels` they say what
+    would run, and cannot. `traps`: to look for a fault, kernels that wait for a copy which never
+    ends give an error instead (docs/cuda.md)."""
+    target, emit = (
+        replace(CUDA, folds_norms=device.arch == 90, bundles=device.arch == 90),
+        Emitter(choices),
+    )
 
     def plan(name: str, probe: bool) -> CudaPlanBuilder:
-        return CudaPlanBuilder(name, device, compile_kernels=compile_kernels and not probe, tf32=tf32, emit=emit, traps=traps)
+        return CudaPlanBuilder(
+            name,
+            device,
+            compile_kernels=compile_kernels and not probe,
+            tf32=tf32,
+            emit=emit,
+            traps=traps,
+        )
 
     return Backend(target, plan, gpu(device))
 
 
-def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: bool = False, body: bool = False, trust: bool = False) -> Compiled:
-    """Choose fusions, find what can be lowered, group it, and lower each group. `everything` takes partitions that do not pay, too.
+def compile_graph(
+    graph: Graph,
+    backend: Backend = CPU_BACKEND,
+    *,
+    everything: bool = False,
+    body: bool = False,
+    trust: bool = False,
+) -> Compiled:
+    """Choose fusions, find what can be lowered, group it, and lower each group. `everything` takes
+    partitions that do not pay, too.
 
-    `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the provider claims: they are left to it.
-    `trust`: run fused ops as their specs say. ONNX Runtime shows no bodies of functions, so a spec cannot be compared with what it stands for:
-    without `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those (docs/security.md)."""
+    `body`: the graph is a body of If, Loop or Scan, where ORT inlines fused functions whatever the
+    provider claims: they are left to it. `trust`: run fused ops as their specs say. ONNX Runtime
+    shows no bodies of functions, so a spec cannot be compared with what it stands for: without
+    `trust` fused ops are left to ORT, which inlines their bodies, and the rules match those
+    (docs/security.md)."""
     chosen = choose(graph, backend.rates)
     result = Compiled()
     torn: set[int] = set()
@@ -172,35 +247,57 @@ def compile_graph(graph: Graph, backend: Backend = CPU_BACKEND, *, everything: b
         ops = _ops(graph, chosen, trust)
         reasons, values = _probe(graph, ops, backend)
         if body:
-            reasons |= {k: "ONNX Runtime inlines fused functions in the bodies of control flow" for k, op in enumerate(ops) if op.nodes[0].proto.domain == DOMAIN}
-        lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(graph, ops, [k not in reasons for k in range(len(ops))])
+            reasons |= {
+                k: "ONNX Runtime inlines fused functions in the bodies of control flow"
+                for k, op in enumerate(ops)
+                if op.nodes[0].proto.domain == DOMAIN
+            }
+        lost = [op for k, op in enumerate(ops) if k in reasons] + _unread(
+            graph, ops, [k not in reasons for k in range(len(ops))]
+        )
         failed = {id(n) for op in lost for n in op.nodes} & {id(n) for m in chosen for n in m.nodes}
         if not failed:
             break
         torn |= failed
         chosen = [m for m in chosen if not any(id(n) in failed for n in m.nodes)]
-    parts: dict[tuple[int, ...], _Part] = {}  # by their ops: where one op turns out to fail, the groups that do not change are not lowered again
+    # by their ops: where one op turns out to fail, the groups that do not change are not lowered
+    # again
+    parts: dict[tuple[int, ...], _Part] = {}
     while True:
         supported = [k not in reasons for k in range(len(ops))]
-        found = [tuple(members) for members in partitioning.groups(ops, supported, graph) if everything or any(ops[k].kind in COMPUTE for k in members)]
+        found = [
+            tuple(members)
+            for members in partitioning.groups(ops, supported, graph)
+            if everything or any(ops[k].kind in COMPUTE for k in members)
+        ]
         bad: list[_Failed] = []
         for members in found:
             if members not in parts:
                 try:
-                    parts[members] = _part(graph, [ops[k] for k in members], values, backend, everything, torn)
+                    parts[members] = _part(
+                        graph, [ops[k] for k in members], values, backend, everything, torn
+                    )
                 except _Failed as e:
                     bad.append(e)
         if not bad:
             break
         for failed_late in bad:
-            reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(failed_late.reason)
+            reasons[next(k for k, op in enumerate(ops) if op is failed_late.op)] = str(
+                failed_late.reason
+            )
     result.refused = [(n, reasons[k]) for k, op in enumerate(ops) if k in reasons for n in op.nodes]
     for members in found:
         part, nodes = parts[members], [n for k in members for n in ops[k].nodes]
         if part.refusal is not None:
             result.refused += [(n, part.refusal) for n in nodes]
         elif part.builder is not None:
-            result.entries.append((nodes, {**part.plan, "name": f"partition{len(result.entries)}"}, part.builder.blobs))
+            result.entries.append(
+                (
+                    nodes,
+                    {**part.plan, "name": f"partition{len(result.entries)}"},
+                    part.builder.blobs,
+                )
+            )
             result.builders.append(part.builder)
     return result
 
@@ -214,25 +311,51 @@ class _Part:
     refusal: str | None
 
 
-def _part(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend, everything: bool, torn: set[int]) -> _Part:
-    """Lowers a group of ops, and weighs it. Raises _Failed where one of them cannot be lowered in this company."""
+def _part(
+    graph: Graph,
+    ops: Sequence[Op],
+    known: dict[str, Value],
+    backend: Backend,
+    everything: bool,
+    torn: set[int],
+) -> _Part:
+    """Lowers a group of ops, and weighs it.
+
+    Raises _Failed where one of them cannot be lowered in this company.
+    """
     try:
         builder = _lower_group(graph, ops, known, backend)
         plan = builder.to_json() if builder is not None else {}
-        why = profitability.refusal(graph, ops, plan, backend.rates, torn) if builder is not None and not everything else None
+        why = (
+            profitability.refusal(graph, ops, plan, backend.rates, torn)
+            if builder is not None and not everything
+            else None
+        )
     except (_Failed, TraceaError, MemoryError):
         raise
     except Exception as e:
-        builder, plan, why = None, {}, _fault(f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})")
+        builder, plan, why = (
+            None,
+            {},
+            _fault(
+                f"a partition at '{ops[0].nodes[0].name}' was not compiled ({type(e).__name__}: {e})"
+            ),
+        )
     return _Part(builder, plan, why)
 
 
 def _unread(graph: Graph, ops: Sequence[Op], supported: Sequence[bool]) -> list[Op]:
-    """Fused ops with an operand that no node of their partition reads or makes (a value before a view that stayed outside): ORT would not pass it."""
+    """Fused ops with an operand that no node of their partition reads or makes (a value before a
+    view that stayed outside): ORT would not pass it.
+    """
     out: list[Op] = []
     for members in partitioning.groups(ops, supported, graph):
         seen = {name for k in members for n in ops[k].nodes for name in (*n.inputs, *n.outputs)}
-        out += [ops[k] for k in members if any(i and i not in seen and not graph.is_const(i) for i in ops[k].inputs)]
+        out += [
+            ops[k]
+            for k in members
+            if any(i and i not in seen and not graph.is_const(i) for i in ops[k].inputs)
+        ]
     return out
 
 
@@ -240,7 +363,9 @@ def choose(graph: Graph, backend: str | Device = "cpu") -> list[Match]:
     """The fusions the scheduler would make in this graph."""
     rules = {r.name: r.priority for r in rule_set.rules()}
     matches, _ = find.find(graph, failed=lambda e: _fault(e.what))
-    chosen, _ = discovery.module("scheduler", "priority").schedule(graph, [(m, price(graph, m, backend), rules[m.rule]) for m in matches])
+    chosen, _ = discovery.module("scheduler", "priority").schedule(
+        graph, [(m, price(graph, m, backend), rules[m.rule]) for m in matches]
+    )
     return [m for m, _ in chosen]
 
 
@@ -258,11 +383,17 @@ def _plain(node: Node, graph: Graph, trust: bool) -> Op:
         raise
     except Exception as e:
         _fault(f"node '{node.name}' ({node.op}) was not read ({type(e).__name__}: {e})")
-        return Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
+        return Op(
+            node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset()
+        )
 
 
-def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int, str], dict[str, Value]]:
-    """Lower every op once into a Plan that is thrown away: which cannot be, and why; and the dims of every value."""
+def _probe(
+    graph: Graph, ops: Sequence[Op], backend: Backend
+) -> tuple[dict[int, str], dict[str, Value]]:
+    """Lower every op once into a Plan that is thrown away: which cannot be, and why; and the dims
+    of every value.
+    """
     ctx = Lowering(graph, backend.plan("probe", True), backend.target)
     for name in graph.inputs:
         _foreign(ctx, name)
@@ -270,9 +401,16 @@ def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int,
     for k, op in enumerate(ops):
         try:
             if _quantised(graph, op):
-                raise Unsupported("its operands are quantised, and ORT runs the quantised group as one integer kernel")
+                raise Unsupported(
+                    "its operands are quantised, and ORT runs the quantised group as one integer kernel"
+                )
             for name in op.inputs:
-                if name and name not in ctx.values and not graph.is_const(name) and not _foreign(ctx, name):
+                if (
+                    name
+                    and name not in ctx.values
+                    and not graph.is_const(name)
+                    and not _foreign(ctx, name)
+                ):
                     raise Unsupported(f"the type or rank of '{name}' is not known")
             _lower(ctx, op)
             if op.fused and op.nodes[0].proto.domain == DOMAIN:
@@ -286,26 +424,41 @@ def _probe(graph: Graph, ops: Sequence[Op], backend: Backend) -> tuple[dict[int,
 
 
 def _agrees(graph: Graph, op: Op, ctx: Lowering) -> None:
-    """Raise Unsupported where a fused op's description gives another type or shape than its body does, as far as that is known."""
+    """Raise Unsupported where a fused op's description gives another type or shape than its body
+    does, as far as that is known.
+    """
     for name in op.outputs:
         made, shape, dtype = ctx.values.get(name), graph.shape(name), graph.dtype(name)
         if not name or made is None:
             continue
         sizes = zip(shape or (), made.shape, strict=False)
-        differ = shape is not None and (len(shape) != made.rank or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes))
+        differ = shape is not None and (
+            len(shape) != made.rank
+            or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+        )
         if differ or (dtype and dtype != int(made.dtype)):
             what = f"{made.dtype.name} [{', '.join(map(str, made.shape))}]"
-            raise Unsupported(f"the description of the fused op is wrong: with it '{name}' is {what}, with its body another type or shape")
+            raise Unsupported(
+                f"the description of the fused op is wrong: with it '{name}' is {what}, with its body another type or shape"
+            )
 
 
 def _lower(ctx: Lowering, op: Op) -> None:
-    """Lower one op. Raises Unsupported, too, where the lowering itself is at fault: that costs the op, not the graph."""
+    """Lower one op.
+
+    Raises Unsupported, too, where the lowering itself is at fault: that costs the op, not the
+    graph.
+    """
     try:
         lower(ctx, op)
     except (Unsupported, TraceaError, MemoryError):
         raise
     except Exception as e:
-        raise Unsupported(_fault(f"the lowering of {op.kind} '{op.nodes[0].name}' failed ({type(e).__name__}: {e})")) from None
+        raise Unsupported(
+            _fault(
+                f"the lowering of {op.kind} '{op.nodes[0].name}' failed ({type(e).__name__}: {e})"
+            )
+        ) from None
 
 
 class Fault(RuntimeWarning):
@@ -329,7 +482,9 @@ def _quantised(graph: Graph, op: Op) -> bool:
 
 
 def _foreign(ctx: Lowering, name: str) -> bool:
-    """Define a value the partition reads from outside, by the types ORT inferred; False when its rank is unknown."""
+    """Define a value the partition reads from outside, by the types ORT inferred; False when its
+    rank is unknown.
+    """
     shape = ctx.graph.shape(name)
     try:
         dtype = element_type(name, ctx.graph.dtype(name))
@@ -338,12 +493,16 @@ def _foreign(ctx: Lowering, name: str) -> bool:
     if shape is None or len(shape) > MOST_RANK or any(isinstance(d, int) and d < 0 for d in shape):
         return False
     given = ctx.graph.symbols()
-    dims = tuple(d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}") for axis, d in enumerate(shape))
+    dims = tuple(
+        d if isinstance(d, int) else D.named(d, given) if d else D.symbol(f"{name}.{axis}")
+        for axis, d in enumerate(shape)
+    )
     ref = ctx.plan.add_input(name, dtype, len(dims))
     for axis, d in enumerate(dims):
         if isinstance(d, Dim) and d.op == "sym":
             ctx.plan.define_symbol(d.name, len(ctx.plan.inputs) - 1, axis)
-    for symbol in dict.fromkeys(s for d in dims for s in D.symbols(d)):  # of a dim that is a sum of others
+    # of a dim that is a sum of others
+    for symbol in dict.fromkeys(s for d in dims for s in D.symbols(d)):
         if not ctx.plan.knows(symbol):
             _foreign(ctx, next(i for i in ctx.graph.inputs if symbol in (ctx.graph.shape(i) or ())))
     v = ctx.define(name, dtype, dims)
@@ -356,14 +515,25 @@ class _Failed(Exception):
         self.op, self.reason = op, reason
 
 
-def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend) -> PlanBuilder | None:
+def _lower_group(
+    graph: Graph, ops: Sequence[Op], known: dict[str, Value], backend: Backend
+) -> PlanBuilder | None:
     """One partition as a Plan; None when nothing would run."""
     made = [o for op in ops for n in op.nodes for o in n.outputs if o]
     inside = set(made)
     mine = {id(n) for op in ops for n in op.nodes}
     visible = {o for op in ops for o in op.outputs if o}
-    outputs = [o for o in made if o in visible and (graph.is_output(o) or any(id(c) not in mine for c in graph.consumers(o)))]
-    read = list(dict.fromkeys(i for op in ops for i in op.inputs if i and i not in inside and not graph.is_const(i)))
+    outputs = [
+        o
+        for o in made
+        if o in visible
+        and (graph.is_output(o) or any(id(c) not in mine for c in graph.consumers(o)))
+    ]
+    read = list(
+        dict.fromkeys(
+            i for op in ops for i in op.inputs if i and i not in inside and not graph.is_const(i)
+        )
+    )
     plan = backend.plan("partition", False)
     ctx = Lowering(graph, plan, backend.target)
     ctx.concat_channels = {}
@@ -385,14 +555,27 @@ def _lower_group(graph: Graph, ops: Sequence[Op], known: dict[str, Value], backe
 
 
 def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
-    """Partition inputs with the dims the probe found. A dim whose symbols all stand alone somewhere is checked against its
-    expression; any other becomes a symbol of its own. Symbolic shape vectors need no input at all."""
-    alone = {d.name for v in values if v.ints is None for d in v.shape if isinstance(d, Dim) and d.op == "sym"}
+    """Partition inputs with the dims the probe found. A dim whose symbols all stand alone somewhere
+    is checked against its expression; any other becomes a symbol of its own. Symbolic shape vectors
+    need no input at all."""
+    alone = {
+        d.name
+        for v in values
+        if v.ints is None
+        for d in v.shape
+        if isinstance(d, Dim) and d.op == "sym"
+    }
 
     def local(d: DimLike) -> DimLike:
         return d if not isinstance(d, Dim) or alone.issuperset(D.symbols(d)) else D.symbol(repr(d))
 
-    tensors = [v for v in values if v.ints is None or v.data is not None or not all(alone.issuperset(D.symbols(d)) for d in (*v.ints, *v.shape))]
+    tensors = [
+        v
+        for v in values
+        if v.ints is None
+        or v.data is not None
+        or not all(alone.issuperset(D.symbols(d)) for d in (*v.ints, *v.shape))
+    ]
     checks: list[tuple[int, int, DimLike]] = []
     for v in values:
         dims: Dims = tuple(local(d) for d in v.shape)
@@ -411,15 +594,25 @@ def _define_inputs(ctx: Lowering, values: Sequence[Value]) -> None:
         ctx.plan.check(index, axis, d)
 
 
-def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[str, Value], outputs: Sequence[str]) -> None:
-    """Look ahead: borders that convolutions will read, outputs that are mere reshapes, and concatenations written in place."""
+def _plan_storage(
+    ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[str, Value], outputs: Sequence[str]
+) -> None:
+    """Look ahead: borders that convolutions will read, outputs that are mere reshapes, and
+    concatenations written in place.
+    """
     for op in ops:
         if op.kind in ("Conv", ":conv", "com.microsoft.FusedConv"):
             need = needed_border(op, graph)
             if need is not None and ctx.target.border:
                 concat_in_place.widen(ctx, *need)
     if ctx.target.border:
-        ctx.block_concats = {op.outputs[0] for op in ops if op.kind == "Concat" and op.outputs[0] not in outputs and _one_block_reader(op, ops, graph)}
+        ctx.block_concats = {
+            op.outputs[0]
+            for op in ops
+            if op.kind == "Concat"
+            and op.outputs[0] not in outputs
+            and _one_block_reader(op, ops, graph)
+        }
     for op in ops:
         if op.kind in RESHAPES and op.outputs[0] in outputs and op.input(0) not in outputs:
             ctx.alias[op.input(0)] = op.outputs[0]
@@ -438,4 +631,8 @@ def _plan_storage(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: dict[st
 
 def _one_block_reader(concat: Op, ops: Sequence[Op], graph: Graph) -> bool:
     readers = [op for op in ops if concat.outputs[0] in op.inputs]
-    return len(readers) == 1 and readers[0].kind in ("Conv", ":conv") and reads_blocks(readers[0], concat.outputs[0], graph)
+    return (
+        len(readers) == 1
+        and readers[0].kind in ("Conv", ":conv")
+        and reads_blocks(readers[0], concat.outputs[0], graph)
+    )

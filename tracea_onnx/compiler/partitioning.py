@@ -10,11 +10,15 @@ from tracea_onnx.ir.graph import Graph
 
 
 def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
-    """Order ops (fused ones contracted) so that producers come first; stable in the nodes' own order.
+    """Order ops (fused ones contracted) so that producers come first; stable in the nodes' own
+    order.
 
     Raises ModelError when the nodes need each other in a circle."""
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
-    needs = [{producer[n] for n in _read(op, graph) if n in producer and producer[n] != k} for k, op in enumerate(ops)]
+    needs = [
+        {producer[n] for n in _read(op, graph) if n in producer and producer[n] != k}
+        for k, op in enumerate(ops)
+    ]
     users: list[list[int]] = [[] for _ in ops]
     for k, deps in enumerate(needs):
         for d in deps:
@@ -33,7 +37,9 @@ def topological(ops: Sequence[Op], graph: Graph) -> list[Op]:
             if left[u] == 0:
                 heapq.heappush(ready, (ops[u].nodes[0].index, u))
     if len(out) != len(ops):
-        raise ModelError("the nodes of the graph need each other in a circle", "export the model again")
+        raise ModelError(
+            "the nodes of the graph need each other in a circle", "export the model again"
+        )
     return out
 
 
@@ -42,17 +48,22 @@ def _made(op: Op) -> list[str]:
 
 
 def _read(op: Op, graph: Graph) -> set[str]:
-    """Values an op reads from outside, captured ones included (control-flow nodes list them as inputs)."""
+    """Values an op reads from outside, captured ones included (control-flow nodes list them as
+    inputs).
+    """
     made = set(_made(op))
     return {i for n in op.nodes for i in n.inputs if i and i not in made}
 
 
 def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[list[int]]:
-    """Indices of ops, grouped so that no cycle appears when every group becomes one node. `ops` is in topological order.
+    """Indices of ops, grouped so that no cycle appears when every group becomes one node. `ops` is
+    in topological order.
 
-    An op may join a group unless one of its producers outside the group comes after the group; it prefers its producers' groups, else the latest one.
-    Sets of groups are bit masks: `before[g]` holds the groups with a path to group g, `reach[k]` those with a path to op k when it was placed. Groups
-    that come to precede one of `reach[k]` later precede op k, too, so `closed` makes the mask complete."""
+    An op may join a group unless one of its producers outside the group comes after the group; it
+    prefers its producers' groups, else the latest one. Sets of groups are bit masks: `before[g]`
+    holds the groups with a path to group g, `reach[k]` those with a path to op k when it was
+    placed. Groups that come to precede one of `reach[k]` later precede op k, too, so `closed` makes
+    the mask complete."""
     producer = {o: k for k, op in enumerate(ops) for o in _made(op)}
     group_of: list[int] = []
     reach: list[int] = []
@@ -76,7 +87,14 @@ def groups(ops: Sequence[Op], supported: Sequence[bool], graph: Graph) -> list[l
         g = -1
         if supported[k]:
             near = [h for h in {group_of[p] for p in preds} if h >= 0 and not banned >> h & 1]
-            g = max(near) if near else next((h for h in range(len(members) - 1, -1, -1) if not banned >> h & 1), len(members))
+            g = (
+                max(near)
+                if near
+                else next(
+                    (h for h in range(len(members) - 1, -1, -1) if not banned >> h & 1),
+                    len(members),
+                )
+            )
             if g == len(members):
                 members.append([])
                 before.append(0)

@@ -1,8 +1,8 @@
 """Whether the provider should take a partition of plain ONNX nodes, or leave it to ORT.
 
-A partition that holds a convolution, a matrix product, attention, a norm, or an op the user's file was optimised to, is always worth taking.
-One of light nodes only (pooling, pointwise, movement) must save more in nodes and traffic than it costs to enter and to change layouts.
-"""
+A partition that holds a convolution, a matrix product, attention, a norm, or an op the user's file
+was optimised to, is always worth taking. One of light nodes only (pooling, pointwise, movement)
+must save more in nodes and traffic than it costs to enter and to change layouts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,31 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.pricing.cost_model import Device, device, node_time
 
 #: Kinds that decide by themselves.
-_NORMS = {":layernorm", ":groupnorm", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization"}
+_NORMS = {
+    ":layernorm",
+    ":groupnorm",
+    "LayerNormalization",
+    "RMSNormalization",
+    "InstanceNormalization",
+    "GroupNormalization",
+}
 HEAVY = frozenset({*conv.OPS, *gemm.OPS, *einsum.OPS, *attention.OPS, *_NORMS, ":squeeze_excite"})
-# Measured on one Zen 4 core with ORT 1.31: entering a partition, and one launch inside it (microseconds).
+# Measured on one Zen 4 core with ORT 1.31: entering a partition, and one launch inside it
+# (microseconds).
 _ENTRY_US, _LAUNCH_US = 1.5, 0.15
 
 
-def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: str | Device = "cpu", torn: Collection[int] = ()) -> str | None:
-    """Why ORT would run these ops faster, or None when the provider should take them. `torn`: identities of nodes of chains that no kernel computes whole."""
+def refusal(
+    graph: Graph,
+    ops: Sequence[Op],
+    plan: Mapping[str, Any],
+    backend: str | Device = "cpu",
+    torn: Collection[int] = (),
+) -> str | None:
+    """Why ORT would run these ops faster, or None when the provider should take them.
+
+    `torn`: identities of nodes of chains that no kernel computes whole.
+    """
     if any(op.kind in HEAVY or op.nodes[0].proto.domain == DOMAIN for op in ops):
         return None
     if torn and all(id(n) in torn for op in ops for n in op.nodes):
@@ -32,8 +49,21 @@ def refusal(graph: Graph, ops: Sequence[Op], plan: Mapping[str, Any], backend: s
     ort = sum(launch + node_time(graph, [n], backend) for op in ops for n in op.nodes)
     layouts = sum(r["k"] in ("nchw_to_nhwc", "nhwc_to_nchw") for r in plan["run"])
     images = sum(r["k"].endswith(("pool2d", "resize2d")) for r in plan["run"])
-    ours = _ENTRY_US + _LAUNCH_US * len(plan["run"]) + sum(node_time(graph, op.nodes, backend) for op in ops)
+    ours = (
+        _ENTRY_US
+        + _LAUNCH_US * len(plan["run"])
+        + sum(node_time(graph, op.nodes, backend) for op in ops)
+    )
     if layouts and images:
         # changing the layout reads and writes the tensor once more on each side of the images
-        ours += sum(node_time(graph, [n], backend) for op in ops for n in op.nodes) * layouts / max(images, 1) / 2
-    return None if ours < ort else f"the provider would take about {ours:.1f} us for these {len(ops)} light nodes, and ONNX Runtime {ort:.1f} us"
+        ours += (
+            sum(node_time(graph, [n], backend) for op in ops for n in op.nodes)
+            * layouts
+            / max(images, 1)
+            / 2
+        )
+    return (
+        None
+        if ours < ort
+        else f"the provider would take about {ours:.1f} us for these {len(ops)} light nodes, and ONNX Runtime {ort:.1f} us"
+    )

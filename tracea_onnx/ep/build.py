@@ -3,9 +3,10 @@
     python -m tracea_onnx.ep.build --only gemm && python -m pytest tests/backend/test_gemm.py     # one template, this machine's instruction set
     python -m tracea_onnx.ep.build                                                                # everything, before a commit
 
-`--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native_library.run_kernel` prefers while it is newer than the full library,
-so that a template under work never breaks the other ones. Both are ignored by git. Needs cmake, ninja and a C++ compiler (`--cxx`, else cmake's choice).
-"""
+`--only NAME[,NAME]` writes `tracea_onnx/libtracea_onnx.NAME.so`, which `native_library.run_kernel`
+prefers while it is newer than the full library, so that a template under work never breaks the
+other ones. Both are ignored by git. Needs cmake, ninja and a C++ compiler (`--cxx`, else cmake's
+choice)."""
 
 from __future__ import annotations
 
@@ -21,16 +22,34 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    found = shutil.which(
+        name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    )
     if found is None:
         raise SystemExit(f"{name} not found; python -m pip install {name}")
     return found
 
 
-def build(*, only: str = "", isa: str = "", cxx: str = "", jobs: int = 2, werror: bool = True, sanitize: str = "") -> Path:
-    """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied into the package. With sanitizers it stays in
-    `build/sanitize-<sanitize>`: only `tests/sanitize.py` can load it. Raises SystemExit with the tools' words when the build fails."""
-    kind = f"sanitize-{sanitize.replace(',', '-')}" if sanitize else f"only-{only.replace(',', '-')}" if only else "dev"
+def build(
+    *,
+    only: str = "",
+    isa: str = "",
+    cxx: str = "",
+    jobs: int = 2,
+    werror: bool = True,
+    sanitize: str = "",
+) -> Path:
+    """Configure and build into `build/dev` (or `build/only-<only>`); returns the library copied
+    into the package. With sanitizers it stays in `build/sanitize-<sanitize>`: only
+    `tests/sanitize.py` can load it. Raises SystemExit with the tools' words when the build
+    fails."""
+    kind = (
+        f"sanitize-{sanitize.replace(',', '-')}"
+        if sanitize
+        else f"only-{only.replace(',', '-')}"
+        if only
+        else "dev"
+    )
     folder = ROOT / "build" / kind / (Path(cxx.split()[0]).name if cxx else "")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -45,14 +64,21 @@ def build(*, only: str = "", isa: str = "", cxx: str = "", jobs: int = 2, werror
         done = subprocess.run(configure, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stdout[-2000:] + done.stderr)
-        if subprocess.run([_tool("ninja"), "-C", str(folder), "-j", str(jobs), "--quiet"]).returncode:
+        if subprocess.run(
+            [_tool("ninja"), "-C", str(folder), "-j", str(jobs), "--quiet"]
+        ).returncode:
             raise SystemExit(1)
         built = next(folder.glob("libtracea_onnx.*"))
         if sanitize:
             return built
-        target = ROOT / "tracea_onnx" / (f"libtracea_onnx.{only.replace(',', '-')}{built.suffix}" if only else built.name)
+        target = (
+            ROOT
+            / "tracea_onnx"
+            / (f"libtracea_onnx.{only.replace(',', '-')}{built.suffix}" if only else built.name)
+        )
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(built, temporary)  # replaced, never overwritten: another process may have it mapped
+        # replaced, never overwritten: another process may have it mapped
+        shutil.copyfile(built, temporary)
         temporary.replace(target)
     return target
 
@@ -63,12 +89,33 @@ def _native_isa() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="templates to build, comma-separated")
-    parser.add_argument("--isa", default=None, help="instruction sets, comma-separated, or `all`; default: all, with --only this machine's")
-    parser.add_argument("--cxx", default="", help="compiler command, e.g. 'clang++' or 'python -m ziglang c++'")
-    parser.add_argument("--sanitize", default="", help="sanitizers, e.g. address,undefined or thread (run with python -m tests.sanitize)")
+    parser.add_argument(
+        "--isa",
+        default=None,
+        help="instruction sets, comma-separated, or `all`; default: all, with --only this machine's",
+    )
+    parser.add_argument(
+        "--cxx", default="", help="compiler command, e.g. 'clang++' or 'python -m ziglang c++'"
+    )
+    parser.add_argument(
+        "--sanitize",
+        default="",
+        help="sanitizers, e.g. address,undefined or thread (run with python -m tests.sanitize)",
+    )
     parser.add_argument("-j", "--jobs", type=int, default=2)
     args = parser.parse_args()
     chosen = args.isa if args.isa is not None else _native_isa() if args.only else ""
-    print(build(only=args.only, isa="" if chosen == "all" else chosen, cxx=args.cxx, jobs=args.jobs, sanitize=args.sanitize, werror=not args.sanitize))
+    print(
+        build(
+            only=args.only,
+            isa="" if chosen == "all" else chosen,
+            cxx=args.cxx,
+            jobs=args.jobs,
+            sanitize=args.sanitize,
+            werror=not args.sanitize,
+        )
+    )

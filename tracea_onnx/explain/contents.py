@@ -34,7 +34,9 @@ def inspect(source: model_file.Source) -> dict[str, Any]:
             "external": sorted(_locations(model)),
         },
         "nodes": len(nodes),
-        "operators": dict(sorted(Counter(_operator(n) for n in nodes).items(), key=lambda kv: (-kv[1], kv[0]))),
+        "operators": dict(
+            sorted(Counter(_operator(n) for n in nodes).items(), key=lambda kv: (-kv[1], kv[0]))
+        ),
         "fused": [_call(n) for n in nodes if n.domain == DOMAIN],
     }
 
@@ -49,12 +51,22 @@ def _value(v: ValueInfoProto) -> dict[str, Any]:
     t = v.type.tensor_type
     if not v.type.HasField("tensor_type"):
         return {"name": v.name, "type": v.type.WhichOneof("value") or "unknown", "shape": None}
-    shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim] if t.HasField("shape") else None
+    shape = (
+        [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in t.shape.dim]
+        if t.HasField("shape")
+        else None
+    )
     return {"name": v.name, "type": type_name(t.elem_type), "shape": shape}
 
 
 def _locations(model: ModelProto) -> set[str]:
-    return {e.value for t in model_file.tensors(model) if t.data_location == TensorProto.EXTERNAL for e in t.external_data if e.key == "location"}
+    return {
+        e.value
+        for t in model_file.tensors(model)
+        if t.data_location == TensorProto.EXTERNAL
+        for e in t.external_data
+        if e.key == "location"
+    }
 
 
 def _call(n: NodeProto) -> dict[str, Any]:
@@ -67,29 +79,59 @@ def _call(n: NodeProto) -> dict[str, Any]:
         "nodes": fused_calls.read_nodes(known.get(fused_calls.METADATA_NODES, "")),
         "inputs": list(n.input),
         "outputs": list(n.output),
-        "spec": {} if spec is None else {"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)},
+        "spec": {}
+        if spec is None
+        else {"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)},
         "attributes": [a.name for a in n.attribute if helper.get_attribute_value(a) is not None],
     }
 
 
 def text(found: dict[str, Any], *, everything: bool = False) -> list[str]:
     """Lines for people; `everything` lists each fused op with the nodes it replaced."""
-    out = [f"{found['model']}  IR {found['ir_version']}  " + ", ".join(f"{d} {v}" for d, v in found["opsets"].items())]
+    out = [
+        f"{found['model']}  IR {found['ir_version']}  "
+        + ", ".join(f"{d} {v}" for d, v in found["opsets"].items())
+    ]
     if found["producer"]:
         out.append(f"made by {found['producer']}")
     for kind in ("inputs", "outputs"):
         out += [f"{kind[:-1]:<7} {v['name']}  {v['type']}{_shape(v['shape'])}" for v in found[kind]]
     w = found["weights"]
-    out.append(f"weights {w['tensors']} tensors, {w['bytes'] / 2**20:.1f} MiB" + (f" in {', '.join(w['external'])}" if w["external"] else ""))
-    out += ["", *table([("operator", "nodes"), *((k, str(v)) for k, v in found["operators"].items())])]
+    out.append(
+        f"weights {w['tensors']} tensors, {w['bytes'] / 2**20:.1f} MiB"
+        + (f" in {', '.join(w['external'])}" if w["external"] else "")
+    )
+    out += [
+        "",
+        *table([("operator", "nodes"), *((k, str(v)) for k, v in found["operators"].items())]),
+    ]
     if found["fused"]:
         count = Counter(f["rule"] for f in found["fused"])
-        replaced = {rule: sum(len(f["nodes"]) for f in found["fused"] if f["rule"] == rule) for rule in count}
-        out += ["", *table([("rule", "fused ops", "from nodes"), *((r, str(count[r]), str(replaced[r])) for r in sorted(count))])]
+        replaced = {
+            rule: sum(len(f["nodes"]) for f in found["fused"] if f["rule"] == rule)
+            for rule in count
+        }
+        out += [
+            "",
+            *table(
+                [
+                    ("rule", "fused ops", "from nodes"),
+                    *((r, str(count[r]), str(replaced[r])) for r in sorted(count)),
+                ]
+            ),
+        ]
         if everything:
-            out += ["", *(f"{f['name']}  {f['function']}\n    from {', '.join(f['nodes'])}" for f in found["fused"])]
+            out += [
+                "",
+                *(
+                    f"{f['name']}  {f['function']}\n    from {', '.join(f['nodes'])}"
+                    for f in found["fused"]
+                ),
+            ]
     return out
 
 
 def _shape(shape: list[int | str | None] | None) -> str:
-    return "" if shape is None else "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+    return (
+        "" if shape is None else "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+    )

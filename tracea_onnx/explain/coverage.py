@@ -31,7 +31,10 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Coverage:
-    """`total` nodes, of which `leaving` would run on another provider. A fused op counts as one node."""
+    """`total` nodes, of which `leaving` would run on another provider.
+
+    A fused op counts as one node.
+    """
 
     backend: str
     total: int
@@ -39,53 +42,90 @@ class Coverage:
     leaving: tuple[Leaving, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"backend": self.backend, "nodes": self.total, "partitions": self.partitions, "leaving": [asdict(n) for n in self.leaving]}
+        return {
+            "backend": self.backend,
+            "nodes": self.total,
+            "partitions": self.partitions,
+            "leaving": [asdict(n) for n in self.leaving],
+        }
 
 
 def coverage(model: ModelProto, backend: str, folder: Path | None = None) -> Coverage:
-    """Ask the partition compiler about every node of a model that holds inferred types, which are completed in place.
+    """Ask the partition compiler about every node of a model that holds inferred types, which are
+    completed in place.
 
     No kernel is compiled, and no device is needed.
     """
     target = partition_compiler.CPU_BACKEND
     if backend == "cuda":
-        target = partition_compiler.cuda_backend(_GPU, tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False)
+        target = partition_compiler.cuda_backend(
+            _GPU, tf32=False, choices=kernel_choice.BY_PRICE, compile_kernels=False
+        )
     total, partitions, leaving = 0, 0, []
     for incomplete in canonical_form.views(model, folder):
         _complete_types(incomplete)
         graph = Graph(model, incomplete.proto, folder=folder, outer=incomplete.outer)
         total = total + len(graph.nodes)
         around = graph.outer.proto.node if graph.outer is not None else ()
-        search = next((n.op_type for n in around if n.domain == "com.microsoft" and any(b is graph.proto for b in subgraphs(n))), None)
+        search = next(
+            (
+                n.op_type
+                for n in around
+                if n.domain == "com.microsoft" and any(b is graph.proto for b in subgraphs(n))
+            ),
+            None,
+        )
         if backend == "cuda" and search is not None:
-            leaving += [Leaving(n.name, n.op, f"{search} reads on the host what its body makes") for n in graph.nodes]
+            leaving += [
+                Leaving(n.name, n.op, f"{search} reads on the host what its body makes")
+                for n in graph.nodes
+            ]
             continue
-        found = partition_compiler.compile_graph(graph, target, trust=True)  # a fused op is what its body is
+        # a fused op is what its body is
+        found = partition_compiler.compile_graph(graph, target, trust=True)
         taken = {id(n) for nodes, _, _ in found.entries for n in nodes}
         said = {id(n): reason for n, reason in found.refused}
         partitions += len(found.entries)
         for n in graph.nodes:
             if id(n) in taken:
                 continue
-            reason = "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
-            leaving.append(Leaving(n.name, n.op, reason or "alone or among light nodes only, ONNX Runtime runs it as fast"))
+            reason = (
+                "its bodies run as graphs of their own" if n.op in _CONTROL else said.get(id(n), "")
+            )
+            leaving.append(
+                Leaving(
+                    n.name,
+                    n.op,
+                    reason or "alone or among light nodes only, ONNX Runtime runs it as fast",
+                )
+            )
     return Coverage(backend, total, partitions, tuple(leaving))
 
 
 def _complete_types(graph: Graph) -> None:
-    """Write down the shapes that follow from sizes computed in the graph: a session knows them, ONNX's inference as it is used here does not."""
+    """Write down the shapes that follow from sizes computed in the graph: a session knows them,
+    ONNX's inference as it is used here does not.
+    """
     proto = graph.proto
     known = {v.name: v for v in proto.value_info}
     ends = {*graph.inputs, *graph.outputs}
     for name in (o for n in graph.nodes for o in n.outputs if o and o not in ends):
         found, kind = shapes(graph).dims(name), graph.dtype(name)
-        if found is not None and kind is not None and all(not isinstance(d, int) or d < 2**63 for d in found):
+        if (
+            found is not None
+            and kind is not None
+            and all(not isinstance(d, int) or d < 2**63 for d in found)
+        ):
             named = [d if isinstance(d, int) else d.name or None for d in found]
-            (known.get(name) or proto.value_info.add()).CopyFrom(helper.make_tensor_value_info(name, kind, named))
+            (known.get(name) or proto.value_info.add()).CopyFrom(
+                helper.make_tensor_value_info(name, kind, named)
+            )
 
 
 def text(found: Coverage) -> list[str]:
     """One line for people, and one for every node that would leave."""
     stay = found.total - len(found.leaving)
     head = f"on the provider ({found.backend}): {stay} of {found.total} nodes in {found.partitions} partitions"
-    return [head + ("; these leave it:" if found.leaving else "")] + [f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving]
+    return [head + ("; these leave it:" if found.leaving else "")] + [
+        f"  {n.node} ({n.op}): {n.reason}" for n in found.leaving
+    ]

@@ -1,4 +1,6 @@
-"""Why each anchor was, or was not, fused; what would change that; and which nodes would leave the provider."""
+"""Why each anchor was, or was not, fused; what would change that; and which nodes would leave the
+provider.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ _HEAVY = frozenset({op for op in HEAVY if not op.startswith(":")} | {
 
 @dataclass(frozen=True)
 class Explanation:
-    """One anchor: the rule that took it and the nodes it took, or what each rule that looked at it said, nearest first, and what would help.
+    """One anchor: the rule that took it and the nodes it took, or what each rule that looked at it
+    said, nearest first, and what would help.
 
-    A `light` anchor is a pointwise or movement node that some rule may start at: left alone it costs little.
-    """
+    A `light` anchor is a pointwise or movement node that some rule may start at: left alone it
+    costs little."""
 
     anchor: str
     op: str
@@ -49,7 +52,10 @@ class Explanation:
     light: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        said = [{"rule": r.rule, "node": r.node or r.anchor, "reason": r.reason, "near": r.near} for r in self.refusals]
+        said = [
+            {"rule": r.rule, "node": r.node or r.anchor, "reason": r.reason, "near": r.near}
+            for r in self.refusals
+        ]
         return {
             "anchor": self.anchor,
             "op": self.op,
@@ -64,7 +70,9 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Account:
-    """The explanations, and the fused model (the user's functions expanded, types inferred) they speak of."""
+    """The explanations, and the fused model (the user's functions expanded, types inferred) they
+    speak of.
+    """
 
     anchors: tuple[Explanation, ...]
     model: ModelProto
@@ -74,7 +82,12 @@ class Account:
 
     def to_json(self) -> dict[str, Any]:
         provider = None if self.coverage is None else self.coverage.to_json()
-        return {"model": self.report.model, "anchors": [e.to_json() for e in self.anchors], "provider": provider, "notes": self.report.notes}
+        return {
+            "model": self.report.model,
+            "anchors": [e.to_json() for e in self.anchors],
+            "provider": provider,
+            "notes": self.report.notes,
+        }
 
 
 def explain(
@@ -89,20 +102,31 @@ def explain(
     progress: Progress | None = None,
     beside: Sequence[Path] = (),
 ) -> Account:
-    """Every node of the model at which a rule may start or that computes much, in order: first those that were fused.
+    """Every node of the model at which a rule may start or that computes much, in order: first
+    those that were fused.
 
-    With `provider`, the account also names every node that would leave the provider on this backend, and why. Raises ModelError
-    (unreadable model) and UsageError (options; a file of `beside`, which the caller is to write, is one of the model's).
-    """
-    backend = optimizer.choose_backend(backend) if backend != "cuda" else backend  # asking what CUDA would do needs no CUDA
+    With `provider`, the account also names every node that would leave the provider on this
+    backend, and why. Raises ModelError (unreadable model) and UsageError (options; a file of
+    `beside`, which the caller is to write, is one of the model's)."""
+    # asking what CUDA would do needs no CUDA
+    backend = optimizer.choose_backend(backend) if backend != "cuda" else backend
     known = rule_set.rules() if rules is None else tuple(rules)
     find.select(known, only, skip)
-    # `only` as rules to skip: asking why a rule fused nothing must not fail because it fused nothing.
+    # `only` as rules to skip: asking why a rule fused nothing must not fail because it fused
+    # nothing.
     skipped = tuple({*skip, *(r.name for r in known if only and r.name not in only)})
     source, where, note = optimizer.open_model(model)
     model_file.check_apart(source, None, beside)
     report = Report(where, optimizer.opset(source.model), backend, 0, notes=[note] if note else [])
-    how = How(backend, (), skipped, rules, keep_initializer_inputs=keep_initializer_inputs, expanded=True, tell=progress or silent)
+    how = How(
+        backend,
+        (),
+        skipped,
+        rules,
+        keep_initializer_inputs=keep_initializer_inputs,
+        expanded=True,
+        tell=progress or silent,
+    )
     transform(source, how, report)
     out = [Explanation(f.anchor, f.op, f.rule, (), f.nodes) for f in report.fused]
     chosen = find.select(known, (), skipped)
@@ -111,28 +135,53 @@ def explain(
         said.setdefault(r.anchor, []).append(r)
     starts = {op for r in chosen for op in r.anchors}
     for graph in canonical_form.views(source.model, source.folder):
-        out += [_unfused(graph, n, said.get(n.name, [])) for n in graph.nodes if n.op in starts or n.op in _HEAVY]
+        out += [
+            _unfused(graph, n, said.get(n.name, []))
+            for n in graph.nodes
+            if n.op in starts or n.op in _HEAVY
+        ]
     found = reach.coverage(source.model, backend, source.folder) if provider else None
     return Account(tuple(out), source.model, source.folder, report, found)
 
 
 def _unfused(graph: Graph, n: Node, said: Sequence[Refusal]) -> Explanation:
     order = {r.name: r.priority for r in rule_set.rules()}
-    # Nearest: a special chain that almost was one; then a chain the scheduler turned down; then the most general rule.
-    nearest_first = sorted(said, key=lambda r: (not r.near, r.rule == "pointwise", bool(r.node), order.get(r.rule, 0) * (-1 if r.near else 1), r.rule))
+    # Nearest: a special chain that almost was one; then a chain the scheduler turned down; then the
+    # most general rule.
+    nearest_first = sorted(
+        said,
+        key=lambda r: (
+            not r.near,
+            r.rule == "pointwise",
+            bool(r.node),
+            order.get(r.rule, 0) * (-1 if r.near else 1),
+            r.rule,
+        ),
+    )
     refusals = tuple(replace(r, reason=fused_op_names.readable(r.reason)) for r in nearest_first)
-    fix = next((r.fix for r in nearest_first if r.fix), "") or (remedy(graph, nearest_first[0]) if nearest_first else "")
+    fix = next((r.fix for r in nearest_first if r.fix), "") or (
+        remedy(graph, nearest_first[0]) if nearest_first else ""
+    )
     if not refusals:
         refusals = (Refusal("", n.name, f"no rule starts at {n.op}", False, n.name),)
-    return Explanation(n.name, n.op, "", refusals, (n.name,), fix, n.op not in _HEAVY or n.op in POINTWISE)
+    return Explanation(
+        n.name, n.op, "", refusals, (n.name,), fix, n.op not in _HEAVY or n.op in POINTWISE
+    )
 
 
 def text(account: Account, *, everything: bool = False) -> list[str]:
-    """Lines for people: fused anchors in short, unfused ones with what came nearest. `everything` shows light nodes and rules far off, too."""
+    """Lines for people: fused anchors in short, unfused ones with what came nearest.
+
+    `everything` shows light nodes and rules far off, too.
+    """
     fused = [e for e in account.anchors if e.fused_by]
     left = [e for e in account.anchors if not e.fused_by]
     shown = [e for e in left if everything or not e.light or any(r.near for r in e.refusals)]
-    out = [f"{len(fused)} chains were fused:", *(f"  {e.anchor}: {e.fused_by} ({len(e.nodes)} nodes)" for e in fused), f"{len(left)} anchors were not:"]
+    out = [
+        f"{len(fused)} chains were fused:",
+        *(f"  {e.anchor}: {e.fused_by} ({len(e.nodes)} nodes)" for e in fused),
+        f"{len(left)} anchors were not:",
+    ]
     for e in shown:
         out.append(f"  {e.anchor} ({e.op})")
         said = e.refusals if everything else [r for r in e.refusals if r.near] or e.refusals[:1]

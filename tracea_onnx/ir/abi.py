@@ -1,20 +1,23 @@
-"""Numbers shared by the partition compiler and the native kernels: program opcodes, activations, element types.
+"""Numbers shared by the partition compiler and the native kernels: program opcodes, activations,
+element types.
 
-`kernels/cpu.py` writes the C++ twin of these tables when the wheel is built; the order here is the ABI.
-"""
+`kernels/cpu.py` writes the C++ twin of these tables when the wheel is built; the order here is the
+ABI."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-#: Activations a fused epilogue has built in, with the launch floats (p0, p1) each reads. Order = C++ `enum Act`.
+#: Activations a fused epilogue has built in, with the launch floats (p0, p1) each reads. Order =
+#: C++ `enum Act`.
 ACTIVATIONS = (
     "none", "relu", "leaky_relu", "clip", "sigmoid", "silu", "hard_sigmoid", "hard_swish",
     "tanh", "elu", "gelu_erf", "gelu_tanh", "quick_gelu", "mish", "softplus", "exp",
 )  # fmt: skip
 
-#: Opcodes of a pointwise program (r[dst] = op(r[a], r[b], r[c])); `const` loads `imm`. Comparisons and logic give 1 or 0.
-#: For i64 programs only the opcodes in `I64_OPCODES` exist and `imm` must be an integer below 2**24.
+#: Opcodes of a pointwise program (r[dst] = op(r[a], r[b], r[c])); `const` loads `imm`. Comparisons
+#: and logic give 1 or 0. For i64 programs only the opcodes in `I64_OPCODES` exist and `imm` must be
+#: an integer below 2**24.
 OPCODES = (
     "const", "copy", "add", "sub", "mul", "div", "fma", "min", "max", "neg", "abs", "sqrt", "rsqrt", "reciprocal",
     "exp", "log", "erf", "tanh", "sigmoid", "floor", "ceil", "round", "sign", "pow", "mod", "fmod",
@@ -23,9 +26,11 @@ OPCODES = (
     "quick_gelu", "mish", "softplus", "square", "prelu", "atan", "tan", "asin", "acos", "sinh", "cosh", "selu", "celu",
     "softsign", "trunc",
 )  # fmt: skip
-# Semantics that are not obvious: fma = a*b+c; where = a ? b : c; clip = min(max(a, b), c); leaky_relu/elu/celu read alpha from r[b];
-# hard_sigmoid = clip(r[b]*a + r[c], 0, 1); quick_gelu = a*sigmoid(r[b]*a); prelu = a>=0 ? a : r[b]*a; selu: alpha r[b], gamma r[c];
-# div of i64 truncates toward zero (ONNX integer Div); mod takes the divisor's sign (Python %), fmod the dividend's; round is half to even.
+# Semantics that are not obvious: fma = a*b+c; where = a ? b : c; clip = min(max(a, b), c);
+# leaky_relu/elu/celu read alpha from r[b]; hard_sigmoid = clip(r[b]*a + r[c], 0, 1); quick_gelu =
+# a*sigmoid(r[b]*a); prelu = a>=0 ? a : r[b]*a; selu: alpha r[b], gamma r[c]; div of i64 truncates
+# toward zero (ONNX integer Div); mod takes the divisor's sign (Python %), fmod the dividend's;
+# round is half to even.
 
 #: Registers an opcode reads where it is not two.
 OPCODE_ARITY = {

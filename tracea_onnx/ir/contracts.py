@@ -1,9 +1,9 @@
 """The contracts: what a rule is, what it finds, and what it says when it declines.
 
-A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse` with a sentence; it never
-changes the graph. The scheduler prices matches and picks a non-overlapping, convex set; `rewrite` turns each into one
-call to a model-local function whose body is exactly the nodes it replaces; the partition compiler lowers its spec.
-"""
+A rule is a value of pure functions. `match(graph, anchor)` returns a `Match` or raises `Refuse`
+with a sentence; it never changes the graph. The scheduler prices matches and picks a
+non-overlapping, convex set; `rewrite` turns each into one call to a model-local function whose body
+is exactly the nodes it replaces; the partition compiler lowers its spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SPEC_ATTRIBUTE = "spec"
 
 
 class Refuse(Exception):
-    """Raised by a rule: why this anchor is not fused, in one sentence. `near` = it looked like this rule's chain."""
+    """Raised by a rule: why this anchor is not fused, in one sentence.
+
+    `near` = it looked like this rule's chain.
+    """
 
     def __init__(self, reason: str, node: Node | None = None, *, near: bool = True) -> None:
         super().__init__(reason)
@@ -29,7 +32,9 @@ class Refuse(Exception):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A recorded `Refuse`: `anchor` is the node's name (or its first output when unnamed), `node` the one whose condition failed, `fix` what a user can do."""
+    """A recorded `Refuse`: `anchor` is the node's name (or its first output when unnamed), `node`
+    the one whose condition failed, `fix` what a user can do.
+    """
 
     rule: str
     anchor: str
@@ -43,9 +48,9 @@ class Refusal:
 class Spec:
     """What a fused op computes, independent of how the exporter spelled it.
 
-    `op` names the lowering (`conv`, `gemm`, `attention`, ...); `roles` names each input of the fused op in order;
-    `attrs` holds JSON values only (ints, floats, strings, lists, and the epilogue/pointwise expression).
-    """
+    `op` names the lowering (`conv`, `gemm`, `attention`, ...); `roles` names each input of the
+    fused op in order; `attrs` holds JSON values only (ints, floats, strings, lists, and the
+    epilogue/pointwise expression)."""
 
     op: str
     roles: tuple[str, ...]
@@ -54,7 +59,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Match:
-    """A chain one rule would fuse. `inputs` align with `spec.roles`; `outputs` are the values that leave the chain."""
+    """A chain one rule would fuse.
+
+    `inputs` align with `spec.roles`; `outputs` are the values that leave the chain.
+    """
 
     rule: str
     anchor: Node

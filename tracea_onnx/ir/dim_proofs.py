@@ -14,8 +14,15 @@ def same(a: DimLike, b: DimLike) -> bool:
 
 
 def _clips(a: DimLike, b: DimLike) -> bool:
-    """Whether a = min(b, n) with n > 1, as a table sliced to the length of a sequence: a tensor of `a` broadcasts with one of `b` only when a = b."""
-    return isinstance(a, Dim) and a.op == "min" and any(x is b for x in a.args) and all(x is b or (isinstance(x, int) and x > 1) for x in a.args)
+    """Whether a = min(b, n) with n > 1, as a table sliced to the length of a sequence: a tensor of
+    `a` broadcasts with one of `b` only when a = b.
+    """
+    return (
+        isinstance(a, Dim)
+        and a.op == "min"
+        and any(x is b for x in a.args)
+        and all(x is b or (isinstance(x, int) and x > 1) for x in a.args)
+    )
 
 
 def broadcast(*shapes: Dims) -> Dims | None:

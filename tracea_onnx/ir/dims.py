@@ -1,8 +1,8 @@
 """Symbolic integers: the dims of a Plan, evaluated natively once per set of input shapes.
 
-A dim is an `int` or a `Dim`: a node of a hash-consed expression over symbols. A symbol stands for one dimension of the
-partition's inputs (several inputs may share it: the EP checks they agree). Simplification is modest and exact.
-"""
+A dim is an `int` or a `Dim`: a node of a hash-consed expression over symbols. A symbol stands for
+one dimension of the partition's inputs (several inputs may share it: the EP checks they agree).
+Simplification is modest and exact."""
 
 from __future__ import annotations
 
@@ -17,14 +17,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-#: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive divisors.
-EXPR_OPS = ("const", "sym", "add", "sub", "mul", "floordiv", "mod", "max", "min", "eq", "lt", "select")
+#: Operators of the Plan's expression table; order is the native ABI. floordiv and mod take positive
+#: divisors.
+EXPR_OPS = (
+    "const",
+    "sym",
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "max",
+    "min",
+    "eq",
+    "lt",
+    "select",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Dim:
-    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols: those it depends on, in order; natural: it is never negative;
-    length: operators and operands as if nothing was shared (at most _LONGEST_SPELLED)."""
+    """One expression node. Equal structure is the same object, so `==` and `is` agree. symbols:
+    those it depends on, in order; natural: it is never negative; length: operators and operands as
+    if nothing was shared (at most _LONGEST_SPELLED)."""
 
     op: str
     args: tuple[DimLike, ...]
@@ -67,25 +82,35 @@ class Dim:
 
 
 DimLike = int | Dim
-#: Every expression that something still refers to, and the last that were made: most are soon made again. Only what holds the lock adds one, so that
-#: threads share one object, too.
+#: Every expression that something still refers to, and the last that were made: most are soon made
+#: again. Only what holds the lock adds one, so that threads share one object, too.
 _pool: WeakValueDictionary[tuple[object, ...], Dim] = WeakValueDictionary()
 _recent: deque[Dim] = deque(maxlen=1 << 14)
 _adding = threading.Lock()
 #: Characters of a node that is spelled out.
 _LONGEST = 400
-#: Length of a node whose factors are not looked for: nodes share parts, so that there may be as many as 2 to the power of its depth.
+#: Length of a node whose factors are not looked for: nodes share parts, so that there may be as
+#: many as 2 to the power of its depth.
 _LONGEST_SPELLED = 1 << 14
 
 
 def _make(op: str, args: tuple[DimLike, ...], name: str = "") -> Dim:
-    # A node keeps its operands alive, and its entry goes before they do: no id in a key is that of another one meanwhile.
+    # A node keeps its operands alive, and its entry goes before they do: no id in a key is that of
+    # another one meanwhile.
     key = (op, tuple(a if isinstance(a, int) else ("d", id(a)) for a in args), name)
     known = _pool.get(key)
     if known is None:
         symbols = dict.fromkeys(s for a in args if isinstance(a, Dim) for s in a.symbols)
         length = min(1 + sum(a.length if isinstance(a, Dim) else 1 for a in args), _LONGEST_SPELLED)
-        made = Dim(op, args, name, name or _text(op, args), (name,) if name else tuple(symbols), _natural(op, args), length)
+        made = Dim(
+            op,
+            args,
+            name,
+            name or _text(op, args),
+            (name,) if name else tuple(symbols),
+            _natural(op, args),
+            length,
+        )
         with _adding:
             known = _pool.get(key)
             if known is None:
@@ -100,13 +125,23 @@ def _natural(op: str, args: tuple[DimLike, ...]) -> bool:
         return any(map(never_negative, args))
     if op == "select":
         return all(map(never_negative, args[1:]))
-    return op in ("sym", "eq", "lt") or (op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, args)))
+    return op in ("sym", "eq", "lt") or (
+        op in ("add", "mul", "min", "floordiv", "mod") and all(map(never_negative, args))
+    )
 
 
 def _text(op: str, args: tuple[DimLike, ...]) -> str:
-    """How the node is written and ordered. Nodes share parts, so that what is spelled out may be as long as 2 to the power of its depth: a digest stands for more."""
+    """How the node is written and ordered.
+
+    Nodes share parts, so that what is spelled out may be as long as 2 to the power of its depth: a
+    digest stands for more.
+    """
     whole = f"{op}({', '.join(map(repr, args))})"
-    return whole if len(whole) <= _LONGEST else f"{op}#{hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+    return (
+        whole
+        if len(whole) <= _LONGEST
+        else f"{op}#{hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+    )
 
 
 def symbol(name: str) -> Dim:
@@ -118,7 +153,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[DimLike, DimLike], DimLike]] = {}
 
 
 def named(text: str, known: Collection[str]) -> DimLike:
-    """The dim that `dim_param` names: a sum, product or quotient of `known` symbols where an exporter spelled one, else a symbol."""
+    """The dim that `dim_param` names: a sum, product or quotient of `known` symbols where an
+    exporter spelled one, else a symbol.
+    """
     if text in known or text.isidentifier() or len(text) > _LONGEST:
         return symbol(text)
 
@@ -142,7 +179,9 @@ def named(text: str, known: Collection[str]) -> DimLike:
 
 
 def never_negative(e: DimLike) -> bool:
-    """Whether `e` is at least 0 whatever its symbols are, which are counts (False where that does not show)."""
+    """Whether `e` is at least 0 whatever its symbols are, which are counts (False where that does
+    not show).
+    """
     return e >= 0 if isinstance(e, int) else e.natural
 
 
@@ -224,7 +263,12 @@ def floordiv(a: DimLike, b: DimLike) -> DimLike:
             return a.args[1]
         if isinstance(b, int) and isinstance(a.args[1], int) and a.args[1] % b == 0:
             return mul(a.args[0], a.args[1] // b)
-        if isinstance(a.args[1], int) and isinstance(a.args[0], Dim) and a.args[0].op == "mul" and b in a.args[0].args:
+        if (
+            isinstance(a.args[1], int)
+            and isinstance(a.args[0], Dim)
+            and a.args[0].op == "mul"
+            and b in a.args[0].args
+        ):
             return mul(floordiv(a.args[0], b), a.args[1])
         if (
             isinstance(b, Dim)
@@ -252,7 +296,9 @@ def factors(d: DimLike) -> tuple[int, Counter[Dim]]:
         return 1, Counter({d: 1})
     terms: dict[DimLike, int] = {}
     const = _collect(d, 1, terms)
-    parts = [(k * n, f) for t, k in terms.items() if k for n, f in (factors(t),)] + ([(const, Counter[Dim]())] if const else [])
+    parts = [(k * n, f) for t, k in terms.items() if k for n, f in (factors(t),)] + (
+        [(const, Counter[Dim]())] if const else []
+    )
     whole = math.gcd(*(k for k, _ in parts))
     common = functools.reduce(lambda x, y: x & y, (f for _, f in parts))
     if whole <= 1 and not common:
@@ -279,7 +325,9 @@ _OPERATORS |= {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv
 
 
 def truncdiv(a: DimLike, b: DimLike) -> DimLike | None:
-    """a / b rounded toward zero, as ONNX divides integers; None where b is 0 or its sign is not known."""
+    """a / b rounded toward zero, as ONNX divides integers; None where b is 0 or its sign is not
+    known.
+    """
     if b == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):

@@ -34,20 +34,36 @@ def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def unreadable(model: ModelProto) -> str:
-    """What no reader of the graph could make sense of, or "": a name that is no text, a graph's node that takes its attribute from a function."""
-    texts: list[object] = [o.domain for o in model.opset_import] + [t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)]
+    """What no reader of the graph could make sense of, or "": a name that is no text, a graph's
+    node that takes its attribute from a function.
+    """
+    texts: list[object] = [o.domain for o in model.opset_import] + [
+        t for f in model.functions for t in (f.name, f.domain, *f.input, *f.output)
+    ]
     texts += _names(model.graph)
     for nodes, inside in [(model.graph.node, False), *((f.node, True) for f in model.functions)]:
         for n in with_bodies(nodes):
-            texts += [n.name, n.op_type, n.domain, *n.input, *n.output, *(e for p in n.metadata_props for e in (p.key, p.value))]
+            texts += [
+                n.name,
+                n.op_type,
+                n.domain,
+                *n.input,
+                *n.output,
+                *(e for p in n.metadata_props for e in (p.key, p.value)),
+            ]
             texts += [t for a in n.attribute for t in (a.name, a.ref_attr_name)]
             texts += [t for g in subgraphs(n) for t in _names(g)]
             if not isinstance(n.doc_string, str):
                 return "a name in it is not valid text"
             if not inside and any(a.ref_attr_name for a in n.attribute):
                 return f"node '{n.name}' takes an attribute from a function, and is in none"
-    # Protobuf hands over bytes where a name is not valid UTF-8, and who reads names in C reads them up to a NUL.
-    return "" if all(isinstance(t, str) and "\0" not in t for t in texts) else "a name in it is not valid text"
+    # Protobuf hands over bytes where a name is not valid UTF-8, and who reads names in C reads them
+    # up to a NUL.
+    return (
+        ""
+        if all(isinstance(t, str) and "\0" not in t for t in texts)
+        else "a name in it is not valid text"
+    )
 
 
 def in_order(graph: GraphProto) -> bool:
@@ -63,7 +79,11 @@ def in_order(graph: GraphProto) -> bool:
 def _names(graph: GraphProto) -> list[object]:
     """The graph's name, and those of its values and their dims; not of what its nodes make."""
     values = [*graph.input, *graph.output, *graph.value_info]
-    return [graph.name, *(v.name for v in [*values, *graph.initializer]), *(d.dim_param for v in values for d in v.type.tensor_type.shape.dim)]
+    return [
+        graph.name,
+        *(v.name for v in [*values, *graph.initializer]),
+        *(d.dim_param for v in values for d in v.type.tensor_type.shape.dim),
+    ]
 
 
 def body_names(graph: GraphProto) -> set[str]:
@@ -77,12 +97,19 @@ def body_names(graph: GraphProto) -> set[str]:
 
 def defined_names(graph: GraphProto) -> set[str]:
     """Names this graph itself defines: inputs, initializers, node outputs."""
-    out = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    out = (
+        {i.name for i in graph.input}
+        | {t.name for t in graph.initializer}
+        | {s.values.name for s in graph.sparse_initializer}
+    )
     return out | {o for n in graph.node for o in n.output if o}
 
 
 def used_names(nodes: Iterable[NodeProto]) -> set[str]:
-    """Every name some node, or a body inside it, reads. Names local to a body are included (never too few)."""
+    """Every name some node, or a body inside it, reads.
+
+    Names local to a body are included (never too few).
+    """
     out: set[str] = set()
     stack = list(nodes)
     while stack:
@@ -108,12 +135,16 @@ def protected_names(model: ModelProto, graph: GraphProto) -> set[str]:
 
 
 def all_names(model: ModelProto) -> set[str]:
-    """Every name that a graph of the model defines or reads: a new name is unlike them all, since a body may not define what a graph around it does."""
+    """Every name that a graph of the model defines or reads: a new name is unlike them all, since a
+    body may not define what a graph around it does.
+    """
     return used_names(model.graph.node).union(*(defined_names(g) for g in graphs(model)))
 
 
 class Names:
-    """The names of `model` that are taken, read once: who makes names while this is in use asks `new` for each."""
+    """The names of `model` that are taken, read once: who makes names while this is in use asks
+    `new` for each.
+    """
 
     def __init__(self, model: ModelProto) -> None:
         self._model = model
@@ -127,7 +158,10 @@ class Names:
 
 
 def rename_uses(nodes: Iterable[NodeProto], new: Mapping[str, str]) -> None:
-    """Let every reader of `old` read `new[old]`, in bodies too. The caller has made sure that no body defines either name."""
+    """Let every reader of `old` read `new[old]`, in bodies too.
+
+    The caller has made sure that no body defines either name.
+    """
     if not new:
         return
     stack = list(nodes)
@@ -198,17 +232,25 @@ def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
 
 def captured_names(node: NodeProto) -> set[str]:
     """Outer values the bodies of a node read (and, harmlessly, names its bodies define)."""
-    return used_names([node]) - set(node.input) if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute) else set()
+    return (
+        used_names([node]) - set(node.input)
+        if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute)
+        else set()
+    )
 
 
 def sort_nodes(graph: GraphProto, where: str) -> bool:
-    """Put nodes in topological order, moving as few as possible; True when something moved. Raises ModelError for a cycle."""
+    """Put nodes in topological order, moving as few as possible; True when something moved.
+
+    Raises ModelError for a cycle.
+    """
     producer = {o: k for k, n in enumerate(graph.node) for o in n.output if o}
     readers: list[list[int]] = [[] for _ in graph.node]
     waits = [0] * len(graph.node)
     for k, n in enumerate(graph.node):
         for p in {producer[name] for name in {*n.input, *captured_names(n)} if name in producer}:
-            # A body may define a name of its own that is also the node's output; only a direct input makes a node wait for itself.
+            # A body may define a name of its own that is also the node's output; only a direct
+            # input makes a node wait for itself.
             if p != k or any(o in n.input for o in n.output if o):
                 readers[p].append(k)
                 waits[k] += 1
@@ -224,7 +266,10 @@ def sort_nodes(graph: GraphProto, where: str) -> bool:
                 heapq.heappush(ready, r)
     if len(order) < len(graph.node):
         stuck = next(n for k, n in enumerate(graph.node) if waits[k])
-        raise ModelError(f"{where} has a cycle through node '{stuck.name or stuck.output[0]}' ({stuck.op_type})", "export it again")
+        raise ModelError(
+            f"{where} has a cycle through node '{stuck.name or stuck.output[0]}' ({stuck.op_type})",
+            "export it again",
+        )
     if order == sorted(order):
         return False
     nodes = [graph.node[k] for k in order]

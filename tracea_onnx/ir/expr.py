@@ -1,8 +1,8 @@
 """Pointwise expressions: the one IR for epilogues and elementwise chains, on every backend.
 
-An `Expr` is a list of instructions over values: inputs 0..n_in-1 first, then one value per instruction. It serialises to
-JSON inside a fused op's spec and lowers to a native program (CPU) or to source text (CUDA).
-"""
+An `Expr` is a list of instructions over values: inputs 0..n_in-1 first, then one value per
+instruction. It serialises to JSON inside a fused op's spec and lowers to a native program (CPU) or
+to source text (CUDA)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,25 @@ class Expr:
 
     def to_json(self) -> dict[str, Any]:
         """JSON has no infinity and no NaN: those constants are the strings "inf", "-inf" and "nan"."""
-        return {"n_in": self.n_in, "out": self.out, "code": [[i.op, list(i.args), i.imm if math.isfinite(i.imm) else str(i.imm)] for i in self.code]}
+        return {
+            "n_in": self.n_in,
+            "out": self.out,
+            "code": [
+                [i.op, list(i.args), i.imm if math.isfinite(i.imm) else str(i.imm)]
+                for i in self.code
+            ],
+        }
 
     @staticmethod
     def from_json(d: dict[str, Any]) -> Expr:
         """Raises ValueError where an instruction reads what is not computed before it."""
-        expr = Expr(int(d["n_in"]), tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]), int(d["out"]))
-        if not 0 <= expr.out < expr.n_in + len(expr.code) or any(not 0 <= x < expr.n_in + k for k, i in enumerate(expr.code) for x in i.args):
+        expr = Expr(
+            int(d["n_in"]),
+            tuple(Instr(str(o), tuple(int(x) for x in a), float(v)) for o, a, v in d["code"]),
+            int(d["out"]),
+        )
+        if not 0 <= expr.out < expr.n_in + len(expr.code) or any(
+            not 0 <= x < expr.n_in + k for k, i in enumerate(expr.code) for x in i.args
+        ):
             raise ValueError("an expression reads a value that it does not have")
         return expr

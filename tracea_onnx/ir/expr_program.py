@@ -1,9 +1,10 @@
 """From a pointwise expression to the program the native interpreter runs.
 
-    compile_program(expr, type="f32") -> {"type": 0, "n_in": 2, "regs": 3, "out": 2, "code": [[2, 2, 0, 1, 0, 0.0]]}
+    compile_program(expr, type="f32") -> {"type": 0, "n_in": 2, "regs": 3, "out": 2, "code": [[2, 2,
+    0, 1, 0, 0.0]]}
 
-Common subexpressions are shared, constants folded, spelled-out activations replaced by their opcode, dead code dropped, registers reused.
-"""
+Common subexpressions are shared, constants folded, spelled-out activations replaced by their
+opcode, dead code dropped, registers reused."""
 
 from __future__ import annotations
 
@@ -13,10 +14,24 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tracea_onnx.ir.abi import I64_OPCODES, OPCODES
-from tracea_onnx.ir.activations import EpilogueForm, classify_activation, classify_epilogue, evaluate, single
+from tracea_onnx.ir.activations import (
+    EpilogueForm,
+    classify_activation,
+    classify_epilogue,
+    evaluate,
+    single,
+)
 from tracea_onnx.ir.expr import Expr, Instr
 
-__all__ = ["MAX_REGISTERS", "EpilogueForm", "classify_activation", "classify_epilogue", "compile_program", "evaluate", "simplify"]
+__all__ = [
+    "MAX_REGISTERS",
+    "EpilogueForm",
+    "classify_activation",
+    "classify_epilogue",
+    "compile_program",
+    "evaluate",
+    "simplify",
+]
 
 #: Registers the native interpreter has.
 MAX_REGISTERS = 256
@@ -40,7 +55,8 @@ class _Builder:
         return self.code[value - self.n_in].imm
 
     def const(self, imm: float) -> int:
-        return self._append(Instr("const", (), imm), ("const", repr(imm)))  # by text: -0.0 equals 0.0 but is another constant
+        # by text: -0.0 equals 0.0 but is another constant
+        return self._append(Instr("const", (), imm), ("const", repr(imm)))
 
     def add(self, op: str, args: tuple[int, ...]) -> int:
         if op == "copy":
@@ -68,7 +84,13 @@ class _Builder:
         if self.integer:
             exact = _EXACT_I64[op](*(int(v) for v in values)) if op in _EXACT_I64 else None
             return float(exact) if exact is not None and abs(exact) < 2**24 else None
-        return single(float(evaluate(Expr(len(values), (Instr(op, tuple(range(len(values)))),), len(values)), values)))
+        return single(
+            float(
+                evaluate(
+                    Expr(len(values), (Instr(op, tuple(range(len(values)))),), len(values)), values
+                )
+            )
+        )
 
     def _cheaper(self, op: str, args: tuple[int, ...], constants: list[float | None]) -> int | None:
         """The same value by a cheaper instruction."""
@@ -81,15 +103,25 @@ class _Builder:
                 return x
             if exponent in (3.0, 4.0):
                 square = self.add("square", (x,))
-                return self.add("mul", (square, x)) if exponent == 3.0 else self.add("square", (square,))
+                return (
+                    self.add("mul", (square, x))
+                    if exponent == 3.0
+                    else self.add("square", (square,))
+                )
         if op == "mul" and args[0] == args[1]:
             return self.add("square", (args[0],))
         if op in ("mul", "div") and constants[1] == 1.0:
             return args[0]
         if op == "mul" and constants[0] == 1.0:
             return args[1]
-        if op == "div" and constants[1] and math.frexp(constants[1])[0] in (0.5, -0.5) and abs(constants[1]) < 2.0**100:
-            return self.add("mul", (args[0], self.const(1 / constants[1])))  # exact for a power of two
+        if (
+            op == "div"
+            and constants[1]
+            and math.frexp(constants[1])[0] in (0.5, -0.5)
+            and abs(constants[1]) < 2.0**100
+        ):
+            # exact for a power of two
+            return self.add("mul", (args[0], self.const(1 / constants[1])))
         return None
 
     def finish(self, out: int) -> Expr:
@@ -125,11 +157,16 @@ def _rebuild(expr: Expr, integer: bool) -> Expr:
     b = _Builder(expr.n_in, integer)
     place = list(range(expr.n_in))
     for ins in expr.code:
-        place.append(b.const(ins.imm if integer else single(ins.imm)) if ins.op == "const" else b.add(ins.op, tuple(place[a] for a in ins.args)))
+        place.append(
+            b.const(ins.imm if integer else single(ins.imm))
+            if ins.op == "const"
+            else b.add(ins.op, tuple(place[a] for a in ins.args))
+        )
     return b.finish(place[expr.out])
 
 
-#: Instructions of the longest activation looked for (constants included): bounds the time on long programs.
+#: Instructions of the longest activation looked for (constants included): bounds the time on long
+#: programs.
 _LONGEST = 24
 
 
@@ -143,7 +180,9 @@ def _near(expr: Expr, result: int) -> list[int]:
 
 
 def _between(expr: Expr, entry: int, result: int) -> Expr | None:
-    """`result` as an expression of value `entry` alone, or None when it needs other inputs, too, or is long."""
+    """`result` as an expression of value `entry` alone, or None when it needs other inputs, too, or
+    is long.
+    """
     inside, stack = set[int](), [result]
     while stack:
         k = stack.pop()
@@ -172,7 +211,9 @@ _PARAMETERS = {"leaky_relu": 1, "clip": 2, "hard_sigmoid": 2, "elu": 1, "quick_g
 
 
 def _recognised(expr: Expr) -> Expr:
-    """`expr` with the longest spelled-out activation replaced by its opcode, or `expr` itself when there is none."""
+    """`expr` with the longest spelled-out activation replaced by its opcode, or `expr` itself when
+    there is none.
+    """
     for result in range(expr.n_in + len(expr.code) - 1, expr.n_in - 1, -1):
         shared = _reachable(expr, stop=result)  # computed anyway, whatever becomes of `result`
         for entry in _near(expr, result):
@@ -184,15 +225,20 @@ def _recognised(expr: Expr) -> Expr:
                 continue
             name, *parameters = known
             used = parameters[: _PARAMETERS.get(name, 0)]
-            # The replacement sits at `result`, its constants before it: later values move by their number.
+            # The replacement sits at `result`, its constants before it: later values move by their
+            # number.
             shift, at = len(used), result - expr.n_in
 
             def moved(a: int, result: int = result, shift: int = shift) -> int:
                 return a if a < result else a + shift
 
             constants = tuple(Instr("const", (), p) for p in used)
-            new = Instr("copy" if name == "none" else name, (entry, *(result + k for k in range(shift))))
-            rest = tuple(replace(i, args=tuple(moved(a) for a in i.args)) for i in expr.code[at + 1 :])
+            new = Instr(
+                "copy" if name == "none" else name, (entry, *(result + k for k in range(shift)))
+            )
+            rest = tuple(
+                replace(i, args=tuple(moved(a) for a in i.args)) for i in expr.code[at + 1 :]
+            )
             return Expr(expr.n_in, (*expr.code[:at], *constants, new, *rest), moved(expr.out))
     return expr
 
@@ -207,7 +253,11 @@ def _fused_multiply_add(expr: Expr) -> Expr:
         if ins.op != "add":
             continue
         for product, other in (ins.args, ins.args[::-1]):
-            if product >= expr.n_in and uses[product] == 1 and code[product - expr.n_in].op == "mul":
+            if (
+                product >= expr.n_in
+                and uses[product] == 1
+                and code[product - expr.n_in].op == "mul"
+            ):
                 code[k] = Instr("fma", (*code[product - expr.n_in].args, other))
                 break
     return _without_dead(Expr(expr.n_in, tuple(code), expr.out))
@@ -256,9 +306,8 @@ def _constants_late(expr: Expr) -> Expr:
 def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any]:
     """The Plan's `program` of an expression: see docs/plan-format.md.
 
-    Inputs occupy registers 0..n_in-1. Raises ValueError when an i64 program would need an opcode or a constant it does not have,
-    or when more than `MAX_REGISTERS` registers would be needed.
-    """
+    Inputs occupy registers 0..n_in-1. Raises ValueError when an i64 program would need an opcode or
+    a constant it does not have, or when more than `MAX_REGISTERS` registers would be needed."""
     integer = type == "i64"
     if integer:
         for ins in expr.code:
@@ -286,4 +335,10 @@ def compile_program(expr: Expr, *, type: Literal["f32", "i64"]) -> dict[str, Any
         code.append([OPCODES.index(ins.op), target, *operands, *[0] * (3 - len(operands)), ins.imm])
     if count > MAX_REGISTERS:
         raise ValueError(f"the expression needs {count} registers; there are {MAX_REGISTERS}")
-    return {"type": int(integer), "n_in": expr.n_in, "regs": max(count, 1), "out": register[expr.out], "code": code}
+    return {
+        "type": int(integer),
+        "n_in": expr.n_in,
+        "regs": max(count, 1),
+        "out": register[expr.out],
+        "code": code,
+    }

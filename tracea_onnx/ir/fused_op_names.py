@@ -1,4 +1,5 @@
-"""What the functions of fused ops are called, and whether a call, its body and its name belong together.
+"""What the functions of fused ops are called, and whether a call, its body and its name belong
+together.
 
     Conv_1f2e3d4c5b6a7988        op, hash of spec and body; a `_` after it where the model has another function of that name
 """
@@ -24,8 +25,8 @@ _NAMES_IN_TEXT = re.compile(rf"{re.escape(DOMAIN)}\.{_FORM.replace('+', '+?', 1)
 
 
 def name(op: str, function: FunctionProto, spec: str) -> str:
-    """The name of a function whose body is that of `function` and whose calls carry `spec`. Names, notes and types inside that mean nothing to
-    the result have no part in the hash."""
+    """The name of a function whose body is that of `function` and whose calls carry `spec`. Names,
+    notes and types inside that mean nothing to the result have no part in the hash."""
     op = re.sub(r"\W", "_", op)
     body = FunctionProto()
     body.CopyFrom(function)
@@ -50,7 +51,9 @@ def readable(text: str) -> str:
 
 
 def spec_text(node: NodeProto) -> str | None:
-    """The one `spec` attribute of a call as it stands; None where there is no such, or more than one."""
+    """The one `spec` attribute of a call as it stands; None where there is no such, or more than
+    one.
+    """
     texts = [a.s for a in node.attribute if a.name == SPEC_ATTRIBUTE]
     try:
         return bytes(texts[0]).decode() if len(texts) == 1 else None
@@ -70,9 +73,11 @@ def calls(model: ModelProto) -> Iterator[NodeProto]:
 
 
 def check(model: ModelProto, where: str) -> None:
-    """Raise ModelError unless each fused op calls a function of the name that its spec and the function's body make.
+    """Raise ModelError unless each fused op calls a function of the name that its spec and the
+    function's body make.
 
-    This finds files of other versions and files that a tool has changed. Whoever changes one on purpose can write the name, too."""
+    This finds files of other versions and files that a tool has changed. Whoever changes one on
+    purpose can write the name, too."""
     bodies: dict[str, list[FunctionProto]] = {}
     for f in model.functions:
         if f.domain == DOMAIN:
@@ -81,15 +86,24 @@ def check(model: ModelProto, where: str) -> None:
     for n in calls(model):
         label, spec = f"{where}: fused op '{n.name or n.op_type}'", spec_text(n)
         if n.op_type not in bodies:
-            raise ModelError(f"{label} calls {DOMAIN}::{n.op_type}, which the model does not define", "run optimize on the original model again")
+            raise ModelError(
+                f"{label} calls {DOMAIN}::{n.op_type}, which the model does not define",
+                "run optimize on the original model again",
+            )
         if not _NAME.fullmatch(n.op_type):
-            raise ModelError(f"{label} was not written by this version of tracea-onnx", "run optimize on the original model again, or tracea-onnx inline on this one")
+            raise ModelError(
+                f"{label} was not written by this version of tracea-onnx",
+                "run optimize on the original model again, or tracea-onnx inline on this one",
+            )
         if spec is None:
             raise ModelError(f"{label} has no description that can be read", _INLINE)
         if (n.op_type, spec) in good:
             continue
         if any(name(op_of(n.op_type), f, spec) != n.op_type.rstrip("_") for f in bodies[n.op_type]):
-            raise ModelError(f"{label} has a description or a body that was changed after optimize wrote it", _INLINE)
+            raise ModelError(
+                f"{label} has a description or a body that was changed after optimize wrote it",
+                _INLINE,
+            )
         good.add((n.op_type, spec))
 
 

@@ -1,8 +1,9 @@
-"""A read-only view of an ONNX graph for matching and lowering: producers, consumers, constants, shapes.
+"""A read-only view of an ONNX graph for matching and lowering: producers, consumers, constants,
+shapes.
 
-The protobuf stays the one source of truth; nothing an exporter wrote is lost by looking at it. Constants are read
-lazily (external data through a memory map), so a model larger than memory can still be searched.
-"""
+The protobuf stays the one source of truth; nothing an exporter wrote is lost by looking at it.
+Constants are read lazily (external data through a memory map), so a model larger than memory can
+still be searched."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir.operator_versions import unread
@@ -24,24 +34,34 @@ from tracea_onnx.support.data_files import open_data
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 Shape = tuple[int | str | None, ...]
-#: `external_data` location of a constant of the provider's compile requests: the offset is its address in this process. No file may say this.
+#: `external_data` location of a constant of the provider's compile requests: the offset is its
+#: address in this process. No file may say this.
 MEMORY_LOCATION = "tracea:memory"
 
 
 def type_name(number: int) -> str:
     """What a tensor's element type is called; a file may have any number there."""
-    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type {number}"
+    return (
+        TensorProto.DataType.Name(number).lower()
+        if number in TensorProto.DataType.values()
+        else f"type {number}"
+    )
 
 
 class Node:
-    """One node with its attributes decoded on demand. Identity is the object; `index` is its place in topological order."""
+    """One node with its attributes decoded on demand.
+
+    Identity is the object; `index` is its place in topological order.
+    """
 
     __slots__ = ("_attrs", "index", "inputs", "op", "outputs", "proto", "unread", "written")
 
     def __init__(self, proto: NodeProto, index: int, opset: int = 0) -> None:
         self.proto, self.index = proto, index
         #: What the model says: `Conv`, or `com.microsoft.Gelu` for other domains than the default.
-        self.written: str = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
+        self.written: str = (
+            proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}.{proto.op_type}"
+        )
         #: Why the node may mean what nothing here knows of (`operators.unread`), or "".
         self.unread = unread(self.written, proto, opset)
         #: `written`, or what no rule or lowering knows where it is `unread`.
@@ -72,7 +92,8 @@ class Node:
         return f"{self.op}({self.name})"
 
 
-#: Where the value of an attribute without a type lies (IR versions before 2 did not write the type).
+#: Where the value of an attribute without a type lies (IR versions before 2 did not write the
+#: type).
 _UNTYPED = {
     "f": AttributeProto.FLOAT, "i": AttributeProto.INT, "s": AttributeProto.STRING, "t": AttributeProto.TENSOR, "g": AttributeProto.GRAPH,
     "floats": AttributeProto.FLOATS, "ints": AttributeProto.INTS, "strings": AttributeProto.STRINGS, "tensors": AttributeProto.TENSORS,
@@ -83,7 +104,9 @@ def _attribute(a: AttributeProto) -> Any:
     if a.type == AttributeProto.UNDEFINED:
         typed = AttributeProto()
         typed.CopyFrom(a)
-        typed.type = next((_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED), AttributeProto.INTS)
+        typed.type = next(
+            (_UNTYPED[f.name] for f, _ in a.ListFields() if f.name in _UNTYPED), AttributeProto.INTS
+        )
         a = typed
     value = helper.get_attribute_value(a)
     if a.type == AttributeProto.STRING:
@@ -100,31 +123,48 @@ def external_info(t: TensorProto) -> dict[str, str]:
 
 
 def tensor_bytes(t: TensorProto) -> int:
-    """Bytes of the tensor's elements by its dims and type (sub-byte types are packed); 0 for strings."""
+    """Bytes of the tensor's elements by its dims and type (sub-byte types are packed); 0 for
+    strings.
+    """
     bits = _BITS.get(t.data_type)
     if bits is None:
-        bits = 0 if t.data_type == TensorProto.STRING else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
+        bits = (
+            0
+            if t.data_type == TensorProto.STRING
+            else 8 * np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)).itemsize
+        )
     return int(math.prod(t.dims) * bits + 7) // 8
 
 
-_BITS = {getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)}
+_BITS = {
+    getattr(TensorProto, n): 4 for n in ("INT4", "UINT4", "FLOAT4E2M1") if hasattr(TensorProto, n)
+}
 _BITS |= {getattr(TensorProto, n): 2 for n in ("INT2", "UINT2") if hasattr(TensorProto, n)}
 
 
 def tensor_array(t: TensorProto, folder: Path | None) -> Array:
-    """The tensor's values; external data is memory-mapped from `folder`. Raises FileNotFoundError for external data where there is no folder."""
+    """The tensor's values; external data is memory-mapped from `folder`.
+
+    Raises FileNotFoundError for external data where there is no folder.
+    """
     if t.data_location != TensorProto.EXTERNAL:
         try:
             return numpy_helper.to_array(t)
         except (ValueError, TypeError):
-            raise ModelError(f"tensor '{t.name}' is damaged: its data does not fit its type and shape", "download or export the model again") from None
+            raise ModelError(
+                f"tensor '{t.name}' is damaged: its data does not fit its type and shape",
+                "download or export the model again",
+            ) from None
     if folder is None:
         raise FileNotFoundError(external_info(t)["location"])
     return _typed(t, map_data(t, folder) if tensor_bytes(t) else np.empty(0, np.uint8))
 
 
 def map_data(t: TensorProto, folder: Path) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor's external data, in place. Raises ModelError where the file is not what it was when the model was loaded."""
+    """The bytes of a tensor's external data, in place.
+
+    Raises ModelError where the file is not what it was when the model was loaded.
+    """
     info = external_info(t)
     with open_data(folder, info["location"]) as f:
         try:
@@ -134,21 +174,28 @@ def map_data(t: TensorProto, folder: Path) -> npt.NDArray[np.uint8]:
 
 
 def truncated(t: TensorProto) -> ModelError:
-    return ModelError(f"the external data of tensor '{t.name}' became shorter since the model was loaded", "leave the model's files alone meanwhile")
+    return ModelError(
+        f"the external data of tensor '{t.name}' became shorter since the model was loaded",
+        "leave the model's files alone meanwhile",
+    )
 
 
 def request_array(t: TensorProto) -> Array:
-    """The values of a constant of a compile request, in place: where the request says so, at an address.
+    """The values of a constant of a compile request, in place: where the request says so, at an
+    address.
 
-    Only what answers the provider's requests may call this: a model from outside could name any address. Raises ModelError for a constant that lies
-    neither in the request nor in memory, or whose length is not that of its type and dims.
-    """
+    Only what answers the provider's requests may call this: a model from outside could name any
+    address. Raises ModelError for a constant that lies neither in the request nor in memory, or
+    whose length is not that of its type and dims."""
     if t.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(t)
     info, size = external_info(t), tensor_bytes(t)
     if info.get("location") != MEMORY_LOCATION or info.get("length") != str(size):
         what = f"constant '{t.name}' of a compile request has {size} bytes, not {info.get('length')} at '{info.get('location')}'"
-        raise ModelError(what, "the provider and the Python package are of different versions: install them again")
+        raise ModelError(
+            what,
+            "the provider and the Python package are of different versions: install them again",
+        )
     at = (ctypes.c_ubyte * size).from_address(int(info["offset"])) if size else b""
     return _typed(t, np.frombuffer(memoryview(at), np.uint8))
 
@@ -156,7 +203,9 @@ def request_array(t: TensorProto) -> Array:
 def _typed(t: TensorProto, stored: npt.NDArray[np.uint8]) -> Array:
     """A tensor's bytes as an array of its type and shape, in place unless elements share bytes."""
     if t.data_type in _BITS:
-        return numpy_helper.to_array(TensorProto(dims=t.dims, data_type=t.data_type, raw_data=stored.tobytes()))
+        return numpy_helper.to_array(
+            TensorProto(dims=t.dims, data_type=t.data_type, raw_data=stored.tobytes())
+        )
     return stored.view(helper.tensor_dtype_to_np_dtype(t.data_type)).reshape(tuple(t.dims))
 
 
@@ -175,18 +224,32 @@ _UNSURE = frozenset(("Attention", "If", "Loop", "Scan"))
 
 
 class Graph:
-    """View of one graph of a model. `outer` is the enclosing graph when this is a body of If, Loop or Scan.
+    """View of one graph of a model. `outer` is the enclosing graph when this is a body of If, Loop
+    or Scan.
 
-    `in_process`: the model is a compile request of the provider, whose constants are read where they lie in memory. Never for a model from outside.
-    """
+    `in_process`: the model is a compile request of the provider, whose constants are read where
+    they lie in memory. Never for a model from outside."""
 
     def __init__(
-        self, model: ModelProto, graph: GraphProto | None = None, *, folder: Path | None = None, outer: Graph | None = None, in_process: bool = False
+        self,
+        model: ModelProto,
+        graph: GraphProto | None = None,
+        *,
+        folder: Path | None = None,
+        outer: Graph | None = None,
+        in_process: bool = False,
     ) -> None:
         self._in_process = in_process
-        self.model, self.proto, self.folder, self.outer = model, graph if graph is not None else model.graph, folder, outer
+        self.model, self.proto, self.folder, self.outer = (
+            model,
+            graph if graph is not None else model.graph,
+            folder,
+            outer,
+        )
         self._opsets = opset_versions(model.opset_import)
-        self.nodes: list[Node] = [Node(n, k, self._opsets.get("", 0)) for k, n in enumerate(self.proto.node)]
+        self.nodes: list[Node] = [
+            Node(n, k, self._opsets.get("", 0)) for k, n in enumerate(self.proto.node)
+        ]
         self._producer = {o: n for n in self.nodes for o in n.outputs if o}
         self._consumers: dict[str, list[Node]] = {}
         for n in self.nodes:
@@ -200,14 +263,27 @@ class Graph:
         self._input_set, self._output_set = frozenset(self.inputs), frozenset(self.outputs)
         self._initializers = {t.name: t for t in self.proto.initializer}
         self._arrays: dict[str, Array] = {}
-        self._types = {v.name: v.type.tensor_type for v in [*self.proto.input, *self.proto.output, *self.proto.value_info] if v.type.HasField("tensor_type")}
-        self._body = in_process and any(p.key == "body" and p.value == "1" for p in model.metadata_props)
-        self._mistaken = self._after_unknown_heads() if self._body or any(n.op in _UNSURE for n in self.nodes) else frozenset()
+        self._types = {
+            v.name: v.type.tensor_type
+            for v in [*self.proto.input, *self.proto.output, *self.proto.value_info]
+            if v.type.HasField("tensor_type")
+        }
+        self._body = in_process and any(
+            p.key == "body" and p.value == "1" for p in model.metadata_props
+        )
+        self._mistaken = (
+            self._after_unknown_heads()
+            if self._body or any(n.op in _UNSURE for n in self.nodes)
+            else frozenset()
+        )
 
         self._derived: dict[object, Any] = {}
 
     def derived(self, key: Callable[[Graph], T]) -> T:
-        """What `key` computes of this graph, computed once. It lives and dies with the graph, so it may refer to it."""
+        """What `key` computes of this graph, computed once.
+
+        It lives and dies with the graph, so it may refer to it.
+        """
         if key not in self._derived:
             self._derived[key] = key(self)
         found: T = self._derived[key]
@@ -238,7 +314,9 @@ class Graph:
 
     # --- constants -------------------------------------------------------------------------------------------------
     def is_const(self, name: str) -> bool:
-        """True for an initializer that no caller can override, and for the output of a Constant node."""
+        """True for an initializer that no caller can override, and for the output of a Constant
+        node.
+        """
         if name in self._initializers:
             return name not in self._input_set
         p = self._producer.get(name)
@@ -253,7 +331,9 @@ class Graph:
         if name not in self._arrays:
             if name in self._initializers:
                 t = self._initializers[name]
-                self._arrays[name] = request_array(t) if self._in_process else tensor_array(t, self.folder)
+                self._arrays[name] = (
+                    request_array(t) if self._in_process else tensor_array(t, self.folder)
+                )
             elif name in self._producer:
                 value = constant_node_value(self._producer[name].proto)
                 if value is None:
@@ -274,12 +354,20 @@ class Graph:
             return None
         value = self.const(name)
         # "V": numpy's kind of bfloat16
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind in "fiubV" else None
+        return (
+            float(value.reshape(-1)[0])
+            if value is not None and value.size == 1 and value.dtype.kind in "fiubV"
+            else None
+        )
 
     def ints(self, name: str) -> list[int] | None:
         """A constant integer vector or scalar as a list."""
         value = self.const(name)
-        return [int(v) for v in value.reshape(-1)] if value is not None and value.dtype.kind in "iu" else None
+        return (
+            [int(v) for v in value.reshape(-1)]
+            if value is not None and value.dtype.kind in "iu"
+            else None
+        )
 
     # --- types -------------------------------------------------------------------------------------------------------
     def dtype(self, name: str) -> int | None:
@@ -296,7 +384,12 @@ class Graph:
 
     def symbols(self) -> frozenset[str]:
         """Names that whole dims of the graph's inputs have."""
-        return frozenset(d for i in self.inputs for d in self.shape(i) or () if isinstance(d, str) and d.isidentifier())
+        return frozenset(
+            d
+            for i in self.inputs
+            for d in self.shape(i) or ()
+            if isinstance(d, str) and d.isidentifier()
+        )
 
     def shape(self, name: str) -> Shape | None:
         """Dims as ints, symbol names, or None each; None when even the rank is unknown."""
@@ -306,10 +399,17 @@ class Graph:
         if t is not None:
             if not t.HasField("shape"):
                 return None
-            dims = tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in t.shape.dim)
+            dims = tuple(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
+                for d in t.shape.dim
+            )
             if name in self._mistaken:
                 maker = self._producer.get(name)
-                return tuple(d or None for d in dims) if maker is None or maker.op in _UNSURE else (None,) * len(dims)
+                return (
+                    tuple(d or None for d in dims)
+                    if maker is None or maker.op in _UNSURE
+                    else (None,) * len(dims)
+                )
             return dims
         value = self.const(name) if name in self._producer else None
         if value is not None:
@@ -317,13 +417,21 @@ class Graph:
         return self.outer.shape(name) if self.outer is not None else None
 
     def _after_unknown_heads(self) -> frozenset[str]:
-        """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an Attention whose head size it does not know, and goes on from it,
-        also into bodies, which the provider sees alone, and out of them."""
+        """Values whose inferred dims cannot be believed: ONNX infers 0 for the last axis of an
+        Attention whose head size it does not know, and goes on from it, also into bodies, which the
+        provider sees alone, and out of them."""
         unsure = [o for n in self.nodes if n.op in _UNSURE for o in n.outputs]
         if self._body:
-            unsure += [v for v in self._types if v not in self._producer and v not in self._initializers]
+            unsure += [
+                v for v in self._types if v not in self._producer and v not in self._initializers
+            ]
         types = ((v, self._types.get(v)) for v in unsure)
-        stack = [v for v, t in types if t is not None and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)]
+        stack = [
+            v
+            for v, t in types
+            if t is not None
+            and any(d.HasField("dim_value") and not d.dim_value for d in t.shape.dim)
+        ]
         # The type of an output is its declaration: the 0 shows only in what follows.
         hidden = [n for n in self.nodes if n.op == "Attention" and not self._has_size(n.input(2))]
         stack += [o for n in hidden for o in n.outputs if o in self._output_set]
@@ -338,7 +446,9 @@ class Graph:
     def _has_size(self, name: str) -> bool:
         """Whether the last dim of a value is known."""
         t = self._types.get(name)
-        return name in self._initializers or (t is not None and len(t.shape.dim) > 0 and t.shape.dim[-1].HasField("dim_value"))
+        return name in self._initializers or (
+            t is not None and len(t.shape.dim) > 0 and t.shape.dim[-1].HasField("dim_value")
+        )
 
     def rank(self, name: str) -> int | None:
         s = self.shape(name)
@@ -360,7 +470,9 @@ class Graph:
         inside = {id(n) for n in nodes}
         last = max(n.index for n in nodes)
         seen: set[int] = set()
-        stack = [c for n in nodes for o in n.outputs for c in self.consumers(o) if id(c) not in inside]
+        stack = [
+            c for n in nodes for o in n.outputs for c in self.consumers(o) if id(c) not in inside
+        ]
         while stack:
             n = stack.pop()
             if id(n) in seen or n.index > last:
@@ -374,7 +486,8 @@ class Graph:
         return True
 
 
-#: Each form of a Constant node's value, and what its attribute holds. ONNX Runtime goes by the kind, which a file may have otherwise.
+#: Each form of a Constant node's value, and what its attribute holds. ONNX Runtime goes by the
+#: kind, which a file may have otherwise.
 _FORMS = {
     "value": AttributeProto.TENSOR, "value_float": AttributeProto.FLOAT, "value_floats": AttributeProto.FLOATS, "value_int": AttributeProto.INT,
     "value_ints": AttributeProto.INTS, "value_string": AttributeProto.STRING, "value_strings": AttributeProto.STRINGS,
@@ -409,7 +522,11 @@ def constant_tensor(node: NodeProto) -> TensorProto | None:
 def constant_node_value(proto: NodeProto) -> Array | None:
     """The same as an array; None for string values, and for data outside the file."""
     t = constant_tensor(proto)
-    return None if t is None or t.data_type == TensorProto.STRING or t.data_location == TensorProto.EXTERNAL else tensor_array(t, None)
+    return (
+        None
+        if t is None or t.data_type == TensorProto.STRING or t.data_location == TensorProto.EXTERNAL
+        else tensor_array(t, None)
+    )
 
 
 def subgraphs(proto: NodeProto) -> Iterator[GraphProto]:
@@ -433,5 +550,8 @@ def _captured(proto: NodeProto) -> list[str]:
 
 
 def load_model(path: str | Path) -> ModelProto:
-    """The model without its external data (see `Graph.const`). Raw onnx errors; `model_file.py` words them for users."""
+    """The model without its external data (see `Graph.const`).
+
+    Raw onnx errors; `model_file.py` words them for users.
+    """
     return onnx.load(str(path), load_external_data=False)

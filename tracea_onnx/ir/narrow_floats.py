@@ -13,7 +13,9 @@ from tracea_onnx.ir.graph import Array, Graph, tensor_array
 
 @dataclass(frozen=True)
 class Kind:
-    """A narrow floating-point type: ONNX's number and name, unit roundoff eps, and the largest finite value where that is below fp32's."""
+    """A narrow floating-point type: ONNX's number and name, unit roundoff eps, and the largest
+    finite value where that is below fp32's.
+    """
 
     name: str
     type: int
@@ -28,12 +30,18 @@ class Kind:
         return bool(np.any(np.abs(value[np.isfinite(value)]) > self.largest))
 
     def convert(self, value: Array) -> Array:
-        """The bits of the values rounded to nearest, as uint16; finite stays finite, and what is not zero stays so (the smallest subnormal instead)."""
+        """The bits of the values rounded to nearest, as uint16; finite stays finite, and what is
+        not zero stays so (the smallest subnormal instead).
+        """
         value = np.ascontiguousarray(value, np.float32)
         if self.largest is None:
             bits = value.view(np.uint32)
             rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-            return np.where(np.isnan(value), np.uint16(0x7FC0), np.where(np.abs(value) > _BF16_MAX, bits >> 16, rounded).astype(np.uint16))
+            return np.where(
+                np.isnan(value),
+                np.uint16(0x7FC0),
+                np.where(np.abs(value) > _BF16_MAX, bits >> 16, rounded).astype(np.uint16),
+            )
         clamped = np.where(np.isfinite(value), np.clip(value, -self.largest, self.largest), value)
         out = clamped.astype(np.float16)
         lost = (out == 0) & (value != 0)
@@ -49,7 +57,9 @@ KINDS = {k.name: k for k in (FP16, BF16)}
 
 
 class Weights:
-    """Narrow twins of a graph's constants: initializers (`made`) or, in a function's body, literals."""
+    """Narrow twins of a graph's constants: initializers (`made`) or, in a function's body,
+    literals.
+    """
 
     def __init__(self, g: Graph, kind: Kind, clamped: list[str]) -> None:
         self.g, self.kind, self._clamped = g, kind, clamped
@@ -59,7 +69,9 @@ class Weights:
         self._body = not g.proto.initializer and any(n.op == "Constant" for n in g.nodes)
 
     def narrow(self, name: str, taken: set[str]) -> str | None:
-        """The name of the constant's narrow twin, which in a body is a literal still to be written; None for what is no constant."""
+        """The name of the constant's narrow twin, which in a body is a literal still to be written;
+        None for what is no constant.
+        """
         value = self._value(name)
         if value is None:
             return None
@@ -74,7 +86,9 @@ class Weights:
         return tensor.name
 
     def _value(self, name: str) -> Array | None:
-        """The constant's values, read for this once: kept, they would be a second copy of the model."""
+        """The constant's values, read for this once: kept, they would be a second copy of the
+        model.
+        """
         scope: Graph | None = self.g
         while scope is not None and scope.is_const(name):
             stored = next((t for t in scope.proto.initializer if t.name == name), None)

@@ -1,8 +1,8 @@
 """Which versions and attributes of each operator the project has read.
 
-An operator newer than its version here, or with an attribute that is not listed, may mean what nothing here knows of: rules,
-canonicalisation and lowering pass over such a node, and ONNX Runtime runs it. An attribute at its default says nothing new.
-"""
+An operator newer than its version here, or with an attribute that is not listed, may mean what
+nothing here knows of: rules, canonicalisation and lowering pass over such a node, and ONNX Runtime
+runs it. An attribute at its default says nothing new."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _each(operators: str, attributes: str) -> dict[str, str]:
     return dict.fromkeys(operators.split(), attributes)
 
 
-#: Attributes that are read, or that change no result (seed, momentum, stash_type: float32 is what kernels accumulate in).
+#: Attributes that are read, or that change no result (seed, momentum, stash_type: float32 is what
+#: kernels accumulate in).
 _ATTRIBUTES: dict[str, str] = {
     **_each("Abs Acos Add And Asin Atan Ceil Cos Cosh Div Equal Erf Exp Expand Floor GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSwish "
         "Identity IsNaN Less LessOrEqual Log MatMul Max Mean Min Mish Mul Neg Not Or PRelu Pow Reciprocal Relu Round Sigmoid Sign Sin Sinh Size "
@@ -86,18 +87,28 @@ _ATTRIBUTES: dict[str, str] = {
     "com.microsoft.SkipLayerNormalization": "epsilon",
     "com.microsoft.SkipSimplifiedLayerNormalization": "epsilon",
 }  # fmt: skip
-#: What is true or false. ONNX says nothing of other numbers, and ONNX Runtime's kernels take them for one or the other.
-_TRUTHS = frozenset(_each("align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary "
-    "exclude_outside exclusive fmod interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted "
-    "spatial storage_order training_mode transA transB transBatchA transBatchB unidirectional upper", ""))  # fmt: skip
+#: What is true or false. ONNX says nothing of other numbers, and ONNX Runtime's kernels take them
+#: for one or the other.
+_TRUTHS = frozenset(
+    _each(
+        "align_corners allowzero antialias broadcast ceil_mode count_include_pad detect_negative detect_positive do_rotary "
+        "exclude_outside exclusive fmod interleaved is_causal is_packed_batching keepdims largest noop_with_empty_axes reverse saturate select_last_index sorted "
+        "spatial storage_order training_mode transA transB transBatchA transBatchB unidirectional upper",
+        "",
+    )
+)
 #: ONNX Runtime narrows the other integers, each in places of its own.
 _INT32, _WIDE = 1 << 31, frozenset({"start", "end"})
-READ: dict[str, frozenset[str]] = {op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()}
+READ: dict[str, frozenset[str]] = {
+    op: frozenset(names.split()) for op, names in _ATTRIBUTES.items()
+}
 
 
 @cache
 def _version(op: str, opset: int) -> int | None:
-    """The version of a default-domain operator at an opset; None where the installed onnx does not know that opset."""
+    """The version of a default-domain operator at an opset; None where the installed onnx does not
+    know that opset.
+    """
     if opset > defs.onnx_opset_version():
         return None
     try:
@@ -133,7 +144,10 @@ def _value(a: AttributeProto) -> object:
 
 
 def unread(op: str, node: NodeProto, opset: int) -> str:
-    """Why this node may mean what nobody here has read, in a sentence; "" when all of it was. Operators that are in no table are not judged."""
+    """Why this node may mean what nobody here has read, in a sentence; "" when all of it was.
+
+    Operators that are in no table are not judged.
+    """
     names = READ.get(op)
     if names is None:
         return ""

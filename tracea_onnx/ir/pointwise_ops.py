@@ -1,9 +1,10 @@
-"""Every pointwise ONNX operator as instructions of a pointwise expression: one table, one line per operator.
+"""Every pointwise ONNX operator as instructions of a pointwise expression: one table, one line per
+operator.
 
-A new spelling of an activation needs nothing here as long as it is made of these operators; a new operator costs a line.
-`emit(code, node, args)` appends what the node computes and returns the result's id, or raises `Refuse` for a form the
-expression language cannot say (integer arithmetic, an unknown mode).
-"""
+A new spelling of an activation needs nothing here as long as it is made of these operators; a new
+operator costs a line. `emit(code, node, args)` appends what the node computes and returns the
+result's id, or raises `Refuse` for a form the expression language cannot say (integer arithmetic,
+an unknown mode)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph, Node
 
 BOOL = int(TensorProto.BOOL)
-#: Element types a float expression may run over (which of them a backend has kernels for is the backend's business).
-FLOATS = frozenset(int(t) for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
+#: Element types a float expression may run over (which of them a backend has kernels for is the
+#: backend's business).
+FLOATS = frozenset(
+    int(t)
+    for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+)
 
 _LOWEST, _HIGHEST = -3.4028234663852886e38, 3.4028234663852886e38
 
 
 class Code:
-    """An expression under construction. Equal instructions are written once; ids stay valid while it grows.
+    """An expression under construction. Equal instructions are written once; ids stay valid while
+    it grows.
 
     Ids >= 0 are instructions, id -1-k is operand k of `operands` (names of tensors).
     """
@@ -57,7 +63,9 @@ class Code:
         return self.code[ident].imm if ident >= 0 and self.code[ident].op == "const" else None
 
     def finish(self, out: int, n_in: int | None = None) -> Expr:
-        """The expression computing `out` from the first `n_in` operands; instructions nothing needs are dropped."""
+        """The expression computing `out` from the first `n_in` operands; instructions nothing needs
+        are dropped.
+        """
         n = len(self.operands) if n_in is None else n_in
         needed: set[int] = set()
         stack = [out]
@@ -68,7 +76,14 @@ class Code:
                 stack.extend(self.code[k].args)
         place = {k: n + rank for rank, k in enumerate(sorted(needed))}
         place.update({-1 - k: k for k in range(n)})
-        return Expr(n, tuple(Instr(self.code[k].op, tuple(place[a] for a in self.code[k].args), self.code[k].imm) for k in sorted(needed)), place[out])
+        return Expr(
+            n,
+            tuple(
+                Instr(self.code[k].op, tuple(place[a] for a in self.code[k].args), self.code[k].imm)
+                for k in sorted(needed)
+            ),
+            place[out],
+        )
 
 
 Emit = Callable[[Code, Graph, Node, list[int]], int]
@@ -84,7 +99,9 @@ def _swapped(op: str) -> Emit:
 
 
 def _with(op: str, **defaults: float) -> Emit:
-    """An instruction whose further arguments are the node's attributes, in this order, with ONNX's defaults."""
+    """An instruction whose further arguments are the node's attributes, in this order, with ONNX's
+    defaults.
+    """
 
     def emit(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
         return code.op(op, a[0], *(code.const(node.attr(k, v)) for k, v in defaults.items()))
@@ -105,7 +122,11 @@ def _fold(op: str) -> Emit:
 
 
 def _mean(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return code.op("div", _fold("add")(code, graph, node, a), code.const(len(a))) if len(a) > 1 else a[0]
+    return (
+        code.op("div", _fold("add")(code, graph, node, a), code.const(len(a)))
+        if len(a) > 1
+        else a[0]
+    )
 
 
 def _clip(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
@@ -144,11 +165,15 @@ def _gelu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 
 def _bias_then(op: str) -> Emit:
     """op(x + bias), the bias optional."""
-    return lambda code, graph, node, a: code.op(op, code.op("add", a[0], a[1]) if len(a) > 1 else a[0])
+    return lambda code, graph, node, a: code.op(
+        op, code.op("add", a[0], a[1]) if len(a) > 1 else a[0]
+    )
 
 
 def _thresholded_relu(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return code.op("where", code.op("lt", code.const(node.attr("alpha", 1.0)), a[0]), a[0], code.const(0.0))
+    return code.op(
+        "where", code.op("lt", code.const(node.attr("alpha", 1.0)), a[0]), a[0], code.const(0.0)
+    )
 
 
 def _shrink(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
@@ -159,7 +184,8 @@ def _shrink(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
 
 
 def _mod(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
-    return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)  # of floats, too, from opset 28 on
+    # of floats, too, from opset 28 on
+    return code.op("fmod" if node.attr("fmod", 0) else "mod", *a)
 
 
 def _isinf(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
@@ -214,7 +240,8 @@ _TABLE: dict[str, Emit] = {
     "com.microsoft.QuickGelu": _with("quick_gelu", alpha=1.702),
 }  # fmt: skip
 
-#: Attributes the emitters above read. Any other (the axis/broadcast form of arithmetic before opset 7, say) changes the meaning.
+#: Attributes the emitters above read. Any other (the axis/broadcast form of arithmetic before opset
+#: 7, say) changes the meaning.
 _ATTRIBUTES = {
     "LeakyRelu": {"alpha"}, "Elu": {"alpha"}, "Celu": {"alpha"}, "Selu": {"alpha", "gamma"}, "HardSigmoid": {"alpha", "beta"}, "Swish": {"alpha"},
     "ThresholdedRelu": {"alpha"}, "Shrink": {"lambd", "bias"}, "Clip": {"min", "max"}, "Mod": {"fmod"}, "IsInf": {"detect_negative", "detect_positive"},
@@ -225,16 +252,22 @@ _ATTRIBUTES = {
 def _guarded(emit: Emit, allowed: set[str]) -> Emit:
     def guard(code: Code, graph: Graph, node: Node, a: list[int]) -> int:
         if odd := sorted(set(node.attrs) - allowed - {"consumed_inputs"}):
-            raise Refuse(f"{label(node)} has the attribute '{odd[0]}', whose meaning here no rule knows", node)
+            raise Refuse(
+                f"{label(node)} has the attribute '{odd[0]}', whose meaning here no rule knows",
+                node,
+            )
         return emit(code, graph, node, a)
 
     return guard
 
 
 #: ONNX operator -> emitter of its instructions; refuses a node with attributes it does not read.
-POINTWISE: dict[str, Emit] = {op: _guarded(emit, _ATTRIBUTES.get(op, set())) for op, emit in _TABLE.items()}
+POINTWISE: dict[str, Emit] = {
+    op: _guarded(emit, _ATTRIBUTES.get(op, set())) for op, emit in _TABLE.items()
+}
 
-#: Activation attributes of com.microsoft.FusedConv and FusedGemm: instruction and how many parameters it takes.
+#: Activation attributes of com.microsoft.FusedConv and FusedGemm: instruction and how many
+#: parameters it takes.
 _FUSED = {
     "Relu": ("relu", 0), "Tanh": ("tanh", 0), "Sigmoid": ("sigmoid", 0),
     "LeakyRelu": ("leaky_relu", 1), "Clip": ("clip", 2), "HardSigmoid": ("hard_sigmoid", 2),
@@ -248,11 +281,28 @@ def fused_activation(code: Code, node: Node, x: int, params: Sequence[float]) ->
         return x
     op, count = _FUSED.get(name, ("", 0))
     if not op or len(params) < count:
-        raise Refuse(f"{label(node)} has the activation '{name}' with parameters {list(params)}, which no kernel knows", node)
+        raise Refuse(
+            f"{label(node)} has the activation '{name}' with parameters {list(params)}, which no kernel knows",
+            node,
+        )
     return code.op(op, x, *(code.const(p) for p in params[:count]))
 
 
-_TO_BOOL = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN", "IsInf", "And", "Or", "Xor", "Not"})
+_TO_BOOL = frozenset(
+    {
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "IsNaN",
+        "IsInf",
+        "And",
+        "Or",
+        "Xor",
+        "Not",
+    }
+)
 
 
 def result_type(node: Node, first: int) -> int:

@@ -1,4 +1,7 @@
-"""What a user can do about a refusal: mostly one option of the exporter. Where nothing but the rule could change, there is no advice."""
+"""What a user can do about a refusal: mostly one option of the exporter.
+
+Where nothing but the rule could change, there is no advice.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ def remedy(graph: Graph, refusal: Refusal) -> str:
 
 def _place(graph: Graph, refusal: Refusal) -> list[str]:
     """Values a refusal is about: those it names, then the operands of its node."""
-    named = [v for v in re.findall(r"'([^']*)'", refusal.reason) if graph.producer(v) is not None or graph.is_input(v)]
+    named = [
+        v
+        for v in re.findall(r"'([^']*)'", refusal.reason)
+        if graph.producer(v) is not None or graph.is_input(v)
+    ]
     nodes = [n for n in graph.nodes if n.name in (refusal.node, refusal.anchor)]
     return list(dict.fromkeys([*named, *(i for n in nodes for i in n.inputs if i)]))
 
@@ -31,7 +38,13 @@ def _place(graph: Graph, refusal: Refusal) -> list[str]:
 def _not_constant(graph: Graph, refusal: Refusal) -> str:
     """Why an operand that ought to be constant is not: every exporter has an option for it."""
     named: list[str] = re.findall(r"'([^']*)'", refusal.reason)
-    operands = [i for n in graph.nodes if n.name in (refusal.node, refusal.anchor) for i in n.inputs[1:] if i]
+    operands = [
+        i
+        for n in graph.nodes
+        if n.name in (refusal.node, refusal.anchor)
+        for i in n.inputs[1:]
+        if i
+    ]
     stored = {t.name for t in graph.proto.initializer}
     for value in dict.fromkeys([*named, *operands]):
         if graph.is_input(value) and value in stored:
@@ -85,9 +98,14 @@ def _kept(graph: Graph, refusal: Refusal) -> str:
     if value is None:
         nodes = [n for n in graph.nodes if n.name in (refusal.node, refusal.anchor)]
         value = next((o for n in nodes for o in n.outputs if graph.is_output(o)), None)
-        # The end of a model is an output by nature; only a value that something else reads, too, is one by accident.
+        # The end of a model is an output by nature; only a value that something else reads, too, is
+        # one by accident.
         value = value if value is not None and graph.consumers(value) else None
-    return "" if value is None else f"'{value}' is an output of the model: if nobody needs it, re-export without it (for attention: output_attentions=False)"
+    return (
+        ""
+        if value is None
+        else f"'{value}' is an output of the model: if nobody needs it, re-export without it (for attention: output_attentions=False)"
+    )
 
 
 _REMEDIES: tuple[tuple[str, Advice], ...] = (

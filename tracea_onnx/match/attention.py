@@ -1,4 +1,6 @@
-"""Vocabulary of attention: operands and result as views of projections, and the region of nodes a match may take."""
+"""Vocabulary of attention: operands and result as views of projections, and the region of nodes a
+match may take.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tracea_onnx.shapes.symbolic import Shapes, same, shapes
 # --- operands -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Operand:
-    """A source value, how to read it, the factor applied on the way, and the nodes between source and use."""
+    """A source value, how to read it, the factor applied on the way, and the nodes between source
+    and use.
+    """
 
     value: str
     view: Named
@@ -31,14 +35,26 @@ class Operand:
 
     def layout(self) -> dict[str, Any]:
         """The operand's entry in the spec."""
-        return {"layout": self.view.layout} if self.view.index is None else {"layout": self.view.layout, "index": self.view.index}
+        return (
+            {"layout": self.view.layout}
+            if self.view.index is None
+            else {"layout": self.view.layout, "index": self.view.index}
+        )
 
 
-def operand(g: Graph, s: Shapes, value: str, letters: Sequence[str], usable: Callable[[str], bool], *, merge_heads: bool = False) -> Operand | None:
+def operand(
+    g: Graph,
+    s: Shapes,
+    value: str,
+    letters: Sequence[str],
+    usable: Callable[[str], bool],
+    *,
+    merge_heads: bool = False,
+) -> Operand | None:
     """`value`, whose axes are `letters`, as a view of the farthest source with a named layout.
 
-    `usable(v)` tells whether an intermediate value may vanish into the match. Repeated key/value heads are folded into `view.repeat`.
-    """
+    `usable(v)` tells whether an intermediate value may vanish into the match. Repeated key/value
+    heads are folded into `view.repeat`."""
     steps = strided_view.chain(g, s, value)
     reach = 0
     while reach < len(steps) and usable(steps[reach].target):
@@ -51,7 +67,11 @@ def operand(g: Graph, s: Shapes, value: str, letters: Sequence[str], usable: Cal
         source = strided_view.start(shape)
         path = steps[:far][::-1]
         view = strided_view.follow(s, source, path)
-        found = strided_view.name(source, view, letters, merge_heads=merge_heads) if view is not None and len(view) == len(letters) else None
+        found = (
+            strided_view.name(source, view, letters, merge_heads=merge_heads)
+            if view is not None and len(view) == len(letters)
+            else None
+        )
         if found is not None:
             scale = float(np.prod([p.scale for p in path])) if path else 1.0
             return Operand(root, found, scale, tuple(p.node for p in path))
@@ -59,20 +79,34 @@ def operand(g: Graph, s: Shapes, value: str, letters: Sequence[str], usable: Cal
 
 
 def result(
-    g: Graph, s: Shapes, value: str, letters: Sequence[str], sizes: dict[str, DimLike], usable: Callable[[str], bool], *, merge_heads: bool = False
+    g: Graph,
+    s: Shapes,
+    value: str,
+    letters: Sequence[str],
+    sizes: dict[str, DimLike],
+    usable: Callable[[str], bool],
+    *,
+    merge_heads: bool = False,
 ) -> Operand:
-    """The farthest value downstream of `value` that is `value` written in a named layout; `sizes` per letter.
+    """The farthest value downstream of `value` that is `value` written in a named layout; `sizes`
+    per letter.
 
-    A Shape beside the one movement that reads a value is no obstacle here: `region` takes it in or the value stays (`usable`).
-    """
+    A Shape beside the one movement that reads a value is no obstacle here: `region` takes it in or
+    the value stays (`usable`)."""
     shape = [dims.mul(sizes["b"], sizes["h"]) if c == "bh" else sizes[c] for c in letters]
-    best = Operand(value, Named("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ())
+    best = Operand(
+        value, Named("".join("h" if c == "bh" else c for c in letters), None, sizes), 1.0, ()
+    )
     path: list[Step] = []
     current = value
     while len(path) < 8 and usable(current) and not g.is_output(current):
         users = [u for u in g.consumers(current) if u.op != "Shape"]
         user = users[0] if len(users) == 1 else None
-        step = strided_view.step_of(g, s, user, user.outputs[0]) if user is not None and user.op not in ("Expand", "Tile", "Gather", "Slice", "Split") else None
+        step = (
+            strided_view.step_of(g, s, user, user.outputs[0])
+            if user is not None and user.op not in ("Expand", "Tile", "Gather", "Slice", "Split")
+            else None
+        )
         if step is None or step.source != current or step.scale != 1.0:
             return best
         path.append(step)
@@ -83,7 +117,8 @@ def result(
         view = strided_view.follow(s, source, path)
         if view is None:
             return best
-        # The result is the *target* of the movements, so its axes are named by the letters of the source's atoms.
+        # The result is the *target* of the movements, so its axes are named by the letters of the
+        # source's atoms.
         found = strided_view.name(view, source, letters, merge_heads=merge_heads)
         if found is None or (found.sizes["b"] != 1 and not same(found.sizes["b"], sizes["b"])):
             continue  # batches that the operands do not have
@@ -99,9 +134,15 @@ Axes = tuple[str, tuple[str, ...]]
 
 
 def _einsum(node: Node) -> tuple[str, str, str] | None:
-    """The three terms of a two-operand Einsum; None with an ellipsis, a repeated letter or no explicit output."""
+    """The three terms of a two-operand Einsum; None with an ellipsis, a repeated letter or no
+    explicit output.
+    """
     terms = str(node.attr("equation", "")).replace(" ", "").replace("->", ",").split(",")
-    if len(terms) != 3 or "->" not in str(node.attr("equation", "")) or any("." in t or len(set(t)) != len(t) for t in terms):
+    if (
+        len(terms) != 3
+        or "->" not in str(node.attr("equation", ""))
+        or any("." in t or len(set(t)) != len(t) for t in terms)
+    ):
         return None
     return terms[0], terms[1], terms[2]
 
@@ -109,7 +150,10 @@ def _einsum(node: Node) -> tuple[str, str, str] | None:
 def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
     """q and k of a product whose result is [*lead, queries, keys]."""
     if node.op != "Einsum":
-        return (node.input(0), (*lead, "s", "d")), (node.input(1), (*lead, *(("s", "d") if node.attr("transB", 0) else ("d", "s"))))
+        return (node.input(0), (*lead, "s", "d")), (
+            node.input(1),
+            (*lead, *(("s", "d") if node.attr("transB", 0) else ("d", "s"))),
+        )
     terms = _einsum(node)
     if terms is None or len(terms[2]) != len(lead) + 2:
         return None
@@ -119,14 +163,25 @@ def query_key(node: Node, lead: tuple[str, ...]) -> tuple[Axes, Axes] | None:
     if columns in q[0]:
         q, k = k, q
     inner = set(q[0]) & set(k[0]) - set(out)
-    if rows not in q[0] or columns not in k[0] or rows in k[0] or columns in q[0] or len(inner) != 1 or set(q[0]) | set(k[0]) != set(out) | inner:
+    if (
+        rows not in q[0]
+        or columns not in k[0]
+        or rows in k[0]
+        or columns in q[0]
+        or len(inner) != 1
+        or set(q[0]) | set(k[0]) != set(out) | inner
+    ):
         return None
     letter = dict(zip(out, (*lead, "s", "s"), strict=True)) | {inner.pop(): "d"}
     return (q[1], tuple(letter[c] for c in q[0])), (k[1], tuple(letter[c] for c in k[0]))
 
 
-def with_values(node: Node, probabilities: str, lead: tuple[str, ...], transposed: bool) -> tuple[Axes, tuple[str, ...]] | None:
-    """(v, axes of the result) of the product of [*lead, queries, keys] (or its transpose) with the values."""
+def with_values(
+    node: Node, probabilities: str, lead: tuple[str, ...], transposed: bool
+) -> tuple[Axes, tuple[str, ...]] | None:
+    """(v, axes of the result) of the product of [*lead, queries, keys] (or its transpose) with the
+    values.
+    """
     if node.op != "Einsum":
         axes = (*lead, *(("d", "s") if transposed else ("s", "d")))
         return (node.input(0 if transposed else 1), axes), axes
@@ -139,55 +194,103 @@ def with_values(node: Node, probabilities: str, lead: tuple[str, ...], transpose
         return None
     rows, columns = p[-2], p[-1]
     fresh = set(v) - set(p)
-    if rows in v or columns not in v or columns in out or len(fresh) != 1 or set(out) != (set(p) | fresh) - {columns}:
+    if (
+        rows in v
+        or columns not in v
+        or columns in out
+        or len(fresh) != 1
+        or set(out) != (set(p) | fresh) - {columns}
+    ):
         return None
     letter = dict(zip(p[:-1], (*lead, "s"), strict=True)) | {fresh.pop(): "d"}
-    return (node.input(1 - place), tuple("s" if c == columns else letter[c] for c in v)), tuple(letter[c] for c in out)
+    return (node.input(1 - place), tuple("s" if c == columns else letter[c] for c in v)), tuple(
+        letter[c] for c in out
+    )
 
 
 # --- probabilities ------------------------------------------------------------------------------------------------------
-def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]) -> tuple[list[Node], Node, bool, bool | str]:
-    """From Softmax to the product with the values: (nodes between, product, probabilities transposed, NaN cleared). cleared(where, value, before) refuses a Where
-    that overwrites other probabilities than those of keys that nothing sees."""
+def probabilities(
+    g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequence[Node]], None]
+) -> tuple[list[Node], Node, bool, bool | str]:
+    """From Softmax to the product with the values: (nodes between, product, probabilities
+    transposed, NaN cleared). cleared(where, value, before) refuses a Where that overwrites other
+    probabilities than those of keys that nothing sees."""
     nodes: list[Node] = []
     value, transposed, softmax = soft.output, False, soft.anchor
     nan_to_zero: bool | str = False
     while True:
-        uses = [c for c in g.consumers(value) if c.op != "Shape"]  # the target of a Reshape, computed from what it reshapes
+        # the target of a Reshape, computed from what it reshapes
+        uses = [c for c in g.consumers(value) if c.op != "Shape"]
         if g.is_output(value):
             raise Refuse(f"the probabilities '{value}' are a graph output", softmax)
-        if len(uses) == 2 and uses[0].op == "IsNaN" and uses[1].op == "Where" and uses[1].inputs[0] == uses[0].outputs[0] and uses[1].inputs[2] == value:
-            if g.scalar(uses[1].inputs[1]) != 0.0 or g.sole_consumer(uses[0].outputs[0]) is not uses[1]:
+        if (
+            len(uses) == 2
+            and uses[0].op == "IsNaN"
+            and uses[1].op == "Where"
+            and uses[1].inputs[0] == uses[0].outputs[0]
+            and uses[1].inputs[2] == value
+        ):
+            if (
+                g.scalar(uses[1].inputs[1]) != 0.0
+                or g.sole_consumer(uses[0].outputs[0]) is not uses[1]
+            ):
                 raise Refuse("NaN probabilities are replaced by something other than 0", uses[1])
             nodes += uses
             value, nan_to_zero = uses[1].outputs[0], True
             continue
         if len(uses) != 1:
-            raise Refuse(f"the probabilities '{value}' have {len(uses)} consumers, not one", softmax, near=len(uses) > 1)
+            raise Refuse(
+                f"the probabilities '{value}' have {len(uses)} consumers, not one",
+                softmax,
+                near=len(uses) > 1,
+            )
         node = uses[0]
         if node.op in PRODUCTS:
-            if any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB")) or node.attr("alpha", 1.0) != 1.0:
+            if (
+                any(node.attr(a, 0) for a in ("transA", "transB", "transBatchA", "transBatchB"))
+                or node.attr("alpha", 1.0) != 1.0
+            ):
                 raise Refuse("FusedMatMul transposes or scales the product with the values", node)
             if node.op != "Einsum" and node.inputs[1 if transposed else 0] != value:
-                raise Refuse("the probabilities are not the left operand of the product with the values", node)
+                raise Refuse(
+                    "the probabilities are not the left operand of the product with the values",
+                    node,
+                )
             kind = g.dtype(value)
             for n in nodes:
                 if n.op == "Cast" and kind in FLOATS and narrower(n.attr("to"), kind):
-                    raise Refuse("the probabilities are rounded to a type narrower than that of the values", n)
+                    raise Refuse(
+                        "the probabilities are rounded to a type narrower than that of the values",
+                        n,
+                    )
             return nodes, node, transposed, nan_to_zero
         perm = node.attr("perm", [])
-        if node.op == "Transpose" and not transposed and perm[:-2] == list(range(len(perm) - 2)) and perm[-2:] == [len(perm) - 1, len(perm) - 2]:
+        if (
+            node.op == "Transpose"
+            and not transposed
+            and perm[:-2] == list(range(len(perm) - 2))
+            and perm[-2:] == [len(perm) - 1, len(perm) - 2]
+        ):
             transposed = True
         elif node.op == "Dropout":
-            if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len([o for o in node.outputs if o]) > 1:
+            if (node.input(2) and g.scalar(node.input(2)) != 0.0) or len(
+                [o for o in node.outputs if o]
+            ) > 1:
                 raise Refuse("Dropout is in training mode", node)
         elif node.op == "Where":
             cleared(node, value, nodes)
             nan_to_zero = nan_to_zero or "masked"
         elif node.op not in ("Cast", "Identity", "Reshape"):
-            raise Refuse(f"{node.op} stands between Softmax and the product with the values", node, near=node.op != "ReduceSum")
+            raise Refuse(
+                f"{node.op} stands between Softmax and the product with the values",
+                node,
+                near=node.op != "ReduceSum",
+            )
         elif node.op == "Cast" and node.attr("to") not in FLOATS:
-            raise Refuse("a Cast to a type that is not floating point stands between Softmax and the values", node)
+            raise Refuse(
+                "a Cast to a type that is not floating point stands between Softmax and the values",
+                node,
+            )
         elif node.op == "Reshape":
             a, b = shapes(g).dims(node.input(0)), shapes(g).dims(node.outputs[0])
             if not a or not b or not same(a[-1], b[-1]):
@@ -197,7 +300,8 @@ def probabilities(g: Graph, soft: Softmax, cleared: Callable[[Node, str, Sequenc
 
 
 # --- regions ------------------------------------------------------------------------------------------------------------
-#: Operators a shape tower or a mask made from shapes may consist of; such nodes move into a match when only the match reads them.
+#: Operators a shape tower or a mask made from shapes may consist of; such nodes move into a match
+#: when only the match reads them.
 _TOWER = frozenset((
     "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Sqrt",
     "Reciprocal", "Pow", "Floor", "Equal", "Where", "ConstantOfShape", "Expand", "Trilu", "Range", "Not", "And", "Or", "Less", "LessOrEqual", "Greater",
@@ -206,32 +310,53 @@ _TOWER = frozenset((
 
 
 def region(g: Graph, core: Sequence[Node], operands: Iterable[str]) -> list[Node]:
-    """`core` and every node of the towers behind its inputs (other than `operands`) that only the region reads, in graph order.
+    """`core` and every node of the towers behind its inputs (other than `operands`) that only the
+    region reads, in graph order.
 
-    A tower is followed up to Shape (whose input is data) and stops at any operator that is not arithmetic on shapes.
-    """
+    A tower is followed up to Shape (whose input is data) and stops at any operator that is not
+    arithmetic on shapes."""
     inside: dict[int, Node] = {id(n): n for n in core}
     extra: dict[int, Node] = {}
     stop = set(operands)
     stack = [i for n in core for i in n.inputs if i not in stop]
     while stack:
         node = g.producer(stack.pop())
-        if node is None or id(node) in inside or id(node) in extra or node.op not in _TOWER or node.op == "Constant":
+        if (
+            node is None
+            or id(node) in inside
+            or id(node) in extra
+            or node.op not in _TOWER
+            or node.op == "Constant"
+        ):
             continue
         extra[id(node)] = node
         if node.op not in ("Shape", "Size"):
             stack += [i for i in node.inputs if i not in stop]
             continue
-        moved = g.producer(node.input(0))  # a movement of an inner value that is made only to read its shape
-        source = g.producer(moved.input(0)) if moved is not None and moved.op in ("Transpose", "Reshape") else None
-        if moved is not None and source is not None and id(source) in inside and id(moved) not in inside:
+        # a movement of an inner value that is made only to read its shape
+        moved = g.producer(node.input(0))
+        source = (
+            g.producer(moved.input(0))
+            if moved is not None and moved.op in ("Transpose", "Reshape")
+            else None
+        )
+        if (
+            moved is not None
+            and source is not None
+            and id(source) in inside
+            and id(moved) not in inside
+        ):
             extra[id(moved)] = moved
     changed = True
     while changed:
         changed = False
         for key, node in list(extra.items()):
             users = [c for o in node.outputs if o for c in g.consumers(o)]
-            if any(g.is_output(o) for o in node.outputs) or not users or any(id(u) not in inside and id(u) not in extra for u in users):
+            if (
+                any(g.is_output(o) for o in node.outputs)
+                or not users
+                or any(id(u) not in inside and id(u) not in extra for u in users)
+            ):
                 del extra[key]
                 changed = True
     return sorted({**inside, **extra}.values(), key=lambda n: n.index)
@@ -243,7 +368,9 @@ def escape(g: Graph, nodes: Sequence[Node], value: str) -> Refuse:
     if g.is_output(value):
         return Refuse(f"'{value}' inside the chain is a graph output", g.producer(value))
     user = next(c for c in g.consumers(value) if id(c) not in inside)
-    return Refuse(f"'{value}' inside the chain is also read by {user.op} '{user.name}'", g.producer(value))
+    return Refuse(
+        f"'{value}' inside the chain is also read by {user.op} '{user.name}'", g.producer(value)
+    )
 
 
 # --- the whole match ------------------------------------------------------------------------------------------------------
@@ -272,9 +399,9 @@ def trace(
 ) -> Traced | Refuse:
     """Extend `core` over the movements around it, as far as nothing else needs a value in between.
 
-    operands: (value, letter per axis) of q, k and v as the core reads them; product: the core's result, axes `out_letters`.
-    A view of an operand that is needed elsewhere becomes the operand; with `keep_views` it stays, and the operand is read from before it.
-    """
+    operands: (value, letter per axis) of q, k and v as the core reads them; product: the core's
+    result, axes `out_letters`. A view of an operand that is needed elsewhere becomes the operand;
+    with `keep_views` it stays, and the operand is read from before it."""
     blocked: set[str] = set()
     kept: set[int] = set()
 
@@ -286,21 +413,59 @@ def trace(
         for what, (value, letters) in zip(("query", "key", "value"), operands, strict=True):
             op = operand(g, s, value, letters, usable, merge_heads=merge_heads)
             if op is None:
-                return Refuse(f"the layout of the {what} '{value}' is not known", g.producer(product))
+                return Refuse(
+                    f"the layout of the {what} '{value}' is not known", g.producer(product)
+                )
             found.append(op)
         q, k, v = found
-        if not same(k.view.repeat, v.view.repeat):  # only one of them could be folded: take both as they were repeated
-            blocked.update(o for op in (k, v) for n in op.nodes if n.op in ("Expand", "Tile") for o in n.outputs)
+        # only one of them could be folded: take both as they were repeated
+        if not same(k.view.repeat, v.view.repeat):
+            blocked.update(
+                o
+                for op in (k, v)
+                for n in op.nodes
+                if n.op in ("Expand", "Tile")
+                for o in n.outputs
+            )
             continue
-        out = result(g, s, product, out_letters, {**q.view.sizes, "d": v.view.sizes["d"]}, usable, merge_heads=merge_heads)
+        out = result(
+            g,
+            s,
+            product,
+            out_letters,
+            {**q.view.sizes, "d": v.view.sizes["d"]},
+            usable,
+            merge_heads=merge_heads,
+        )
         moves = [n for o in (*found, out) for n in o.nodes if id(n) not in kept]
-        nodes = region(g, [*core, *moves], {*masks, q.value, k.value, v.value, *(o for op in found for n in op.nodes if id(n) in kept for o in n.outputs)})
+        nodes = region(
+            g,
+            [*core, *moves],
+            {
+                *masks,
+                q.value,
+                k.value,
+                v.value,
+                *(o for op in found for n in op.nodes if id(n) in kept for o in n.outputs),
+            },
+        )
         left = [e for e in g.escapes(nodes) if e != out.value]
         if not left and out.view.layout not in strided_view.OUT_LAYOUTS:
-            return Refuse(f"the result is written in the order {out.view.layout}", g.producer(product))
+            return Refuse(
+                f"the result is written in the order {out.view.layout}", g.producer(product)
+            )
         if not left:
             return Traced(q, k, v, out, nodes)
-        shown = {id(n) for op in found for k, n in enumerate(op.nodes) if any(e in left for m in op.nodes[k:] for e in m.outputs)} if keep_views else set()
+        shown = (
+            {
+                id(n)
+                for op in found
+                for k, n in enumerate(op.nodes)
+                if any(e in left for m in op.nodes[k:] for e in m.outputs)
+            }
+            if keep_views
+            else set()
+        )
         if shown - kept:
             kept |= shown
             continue
@@ -318,8 +483,14 @@ def _siblings(g: Graph, value: str) -> tuple[str, ...]:
 
 
 def heads(q: Operand, k: Operand, v: Operand) -> tuple[int, int] | str:
-    """(query heads, key/value heads), 0 = as many as the operands' h axis has; or why they do not fit."""
-    for one, two, what in ((q, k, "queries and keys"), (q, v, "queries and values"), (k, v, "keys and values")):
+    """(query heads, key/value heads), 0 = as many as the operands' h axis has; or why they do not
+    fit.
+    """
+    for one, two, what in (
+        (q, k, "queries and keys"),
+        (q, v, "queries and values"),
+        (k, v, "keys and values"),
+    ):
         a, b = one.view.sizes["b"], two.view.sizes["b"]
         if a != b and ((isinstance(a, int) and isinstance(b, int)) or 1 in (a, b)):
             return f"{what} have different batch sizes"
@@ -327,26 +498,61 @@ def heads(q: Operand, k: Operand, v: Operand) -> tuple[int, int] | str:
     if not same(kv, v.view.sizes["h"]):
         return "keys and values have different head counts"
     if isinstance(h, int) and isinstance(kv, int):
-        return (h, kv) if h % kv == 0 and (repeat == 1 or same(h, kv * repeat)) else "the query heads are not a multiple of the key heads"
+        return (
+            (h, kv)
+            if h % kv == 0 and (repeat == 1 or same(h, kv * repeat))
+            else "the query heads are not a multiple of the key heads"
+        )
     explicit = all("h" in o.view.layout for o in (q, k, v))
-    return (0, 0) if explicit and same(h, kv) and repeat == 1 else "the number of heads is not constant"
+    return (
+        (0, 0)
+        if explicit and same(h, kv) and repeat == 1
+        else "the number of heads is not constant"
+    )
 
 
 def finish(
-    g: Graph, rule: str, anchor: Node, t: Traced, counts: tuple[int, int], masks: Sequence[str], attrs: dict[str, Any], *, head_scale: str = ""
+    g: Graph,
+    rule: str,
+    anchor: Node,
+    t: Traced,
+    counts: tuple[int, int],
+    masks: Sequence[str],
+    attrs: dict[str, Any],
+    *,
+    head_scale: str = "",
 ) -> Match:
-    """The match of a traced attention; raises `Refuse` when fusing it would make a cycle. head_scale: a factor of the scores for each head."""
+    """The match of a traced attention; raises `Refuse` when fusing it would make a cycle.
+    head_scale: a factor of the scores for each head.
+    """
     if not g.is_convex(t.nodes):
         raise Refuse("a value leaves the chain and comes back into it", anchor)
     ends = (t.q.value, t.k.value, t.v.value, t.out.value)
     if len({g.dtype(v) for v in ends} - {None}) > 1:
         kinds = ", ".join(f"'{v}' is {type_name(g.dtype(v) or 0)}" for v in ends)
-        raise Refuse(f"queries, keys, values and result are not all of one element type: {kinds}", anchor)
+        raise Refuse(
+            f"queries, keys, values and result are not all of one element type: {kinds}", anchor
+        )
     inputs = [t.q.value, t.k.value, t.v.value, *masks, *([head_scale] if head_scale else [])]
     made = {o for n in t.nodes for o in n.outputs}
     if inside := next((i for i in inputs if i in made), ""):
-        raise Refuse(f"'{inside}' is an operand of the attention and a step towards another", anchor)
-    roles = ("q", "k", "v", *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))), *(["head_scale"] if head_scale else []))
-    layouts = {"q": t.q.layout(), "k": t.k.layout(), "v": t.v.layout(), "out": {"layout": t.out.view.layout}}
-    spec = Spec("attention", roles, {**layouts, "num_heads": counts[0], "kv_heads": counts[1], **attrs})
+        raise Refuse(
+            f"'{inside}' is an operand of the attention and a step towards another", anchor
+        )
+    roles = (
+        "q",
+        "k",
+        "v",
+        *("mask" if n == 0 else f"mask{n}" for n in range(len(masks))),
+        *(["head_scale"] if head_scale else []),
+    )
+    layouts = {
+        "q": t.q.layout(),
+        "k": t.k.layout(),
+        "v": t.v.layout(),
+        "out": {"layout": t.out.view.layout},
+    }
+    spec = Spec(
+        "attention", roles, {**layouts, "num_heads": counts[0], "kv_heads": counts[1], **attrs}
+    )
     return Match(rule, anchor, tuple(t.nodes), tuple(inputs), (t.out.value,), spec)

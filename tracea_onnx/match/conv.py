@@ -1,4 +1,6 @@
-"""A convolution and what belongs to it before any epilogue: attributes, a bias written as Add, an inference BatchNormalization."""
+"""A convolution and what belongs to it before any epilogue: attributes, a bias written as Add, an
+inference BatchNormalization.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from tracea_onnx.match.epilogue import (
 from tracea_onnx.shapes.symbolic import axes_of, shapes
 
 #: Convolution operators and the spec (and rule) of each.
-CONVOLUTIONS = {"Conv": "conv", "com.microsoft.FusedConv": "conv", "ConvTranspose": "conv_transpose"}
+CONVOLUTIONS = {
+    "Conv": "conv",
+    "com.microsoft.FusedConv": "conv",
+    "ConvTranspose": "conv_transpose",
+}
 
 
 @dataclass
@@ -46,7 +52,9 @@ class Convolution:
 
 
 def convolution(graph: Graph, node: Node) -> Convolution:
-    """The anchor's attributes in one form (ONNX defaults filled in); refuses ranks and attributes the kernels do not know."""
+    """The anchor's attributes in one form (ONNX defaults filled in); refuses ranks and attributes
+    the kernels do not know.
+    """
     transposed = node.op == "ConvTranspose"
     float_type(graph, node.input(0), node)
     refuse_quantised(graph, node)
@@ -59,7 +67,9 @@ def convolution(graph: Graph, node: Node) -> Convolution:
         raise Refuse(f"{label(node)} runs over {spatial} spatial dims; 1 and 2 are supported", node)
     kernel = node.attr("kernel_shape") or dims[2:]
     if list(kernel) != dims[2:]:
-        raise Refuse(f"kernel_shape {list(kernel)} of {label(node)} differs from its weight {dims[2:]}", node)
+        raise Refuse(
+            f"kernel_shape {list(kernel)} of {label(node)} differs from its weight {dims[2:]}", node
+        )
     auto_pad = node.attr("auto_pad", "NOTSET") or "NOTSET"
     if auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise Refuse(f"{label(node)} has the unknown auto_pad '{auto_pad}'", node)
@@ -67,7 +77,9 @@ def convolution(graph: Graph, node: Node) -> Convolution:
     attrs: dict[str, Any] = {
         "strides": list(node.attr("strides") or [1] * spatial),
         "dilations": list(node.attr("dilations") or [1] * spatial),
-        "pads": list(node.attr("pads") or [0] * (2 * spatial)) if auto_pad == "NOTSET" else [0] * (2 * spatial),
+        "pads": list(node.attr("pads") or [0] * (2 * spatial))
+        if auto_pad == "NOTSET"
+        else [0] * (2 * spatial),
         "auto_pad": auto_pad,
         "group": group,
     }
@@ -75,11 +87,24 @@ def convolution(graph: Graph, node: Node) -> Convolution:
         attrs["output_padding"] = list(node.attr("output_padding") or [0] * spatial)
         if node.attr("output_shape"):
             attrs["output_shape"] = list(node.attr("output_shape"))
-    known = {"kernel_shape", "auto_pad", "strides", "dilations", "pads", "group", "output_padding", "output_shape", "activation", "activation_params"}
+    known = {
+        "kernel_shape",
+        "auto_pad",
+        "strides",
+        "dilations",
+        "pads",
+        "group",
+        "output_padding",
+        "output_shape",
+        "activation",
+        "activation_params",
+    }
     if odd := sorted(set(node.attrs) - known):
         raise Refuse(f"{label(node)} has the unknown attribute '{odd[0]}'", node)
     channels = dims[1] * group if transposed else dims[0]
-    found = Convolution(node, node.input(0), node.input(1), node.input(2), channels, attrs, node.outputs[0], [node])
+    found = Convolution(
+        node, node.input(0), node.input(1), node.input(2), channels, attrs, node.outputs[0], [node]
+    )
     if node.op == "com.microsoft.FusedConv":
         found.residual = node.input(3)
         found.prelude = _fused_prelude(node, found.residual)
@@ -88,18 +113,35 @@ def convolution(graph: Graph, node: Node) -> Convolution:
 
 def _fused_prelude(node: Node, residual: str) -> Prelude:
     """FusedConv(x, w, b, z): activation(conv + z)."""
-    return lambda code: fused_activation(code, node, code.op("add", -1, code.operand(residual)) if residual else -1, node.attr("activation_params") or [])
+    return lambda code: fused_activation(
+        code,
+        node,
+        code.op("add", -1, code.operand(residual)) if residual else -1,
+        node.attr("activation_params") or [],
+    )
 
 
 def take_pad(graph: Graph, found: Convolution) -> None:
-    """Pad with zeros over the spatial axes, read by the convolution alone, is part of its own padding (Keras, TensorFlow)."""
+    """Pad with zeros over the spatial axes, read by the convolution alone, is part of its own
+    padding (Keras, TensorFlow).
+    """
     pad = graph.producer(found.x)
-    if pad is None or pad.op != "Pad" or found.node.op != "Conv" or graph.sole_consumer(found.x) is not found.node:
+    if (
+        pad is None
+        or pad.op != "Pad"
+        or found.node.op != "Conv"
+        or graph.sole_consumer(found.x) is not found.node
+    ):
         return
     spatial = len(found.attrs["strides"])
     amounts = pad.attr("pads") or (graph.ints(pad.input(1)) if pad.input(1) else None)
     value = constant_scalar(graph, pad.input(2)) if pad.input(2) else float(pad.attr("value", 0.0))
-    if pad.attr("mode", "constant") != "constant" or value != 0.0 or pad.input(3) or found.attrs["auto_pad"] not in ("NOTSET", "VALID"):
+    if (
+        pad.attr("mode", "constant") != "constant"
+        or value != 0.0
+        or pad.input(3)
+        or found.attrs["auto_pad"] not in ("NOTSET", "VALID")
+    ):
         return
     if amounts is None or len(amounts) != 2 * (spatial + 2):
         return
@@ -114,9 +156,18 @@ def take_pad(graph: Graph, found: Convolution) -> None:
 
 
 def take_unsqueeze(graph: Graph, found: Convolution) -> Node | None:
-    """A 2-d convolution of a line made an image of height 1 by Unsqueeze: the node, when the result is such an image, too."""
+    """A 2-d convolution of a line made an image of height 1 by Unsqueeze: the node, when the result
+    is such an image, too.
+    """
     before, dims = graph.producer(found.x), dims_of(graph, found.node.outputs[0])
-    if before is None or before.op != "Unsqueeze" or graph.sole_consumer(found.x) is not found.node or dims is None or len(dims) != 4 or dims[2] != 1:
+    if (
+        before is None
+        or before.op != "Unsqueeze"
+        or graph.sole_consumer(found.x) is not found.node
+        or dims is None
+        or len(dims) != 4
+        or dims[2] != 1
+    ):
         return None
     return before if axes_of(shapes(graph), before, 4) == [2] else None
 
@@ -124,7 +175,11 @@ def take_unsqueeze(graph: Graph, found: Convolution) -> Node | None:
 def take_squeeze(graph: Graph, value: str) -> Node | None:
     """The Squeeze of the height that alone reads `value`, an image of height 1."""
     after = graph.sole_consumer(value)
-    return after if after is not None and after.op == "Squeeze" and axes_of(shapes(graph), after, 4) == [2] else None
+    return (
+        after
+        if after is not None and after.op == "Squeeze" and axes_of(shapes(graph), after, 4) == [2]
+        else None
+    )
 
 
 def take_bias(graph: Graph, found: Convolution) -> None:
@@ -136,7 +191,11 @@ def take_bias(graph: Graph, found: Convolution) -> None:
     spatial = len(found.attrs["strides"])
     shape = graph.shape(other)
     per_channel = (found.channels, *[1] * spatial)
-    if other == found.value or not graph.is_const(other) or shape not in (per_channel, (1, *per_channel)):
+    if (
+        other == found.value
+        or not graph.is_const(other)
+        or shape not in (per_channel, (1, *per_channel))
+    ):
         return
     if graph.dtype(other) != element_type(graph, found.value):
         return
@@ -147,12 +206,18 @@ def take_bias(graph: Graph, found: Convolution) -> None:
 def take_batch_norm(graph: Graph, found: Convolution) -> None:
     """Fold an inference BatchNormalization that is the only reader; else leave a note why not."""
     readers = graph.consumers(found.value)
-    bn = next((c for c in readers if c.op == "BatchNormalization" and c.input(0) == found.value), None)
+    bn = next(
+        (c for c in readers if c.op == "BatchNormalization" and c.input(0) == found.value), None
+    )
     if bn is None:
         return
     note = ""
     if graph.sole_consumer(found.value) is None:
-        other = "the graph's output" if graph.is_output(found.value) else label(next(c for c in readers if c is not bn))
+        other = (
+            "the graph's output"
+            if graph.is_output(found.value)
+            else label(next(c for c in readers if c is not bn))
+        )
         note = f"{label(found.nodes[-1])} also feeds {other}, so the value before {label(bn)} must be kept"
     elif not graph.is_const(found.w):
         note = f"the weight '{found.w}' of {label(found.node)} is not constant, so {label(bn)} cannot be folded into it"
@@ -179,7 +244,11 @@ def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> str:
         return f"{label(bn)} normalizes per element (spatial=0), not per channel"
     for name in bn.inputs[1:5]:
         if not graph.is_const(name):
-            why = "a graph input that callers may override" if graph.is_input(name) else "computed at run time"
+            why = (
+                "a graph input that callers may override"
+                if graph.is_input(name)
+                else "computed at run time"
+            )
             return f"the parameter '{name}' of {label(bn)} is {why}"
         if graph.shape(name) != (channels,):
             return f"the parameter '{name}' of {label(bn)} does not hold one value per channel"
@@ -189,14 +258,21 @@ def batch_norm_fault(graph: Graph, bn: Node, channels: int) -> str:
 
 
 def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
-    """(Pad +) convolution (+ bias Add) (+ BatchNormalization) (+ epilogue), as a spec of `op`; refuses when nothing beyond the anchor fuses."""
+    """(Pad +) convolution (+ bias Add) (+ BatchNormalization) (+ epilogue), as a spec of `op`;
+    refuses when nothing beyond the anchor fuses.
+    """
     found = convolution(graph, node)
     take_pad(graph, found)
     if found.prelude is None:
         take_bias(graph, found)
         take_batch_norm(graph, found)
-    if found.residual and not broadcasts_into(dims_of(graph, found.residual), dims_of(graph, found.value)):
-        raise Refuse(f"the residual '{found.residual}' of {label(node)} may not have the shape of its result", node)
+    if found.residual and not broadcasts_into(
+        dims_of(graph, found.residual), dims_of(graph, found.value)
+    ):
+        raise Refuse(
+            f"the residual '{found.residual}' of {label(node)} may not have the shape of its result",
+            node,
+        )
     line = take_unsqueeze(graph, found)
     squeeze = take_squeeze(graph, found.value) if line is not None else None
     if squeeze is not None and found.prelude is None:
@@ -211,14 +287,29 @@ def match_convolution(graph: Graph, node: Node, *, rule: str, op: str) -> Match:
         found.x = line.input(0)
         nodes += [line, squeeze]
     if len(nodes) == 1 and found.prelude is None:
-        raise Refuse(f"nothing after {label(node)} fuses: {found.note or tail.stopped}", node, near=bool(found.note))
+        raise Refuse(
+            f"nothing after {label(node)} fuses: {found.note or tail.stopped}",
+            node,
+            near=bool(found.note),
+        )
     bn = zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False)
     roles = [("x", found.x), ("w", found.w), ("b", found.b), *bn, *tail.roles()]
-    return build_match(graph, rule=rule, anchor=node, nodes=nodes, op=op, roles=roles, attrs={**found.attrs, **tail.attrs()}, outputs=[output])
+    return build_match(
+        graph,
+        rule=rule,
+        anchor=node,
+        nodes=nodes,
+        op=op,
+        roles=roles,
+        attrs={**found.attrs, **tail.attrs()},
+        outputs=[output],
+    )
 
 
 def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
-    """BatchNormalization + epilogue, where no convolution takes it; refuses when nothing follows that fuses."""
+    """BatchNormalization + epilogue, where no convolution takes it; refuses when nothing follows
+    that fuses.
+    """
     float_type(graph, node.input(0), node)
     refuse_quantised(graph, node)
     before = graph.producer(node.input(0))
@@ -233,9 +324,21 @@ def match_batch_norm(graph: Graph, node: Node, *, rule: str) -> Match:
     tail = grow_epilogue(graph, node.outputs[0])
     if not tail.nodes:
         raise Refuse(f"nothing after {label(node)} fuses: {tail.stopped}", node, near=False)
-    roles = [*zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), node.inputs[:5], strict=True), *tail.roles()]
+    roles = [
+        *zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), node.inputs[:5], strict=True),
+        *tail.roles(),
+    ]
     attrs = {"bn_eps": float(node.attr("epsilon", 1e-5)), **tail.attrs()}
-    return build_match(graph, rule=rule, anchor=node, nodes=[node, *tail.nodes], op="batchnorm", roles=roles, attrs=attrs, outputs=[tail.output])
+    return build_match(
+        graph,
+        rule=rule,
+        anchor=node,
+        nodes=[node, *tail.nodes],
+        op="batchnorm",
+        roles=roles,
+        attrs=attrs,
+        outputs=[tail.output],
+    )
 
 
 def _takes(graph: Graph, conv: Node, bn: Node) -> bool:

@@ -1,7 +1,8 @@
 """Vocabulary the rules share: growing a pointwise epilogue, and the guards every match must pass.
 
-There are no lists of activation spellings. `grow_epilogue` absorbs whatever pointwise nodes hang on a value, and keeps the
-longest prefix from which a single value leaves; x*Sigmoid(x), every HardSwish, every GELU and the residual Add come out alike:
+There are no lists of activation spellings. `grow_epilogue` absorbs whatever pointwise nodes hang on
+a value, and keeps the longest prefix from which a single value leaves; x*Sigmoid(x), every
+HardSwish, every GELU and the residual Add come out alike:
 
     Conv ─┬─ Sigmoid ─┐                 conv(x, w) with expr = mul(in0, sigmoid(in0))
           └─────────── Mul ── ...  =>
@@ -30,16 +31,18 @@ MAX_OPERANDS = 4  # extra tensors one epilogue may read
 MAX_CODE = 48  # instructions of one expression
 
 
-#: What a compute node applies to its result by itself: appends instructions, returns the id of the new accumulator.
+#: What a compute node applies to its result by itself: appends instructions, returns the id of the
+#: new accumulator.
 Prelude = Callable[[Code], int]
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What `grow_epilogue` absorbed. `expr` reads the value it started from as input 0 and `operands[k]` as input k + 1.
+    """What `grow_epilogue` absorbed. `expr` reads the value it started from as input 0 and
+    `operands[k]` as input k + 1.
 
-    `output` is the value that leaves (the starting value when nothing was absorbed); `stopped` says in one sentence why it ends there.
-    """
+    `output` is the value that leaves (the starting value when nothing was absorbed); `stopped` says
+    in one sentence why it ends there."""
 
     nodes: tuple[Node, ...]
     operands: tuple[str, ...]
@@ -60,31 +63,47 @@ class Epilogue:
 
 
 def dims_of(graph: Graph, name: str) -> Dims | None:
-    """Dims of a value, symbolic where a size depends on the inputs; None when the rank is not known."""
+    """Dims of a value, symbolic where a size depends on the inputs; None when the rank is not
+    known.
+    """
     return shapes(graph).dims(name)
 
 
 def same_shape(a: Dims | None, b: Dims | None) -> bool:
     """Certainly equal: same rank, and each pair of dims equal for every input size."""
-    return a is not None and b is not None and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return (
+        a is not None
+        and b is not None
+        and len(a) == len(b)
+        and all(same(x, y) for x, y in zip(a, b, strict=True))
+    )
 
 
 def broadcasts_into(shape: Dims | None, target: Dims | None) -> bool:
     """Whether a tensor of `shape` certainly broadcasts against `target` without enlarging it."""
     if shape is None or target is None or len(shape) > len(target):
         return shape == ()
-    return all(same(x, 1) or same(x, y) for x, y in zip(reversed(shape), reversed(target), strict=False))
+    return all(
+        same(x, 1) or same(x, y) for x, y in zip(reversed(shape), reversed(target), strict=False)
+    )
 
 
 def constant_scalar(graph: Graph, name: str) -> float | None:
-    """Value of a constant of one element, in any numeric type (bfloat16 too) and of any rank; exact in double."""
+    """Value of a constant of one element, in any numeric type (bfloat16 too) and of any rank; exact
+    in double.
+    """
     if not name or not graph.is_const(name) or any(d != 1 for d in graph.shape(name) or ()):
         return None
     value = graph.const(name)
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.dtype.kind not in "OSU" else None
+    return (
+        float(value.reshape(-1)[0])
+        if value is not None and value.size == 1 and value.dtype.kind not in "OSU"
+        else None
+    )
 
 
-#: Operators outside ONNX (which its type inference does not know) and everything behind them keep the type of their first input.
+#: Operators outside ONNX (which its type inference does not know) and everything behind them keep
+#: the type of their first input.
 _KEEPS_TYPE = frozenset(POINTWISE) - {"Cast"} | {
     "Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization", "Softmax",
     "LogSoftmax", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Concat", "Split", "Slice", "Gather", "Expand", "Pad", "MaxPool",
@@ -94,7 +113,9 @@ _KEEPS_TYPE = frozenset(POINTWISE) - {"Cast"} | {
 
 
 def element_type(graph: Graph, name: str) -> int | None:
-    """Element type of a value: declared, or carried over from the inputs of what computes it; None when neither is known."""
+    """Element type of a value: declared, or carried over from the inputs of what computes it; None
+    when neither is known.
+    """
     declared = graph.dtype(name)
     if declared is not None:
         return declared
@@ -105,7 +126,9 @@ def _carried_types(graph: Graph) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph.nodes:
         if node.op in _KEEPS_TYPE and graph.dtype(node.outputs[0]) is None:
-            known = (t for i in node.inputs if i and (t := graph.dtype(i) or found.get(i)) is not None)
+            known = (
+                t for i in node.inputs if i and (t := graph.dtype(i) or found.get(i)) is not None
+            )
             first = next((t for t in known if node.op != "Where" or t != BOOL), None)
             if first is not None:
                 found[node.outputs[0]] = result_type(node, first)
@@ -118,15 +141,31 @@ def float_type(graph: Graph, name: str, node: Node) -> int:
     if dtype is None:
         raise Refuse(f"the element type of '{name}' at {label(node)} is not known", node)
     if dtype not in FLOATS:
-        raise Refuse(f"{label(node)} works on integers ('{name}'); only floating-point chains fuse", node, near=False)
+        raise Refuse(
+            f"{label(node)} works on integers ('{name}'); only floating-point chains fuse",
+            node,
+            near=False,
+        )
     return dtype
 
 
 def refuse_quantised(graph: Graph, node: Node) -> None:
-    """Operators between DequantizeLinear and QuantizeLinear are int8 operators in float spelling, which ONNX Runtime runs in int8."""
-    before = next((p for i in node.inputs if i and (p := graph.producer(i)) is not None and p.op.endswith("DequantizeLinear")), None)
+    """Operators between DequantizeLinear and QuantizeLinear are int8 operators in float spelling,
+    which ONNX Runtime runs in int8.
+    """
+    before = next(
+        (
+            p
+            for i in node.inputs
+            if i and (p := graph.producer(i)) is not None and p.op.endswith("DequantizeLinear")
+        ),
+        None,
+    )
     if before is not None:
-        raise Refuse(f"{label(node)} reads {label(before)}: it is a quantised operator, which runs faster as it is", node)
+        raise Refuse(
+            f"{label(node)} reads {label(before)}: it is a quantised operator, which runs faster as it is",
+            node,
+        )
 
 
 def outside_use(graph: Graph, value: str, nodes: Iterable[Node]) -> str | None:
@@ -144,10 +183,12 @@ def outside_use(graph: Graph, value: str, nodes: Iterable[Node]) -> str | None:
 class Region:
     """A pointwise region being compiled: which values are inside, and the code that computes them.
 
-    Every inside value has the region's `shape`; what comes from outside is a constant, or an operand that broadcasts to `shape`.
-    """
+    Every inside value has the region's `shape`; what comes from outside is a constant, or an
+    operand that broadcasts to `shape`."""
 
-    def __init__(self, graph: Graph, shape: Dims | None, dtype: int, *, max_operands: int, max_code: int) -> None:
+    def __init__(
+        self, graph: Graph, shape: Dims | None, dtype: int, *, max_operands: int, max_code: int
+    ) -> None:
         self.graph, self.shape, self.dtype = graph, shape, dtype
         self.max_operands, self.max_code = max_operands, max_code
         self.code = Code()
@@ -160,7 +201,9 @@ class Region:
         self.max_operands += 1
 
     def absorb(self, node: Node) -> None:
-        """Compile one pointwise node whose inside inputs are compiled already; refuses and leaves the region as it was."""
+        """Compile one pointwise node whose inside inputs are compiled already; refuses and leaves
+        the region as it was.
+        """
         kept = len(self.code.operands)
         try:
             ids, types = [], []
@@ -174,10 +217,15 @@ class Region:
                 raise Refuse(f"{label(node)} mixes floating-point types", node)
             out = result_type(node, first)
             if out in FLOATS and out != self.dtype and narrower(out, self.dtype):
-                raise Refuse(f"{label(node)} rounds to a narrower type in the middle of the chain", node)
+                raise Refuse(
+                    f"{label(node)} rounds to a narrower type in the middle of the chain", node
+                )
             ident = POINTWISE[node.op](self.code, self.graph, node, ids)
             if len(self.code.code) > self.max_code:
-                raise Refuse(f"the expression would exceed {self.max_code} instructions at {label(node)}", node)
+                raise Refuse(
+                    f"the expression would exceed {self.max_code} instructions at {label(node)}",
+                    node,
+                )
         except Refuse:
             del self.code.operands[kept:]
             raise
@@ -187,7 +235,11 @@ class Region:
     def _outside(self, node: Node, k: int) -> tuple[int, int]:
         name = node.inputs[k]
         value, rank = constant_scalar(self.graph, name), self.graph.rank(name)
-        if value is not None and rank is not None and (rank == 0 or (self.shape is not None and rank <= len(self.shape))):
+        if (
+            value is not None
+            and rank is not None
+            and (rank == 0 or (self.shape is not None and rank <= len(self.shape)))
+        ):
             dtype = element_type(self.graph, name)
             # An integer constant takes part only as an exponent, which ONNX lets have its own type.
             exponent = node.op == "Pow" and k == 1
@@ -195,14 +247,24 @@ class Region:
                 return self.code.const(value), int(dtype)
             if dtype == BOOL or exponent:
                 return self.code.const(value), BOOL
-            raise Refuse(f"{label(node)} works on integers ('{name}'); only floating-point chains fuse", node, near=False)
+            raise Refuse(
+                f"{label(node)} works on integers ('{name}'); only floating-point chains fuse",
+                node,
+                near=False,
+            )
         if float_or_bool(self.graph, name, node) == BOOL and node.op == "Pow":
             raise Refuse(f"{label(node)} has a boolean exponent", node)
         shape = dims_of(self.graph, name)
         if not broadcasts_into(shape, self.shape):
-            raise Refuse(f"the other input '{name}' of {label(node)} has shape {show(shape)}, which may enlarge {show(self.shape)}", node)
+            raise Refuse(
+                f"the other input '{name}' of {label(node)} has shape {show(shape)}, which may enlarge {show(self.shape)}",
+                node,
+            )
         if name not in self.code.operands and len(self.code.operands) >= self.max_operands:
-            raise Refuse(f"{label(node)} would be one more tensor than the {self.max_operands} a fused kernel reads", node)
+            raise Refuse(
+                f"{label(node)} would be one more tensor than the {self.max_operands} a fused kernel reads",
+                node,
+            )
         return self.code.operand(name), float_or_bool(self.graph, name, node)
 
 
@@ -223,20 +285,34 @@ def show(shape: Dims | None) -> str:
 
 
 def grow_epilogue(
-    graph: Graph, value: str, *, also: Sequence[str] = (), prelude: Prelude | None = None, max_operands: int = MAX_OPERANDS, max_code: int = MAX_CODE
+    graph: Graph,
+    value: str,
+    *,
+    also: Sequence[str] = (),
+    prelude: Prelude | None = None,
+    max_operands: int = MAX_OPERANDS,
+    max_code: int = MAX_CODE,
 ) -> Epilogue:
-    """The longest pointwise chain on `value` (the output of a compute node) that can run inside that node's kernel.
+    """The longest pointwise chain on `value` (the output of a compute node) that can run inside
+    that node's kernel.
 
-    Absorbs pointwise readers whose other inputs are scalar constants, inside already, or tensors broadcasting to the shape of
-    `value`; keeps the longest prefix from which one value of the same type leaves and no inner value is needed elsewhere
-    (second consumer, graph output, body of a control-flow node). Refuses when `value` is not floating-point.
-    `also` names further accumulators of the same shape (inputs 1, 2, ... of the expression, before the operands); with them only a chain in
-    which all meet counts. `prelude` is what the compute node itself applies first (an activation attribute).
-    """
+    Absorbs pointwise readers whose other inputs are scalar constants, inside already, or tensors
+    broadcasting to the shape of `value`; keeps the longest prefix from which one value of the same
+    type leaves and no inner value is needed elsewhere (second consumer, graph output, body of a
+    control-flow node). Refuses when `value` is not floating-point. `also` names further
+    accumulators of the same shape (inputs 1, 2, ... of the expression, before the operands); with
+    them only a chain in which all meet counts. `prelude` is what the compute node itself applies
+    first (an activation attribute)."""
     producer = graph.producer(value)
     if producer is None:
         raise Refuse(f"'{value}' is not computed by a node of this graph", near=False)
-    region = Region(graph, dims_of(graph, value), float_type(graph, value, producer), max_operands=max_operands, max_code=max_code)
+    region = Region(
+        graph,
+        dims_of(graph, value),
+        float_type(graph, value, producer),
+        max_operands=max_operands,
+        max_code=max_code,
+    )
     for name in (value, *also):
         region.start(name)
     if prelude is not None:
@@ -263,18 +339,37 @@ def grow_epilogue(
             blocked[id(node)] = why.reason
             continue
         offer(node.outputs[0])
-        if _escaping(graph, region) == [node.outputs[0]] and region.inside[node.outputs[0]][1] == region.dtype:
-            best, best_operands, best_count = node.outputs[0], len(region.code.operands), len(region.nodes)
+        if (
+            _escaping(graph, region) == [node.outputs[0]]
+            and region.inside[node.outputs[0]][1] == region.dtype
+        ):
+            best, best_operands, best_count = (
+                node.outputs[0],
+                len(region.code.operands),
+                len(region.nodes),
+            )
     stopped = _why_stopped(graph, best, region, blocked)
     if best_count == 0 and prelude is None:
         return Epilogue((), (), None, value, stopped)
     expr = region.code.finish(region.inside[best][0], best_operands)
-    return Epilogue(tuple(region.nodes[:best_count]), tuple(region.code.operands[starts:best_operands]), expr, best, stopped)
+    return Epilogue(
+        tuple(region.nodes[:best_count]),
+        tuple(region.code.operands[starts:best_operands]),
+        expr,
+        best,
+        stopped,
+    )
 
 
 def _escaping(graph: Graph, region: Region) -> list[str]:
     inside = {id(n) for n in region.nodes}
-    return [v for v in region.inside if graph.is_output(v) or not graph.consumers(v) or any(id(c) not in inside for c in graph.consumers(v))]
+    return [
+        v
+        for v in region.inside
+        if graph.is_output(v)
+        or not graph.consumers(v)
+        or any(id(c) not in inside for c in graph.consumers(v))
+    ]
 
 
 def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int, str]) -> str:
@@ -282,7 +377,9 @@ def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int,
     producer, readers = graph.producer(value), graph.consumers(value)
     source = label(producer) if producer is not None else f"'{value}'"
     if graph.is_output(value):
-        return f"the result of {source} is an output of the graph" + ("" if not readers else f", so it must be kept although {label(readers[0])} reads it")
+        return f"the result of {source} is an output of the graph" + (
+            "" if not readers else f", so it must be kept although {label(readers[0])} reads it"
+        )
     if not readers:
         return f"nothing reads the result of {source}"
     foreign = [c for c in readers if c.op not in POINTWISE or value not in c.inputs]
@@ -295,7 +392,8 @@ def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int,
         if id(c) in blocked:
             return blocked[id(c)]
     escaping = _escaping(graph, region)
-    for v in escaping:  # everything that reads `value` could be absorbed, but more than one value would leave
+    # everything that reads `value` could be absorbed, but more than one value would leave
+    for v in escaping:
         use, maker = outside_use(graph, v, region.nodes), graph.producer(v)
         if len(escaping) > 1 and use is not None and maker is not None:
             return f"{label(maker)} also feeds {use}, so more than one value would leave the chain after {source}"
@@ -306,12 +404,21 @@ def _why_stopped(graph: Graph, value: str, region: Region, blocked: Mapping[int,
 
 
 def build_match(
-    graph: Graph, *, rule: str, anchor: Node, nodes: Iterable[Node], op: str, roles: Sequence[tuple[str, str]], attrs: Mapping[str, Any], outputs: Sequence[str]
+    graph: Graph,
+    *,
+    rule: str,
+    anchor: Node,
+    nodes: Iterable[Node],
+    op: str,
+    roles: Sequence[tuple[str, str]],
+    attrs: Mapping[str, Any],
+    outputs: Sequence[str],
 ) -> Match:
-    """The match, after the guards every rule needs: only `outputs` leave, and the set of nodes is convex.
+    """The match, after the guards every rule needs: only `outputs` leave, and the set of nodes is
+    convex.
 
-    `roles` are (role, value) pairs in order; pairs with an empty value (absent optional inputs) are dropped.
-    """
+    `roles` are (role, value) pairs in order; pairs with an empty value (absent optional inputs) are
+    dropped."""
     chain = tuple(sorted({id(n): n for n in nodes}.values(), key=lambda n: n.index))
     for value in graph.escapes(chain):
         if value not in outputs:
@@ -322,4 +429,11 @@ def build_match(
     if not graph.is_convex(chain):
         raise Refuse(f"a path leaves the chain of {label(anchor)} and comes back into it", anchor)
     present = [(r, v) for r, v in roles if v]
-    return Match(rule, anchor, chain, tuple(v for _, v in present), tuple(outputs), Spec(op, tuple(r for r, _ in present), dict(attrs)))
+    return Match(
+        rule,
+        anchor,
+        chain,
+        tuple(v for _, v in present),
+        tuple(outputs),
+        Spec(op, tuple(r for r, _ in present), dict(attrs)),
+    )

@@ -10,12 +10,19 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match import rule_set
 
 
-def select(rules: Sequence[Rule], only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Rule, ...]:
-    """The rules named by `only` (all when empty) without those named by `skip`. Raises UsageError for a name no rule has."""
+def select(
+    rules: Sequence[Rule], only: Collection[str] = (), skip: Collection[str] = ()
+) -> tuple[Rule, ...]:
+    """The rules named by `only` (all when empty) without those named by `skip`.
+
+    Raises UsageError for a name no rule has.
+    """
     names = {r.name for r in rules}
     for name in [*only, *skip]:
         if name not in names:
-            raise UsageError(f"there is no rule called '{name}'", f"choose from {', '.join(sorted(names))}")
+            raise UsageError(
+                f"there is no rule called '{name}'", f"choose from {', '.join(sorted(names))}"
+            )
     return tuple(r for r in rules if (not only or r.name in only) and r.name not in skip)
 
 
@@ -28,11 +35,12 @@ def find(
     progress: Callable[[], None] | None = None,
     failed: Callable[[TraceaError], object] | None = None,
 ) -> tuple[list[Match], list[Refusal]]:
-    """Every match and every refusal, in node order and then by rule name. `progress` is called once a node.
+    """Every match and every refusal, in node order and then by rule name. `progress` is called once
+    a node.
 
-    Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the rule, never of the model. With `failed` it goes there,
-    and costs the match alone, which is among the refusals.
-    """
+    Raises TraceaError naming rule and node when a rule breaks its contract: that is a fault of the
+    rule, never of the model. With `failed` it goes there, and costs the match alone, which is among
+    the refusals."""
     matches: list[Match] = []
     refusals: list[Refusal] = []
     by_anchor: dict[str, list[Rule]] = {}
@@ -41,12 +49,23 @@ def find(
             by_anchor.setdefault(op, []).append(rule)
     for node in graph.nodes:
         if node.unread:
-            refusals += [Refusal(rule.name, node.name, node.unread, node=node.name) for rule in by_anchor.get(node.written, ())]
+            refusals += [
+                Refusal(rule.name, node.name, node.unread, node=node.name)
+                for rule in by_anchor.get(node.written, ())
+            ]
         for rule in by_anchor.get(node.op, ()):
             try:
                 found = rule.match(graph, node)
             except Refuse as e:
-                refusals.append(Refusal(rule.name, node.name, e.reason, e.near, node.name if e.node is None else e.node.name))
+                refusals.append(
+                    Refusal(
+                        rule.name,
+                        node.name,
+                        e.reason,
+                        e.near,
+                        node.name if e.node is None else e.node.name,
+                    )
+                )
                 continue
             except MemoryError:
                 raise
@@ -66,18 +85,32 @@ def find(
             if graph.is_convex(found.nodes):
                 matches.append(found)
             else:
-                refusals.append(Refusal(rule.name, node.name, "a path leaves the chain and comes back, so fusing it would make a cycle"))
+                refusals.append(
+                    Refusal(
+                        rule.name,
+                        node.name,
+                        "a path leaves the chain and comes back, so fusing it would make a cycle",
+                    )
+                )
         if progress is not None:
             progress()
     return matches, refusals
 
 
 def _defect(rule: Rule, node: Node, what: str) -> Refusal:
-    return Refusal(rule.name, node.name, f"internal error in rule '{rule.name}' ({what}), which costs this fusion only; report this", node=node.name)
+    return Refusal(
+        rule.name,
+        node.name,
+        f"internal error in rule '{rule.name}' ({what}), which costs this fusion only; report this",
+        node=node.name,
+    )
 
 
 def _fault(rule: Rule, node: Node, what: str) -> TraceaError:
-    return TraceaError(f"rule '{rule.name}' failed on node '{node.name}' ({what})", f"report this, and go on with --skip {rule.name}")
+    return TraceaError(
+        f"rule '{rule.name}' failed on node '{node.name}' ({what})",
+        f"report this, and go on with --skip {rule.name}",
+    )
 
 
 def check(graph: Graph, match: Match) -> str:

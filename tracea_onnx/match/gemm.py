@@ -1,4 +1,6 @@
-"""A linear layer in any spelling: Gemm, MatMul (+ bias Add), FusedGemm, FusedMatMul, each perhaps between two Reshapes."""
+"""A linear layer in any spelling: Gemm, MatMul (+ bias Add), FusedGemm, FusedMatMul, each perhaps
+between two Reshapes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,34 @@ from tracea_onnx.ir.graph import Graph, Node, Shape
 from tracea_onnx.ir.pointwise_ops import fused_activation
 from tracea_onnx.match.attention import region
 from tracea_onnx.match.conv import batch_norm_fault
-from tracea_onnx.match.epilogue import Prelude, build_match, dims_of, element_type, float_type, grow_epilogue, label, refuse_quantised, same_shape
+from tracea_onnx.match.epilogue import (
+    Prelude,
+    build_match,
+    dims_of,
+    element_type,
+    float_type,
+    grow_epilogue,
+    label,
+    refuse_quantised,
+    same_shape,
+)
 from tracea_onnx.shapes.symbolic import same
 
 LINEAR_OPS = frozenset({"Gemm", "MatMul", "com.microsoft.FusedGemm", "com.microsoft.FusedMatMul"})
 _KNOWN = frozenset(
-    {"alpha", "beta", "transA", "transB", "transBatchA", "transBatchB", "broadcast", "activation", "activation_alpha", "activation_beta", "activation_gamma"}
+    {
+        "alpha",
+        "beta",
+        "transA",
+        "transB",
+        "transBatchA",
+        "transBatchB",
+        "broadcast",
+        "activation",
+        "activation_alpha",
+        "activation_beta",
+        "activation_gamma",
+    }
 )
 
 
@@ -30,14 +54,21 @@ class Linear:
     attrs: dict[str, Any]
     value: str
     nodes: list[Node]
-    shapes: list[tuple[str, str]] = field(default_factory=list)  # run-time target shapes of the Reshapes taken in, with their roles
+    # run-time target shapes of the Reshapes taken in, with their roles
+    shapes: list[tuple[str, str]] = field(default_factory=list)
     prelude: Prelude | None = None
-    bn: tuple[str, ...] = ()  # scale, shift, mean and variance of a BatchNormalization of the output features
+    # scale, shift, mean and variance of a BatchNormalization of the output features
+    bn: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
         """x @ w (+ b) and nothing else (w may be transposed)."""
-        return self.attrs["alpha"] == 1.0 and (not self.b or self.attrs["beta"] == 1.0) and not self.attrs["trans_a"] and self.prelude is None
+        return (
+            self.attrs["alpha"] == 1.0
+            and (not self.b or self.attrs["beta"] == 1.0)
+            and not self.attrs["trans_a"]
+            and self.prelude is None
+        )
 
 
 def linear(graph: Graph, node: Node) -> Linear:
@@ -61,9 +92,21 @@ def linear(graph: Graph, node: Node) -> Linear:
         "alpha": float(node.attr("alpha", 1.0)),
         "beta": float(node.attr("beta", 1.0)) if gemm and node.input(2) else 1.0,
     }
-    found = Linear(node, node.input(0), node.input(1), node.input(2) if gemm else "", attrs, node.outputs[0], [node])
+    found = Linear(
+        node,
+        node.input(0),
+        node.input(1),
+        node.input(2) if gemm else "",
+        attrs,
+        node.outputs[0],
+        [node],
+    )
     if node.op == "com.microsoft.FusedGemm":
-        params = [float(node.attr(k, 0.0)) for k in ("activation_alpha", "activation_beta", "activation_gamma") if k in node.attrs]
+        params = [
+            float(node.attr(k, 0.0))
+            for k in ("activation_alpha", "activation_beta", "activation_gamma")
+            if k in node.attrs
+        ]
         found.prelude = lambda code: fused_activation(code, node, -1, params)
     return found
 
@@ -76,14 +119,28 @@ def columns(graph: Graph, found: Linear) -> int | None:
 
 
 def take_bias(graph: Graph, found: Linear) -> None:
-    """Linear without bias followed by Add (operands in either order) of one number per output feature: that is the bias."""
+    """Linear without bias followed by Add (operands in either order) of one number per output
+    feature: that is the bias.
+    """
     add = graph.sole_consumer(found.value)
-    if found.b or found.prelude is not None or add is None or add.op != "Add" or len(add.inputs) != 2:
+    if (
+        found.b
+        or found.prelude is not None
+        or add is None
+        or add.op != "Add"
+        or len(add.inputs) != 2
+    ):
         return
     other = add.inputs[1] if add.inputs[0] == found.value else add.inputs[0]
     shape, n = graph.shape(other), columns(graph, found)
     result = dims_of(graph, found.value)
-    if other == found.value or shape is None or n is None or result is None or len(shape) > len(result):
+    if (
+        other == found.value
+        or shape is None
+        or n is None
+        or result is None
+        or len(shape) > len(result)
+    ):
         return
     if element_type(graph, other) != element_type(graph, found.value):
         return
@@ -94,18 +151,29 @@ def take_bias(graph: Graph, found: Linear) -> None:
 
 
 def take_reshapes(graph: Graph, found: Linear) -> None:
-    """Reshape [..., K] → [M, K], Gemm, Reshape → [..., N] is the same layer over the leading dims (GPT-2's Conv1D, Keras' Dense).
+    """Reshape [..., K] → [M, K], Gemm, Reshape → [..., N] is the same layer over the leading dims
+    (GPT-2's Conv1D, Keras' Dense).
 
     The first Reshape may serve several layers: whether it joins the match is for `region` to say.
     """
     before, after = graph.producer(found.x), graph.sole_consumer(found.value)
-    if before is None or after is None or before.op != "Reshape" or after.op != "Reshape" or after.input(0) != found.value:
+    if (
+        before is None
+        or after is None
+        or before.op != "Reshape"
+        or after.op != "Reshape"
+        or after.input(0) != found.value
+    ):
         return
     if found.attrs["trans_a"] or graph.rank(found.w) != 2 or graph.is_const(before.input(0)):
         return
     if found.b and not row(graph.shape(found.b)):
         return  # a bias per row would no longer broadcast
-    outer, flat, restored = dims_of(graph, before.input(0)), dims_of(graph, found.x), dims_of(graph, after.outputs[0])
+    outer, flat, restored = (
+        dims_of(graph, before.input(0)),
+        dims_of(graph, found.x),
+        dims_of(graph, after.outputs[0]),
+    )
     n = columns(graph, found)
     if outer is None or flat is None or restored is None or n is None or len(outer) < 2:
         return
@@ -113,28 +181,56 @@ def take_reshapes(graph: Graph, found: Linear) -> None:
         return
     found.x, found.value = before.input(0), after.outputs[0]
     found.nodes.append(after)
-    found.shapes = [(role, n.input(1)) for role, n in (("flat_shape", before), ("shape", after)) if not graph.is_const(n.input(1))]
+    found.shapes = [
+        (role, n.input(1))
+        for role, n in (("flat_shape", before), ("shape", after))
+        if not graph.is_const(n.input(1))
+    ]
 
 
 def take_batch_norm(graph: Graph, found: Linear) -> None:
-    """An inference BatchNormalization of the output features, of a matrix or between Reshapes to one and back (LeViT): it goes into weights and bias."""
+    """An inference BatchNormalization of the output features, of a matrix or between Reshapes to
+    one and back (LeViT): it goes into weights and bias.
+    """
     n, first = columns(graph, found), graph.sole_consumer(found.value)
-    if n is None or first is None or found.prelude is not None or not graph.is_const(found.w) or graph.rank(found.w) != 2:
+    if (
+        n is None
+        or first is None
+        or found.prelude is not None
+        or not graph.is_const(found.w)
+        or graph.rank(found.w) != 2
+    ):
         return
-    if found.b and not (graph.is_const(found.b) and graph.shape(found.b) in ((n,), (1, n)) and found.attrs["beta"] == 1.0):
+    if found.b and not (
+        graph.is_const(found.b)
+        and graph.shape(found.b) in ((n,), (1, n))
+        and found.attrs["beta"] == 1.0
+    ):
         return
     nodes, shape = [first], dims_of(graph, found.value)
     if first.op in ("Reshape", "Flatten"):
         bn = graph.sole_consumer(first.outputs[0])
         back = graph.sole_consumer(bn.outputs[0]) if bn is not None else None
-        if bn is None or back is None or back.op != "Reshape" or first.input(0) != found.value or back.input(0) != bn.outputs[0]:
+        if (
+            bn is None
+            or back is None
+            or back.op != "Reshape"
+            or first.input(0) != found.value
+            or back.input(0) != bn.outputs[0]
+        ):
             return
         nodes = [first, bn, back]
         if shape is None or not same_shape(dims_of(graph, back.outputs[0]), shape):
             return
     bn = nodes[len(nodes) // 2]
     flat = dims_of(graph, bn.input(0))
-    if bn.op != "BatchNormalization" or flat is None or len(flat) != 2 or flat[1] != n or batch_norm_fault(graph, bn, n):
+    if (
+        bn.op != "BatchNormalization"
+        or flat is None
+        or len(flat) != 2
+        or flat[1] != n
+        or batch_norm_fault(graph, bn, n)
+    ):
         return
     found.bn, found.value = tuple(bn.inputs[1:5]), nodes[-1].outputs[0]
     found.attrs["bn_eps"] = float(bn.attr("epsilon", 1e-5))
@@ -147,7 +243,9 @@ def row(shape: Shape | None) -> bool:
 
 
 def read_linear(graph: Graph, node: Node) -> Linear:
-    """The anchor with the Reshapes around it and its bias, which may stand before or after the second Reshape."""
+    """The anchor with the Reshapes around it and its bias, which may stand before or after the
+    second Reshape.
+    """
     found = linear(graph, node)
     take_bias(graph, found)
     take_reshapes(graph, found)
@@ -156,14 +254,32 @@ def read_linear(graph: Graph, node: Node) -> Linear:
 
 
 def match_linear(graph: Graph, node: Node, *, rule: str) -> Match:
-    """Linear layer (+ bias Add) (+ epilogue), as a `gemm` spec; refuses when nothing beyond the anchor fuses."""
+    """Linear layer (+ bias Add) (+ epilogue), as a `gemm` spec; refuses when nothing beyond the
+    anchor fuses.
+    """
     found = read_linear(graph, node)
     take_batch_norm(graph, found)
     tail = grow_epilogue(graph, found.value, prelude=found.prelude)
     nodes = [*found.nodes, *tail.nodes]
     if len(nodes) == 1 and not node.op.startswith("com.microsoft."):
         raise Refuse(f"nothing after {label(node)} fuses: {tail.stopped}", node, near=False)
-    roles = [("x", found.x), ("w", found.w), ("b", found.b), *zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False), *tail.roles()]
-    nodes = region(graph, nodes, [v for _, v in roles])  # with the towers that compute the shapes of reshapes
+    roles = [
+        ("x", found.x),
+        ("w", found.w),
+        ("b", found.b),
+        *zip(("bn_scale", "bn_bias", "bn_mean", "bn_var"), found.bn, strict=False),
+        *tail.roles(),
+    ]
+    # with the towers that compute the shapes of reshapes
+    nodes = region(graph, nodes, [v for _, v in roles])
     roles += [(r, v) for r, v in found.shapes if graph.producer(v) not in nodes]
-    return build_match(graph, rule=rule, anchor=node, nodes=nodes, op="gemm", roles=roles, attrs={**found.attrs, **tail.attrs()}, outputs=[tail.output])
+    return build_match(
+        graph,
+        rule=rule,
+        anchor=node,
+        nodes=nodes,
+        op="gemm",
+        roles=roles,
+        attrs={**found.attrs, **tail.attrs()},
+        outputs=[tail.output],
+    )

@@ -13,7 +13,10 @@ from tracea_onnx.shapes.symbolic import same, shapes
 
 @dataclass
 class Grouped:
-    """A group normalisation of `x` ([N, C, ...]), growing as it is read. `out` is what it computes so far."""
+    """A group normalisation of `x` ([N, C, ...]), growing as it is read.
+
+    `out` is what it computes so far.
+    """
 
     x: str
     groups: int
@@ -30,17 +33,27 @@ def _all(g: Graph, name: str, value: float) -> bool:
 
 
 def grouped(g: Graph, node: Node) -> Grouped | None:
-    """The group normalisation around an InstanceNormalization; None when no Reshape of the channels stands before it."""
+    """The group normalisation around an InstanceNormalization; None when no Reshape of the channels
+    stands before it.
+    """
     s, before = shapes(g), g.producer(node.input(0))
     inner = s.dims(node.input(0))
     if before is None or before.op != "Reshape" or inner is None:
         return None
     x, shape = before.input(0), s.dims(before.input(0))
-    if shape is None or len(shape) < 3 or len(inner) < 3 or not same(shape[0], inner[0]) or not isinstance(shape[1], int):
+    if (
+        shape is None
+        or len(shape) < 3
+        or len(inner) < 3
+        or not same(shape[0], inner[0])
+        or not isinstance(shape[1], int)
+    ):
         return None
     groups = inner[1]
     if not isinstance(groups, int) or groups <= 0 or shape[1] % groups:
-        raise Refuse(f"{label(before)} does not split the {shape[1]} channels into equal groups", node)
+        raise Refuse(
+            f"{label(before)} does not split the {shape[1]} channels into equal groups", node
+        )
     if not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):
         raise Refuse(f"scale and bias of {label(node)} are per group, not 1 and 0", node)
     if g.sole_consumer(before.outputs[0]) is not node:
@@ -49,20 +62,31 @@ def grouped(g: Graph, node: Node) -> Grouped | None:
     if after is None or after.op != "Reshape" or after.input(0) != node.outputs[0]:
         raise Refuse(f"no Reshape back to the channels follows {label(node)}", node)
     back = s.dims(after.outputs[0])
-    if back is None or len(back) != len(shape) or not all(same(a, b) for a, b in zip(back, shape, strict=True)):
+    if (
+        back is None
+        or len(back) != len(shape)
+        or not all(same(a, b) for a, b in zip(back, shape, strict=True))
+    ):
         raise Refuse(f"{label(after)} does not restore the shape before the groups", after)
     nodes = region(g, [before, node, after], (x,))
     return Grouped(x, groups, float(node.attr("epsilon", 1e-5)), after.outputs[0], nodes)
 
 
 def grouped_operator(g: Graph, node: Node) -> Grouped:
-    """A GroupNormalization node; before opset 21 its scale and bias are per group and must do nothing."""
+    """A GroupNormalization node; before opset 21 its scale and bias are per group and must do
+    nothing.
+    """
     shape, groups = shapes(g).dims(node.input(0)), int(node.attr("num_groups"))
     if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
         raise Refuse(f"the number of channels of '{node.input(0)}' is not known", node)
     if node.attr("stash_type", 1) != 1:
-        raise Refuse(f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float", node)
-    norm = Grouped(node.input(0), groups, float(node.attr("epsilon", 1e-5)), node.outputs[0], [node])
+        raise Refuse(
+            f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float",
+            node,
+        )
+    norm = Grouped(
+        node.input(0), groups, float(node.attr("epsilon", 1e-5)), node.outputs[0], [node]
+    )
     if g.opset() >= 21 or groups == shape[1]:
         norm.gamma, norm.beta = node.input(1), node.input(2)
     elif not _all(g, node.input(1), 1.0) or not _all(g, node.input(2), 0.0):

@@ -1,4 +1,6 @@
-"""Masks: what a matrix of scores is masked with, read from constants, Trilu towers and comparisons of Range ramps."""
+"""Masks: what a matrix of scores is masked with, read from constants, Trilu towers and comparisons
+of Range ramps.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
 
-MASKED = -1.0e4  # an additive mask at or below this leaves a probability of exactly 0 in every float type exporters use
+# an additive mask at or below this leaves a probability of exactly 0 in every float type exporters
+# use
+MASKED = -1.0e4
 
 
 @dataclass(frozen=True)
 class Triangle:
-    """A matrix over (row s, column t): `below` where t <= s + offset, `above` elsewhere. Uniform when both are equal."""
+    """A matrix over (row s, column t): `below` where t <= s + offset, `above` elsewhere.
+
+    Uniform when both are equal.
+    """
 
     below: Any
     above: Any
@@ -47,10 +54,11 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
 
 
 def triangle(g: Graph, s: Shapes, value: str, depth: int = 16) -> Triangle | None:
-    """What `value` holds when that depends only on whether the column is past the row by a fixed offset; else None.
+    """What `value` holds when that depends only on whether the column is past the row by a fixed
+    offset; else None.
 
-    Reads constants, Trilu towers, comparisons of Range ramps, and the arithmetic exporters put around them.
-    """
+    Reads constants, Trilu towers, comparisons of Range ramps, and the arithmetic exporters put
+    around them."""
     found = _read(g, s, value, depth)
     return found if isinstance(found, Triangle) else None
 
@@ -71,7 +79,11 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None
 
     if node.op == "Range":
         first, delta = s.content(node.input(0)), s.content(node.input(2))
-        return Ramp(-1, first.reshape(-1)[0]) if first is not None and delta is not None and delta.reshape(-1)[0] == 1 else None
+        return (
+            Ramp(-1, first.reshape(-1)[0])
+            if first is not None and delta is not None and delta.reshape(-1)[0] == 1
+            else None
+        )
     if node.op == "ConstantOfShape":
         fill = node.attr("value")
         v = numpy_helper.to_array(fill).reshape(-1)[0].item() if fill is not None else 0.0
@@ -97,7 +109,12 @@ def _read(g: Graph, s: Shapes, value: str, depth: int) -> Triangle | Ramp | None
             return _compare(node.op, a, b)
     if node.op in ("Add", "Sub"):
         a, b = read(0), read(1)
-        if isinstance(a, Ramp) and isinstance(b, Triangle) and b.uniform and float(b.below).is_integer():
+        if (
+            isinstance(a, Ramp)
+            and isinstance(b, Triangle)
+            and b.uniform
+            and float(b.below).is_integer()
+        ):
             return Ramp(a.axis, dims.add(a.first, int(b.below) * (1 if node.op == "Add" else -1)))
     if node.op in _POINTWISE:
         args = [read(k) for k in range(len(node.inputs))]
@@ -111,7 +128,9 @@ def _combine(f: Callable[..., Any], args: list[Triangle]) -> Triangle | None:
     if any(not same(o, offsets[0]) for o in offsets):
         return None
     with np.errstate(all="ignore"):
-        return Triangle(f(*(a.below for a in args)), f(*(a.above for a in args)), offsets[0] if offsets else 0)
+        return Triangle(
+            f(*(a.below for a in args)), f(*(a.above for a in args)), offsets[0] if offsets else 0
+        )
 
 
 def _compare(op: str, a: Ramp, b: Ramp) -> Triangle | None:
@@ -121,7 +140,8 @@ def _compare(op: str, a: Ramp, b: Ramp) -> Triangle | None:
     low, high = (a, b) if sign > 0 else (b, a)  # low <= high + shift
     if low.axis == -1:  # t + low.first <= s + high.first + shift
         return Triangle(True, False, dims.add(dims.sub(high.first, low.first), shift))
-    # s + low.first <= t + high.first + shift, false exactly where t <= s + low.first - high.first - shift - 1
+    # s + low.first <= t + high.first + shift, false exactly where t <= s + low.first - high.first -
+    # shift - 1
     return Triangle(False, True, dims.sub(dims.sub(low.first, high.first), shift + 1))
 
 
@@ -136,7 +156,9 @@ def _trilu(g: Graph, s: Shapes, node: Node, inner: Triangle | Ramp | None) -> Tr
     return Triangle(inner.below, zero, shift)
 
 
-def _axes(s: Shapes, node: Node, value: str, inner: Triangle | Ramp | None) -> Triangle | Ramp | None:
+def _axes(
+    s: Shapes, node: Node, value: str, inner: Triangle | Ramp | None
+) -> Triangle | Ramp | None:
     before, after = s.dims(node.input(0)), s.dims(value)
     if inner is None or before is None or after is None:
         return None
@@ -181,19 +203,24 @@ def _of_array(array: Any) -> Triangle | None:
         return Triangle(below, above) if bool((first == below).all()) else None
     low = first == below
     offset = int(low[0].sum()) - 1
-    return Triangle(below, above, offset) if bool((first == np.where(np.tri(rows, columns, offset, dtype=bool), below, above)).all()) else None
+    return (
+        Triangle(below, above, offset)
+        if bool((first == np.where(np.tri(rows, columns, offset, dtype=bool), below, above)).all())
+        else None
+    )
 
 
 # --- in a spec ------------------------------------------------------------------------------------------------------------
 @dataclass
 class Mask:
-    """One mask of an attention: `add`; `bool` (true keeps a score, `fill` replaces the others) or `drop` (true is replaced by `fill`).
+    """One mask of an attention: `add`; `bool` (true keeps a score, `fill` replaces the others) or
+    `drop` (true is replaced by `fill`).
 
-    period: 0, or the size of the mask's batch axis when row b of the batch meets row b mod period. merged: batch and heads are one axis of it.
-    scale: what an `add` mask is multiplied by (scores that are scaled after the mask was added, a mask that is subtracted).
-    met: the value that met the scores, where `value` is one from before it.
-    past: of a mask that hides column t from row s exactly where t > s + past.
-    """
+    period: 0, or the size of the mask's batch axis when row b of the batch meets row b mod period.
+    merged: batch and heads are one axis of it. scale: what an `add` mask is multiplied by (scores
+    that are scaled after the mask was added, a mask that is subtracted). met: the value that met
+    the scores, where `value` is one from before it. past: of a mask that hides column t from row s
+    exactly where t > s + past."""
 
     value: str
     kind: str
@@ -205,12 +232,16 @@ class Mask:
     past: DimLike | None = None
 
 
-#: A float32 at or below this swallows any score it is added to, so adding it is the same as writing it.
+#: A float32 at or below this swallows any score it is added to, so adding it is the same as writing
+#: it.
 _SWALLOWS = -1.0e30
 
 
-def simplified(g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(np.float32).min)) -> Mask:
-    """The mask without Where(m, 0, fill) (which makes an additive mask of a boolean one), without Not, and from before an Expand.
+def simplified(
+    g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(np.float32).min)
+) -> Mask:
+    """The mask without Where(m, 0, fill) (which makes an additive mask of a boolean one), without
+    Not, and from before an Expand.
 
     A fill below `lowest`, the least number of the scores' type, is written as minus infinity.
     """
@@ -236,7 +267,9 @@ def simplified(g: Graph, s: Shapes, mask: Mask, lowest: float = float(np.finfo(n
 
 
 def _repeats(s: Shapes, expand: Node) -> bool:
-    """Whether an Expand only repeats what broadcasting against the scores repeats anyway: no axis is added."""
+    """Whether an Expand only repeats what broadcasting against the scores repeats anyway: no axis
+    is added.
+    """
     before, after = s.dims(expand.input(0)), s.dims(expand.outputs[0])
     return before is not None and after is not None and len(before) == len(after)
 
@@ -249,7 +282,9 @@ def causal_attrs(offset: DimLike | None) -> dict[str, Any]:
 
 
 def mask_attrs(masks: Sequence[Mask]) -> dict[str, Any]:
-    """Spec attributes of the masks, in the order they are applied; JSON has no infinity, so that fill is the string "-inf"."""
+    """Spec attributes of the masks, in the order they are applied; JSON has no infinity, so that
+    fill is the string "-inf".
+    """
     out: dict[str, Any] = {"mask_kind": masks[0].kind if masks else "none"}
     for k, m in enumerate(masks):
         tail = str(k) if k else ""

@@ -1,4 +1,6 @@
-"""Vocabulary of the normalisations: one reading of mean, square, epsilon, reciprocal root, weights, casts and residual sums."""
+"""Vocabulary of the normalisations: one reading of mean, square, epsilon, reciprocal root, weights,
+casts and residual sums.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.match.epilogue import build_match, label, narrower, same_shape
 from tracea_onnx.shapes.symbolic import axes_of, same, shapes
 
-FLOATS = frozenset(int(t) for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
+FLOATS = frozenset(
+    int(t)
+    for t in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+)
 
 #: `Norm.axes` of a norm over axis 1 of a tensor with axes behind it.
 CHANNELS = 0
@@ -21,8 +26,8 @@ CHANNELS = 0
 class Norm:
     """A layer or RMS normalisation of `x`, growing as it is read. `out` is what it computes so far.
 
-    axes: how many last axes it runs over; CHANNELS when it runs over axis 1 alone (an image's channels).
-    """
+    axes: how many last axes it runs over; CHANNELS when it runs over axis 1 alone (an image's
+    channels)."""
 
     x: str
     axes: int
@@ -44,7 +49,12 @@ def through_casts(g: Graph, value: str) -> tuple[str, list[Node]]:
     nodes: list[Node] = []
     while True:
         p = g.producer(value)
-        if p is None or p.op not in ("Cast", "Identity") or g.dtype(p.input(0)) not in FLOATS or g.dtype(value) not in FLOATS:
+        if (
+            p is None
+            or p.op not in ("Cast", "Identity")
+            or g.dtype(p.input(0)) not in FLOATS
+            or g.dtype(value) not in FLOATS
+        ):
             return value, nodes
         nodes.append(p)
         value = p.input(0)
@@ -85,19 +95,32 @@ def reduced(g: Graph, reduce: Node) -> int:
     if axes == [1] and len(shape) > 2:
         return CHANNELS
     if sorted(axes) != list(range(len(shape) - len(axes), len(shape))):
-        raise Refuse(f"{label(reduce)} averages over axes {sorted(axes)}, which are neither the last ones nor the channels", reduce)
+        raise Refuse(
+            f"{label(reduce)} averages over axes {sorted(axes)}, which are neither the last ones nor the channels",
+            reduce,
+        )
     return len(axes)
 
 
 def kept_axes(g: Graph, reduce: Node) -> tuple[str, list[Node]]:
-    """The reduction with its reduced axes kept as 1, and the node that puts them back where it drops them (torch.var of the dynamo exporter)."""
+    """The reduction with its reduced axes kept as 1, and the node that puts them back where it
+    drops them (torch.var of the dynamo exporter).
+    """
     out = reduce.outputs[0]
     if reduce.attr("keepdims", 1):
         return out, []
     user, shape = g.sole_consumer(out), shapes(g).dims(reduce.input(0))
-    if user is not None and shape is not None and user.op in ("Reshape", "Unsqueeze") and user.input(0) == out:
+    if (
+        user is not None
+        and shape is not None
+        and user.op in ("Reshape", "Unsqueeze")
+        and user.input(0) == out
+    ):
         axes = axes_of(shapes(g), reduce, len(shape))
-        if axes is not None and same_shape(shapes(g).dims(user.outputs[0]), tuple(1 if k in axes else d for k, d in enumerate(shape))):
+        if axes is not None and same_shape(
+            shapes(g).dims(user.outputs[0]),
+            tuple(1 if k in axes else d for k, d in enumerate(shape)),
+        ):
             return user.outputs[0], [user]
     raise Refuse(f"{label(reduce)} drops the reduced axes (keepdims = 0)", reduce)
 
@@ -108,13 +131,17 @@ def only_reader(g: Graph, value: str) -> Node:
     if g.is_output(value):
         raise Refuse(f"'{value}' inside the norm is a graph output", g.producer(value))
     if len(uses) != 1:
-        raise Refuse(f"'{value}' inside the norm is read by {len(uses)} nodes, not one", g.producer(value))
+        raise Refuse(
+            f"'{value}' inside the norm is read by {len(uses)} nodes, not one", g.producer(value)
+        )
     return uses[0]
 
 
 # --- the decomposed forms -----------------------------------------------------------------------------------------------------
 def decomposed(g: Graph, reduce: Node) -> Norm:
-    """The norm whose mean of squares `reduce` computes, from its input to the division (weights not yet read)."""
+    """The norm whose mean of squares `reduce` computes, from its input to the division (weights not
+    yet read).
+    """
     square = squared(g, reduce.input(0))
     if square is None:
         raise Refuse(f"{label(reduce)} does not average squares", reduce, near=False)
@@ -125,7 +152,9 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
     value, eps, root, nodes_ = _inverse_root(g, variance)
     nodes += [*restored, *nodes_]
     numerator = _numerator(g, root, value)
-    gamma, scaler, numerator, early = _early_weight(g, root, numerator, Norm(centred, axes, eps, False, ""))
+    gamma, scaler, numerator, early = _early_weight(
+        g, root, numerator, Norm(centred, axes, eps, False, "")
+    )
     nodes += early
     base, casts = through_casts(g, centred)
     sub = g.producer(base)
@@ -136,31 +165,80 @@ def decomposed(g: Graph, reduce: Node) -> Norm:
             raise Refuse("mean and variance are taken over different axes", reduce)
         other, other_casts = through_casts(g, numerator)
         twin = g.producer(other)
-        if numerator != centred and other != base and is_weight(g, numerator, Norm(sub.input(0), axes, eps, False, "")):
-            return _affine(g, Norm(sub.input(0), axes, eps, False, "", [*nodes, *casts, sub, mean, scaler], numerator), scaler, sub.input(1))
+        if (
+            numerator != centred
+            and other != base
+            and is_weight(g, numerator, Norm(sub.input(0), axes, eps, False, ""))
+        ):
+            return _affine(
+                g,
+                Norm(
+                    sub.input(0),
+                    axes,
+                    eps,
+                    False,
+                    "",
+                    [*nodes, *casts, sub, mean, scaler],
+                    numerator,
+                ),
+                scaler,
+                sub.input(1),
+            )
         x, x_casts = through_casts(g, sub.input(0))
-        means = [mean] if twin is not None and twin.inputs == sub.inputs else [mean, *_second_mean(g, twin, sub.input(0), axes)]
+        means = (
+            [mean]
+            if twin is not None and twin.inputs == sub.inputs
+            else [mean, *_second_mean(g, twin, sub.input(0), axes)]
+        )
         if twin is None or twin.op != "Sub" or (len(means) == 1 and twin.inputs != sub.inputs):
-            raise Refuse(f"{label(scaler)} does not divide the centred value whose variance it uses", scaler)
-        norm = Norm(x, axes, eps, False, scaler.outputs[0], [*nodes, *casts, *other_casts, sub, *means, twin, scaler], gamma)
+            raise Refuse(
+                f"{label(scaler)} does not divide the centred value whose variance it uses", scaler
+            )
+        norm = Norm(
+            x,
+            axes,
+            eps,
+            False,
+            scaler.outputs[0],
+            [*nodes, *casts, *other_casts, sub, *means, twin, scaler],
+            gamma,
+        )
         return _settle(g, norm, sub.input(0), x_casts)
     other, other_casts = through_casts(g, numerator)
     if other != base:
-        raise Refuse(f"{label(scaler)} does not divide the value whose squares are averaged", scaler)
+        raise Refuse(
+            f"{label(scaler)} does not divide the value whose squares are averaged", scaler
+        )
     norm = Norm(base, axes, eps, True, scaler.outputs[0], [*nodes, scaler], gamma)
-    return _settle(g, norm, centred if centred == numerator else base, [*casts, *(c for c in other_casts if c not in casts)])
+    return _settle(
+        g,
+        norm,
+        centred if centred == numerator else base,
+        [*casts, *(c for c in other_casts if c not in casts)],
+    )
 
 
 def _second_mean(g: Graph, twin: Node | None, x: str, axes: int) -> list[Node]:
     """The mean that `twin` takes away from `x`, where it is another node that computes the same."""
-    if twin is None or twin.op != "Sub" or through_casts(g, twin.input(0))[0] != through_casts(g, x)[0] or not _is_mean(g, twin.input(1), x):
+    if (
+        twin is None
+        or twin.op != "Sub"
+        or through_casts(g, twin.input(0))[0] != through_casts(g, x)[0]
+        or not _is_mean(g, twin.input(1), x)
+    ):
         return []
     mean = g.producer(twin.input(1))
-    return [mean] if mean is not None and reduced(g, mean) == axes and mean.attr("keepdims", 1) else []
+    return (
+        [mean] if mean is not None and reduced(g, mean) == axes and mean.attr("keepdims", 1) else []
+    )
 
 
-def _early_weight(g: Graph, scaler: Node, numerator: str, norm: Norm) -> tuple[str, Node, str, list[Node]]:
-    """Gamma multiplied into the reciprocal root, or into the input, before the two meet: (gamma, the node where they meet, numerator, nodes)."""
+def _early_weight(
+    g: Graph, scaler: Node, numerator: str, norm: Norm
+) -> tuple[str, Node, str, list[Node]]:
+    """Gamma multiplied into the reciprocal root, or into the input, before the two meet: (gamma,
+    the node where they meet, numerator, nodes).
+    """
     if is_weight(g, norm.x, norm):  # one row: a weight could not be told from the input
         return "", scaler, numerator, []
     if scaler.op == "Mul" and is_weight(g, numerator, norm):
@@ -184,9 +262,20 @@ def _affine(g: Graph, norm: Norm, scaler: Node, mean: str) -> Norm:
     shifted = next((u for u in users if u.op == "Mul" and set(u.inputs) == {s, mean}), None)
     sub = g.sole_consumer(shifted.outputs[0]) if shifted is not None else None
     add = g.sole_consumer(straight.outputs[0]) if straight is not None else None
-    if straight is None or shifted is None or sub is None or add is None or sub.op != "Sub" or sub.input(1) != shifted.outputs[0]:
+    if (
+        straight is None
+        or shifted is None
+        or sub is None
+        or add is None
+        or sub.op != "Sub"
+        or sub.input(1) != shifted.outputs[0]
+    ):
         raise Refuse(f"{label(scaler)} does not scale both the input and its mean", scaler)
-    if add.op != "Add" or set(add.inputs) != {straight.outputs[0], sub.outputs[0]} or not is_weight(g, sub.input(0), norm):
+    if (
+        add.op != "Add"
+        or set(add.inputs) != {straight.outputs[0], sub.outputs[0]}
+        or not is_weight(g, sub.input(0), norm)
+    ):
         raise Refuse(f"{label(add)} does not add beta minus the scaled mean", add)
     norm.nodes += [straight, shifted, sub, add]
     norm.beta, norm.out = sub.input(0), add.outputs[0]
@@ -194,7 +283,9 @@ def _affine(g: Graph, norm: Norm, scaler: Node, mean: str) -> Norm:
 
 
 def _settle(g: Graph, norm: Norm, wide: str, casts: list[Node]) -> Norm:
-    """Read the norm from before its widening Casts when its result is cast back to the same type, else from after them."""
+    """Read the norm from before its widening Casts when its result is cast back to the same type,
+    else from after them.
+    """
     narrow, before = g.dtype(norm.x), norm.x
     if not casts or narrow == g.dtype(wide):
         norm.x = wide
@@ -228,11 +319,17 @@ def _cast_after_weights(g: Graph, value: str, to: int | None) -> bool:
 
 def _is_mean(g: Graph, mean: str, of: str) -> bool:
     p = g.producer(mean)
-    return p is not None and p.op == "ReduceMean" and through_casts(g, p.input(0))[0] == through_casts(g, of)[0]
+    return (
+        p is not None
+        and p.op == "ReduceMean"
+        and through_casts(g, p.input(0))[0] == through_casts(g, of)[0]
+    )
 
 
 def _inverse_root(g: Graph, variance: str) -> tuple[str, float, Node, list[Node]]:
-    """From the variance to the node that applies 1/sqrt(variance + eps): (the factor it reads, eps, that node, nodes before it)."""
+    """From the variance to the node that applies 1/sqrt(variance + eps): (the factor it reads, eps,
+    that node, nodes before it).
+    """
     nodes: list[Node] = []
     value, eps = variance, 0.0
     node = only_reader(g, value)
@@ -250,7 +347,11 @@ def _inverse_root(g: Graph, variance: str) -> tuple[str, float, Node, list[Node]
         node = only_reader(g, value)
     power = shapes(g).scalar(node.input(1)) if node.op == "Pow" and node.input(0) == value else None
     if node.op != "Sqrt" and power not in (0.5, -0.5):
-        raise Refuse(f"{label(node)} follows the variance instead of a square root", node, near=node.op in ("Sqrt", "Pow", "Max", "Clip"))
+        raise Refuse(
+            f"{label(node)} follows the variance instead of a square root",
+            node,
+            near=node.op in ("Sqrt", "Pow", "Max", "Clip"),
+        )
     nodes.append(node)
     value = node.outputs[0]
     inverted = power == -0.5
@@ -258,7 +359,9 @@ def _inverse_root(g: Graph, variance: str) -> tuple[str, float, Node, list[Node]
     while True:
         if node.op in ("Cast", "Identity"):
             pass
-        elif node.op == "Reciprocal" or (node.op == "Div" and node.input(1) == value and shapes(g).scalar(node.input(0)) == 1.0):
+        elif node.op == "Reciprocal" or (
+            node.op == "Div" and node.input(1) == value and shapes(g).scalar(node.input(0)) == 1.0
+        ):
             if inverted:
                 raise Refuse(f"{label(node)} inverts the reciprocal root again", node)
             inverted = True
@@ -288,15 +391,30 @@ def is_weight(g: Graph, value: str, norm: Norm) -> bool:
         return False
     if norm.axes == CHANNELS:
         behind = len(x) - 2
-        return len(shape) > behind and all(d == 1 for d in (*shape[len(shape) - behind :], *shape[: -behind - 1])) and same(shape[-behind - 1], x[1])
+        return (
+            len(shape) > behind
+            and all(d == 1 for d in (*shape[len(shape) - behind :], *shape[: -behind - 1]))
+            and same(shape[-behind - 1], x[1])
+        )
     tail, lead = shape[len(shape) - norm.axes :], shape[: len(shape) - norm.axes]
-    return all(d == 1 for d in lead) and all(same(a, b) for a, b in zip(tail, x[len(x) - norm.axes :], strict=True))
+    return all(d == 1 for d in lead) and all(
+        same(a, b) for a, b in zip(tail, x[len(x) - norm.axes :], strict=True)
+    )
 
 
 def between_transposes(g: Graph, norm: Norm) -> None:
-    """Transpose [N, C, ...] to channels last, norm over C, Transpose back: a norm over the channels."""
+    """Transpose [N, C, ...] to channels last, norm over C, Transpose back: a norm over the
+    channels.
+    """
     before, after = g.producer(norm.x), g.sole_consumer(norm.out)
-    if norm.axes != 1 or norm.res or before is None or after is None or before.op != "Transpose" or after.op != "Transpose":
+    if (
+        norm.axes != 1
+        or norm.res
+        or before is None
+        or after is None
+        or before.op != "Transpose"
+        or after.op != "Transpose"
+    ):
         return
     there, back = list(before.attr("perm", [])), list(after.attr("perm", []))
     rank = len(there)
@@ -314,16 +432,44 @@ def build(g: Graph, rule: str, anchor: Node, norm: Norm) -> Match:
     between_transposes(g, norm)
     kind, out = g.dtype(norm.x), g.dtype(norm.out)
     if kind not in FLOATS or (out is not None and out != kind):
-        raise Refuse(f"the norm reads '{norm.x}' and writes '{norm.out}' in different types", anchor)
-    if (before := shapes(g).dims(norm.x)) is not None and (after := shapes(g).dims(norm.out)) is not None and len(before) != len(after):
-        raise Refuse(f"a constant of the norm gives '{norm.out}' more axes than '{norm.x}' has", anchor)
+        raise Refuse(
+            f"the norm reads '{norm.x}' and writes '{norm.out}' in different types", anchor
+        )
+    if (
+        (before := shapes(g).dims(norm.x)) is not None
+        and (after := shapes(g).dims(norm.out)) is not None
+        and len(before) != len(after)
+    ):
+        raise Refuse(
+            f"a constant of the norm gives '{norm.out}' more axes than '{norm.x}' has", anchor
+        )
     for n in norm.nodes:
         if n.op == "Cast" and narrower(int(n.attr("to")), kind):
             raise Refuse(f"{label(n)} rounds to a narrower type in the middle of the norm", n)
-    roles = [("x", norm.x), ("res", norm.res), ("xbias", norm.xbias), ("gamma", norm.gamma), ("beta", norm.beta)]
-    attrs = {"axis": -norm.axes if norm.axes != CHANNELS else 1, "eps": norm.eps, "rms": norm.rms, "gamma_add": norm.gamma_add}
+    roles = [
+        ("x", norm.x),
+        ("res", norm.res),
+        ("xbias", norm.xbias),
+        ("gamma", norm.gamma),
+        ("beta", norm.beta),
+    ]
+    attrs = {
+        "axis": -norm.axes if norm.axes != CHANNELS else 1,
+        "eps": norm.eps,
+        "rms": norm.rms,
+        "gamma_add": norm.gamma_add,
+    }
     outputs = [norm.out, *([norm.skip] if norm.skip else [])]
-    return build_match(g, rule=rule, anchor=anchor, nodes=norm.nodes, op="layernorm", roles=roles, attrs=attrs, outputs=outputs)
+    return build_match(
+        g,
+        rule=rule,
+        anchor=anchor,
+        nodes=norm.nodes,
+        op="layernorm",
+        roles=roles,
+        attrs=attrs,
+        outputs=outputs,
+    )
 
 
 def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
@@ -334,13 +480,25 @@ def operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     if not -len(shape) <= node.attr("axis", -1) < len(shape):
         raise Refuse(f"{label(node)} has axis {node.attr('axis', -1)} at rank {len(shape)}", node)
     if node.attr("stash_type", 1) != 1:
-        raise Refuse(f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float", node)
+        raise Refuse(
+            f"{label(node)} computes in type {node.attr('stash_type')} (stash_type), not float",
+            node,
+        )
     if any(node.outputs[1:]):
         raise Refuse(f"{label(node)} also returns its mean or deviation", node)
-    norm = Norm(node.input(0), len(shape) - node.attr("axis", -1) % len(shape), float(node.attr("epsilon", 1e-5)), rms, node.outputs[0], [node])
+    norm = Norm(
+        node.input(0),
+        len(shape) - node.attr("axis", -1) % len(shape),
+        float(node.attr("epsilon", 1e-5)),
+        rms,
+        node.outputs[0],
+        [node],
+    )
     for weight in node.inputs[1:]:
         if weight and not is_weight(g, weight, norm):
-            raise Refuse(f"weight '{weight}' of {label(node)} does not have the normalised shape", node)
+            raise Refuse(
+                f"weight '{weight}' of {label(node)} does not have the normalised shape", node
+            )
     norm.gamma, norm.beta = node.input(1), node.input(2)
     return norm
 
@@ -350,12 +508,27 @@ def skip_operator(g: Graph, node: Node, *, rms: bool) -> Norm:
     x, skip, gamma = node.inputs[:3]
     beta, bias = ("", node.input(3)) if rms else (node.input(3), node.input(4))
     if not same_shape(shapes(g).dims(x), shapes(g).dims(skip)):
-        raise Refuse(f"the two summands of {label(node)} are not known to have the same shape", node)
+        raise Refuse(
+            f"the two summands of {label(node)} are not known to have the same shape", node
+        )
     if any(node.outputs[1:3]):
         raise Refuse(f"{label(node)} also returns its mean or deviation", node)
-    norm = Norm(x, 1, float(node.attr("epsilon", 1e-12)), rms, node.outputs[0], [node], gamma, beta, res=skip, xbias=bias)
+    norm = Norm(
+        x,
+        1,
+        float(node.attr("epsilon", 1e-12)),
+        rms,
+        node.outputs[0],
+        [node],
+        gamma,
+        beta,
+        res=skip,
+        xbias=bias,
+    )
     for weight in (gamma, beta, bias):
         if weight and not is_weight(g, weight, norm):
-            raise Refuse(f"weight '{weight}' of {label(node)} does not have the normalised shape", node)
+            raise Refuse(
+                f"weight '{weight}' of {label(node)} does not have the normalised shape", node
+            )
     norm.skip = node.outputs[3] if len(node.outputs) > 3 else ""
     return norm

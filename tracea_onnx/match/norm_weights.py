@@ -11,7 +11,9 @@ from tracea_onnx.shapes.symbolic import shapes
 
 
 def absorb_weights(g: Graph, norm: Norm) -> None:
-    """Multiplication by gamma (or 1 + gamma), addition of beta (not for RMS) and Casts back to the input's type."""
+    """Multiplication by gamma (or 1 + gamma), addition of beta (not for RMS) and Casts back to the
+    input's type.
+    """
     kind = g.dtype(norm.x)
     while True:
         user = g.sole_consumer(norm.out)
@@ -19,7 +21,9 @@ def absorb_weights(g: Graph, norm: Norm) -> None:
             return
         if user.op == "Cast" and user.attr("to") in (kind, g.dtype(norm.out)):
             norm.nodes.append(user)
-        elif user.op == "Mul" and not norm.gamma and not norm.beta and user.input(0) != user.input(1):
+        elif (
+            user.op == "Mul" and not norm.gamma and not norm.beta and user.input(0) != user.input(1)
+        ):
             other = user.input(1) if user.input(0) == norm.out else user.input(0)
             weight, casts = through_casts(g, other)
             extra = casts if _sole(g, casts) else []
@@ -56,13 +60,24 @@ def _one_plus(g: Graph, norm: Norm) -> None:
 
 
 def absorb_residual(g: Graph, norm: Norm) -> bool:
-    """Take in x = a + b (b may broadcast; a bias vector on either side joins); `skip` is set when the sum is needed elsewhere too."""
+    """Take in x = a + b (b may broadcast; a bias vector on either side joins); `skip` is set when
+    the sum is needed elsewhere too.
+    """
     add = g.producer(norm.x)
     if add is None or add.op != "Add" or add.input(0) == add.input(1):
         return False
     total, sum_ = shapes(g).dims(norm.x), norm.x
-    a, b = add.inputs if same_shape(shapes(g).dims(add.inputs[0]), total) and not g.is_const(add.inputs[0]) else add.inputs[::-1]
-    if g.is_const(a) or not same_shape(shapes(g).dims(a), total) or not broadcasts_into(shapes(g).dims(b), total) or is_weight(g, b, norm):
+    a, b = (
+        add.inputs
+        if same_shape(shapes(g).dims(add.inputs[0]), total) and not g.is_const(add.inputs[0])
+        else add.inputs[::-1]
+    )
+    if (
+        g.is_const(a)
+        or not same_shape(shapes(g).dims(a), total)
+        or not broadcasts_into(shapes(g).dims(b), total)
+        or is_weight(g, b, norm)
+    ):
         return False
     norm.nodes.append(add)
     norm.x, norm.res = a, b
@@ -72,7 +87,11 @@ def absorb_residual(g: Graph, norm: Norm) -> bool:
             continue
         c, d = inner.inputs
         value, bias = (c, d) if is_weight(g, d, norm) else (d, c)
-        if is_weight(g, bias, norm) and g.is_const(bias) and same_shape(shapes(g).dims(value), total):
+        if (
+            is_weight(g, bias, norm)
+            and g.is_const(bias)
+            and same_shape(shapes(g).dims(value), total)
+        ):
             norm.x, norm.res, norm.xbias = value, res, bias
             norm.nodes.append(inner)
             break

@@ -1,4 +1,6 @@
-"""Vocabulary of rotary embedding: taking a value apart into two halves, putting two halves together, tables per position."""
+"""Vocabulary of rotary embedding: taking a value apart into two halves, putting two halves
+together, tables per position.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tracea_onnx.shapes.symbolic import axes_of, same, shapes, slice_ranges
 
 @dataclass(frozen=True)
 class Halves:
-    """`x` taken apart along its last axis: first and second half, or (interleaved) even and odd elements."""
+    """`x` taken apart along its last axis: first and second half, or (interleaved) even and odd
+    elements.
+    """
 
     x: str
     low: str
@@ -23,7 +27,9 @@ class Halves:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two halves put together along the last axis, one after the other or (interleaved) element by element."""
+    """Two halves put together along the last axis, one after the other or (interleaved) element by
+    element.
+    """
 
     first: str
     second: str
@@ -39,7 +45,14 @@ def _part(g: Graph, value: str) -> tuple[str, int, int, bool] | None:
         return None
     shape = s.dims(node.input(0))
     ranges = slice_ranges(s, node) if shape is not None else None
-    if shape is None or ranges is None or len(ranges) != 1 or ranges[0][0] != len(shape) - 1 or not isinstance(shape[-1], int) or shape[-1] % 2:
+    if (
+        shape is None
+        or ranges is None
+        or len(ranges) != 1
+        or ranges[0][0] != len(shape) - 1
+        or not isinstance(shape[-1], int)
+        or shape[-1] % 2
+    ):
         return None
     _, start, stop, step = ranges[0]
     if not isinstance(start, int) or not isinstance(stop, int):
@@ -54,7 +67,9 @@ def _part(g: Graph, value: str) -> tuple[str, int, int, bool] | None:
 
 
 def halves(g: Graph, one: str, two: str) -> Halves | None:
-    """`one` and `two` as the two parts of a value (Split, Slices with step 1 or 2); None when they are not."""
+    """`one` and `two` as the two parts of a value (Split, Slices with step 1 or 2); None when they
+    are not.
+    """
     p, q = g.producer(one), g.producer(two)
     if p is None or q is None:
         return None
@@ -73,24 +88,41 @@ def halves(g: Graph, one: str, two: str) -> Halves | None:
 
 
 def stacked(g: Graph, concat: Node) -> Pair | None:
-    """Two values joined by `concat` along the last axis: one after the other, or as Unsqueeze, Concat, Reshape (interleaved)."""
+    """Two values joined by `concat` along the last axis: one after the other, or as Unsqueeze,
+    Concat, Reshape (interleaved).
+    """
     s, shape = shapes(g), shapes(g).dims(concat.outputs[0])
-    if len(concat.inputs) != 2 or shape is None or concat.attr("axis", 0) not in (-1, len(shape) - 1):
+    if (
+        len(concat.inputs) != 2
+        or shape is None
+        or concat.attr("axis", 0) not in (-1, len(shape) - 1)
+    ):
         return None
     first, second = concat.inputs
     a, b = g.producer(first), g.producer(second)
     if a is not None and b is not None and a.op == b.op == "Unsqueeze":
-        if axes_of(s, a, len(shape)) != [len(shape) - 1] or axes_of(s, b, len(shape)) != [len(shape) - 1]:
+        if axes_of(s, a, len(shape)) != [len(shape) - 1] or axes_of(s, b, len(shape)) != [
+            len(shape) - 1
+        ]:
             return None
         # A Shape that reads the joined value only computes the target of its Reshape.
         readers = [c for c in g.consumers(concat.outputs[0]) if c.op != "Shape"]
         flat = readers[0] if len(readers) == 1 and not g.is_output(concat.outputs[0]) else None
         result = s.dims(flat.outputs[0]) if flat is not None and flat.op == "Reshape" else None
-        if flat is None or result is None or len(result) != len(shape) - 1 or not all(same(x, y) for x, y in zip(result[:-1], shape[:-2], strict=True)):
+        if (
+            flat is None
+            or result is None
+            or len(result) != len(shape) - 1
+            or not all(same(x, y) for x, y in zip(result[:-1], shape[:-2], strict=True))
+        ):
             return None
         return Pair(a.input(0), b.input(0), flat.outputs[0], True, (a, b, concat, flat))
     x, y = s.dims(first), s.dims(second)
-    return Pair(first, second, concat.outputs[0], False, (concat,)) if x is not None and y is not None and same(x[-1], y[-1]) else None
+    return (
+        Pair(first, second, concat.outputs[0], False, (concat,))
+        if x is not None and y is not None and same(x[-1], y[-1])
+        else None
+    )
 
 
 def product_with(g: Graph, value: str, x: str) -> tuple[str, Node] | None:
@@ -102,7 +134,9 @@ def product_with(g: Graph, value: str, x: str) -> tuple[str, Node] | None:
 
 
 def layout_of(table: Sequence[DimLike], x: Sequence[DimLike]) -> str | None:
-    """`bhsd` or `bshd`: which axis of x the table's position axis meets, None when the table is not one row per position."""
+    """`bhsd` or `bshd`: which axis of x the table's position axis meets, None when the table is not
+    one row per position.
+    """
 
     def fits(row: DimLike, position: DimLike) -> bool:
         return row == 1 or same(row, position)
@@ -119,22 +153,44 @@ def layout_of(table: Sequence[DimLike], x: Sequence[DimLike]) -> str | None:
 
 
 def partial(g: Graph, x: str, out: str, rot: int) -> tuple[str, str, list[Node]] | None:
-    """(whole value, whole result, nodes) when only the first `rot` elements of each head are rotated and the rest is joined again."""
+    """(whole value, whole result, nodes) when only the first `rot` elements of each head are
+    rotated and the rest is joined again.
+    """
     s, head, join = shapes(g), g.producer(x), g.sole_consumer(out)
     shape = s.dims(join.outputs[0]) if join is not None else None
-    if head is None or join is None or join.op != "Concat" or len(join.inputs) != 2 or join.input(0) != out or shape is None:
+    if (
+        head is None
+        or join is None
+        or join.op != "Concat"
+        or len(join.inputs) != 2
+        or join.input(0) != out
+        or shape is None
+    ):
         return None
     if join.attr("axis", 0) not in (-1, len(shape) - 1):
         return None
     tail = g.producer(join.input(1))
     if tail is None:
         return None
-    if head is tail and head.op == "Split" and len(head.outputs) == 2 and head.outputs == (x, join.input(1)):
-        return (head.input(0), join.outputs[0], [head, join]) if head.attr("axis", 0) in (-1, len(shape) - 1) else None
+    if (
+        head is tail
+        and head.op == "Split"
+        and len(head.outputs) == 2
+        and head.outputs == (x, join.input(1))
+    ):
+        return (
+            (head.input(0), join.outputs[0], [head, join])
+            if head.attr("axis", 0) in (-1, len(shape) - 1)
+            else None
+        )
     if head.op != "Slice" or tail.op != "Slice" or head.input(0) != tail.input(0):
         return None
     source = s.dims(head.input(0))
     one, two = slice_ranges(s, head), slice_ranges(s, tail)
-    if source is None or one != [(len(shape) - 1, 0, rot, 1)] or two != [(len(shape) - 1, rot, source[-1], 1)]:
+    if (
+        source is None
+        or one != [(len(shape) - 1, 0, rot, 1)]
+        or two != [(len(shape) - 1, rot, source[-1], 1)]
+    ):
         return None
     return head.input(0), join.outputs[0], [head, tail, join]

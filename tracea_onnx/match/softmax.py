@@ -1,4 +1,6 @@
-"""Softmax as one operator or spelled out: exp(x - max(x)) / sum(exp(x - max(x))), and its logarithm."""
+"""Softmax as one operator or spelled out: exp(x - max(x)) / sum(exp(x - max(x))), and its
+logarithm.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tracea_onnx.shapes.symbolic import axes_of, shapes
 
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(x) along `axis` (counted from the end; None when not known), made by `nodes`; `log`: its logarithm."""
+    """softmax(x) along `axis` (counted from the end; None when not known), made by `nodes`; `log`:
+    its logarithm.
+    """
 
     anchor: Node
     x: str
@@ -23,7 +27,9 @@ class Softmax:
 
 
 def operator(g: Graph, node: Node) -> Softmax:
-    """The operator; before opset 13 it runs over `axis` and all behind it, which only a last axis does not show."""
+    """The operator; before opset 13 it runs over `axis` and all behind it, which only a last axis
+    does not show.
+    """
     axis, shape = node.attr("axis", 1 if g.opset() < 13 else -1), shapes(g).dims(node.input(0))
     if axis >= 0:
         axis = axis - len(shape) if shape is not None else None
@@ -38,10 +44,19 @@ def decomposed(g: Graph, total: Node) -> Softmax:
     sub = g.producer(exp.input(0))
     top = g.producer(sub.input(1)) if sub is not None and sub.op == "Sub" else None
     if sub is None or top is None or top.op != "ReduceMax" or top.input(0) != sub.input(0):
-        if sub is not None and any((m := g.producer(i)) is not None and m.op == "ReduceMax" for i in sub.inputs):
+        if sub is not None and any(
+            (m := g.producer(i)) is not None and m.op == "ReduceMax" for i in sub.inputs
+        ):
             raise Refuse(f"{label(total)} does not sum exp(x - max(x))", total, near=False)
-        near = any(n.op == "Div" and n.inputs == (exp.outputs[0], total.outputs[0]) for n in g.consumers(total.outputs[0]))
-        raise Refuse(f"{label(total)} sums exp(x) without the maximum of x subtracted: where that overflows, softmax does not", total, near=near)
+        near = any(
+            n.op == "Div" and n.inputs == (exp.outputs[0], total.outputs[0])
+            for n in g.consumers(total.outputs[0])
+        )
+        raise Refuse(
+            f"{label(total)} sums exp(x) without the maximum of x subtracted: where that overflows, softmax does not",
+            total,
+            near=near,
+        )
     tail, log = _normalised(g, total, exp, sub)
     shape = shapes(g).dims(sub.input(0))
     if shape is None:
@@ -51,18 +66,43 @@ def decomposed(g: Graph, total: Node) -> Softmax:
         raise Refuse(f"{label(top)} and {label(total)} do not reduce the same single axis", total)
     if not top.attr("keepdims", 1) or not total.attr("keepdims", 1):
         raise Refuse(f"{label(total)} drops the reduced axis (keepdims = 0)", total)
-    return Softmax(total, sub.input(0), axes[0][0] - len(shape), (top, sub, exp, total, *tail), tail[-1].outputs[0], log)
+    return Softmax(
+        total,
+        sub.input(0),
+        axes[0][0] - len(shape),
+        (top, sub, exp, total, *tail),
+        tail[-1].outputs[0],
+        log,
+    )
 
 
 def _normalised(g: Graph, total: Node, exp: Node, sub: Node) -> tuple[list[Node], bool]:
-    """e / sum, e * (1 / sum) or x - max - log(sum): the nodes after the sum, and whether they make a logarithm."""
+    """e / sum, e * (1 / sum) or x - max - log(sum): the nodes after the sum, and whether they make
+    a logarithm.
+    """
     first = g.sole_consumer(total.outputs[0])
-    if first is not None and first.op == "Div" and first.inputs == (exp.outputs[0], total.outputs[0]):
+    if (
+        first is not None
+        and first.op == "Div"
+        and first.inputs == (exp.outputs[0], total.outputs[0])
+    ):
         return [first], False
-    last = g.sole_consumer(first.outputs[0]) if first is not None and first.op in ("Reciprocal", "Log") else None
+    last = (
+        g.sole_consumer(first.outputs[0])
+        if first is not None and first.op in ("Reciprocal", "Log")
+        else None
+    )
     if first is not None and last is not None:
-        if first.op == "Reciprocal" and last.op == "Mul" and set(last.inputs) == {exp.outputs[0], first.outputs[0]}:
+        if (
+            first.op == "Reciprocal"
+            and last.op == "Mul"
+            and set(last.inputs) == {exp.outputs[0], first.outputs[0]}
+        ):
             return [first, last], False
-        if first.op == "Log" and last.op == "Sub" and last.inputs == (sub.outputs[0], first.outputs[0]):
+        if (
+            first.op == "Log"
+            and last.op == "Sub"
+            and last.inputs == (sub.outputs[0], first.outputs[0])
+        ):
             return [first, last], True
     raise Refuse(f"the sum of {label(total)} does not divide the exponentials it adds", total)

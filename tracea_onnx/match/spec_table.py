@@ -1,4 +1,5 @@
-"""What the spec of each fused op may say: its roles and attributes, with types and ranges. A spec that is believed is checked here before it is lowered.
+"""What the spec of each fused op may say: its roles and attributes, with types and ranges. A spec
+that is believed is checked here before it is lowered.
 
     fault(Spec("conv", ("x", "w"), {"strides": [0, 1]}), ...)   ->   "its strides is [0, 1], not a list of whole numbers from 1 to 2147483647"
 """
@@ -34,7 +35,9 @@ def _whole(value: object, low: int, high: int = _MOST) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
+    )
 
 
 def integer(low: int, high: int = _MOST) -> Form:
@@ -42,7 +45,10 @@ def integer(low: int, high: int = _MOST) -> Form:
 
 
 def integers(low: int, high: int = _MOST) -> Form:
-    return Form(lambda v: isinstance(v, list) and 0 < len(v) <= 6 and all(_whole(x, low, high) for x in v), f"a list of whole numbers from {low} to {high}")
+    return Form(
+        lambda v: isinstance(v, list) and 0 < len(v) <= 6 and all(_whole(x, low, high) for x in v),
+        f"a list of whole numbers from {low} to {high}",
+    )
 
 
 def one_of(*values: str) -> Form:
@@ -50,14 +56,25 @@ def one_of(*values: str) -> Form:
 
 
 def _is_layout(value: object) -> bool:
-    if not isinstance(value, Mapping) or not set(value) <= {"layout", "index"} or not isinstance(value.get("layout"), str):
+    if (
+        not isinstance(value, Mapping)
+        or not set(value) <= {"layout", "index"}
+        or not isinstance(value.get("layout"), str)
+    ):
         return False
     digits = re.findall(r"[0-9]+", value["layout"])
-    if len(digits) > 1 or (digits and not (digits[0][0] != "0" and len(digits[0]) <= 3 and int(digits[0]) <= _PARTS)):
+    if len(digits) > 1 or (
+        digits and not (digits[0][0] != "0" and len(digits[0]) <= 3 and int(digits[0]) <= _PARTS)
+    ):
         return False
     template = value["layout"].replace(digits[0], "p") if digits else value["layout"]
     packed = "p" in template
-    return template in LAYOUTS and packed == bool(digits) and ("index" in value) <= packed and (not packed or _whole(value.get("index", 0), 0, int(digits[0]) - 1))
+    return (
+        template in LAYOUTS
+        and packed == bool(digits)
+        and ("index" in value) <= packed
+        and (not packed or _whole(value.get("index", 0), 0, int(digits[0]) - 1))
+    )
 
 
 def _is_expression(value: object) -> bool:
@@ -65,13 +82,24 @@ def _is_expression(value: object) -> bool:
 
 
 def _expression_fault(value: object) -> str:
-    if not isinstance(value, Mapping) or set(value) != {"n_in", "out", "code"} or not _whole(value["n_in"], 0, 256) or not _whole(value["out"], 0):
+    if (
+        not isinstance(value, Mapping)
+        or set(value) != {"n_in", "out", "code"}
+        or not _whole(value["n_in"], 0, 256)
+        or not _whole(value["out"], 0)
+    ):
         return "it has no n_in, out and code that can be read"
     code = value["code"]
     if not isinstance(code, list) or len(code) > _LONGEST:
         return f"its code is not a list of at most {_LONGEST} instructions"
     for k, ins in enumerate(code):
-        if not (isinstance(ins, list) and len(ins) == 3 and isinstance(ins[0], str) and isinstance(ins[1], list) and all(_whole(a, 0) for a in ins[1])):
+        if not (
+            isinstance(ins, list)
+            and len(ins) == 3
+            and isinstance(ins[0], str)
+            and isinstance(ins[1], list)
+            and all(_whole(a, 0) for a in ins[1])
+        ):
             return f"its instruction {k} cannot be read"
         if ins[2] not in ("inf", "-inf", "nan") if isinstance(ins[2], str) else not _number(ins[2]):
             return f"the constant of its instruction {k} is no number"
@@ -90,7 +118,10 @@ NUMBER = Form(_number, "a finite number")
 FILL = Form(lambda v: v == "-inf" or _number(v), 'a finite number or "-inf"')
 PAST = Form(lambda v: v == "kv" or _whole(v, -_MOST), 'a whole number or "kv"')
 LAYOUT = Form(_is_layout, "a layout")
-OUT = Form(lambda v: _is_layout(v) and v["layout"] in OUT_LAYOUTS, f"one of the layouts {', '.join(OUT_LAYOUTS)}")
+OUT = Form(
+    lambda v: _is_layout(v) and v["layout"] in OUT_LAYOUTS,
+    f"one of the layouts {', '.join(OUT_LAYOUTS)}",
+)
 EXPRESSION = Form(_is_expression, "an expression")
 
 _BN = ("bn_scale", "bn_bias", "bn_mean", "bn_var")
@@ -105,7 +136,10 @@ _MASKS = {f"mask{k}_{name}": form for k in ("", "1") for name, form in (
 
 @dataclass(frozen=True)
 class Op:
-    """A fused op: operands it must and may have, attributes it must and may have. `extras`: e0, e1, ... may follow, as many as `expr` has more inputs."""
+    """A fused op: operands it must and may have, attributes it must and may have.
+
+    `extras`: e0, e1, ... may follow, as many as `expr` has more inputs.
+    """
 
     roles: tuple[str, ...]
     optional: tuple[str, ...]
@@ -154,7 +188,12 @@ def read(text: object) -> tuple[Spec | None, str]:
         found = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or set(found) != {"op", "roles", "attrs"} or not isinstance(found["op"], str) or not isinstance(found["attrs"], dict):
+    if (
+        not isinstance(found, dict)
+        or set(found) != {"op", "roles", "attrs"}
+        or not isinstance(found["op"], str)
+        or not isinstance(found["attrs"], dict)
+    ):
         return None, "it cannot be read"
     if not isinstance(found["roles"], list) or not all(isinstance(r, str) for r in found["roles"]):
         return None, "it names no roles"
@@ -162,7 +201,9 @@ def read(text: object) -> tuple[Spec | None, str]:
 
 
 def fault(spec: Spec, inputs: Sequence[str], outputs: Sequence[str]) -> str:
-    """What is wrong with a spec for a call with these operands and results, in words that follow "its description is wrong: "; "" when nothing is."""
+    """What is wrong with a spec for a call with these operands and results, in words that follow
+    "its description is wrong: "; "" when nothing is.
+    """
     op = OPS.get(spec.op)
     if op is None:
         return f"there is no fused op {_short(spec.op)}"
@@ -177,7 +218,11 @@ def _roles_fault(spec: Spec, op: Op) -> str:
     if len(set(spec.roles)) != len(spec.roles):
         return "a role is there twice"
     if spec.op == "pointwise":
-        return "" if spec.roles == tuple(f"x{k}" for k in range(len(spec.roles))) else "its roles are not x0, x1, ..."
+        return (
+            ""
+            if spec.roles == tuple(f"x{k}" for k in range(len(spec.roles)))
+            else "its roles are not x0, x1, ..."
+        )
     named = [r for r in spec.roles if not (op.extras and re.fullmatch(r"e[0-9]{1,3}", r))]
     extras = [r for r in spec.roles if r not in named]
     if odd := sorted(set(named) - {*op.roles, *op.optional}):
@@ -216,10 +261,16 @@ def _sense(spec: Spec, outputs: int) -> str:
     """What roles and attributes must have to do with each other."""
     a, roles = spec.attrs, set(spec.roles)
     if spec.op in ("conv", "conv_transpose"):
-        lengths = {len(a[k]) for k in ("strides", "dilations", "output_padding", "output_shape") if k in a} | ({len(a["pads"]) / 2} if "pads" in a else set())
+        lengths = {
+            len(a[k]) for k in ("strides", "dilations", "output_padding", "output_shape") if k in a
+        } | ({len(a["pads"]) / 2} if "pads" in a else set())
         if len(lengths) > 1:
             return "its strides, dilations and pads are for different numbers of dims"
-        if any(p >= s for p, s in zip(a.get("output_padding", ()), a.get("strides") or [1] * 6, strict=False) if p):
+        if any(
+            p >= s
+            for p, s in zip(a.get("output_padding", ()), a.get("strides") or [1] * 6, strict=False)
+            if p
+        ):
             return "its output_padding is not less than its strides"
     if "expr" in a and spec.op in ("swiglu", "pointwise", "groupnorm"):
         inputs = {"swiglu": 2, "groupnorm": 1}.get(spec.op, len(roles))
@@ -236,7 +287,9 @@ def _sense(spec: Spec, outputs: int) -> str:
             return "it has a second mask without a first"
         for m in ("mask", "mask1"):
             if (a.get(f"{m}_kind", "none") != "none") != (m in roles):
-                return f"its {m}_kind is {a.get(f'{m}_kind', 'none')}, and its operands say otherwise"
+                return (
+                    f"its {m}_kind is {a.get(f'{m}_kind', 'none')}, and its operands say otherwise"
+                )
     if spec.op == "layernorm" and outputs > 1 and not roles & {"res", "xbias"}:
         return "it has a sum as its result and nothing to add"
     return ""

@@ -1,9 +1,10 @@
-"""Reading a chain of Transpose, Reshape, Slice, Gather, Split, Squeeze, Unsqueeze and Expand as one strided view of a value.
+"""Reading a chain of Transpose, Reshape, Slice, Gather, Split, Squeeze, Unsqueeze and Expand as one
+strided view of a value.
 
-Attention and rotary embedding want their operands where the projections wrote them. Whatever movement an exporter put between,
-the chain is followed symbolically from a source value: every source axis is a list of atoms (factors of its dim), movements
-regroup, permute, split, select or broadcast atoms, and the result is compared with a small table of named layouts.
-"""
+Attention and rotary embedding want their operands where the projections wrote them. Whatever
+movement an exporter put between, the chain is followed symbolically from a source value: every
+source axis is a list of atoms (factors of its dim), movements regroup, permute, split, select or
+broadcast atoms, and the result is compared with a small table of named layouts."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.shapes.symbolic import Shapes, axes_of, same, slice_ranges
 
-#: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head elements, p the parts of a packed
-#: projection (written as their number in the name: `bs3x`). x in a name stands for heads x elements of one axis.
+#: Layouts of an operand as the letters of each source axis: b batch, h heads, s sequence, d head
+#: elements, p the parts of a packed projection (written as their number in the name: `bs3x`). x in
+#: a name stands for heads x elements of one axis.
 LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "bhsd": ("b", "h", "s", "d"), "bshd": ("b", "s", "h", "d"), "bhds": ("b", "h", "d", "s"), "sbhd": ("s", "b", "h", "d"),
     "bsx": ("b", "s", "hd"), "sbx": ("s", "b", "hd"), "bxs": ("b", "hd", "s"), "hsd": ("h", "s", "d"), "hds": ("h", "d", "s"),
@@ -32,12 +34,14 @@ def source_rank(layout: str) -> int:
     return len(LAYOUTS[layout.replace(digits, "p") if digits else layout])
 
 
-def strides(layout: str, shape: Sequence[DimLike], heads: int, index: int = 0) -> tuple[dict[str, DimLike], dict[str, DimLike], DimLike]:
-    """(size per letter b, h, s, d; stride per letter; element offset) of an operand over its contiguous source of dims `shape`.
+def strides(
+    layout: str, shape: Sequence[DimLike], heads: int, index: int = 0
+) -> tuple[dict[str, DimLike], dict[str, DimLike], DimLike]:
+    """(size per letter b, h, s, d; stride per letter; element offset) of an operand over its
+    contiguous source of dims `shape`.
 
-    `heads` is the operand's own head count (key/value heads for k and v); it is read from the h axis where the layout has one.
-    A letter the layout does not have has size 1 and stride 0.
-    """
+    `heads` is the operand's own head count (key/value heads for k and v); it is read from the h
+    axis where the layout has one. A letter the layout does not have has size 1 and stride 0."""
     digits = "".join(c for c in layout if c.isdigit())
     template = LAYOUTS[layout.replace(digits, "p") if digits else layout]
     size: dict[str, DimLike] = {"b": 1, "h": heads, "s": 1, "d": 1, "p": int(digits or 1)}
@@ -83,7 +87,9 @@ Axes = list[list[Atom]]
 
 @dataclass(frozen=True)
 class Step:
-    """One movement of a chain: `node` takes `source` to `target`; `scale` is the factor it multiplies by."""
+    """One movement of a chain: `node` takes `source` to `target`; `scale` is the factor it
+    multiplies by.
+    """
 
     node: Node
     source: str
@@ -91,11 +97,27 @@ class Step:
     scale: float = 1.0
 
 
-_MOVES = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Gather", "Slice", "Split", "Identity", "Flatten"))
+_MOVES = frozenset(
+    (
+        "Transpose",
+        "Reshape",
+        "Squeeze",
+        "Unsqueeze",
+        "Expand",
+        "Tile",
+        "Gather",
+        "Slice",
+        "Split",
+        "Identity",
+        "Flatten",
+    )
+)
 
 
 def step_of(g: Graph, s: Shapes, node: Node, target: str) -> Step | None:
-    """`node` as a movement (or a multiplication by a scalar, or a Cast that changes nothing) of one data input; else None."""
+    """`node` as a movement (or a multiplication by a scalar, or a Cast that changes nothing) of one
+    data input; else None.
+    """
     if node.op in _MOVES:
         return Step(node, node.input(0), target)
     if node.op == "Cast" and g.dtype(node.input(0)) == node.attr("to"):
@@ -104,8 +126,19 @@ def step_of(g: Graph, s: Shapes, node: Node, target: str) -> Step | None:
         a, b = node.inputs
         for x, c in ((a, b), (b, a)) if node.op == "Mul" else ((a, b),):
             factor, shape, rank = s.scalar(c), s.dims(c), s.dims(x)
-            if factor is not None and rank is not None and shape is not None and len(shape) <= len(rank) and s.scalar(x) is None:
-                return Step(node, x, target, factor if node.op == "Mul" else 1.0 / factor if factor else float("nan"))
+            if (
+                factor is not None
+                and rank is not None
+                and shape is not None
+                and len(shape) <= len(rank)
+                and s.scalar(x) is None
+            ):
+                return Step(
+                    node,
+                    x,
+                    target,
+                    factor if node.op == "Mul" else 1.0 / factor if factor else float("nan"),
+                )
     return None
 
 
@@ -128,7 +161,9 @@ def start(shape: Sequence[DimLike]) -> Axes:
 
 
 def follow(s: Shapes, view: Axes, steps: Iterable[Step]) -> Axes | None:
-    """The view after `steps`; None when a movement is not expressible (a slice of unequal parts, a reshape across atoms)."""
+    """The view after `steps`; None when a movement is not expressible (a slice of unequal parts, a
+    reshape across atoms).
+    """
     for step in steps:
         moved = _move(s, view, step)
         if moved is None:
@@ -189,18 +224,28 @@ def _move(s: Shapes, view: Axes, step: Step) -> Axes | None:
         axes = axes_of(s, n, len(shape))
         if axes is None:
             axes = [k for k, d in enumerate(shape) if d == 1]
-        return [axis for k, axis in enumerate(view) if k not in axes] if len(shape) - len(axes) == len(result) else None
+        return (
+            [axis for k, axis in enumerate(view) if k not in axes]
+            if len(shape) - len(axes) == len(result)
+            else None
+        )
     if n.op == "Tile":
         times = s.content(n.input(1))
         if times is None or len(times) != len(view):
             return None
-        return [axis if isinstance(t, int) and t == 1 else [Atom(t, broadcast=True), *axis] for axis, t in zip(view, times, strict=True)]
+        return [
+            axis if isinstance(t, int) and t == 1 else [Atom(t, broadcast=True), *axis]
+            for axis, t in zip(view, times, strict=True)
+        ]
     if n.op == "Expand":
         if len(result) < len(shape):  # a file claims so
             return None
         padded: Axes = [[] for _ in range(len(result) - len(shape))] + view
         old = (1,) * (len(result) - len(shape)) + shape
-        return [axis if same(a, b) else [Atom(b, broadcast=True)] for axis, a, b in zip(padded, old, result, strict=True)]
+        return [
+            axis if same(a, b) else [Atom(b, broadcast=True)]
+            for axis, a, b in zip(padded, old, result, strict=True)
+        ]
     return _select(s, view, step)
 
 
@@ -209,14 +254,21 @@ def extent(atoms: Iterable[Atom]) -> DimLike:
 
 
 def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> Sequence[DimLike]:
-    """What a Reshape makes of this view: `0` and `-1` are resolved against its atoms, which may be better known than the value's dims."""
+    """What a Reshape makes of this view: `0` and `-1` are resolved against its atoms, which may be
+    better known than the value's dims.
+    """
     content = s.content(node.input(1)) if node.op == "Reshape" else None
     if content is None or node.attr("allowzero", 0) or any(isinstance(v, float) for v in content):
         return declared
-    target: list[DimLike] = [extent(view[k]) if isinstance(v, int) and v == 0 else v for k, v in enumerate(content)]
+    target: list[DimLike] = [
+        extent(view[k]) if isinstance(v, int) and v == 0 else v for k, v in enumerate(content)
+    ]
     unknown = [k for k, v in enumerate(target) if isinstance(v, int) and v == -1]
     if unknown:
-        rest = dims.quotient(extent(a for axis in view for a in axis), dims.product([v for k, v in enumerate(target) if k not in unknown]))
+        rest = dims.quotient(
+            extent(a for axis in view for a in axis),
+            dims.product([v for k, v in enumerate(target) if k not in unknown]),
+        )
         if rest is None:
             return declared
         target[unknown[0]] = rest
@@ -224,7 +276,9 @@ def _target(s: Shapes, view: Axes, node: Node, declared: Sequence[DimLike]) -> S
 
 
 def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
-    """Gather of one index, Slice or Split: an axis loses its outer atom, of which one element is kept."""
+    """Gather of one index, Slice or Split: an axis loses its outer atom, of which one element is
+    kept.
+    """
     n, shape = step.node, s.dims(step.source)
     assert shape is not None
     if n.op != "Slice" and not -len(shape) <= n.attr("axis", 0) < len(shape):
@@ -241,7 +295,11 @@ def _select(s: Shapes, view: Axes, step: Step) -> Axes | None:
         result = s.dims(step.target)
         axis, k = n.attr("axis", 0) % len(shape), n.outputs.index(step.target)
         sizes = [s.dims(o) for o in n.outputs]
-        if result is None or any(o is None or not same(o[axis], result[axis]) for o in sizes) or not isinstance(result[axis], int):
+        if (
+            result is None
+            or any(o is None or not same(o[axis], result[axis]) for o in sizes)
+            or not isinstance(result[axis], int)
+        ):
             return None
         kept = _part(view[axis], shape[axis], k * int(result[axis]), int(result[axis]))
         return None if kept is None else [*view[:axis], kept, *view[axis + 1 :]]
@@ -277,7 +335,10 @@ def _part(axis: list[Atom], size: DimLike, begin: int, width: int) -> list[Atom]
 
 @dataclass(frozen=True)
 class Named:
-    """A view under a layout's name. `sizes` per letter; `repeat` is how often each head is used (grouped-query), 1 otherwise."""
+    """A view under a layout's name.
+
+    `sizes` per letter; `repeat` is how often each head is used (grouped-query), 1 otherwise.
+    """
 
     layout: str
     index: int | None
@@ -285,8 +346,11 @@ class Named:
     repeat: DimLike = 1
 
 
-def name(source: Axes, view: Axes, letters: Sequence[str], *, merge_heads: bool = False) -> Named | None:
-    """The layout of `source` whose view has the axes `letters` (`bh` = batch and heads merged in one axis).
+def name(
+    source: Axes, view: Axes, letters: Sequence[str], *, merge_heads: bool = False
+) -> Named | None:
+    """The layout of `source` whose view has the axes `letters` (`bh` = batch and heads merged in
+    one axis).
 
     `merge_heads` reads a merged axis as heads alone. None when no layout of the table fits.
     """
@@ -329,12 +393,19 @@ def name(source: Axes, view: Axes, letters: Sequence[str], *, merge_heads: bool 
             seen.setdefault(known, []).append(id(a))
             text += known if not text.endswith(known) else ""
         found.append(text)
-    if any(seen.get(c, []) != ids for c, ids in order.items()) or "".join(found) != "".join(dict.fromkeys("".join(found))):
+    if any(seen.get(c, []) != ids for c, ids in order.items()) or "".join(found) != "".join(
+        dict.fromkeys("".join(found))
+    ):
         return None
     present = set("".join(found))
     for layout, template in LAYOUTS.items():
         if len(template) != len(found) or ("p" in "".join(template)) != (index is not None):
             continue
         if [("".join(c for c in axis if c in present)) for axis in template] == found:
-            return Named(layout.replace("p", str(parts)) if index is not None else layout, index, sizes, repeat)
+            return Named(
+                layout.replace("p", str(parts)) if index is not None else layout,
+                index,
+                sizes,
+                repeat,
+            )
     return None

@@ -1,8 +1,8 @@
-"""Tensors a model stores and the files they lie in: where each is, that it may be read, and how to bring it in.
+"""Tensors a model stores and the files they lie in: where each is, that it may be read, and how to
+bring it in.
 
-A tensor's external data must lie within a regular file inside the model's own folder. Of a large model file read without its weights
-(`lazy.py`) that file is the model itself.
-"""
+A tensor's external data must lie within a regular file inside the model's own folder. Of a large
+model file read without its weights (`lazy.py`) that file is the model itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Source:
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor the model stores: initializers, sparse ones, and tensors in attributes, in bodies, functions and training graphs too."""
+    """Every tensor the model stores: initializers, sparse ones, and tensors in attributes, in
+    bodies, functions and training graphs too.
+    """
     for g in _every_graph(model):
         yield from g.initializer
         for s in g.sparse_initializer:
@@ -51,12 +53,21 @@ def attribute_tensors(model: ModelProto) -> Iterator[TensorProto]:
 def _every_attribute(model: ModelProto) -> Iterator[AttributeProto]:
     """Attributes of all nodes and functions, those inside other attributes too."""
     stack = [a for f in model.functions for a in f.attribute_proto]
-    nodes = chain(model.graph.node, *(f.node for f in model.functions), *(g.node for t in model.training_info for g in (t.initialization, t.algorithm)))
+    nodes = chain(
+        model.graph.node,
+        *(f.node for f in model.functions),
+        *(g.node for t in model.training_info for g in (t.initialization, t.algorithm)),
+    )
     stack += [a for n in nodes for a in n.attribute]
     while stack:
         a = stack.pop()
         yield a
-        stack += [b for g in (*([a.g] if a.HasField("g") else []), *a.graphs) for n in g.node for b in n.attribute]
+        stack += [
+            b
+            for g in (*([a.g] if a.HasField("g") else []), *a.graphs)
+            for n in g.node
+            for b in n.attribute
+        ]
 
 
 def _every_graph(model: ModelProto) -> Iterator[GraphProto]:
@@ -70,51 +81,88 @@ def _every_graph(model: ModelProto) -> Iterator[GraphProto]:
 
 
 def check_external_data(source: Source) -> None:
-    """Raise ModelError unless every external tensor lies within a regular file inside the model's folder."""
+    """Raise ModelError unless every external tensor lies within a regular file inside the model's
+    folder.
+    """
     for t in tensors(source.model):
         if t.data_location == TensorProto.EXTERNAL:
             _check_external(t, source)
 
 
-#: Parts of locations by which programs mean an address in their own memory: ours, and ONNX Runtime's.
+#: Parts of locations by which programs mean an address in their own memory: ours, and ONNX
+#: Runtime's.
 _INTERNAL = ("tracea:", "_ORT_MEM_ADDR_")
 
 
 def _check_external(t: TensorProto, source: Source) -> None:
     info = external_info(t)
     location = info.get("location", "")
-    if any(not isinstance(text, str) or "\0" in text for e in t.external_data for text in (e.key, e.value)):  # protobuf hands over bytes that are no UTF-8
-        raise ModelError(f"tensor '{t.name}' has external data whose description is not text", "export the model again")
+    # protobuf hands over bytes that are no UTF-8
+    if any(
+        not isinstance(text, str) or "\0" in text
+        for e in t.external_data
+        for text in (e.key, e.value)
+    ):
+        raise ModelError(
+            f"tensor '{t.name}' has external data whose description is not text",
+            "export the model again",
+        )
     if any(mark in e.value for e in t.external_data for mark in _INTERNAL):
-        raise ModelError(f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no model from outside may", "export it again")
+        raise ModelError(
+            f"tensor '{t.name}' has its data at an address in memory ('{location}'), which no model from outside may",
+            "export it again",
+        )
     if source.folder is None or source.path is None:
-        raise ModelError(f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach", "give the model's path instead")
-    if not location or PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute() or ".." in Path(location).parts:
-        raise ModelError(f"tensor '{t.name}' has its data outside the model's folder ('{location}')", "save it again beside the model")
+        raise ModelError(
+            f"tensor '{t.name}' has its data in the file '{location}', which a model in memory cannot reach",
+            "give the model's path instead",
+        )
+    if (
+        not location
+        or PurePosixPath(location).is_absolute()
+        or PureWindowsPath(location).is_absolute()
+        or ".." in Path(location).parts
+    ):
+        raise ModelError(
+            f"tensor '{t.name}' has its data outside the model's folder ('{location}')",
+            "save it again beside the model",
+        )
     with open_data(source.folder, location) as opened:
         file, size = source.folder / location, os.fstat(opened.fileno()).st_size
     try:
         offset, length = int(info.get("offset", "0")), int(info.get("length", "-1"))
     except ValueError:
-        raise ModelError(f"tensor '{t.name}' has a malformed external offset or length", "export the model again") from None
+        raise ModelError(
+            f"tensor '{t.name}' has a malformed external offset or length", "export the model again"
+        ) from None
     if any(d < 0 for d in t.dims):
         raise ModelError(f"tensor '{t.name}' has a negative dimension", "export the model again")
     need = tensor_bytes(t)
     if length >= 0 and length != need:
-        raise ModelError(f"tensor '{t.name}' needs {need} bytes but claims {length} in {file.name}", "export the model again")
+        raise ModelError(
+            f"tensor '{t.name}' needs {need} bytes but claims {length} in {file.name}",
+            "export the model again",
+        )
     if offset < 0 or offset + need > size:
-        raise ModelError(f"tensor '{t.name}' ends at byte {offset + need} of {file.name}, which has {size}", "the file is truncated: download it again")
+        raise ModelError(
+            f"tensor '{t.name}' ends at byte {offset + need} of {file.name}, which has {size}",
+            "the file is truncated: download it again",
+        )
 
 
 def with_real_paths(source: Source) -> tuple[ModelProto, Path | None]:
-    """The model and the real folder its external data lies in, without links: ONNX Runtime refuses a link that leaves the folder.
+    """The model and the real folder its external data lies in, without links: ONNX Runtime refuses
+    a link that leaves the folder.
 
     The model is `source`'s own unless links make other locations necessary.
     """
     outside = [t for t in tensors(source.model) if t.data_location == TensorProto.EXTERNAL]
     if source.folder is None or not outside:
         return source.model, None
-    real = {external_info(t)["location"]: (source.folder / external_info(t)["location"]).resolve() for t in outside}
+    real = {
+        external_info(t)["location"]: (source.folder / external_info(t)["location"]).resolve()
+        for t in outside
+    }
     folder = source.folder.resolve()
     if all(file == folder / location for location, file in real.items()):
         return source.model, folder
@@ -130,7 +178,11 @@ def with_real_paths(source: Source) -> tuple[ModelProto, Path | None]:
 
 def in_own_file(t: TensorProto, source: Source) -> bool:
     """Whether the tensor's data lies in the model file itself."""
-    return t.data_location == TensorProto.EXTERNAL and source.path is not None and external_info(t).get("location") == source.path.name
+    return (
+        t.data_location == TensorProto.EXTERNAL
+        and source.path is not None
+        and external_info(t).get("location") == source.path.name
+    )
 
 
 def bring_in(source: Source, wanted: Callable[[TensorProto], bool]) -> None:

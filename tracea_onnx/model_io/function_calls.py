@@ -1,9 +1,10 @@
-"""Calls of model-local functions replaced by the nodes they stand for: how the user's own functions are searched, and how fused ops turn back.
+"""Calls of model-local functions replaced by the nodes they stand for: how the user's own functions
+are searched, and how fused ops turn back.
 
     y = mine.Block <alpha = 0.3> (x)        ->      t = LeakyRelu <alpha = 0.3> (x)   y = Add (t, x)
 
-ONNX Runtime does the same when it loads a model. A call none of whose nodes changed is put back, so a function in which nothing fuses stays as it was.
-"""
+ONNX Runtime does the same when it loads a model. A call none of whose nodes changed is put back, so
+a function in which nothing fuses stays as it was."""
 
 from __future__ import annotations
 
@@ -36,16 +37,30 @@ def key(f: FunctionProto | NodeProto) -> Key:
     return (domain_of(f.domain), name, f.overload)
 
 
-def expanded(call: NodeProto, function: FunctionProto, taken: set[str], names: Sequence[str] = ()) -> list[NodeProto]:
+def expanded(
+    call: NodeProto, function: FunctionProto, taken: set[str], names: Sequence[str] = ()
+) -> list[NodeProto]:
     """The nodes of `function` with the call's operands and attributes in place of its own.
 
-    Values inside get new names not in `taken` (which they join). `names` are names for the nodes that are not constants; the others are
-    called after the call. Raises ModelError where the call has more operands or results than the function.
-    """
-    for what, given, formal in (("inputs", call.input, function.input), ("outputs", call.output, function.output)):
+    Values inside get new names not in `taken` (which they join). `names` are names for the nodes
+    that are not constants; the others are called after the call. Raises ModelError where the call
+    has more operands or results than the function."""
+    for what, given, formal in (
+        ("inputs", call.input, function.input),
+        ("outputs", call.output, function.output),
+    ):
         if len(given) > len(formal):
-            raise ModelError(f"node '{call.name}' calls function '{function.name}' with {len(given)} {what}; it has {len(formal)}", "export the model again")
-    new = dict(zip(function.input, [*call.input, *([""] * (len(function.input) - len(call.input)))], strict=True))
+            raise ModelError(
+                f"node '{call.name}' calls function '{function.name}' with {len(given)} {what}; it has {len(formal)}",
+                "export the model again",
+            )
+    new = dict(
+        zip(
+            function.input,
+            [*call.input, *([""] * (len(function.input) - len(call.input)))],
+            strict=True,
+        )
+    )
     actual = [*call.output, *([""] * (len(function.output) - len(call.output)))]
     passed: list[tuple[str, str]] = []
     for formal, value in zip(function.output, actual, strict=True):
@@ -60,7 +75,11 @@ def expanded(call: NodeProto, function: FunctionProto, taken: set[str], names: S
         node = NodeProto()
         node.CopyFrom(n)
         _bind(node, attributes)
-        node.name = remembered.pop(0) if remembered and n.op_type != "Constant" else f"{call.name}/{n.name or len(out)}"
+        node.name = (
+            remembered.pop(0)
+            if remembered and n.op_type != "Constant"
+            else f"{call.name}/{n.name or len(out)}"
+        )
         out.append(node)
     _rename(out, new, call.name, taken)
     out += [helper.make_node("Identity", [new[f]], [v], name=f"{call.name}/{v}") for f, v in passed]
@@ -68,7 +87,9 @@ def expanded(call: NodeProto, function: FunctionProto, taken: set[str], names: S
 
 
 def _bind(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> None:
-    """Attributes that refer to one of the function's take its value; without a value they fall back to the operator's default."""
+    """Attributes that refer to one of the function's take its value; without a value they fall back
+    to the operator's default.
+    """
     bound: list[AttributeProto] = []
     for a in node.attribute:
         if not a.ref_attr_name:
@@ -89,7 +110,9 @@ def _bind(node: NodeProto, attributes: Mapping[str, AttributeProto]) -> None:
 
 
 def _rename(nodes: Iterable[NodeProto], new: dict[str, str], prefix: str, taken: set[str]) -> None:
-    """Rename in place what the nodes read and make, bodies included; every value without a name in `new` gets one of its own."""
+    """Rename in place what the nodes read and make, bodies included; every value without a name in
+    `new` gets one of its own.
+    """
     for n in nodes:
         n.input[:] = [new.get(i, i) for i in n.input]
         for g in subgraphs(n):
@@ -109,7 +132,8 @@ def _rename(nodes: Iterable[NodeProto], new: dict[str, str], prefix: str, taken:
 
 # --- the user's functions ------------------------------------------------------------------------------------------------
 def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
-    """Replace every call of the user's functions, in place, and return what was replaced; `notes` receives why a function was not expanded.
+    """Replace every call of the user's functions, in place, and return what was replaced; `notes`
+    receives why a function was not expanded.
 
     `limits.check` has bounded how many nodes that makes.
     """
@@ -134,7 +158,9 @@ def expand(model: ModelProto, notes: list[str]) -> list[Expansion]:
     return out
 
 
-def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto], taken: set[str]) -> list[Expansion]:
+def _expand_graph(
+    graph: GraphProto, functions: Mapping[Key, FunctionProto], taken: set[str]
+) -> list[Expansion]:
     if not any(key(n) in functions for n in graph.node):
         return []
     edit.name_nodes(graph)
@@ -167,21 +193,28 @@ def _expand_graph(graph: GraphProto, functions: Mapping[Key, FunctionProto], tak
 
 
 def restore(model: ModelProto, expansions: Sequence[Expansion]) -> list[Expansion]:
-    """Put back each call whose nodes are all still there and unchanged; returns the expansions that stay. Functions nothing calls any more go."""
+    """Put back each call whose nodes are all still there and unchanged; returns the expansions that
+    stay. Functions nothing calls any more go.
+    """
     left = list(expansions)
     for g in list(edit.graphs(model)):
         before = -1
-        while left and len(left) != before:  # a call that is put back may have been what kept another from it
+        # a call that is put back may have been what kept another from it
+        while left and len(left) != before:
             before = len(left)
             left = _put_back(g, left, edit.protected_names(model, g))
-    gone = _called(model, [e.call for e in left]) - _called(model, [n for g in edit.graphs(model) for n in g.node])
+    gone = _called(model, [e.call for e in left]) - _called(
+        model, [n for g in edit.graphs(model) for n in g.node]
+    )
     for k in reversed(range(len(model.functions))):
         if key(model.functions[k]) in gone:
             del model.functions[k]
     return left
 
 
-def _put_back(graph: GraphProto, expansions: Sequence[Expansion], protected: set[str]) -> list[Expansion]:
+def _put_back(
+    graph: GraphProto, expansions: Sequence[Expansion], protected: set[str]
+) -> list[Expansion]:
     """Put back calls in one graph; returns the others."""
     nodes: list[NodeProto | None] = list(graph.node)
     place = {n.name: k for k, n in enumerate(graph.node)}
@@ -194,8 +227,11 @@ def _put_back(graph: GraphProto, expansions: Sequence[Expansion], protected: set
             continue
         inner = {o for n in work for o in n.output} - set(e.call.output)
         within = Counter(name for n in work for name in edit.used_names([n]))
-        # An equal node elsewhere may have been merged into one of these, and an operand the body ignores may be gone.
-        if any(readers[name] > within[name] for name in inner) or {i for i in e.call.input if i} - set(within):
+        # An equal node elsewhere may have been merged into one of these, and an operand the body
+        # ignores may be gone.
+        if any(readers[name] > within[name] for name in inner) or {
+            i for i in e.call.input if i
+        } - set(within):
             left.append(e)
             continue
         readers.subtract(within)
@@ -229,21 +265,35 @@ def _unsafe(model: ModelProto, f: FunctionProto) -> str:
     ours, theirs = opset_versions(model.opset_import), opset_versions(f.opset_import)
     for n in edit.with_bodies(f.node):
         d = domain_of(n.domain)
-        if d in ours and d in theirs and ours[d] != theirs[d] and not _same_operator(n.op_type, d, ours[d], theirs[d]):
+        if (
+            d in ours
+            and d in theirs
+            and ours[d] != theirs[d]
+            and not _same_operator(n.op_type, d, ours[d], theirs[d])
+        ):
             return f"{n.op_type} means something else in its operator set ({theirs[d]}) than in the model's ({ours[d]})"
     return ""
 
 
 def _is_operator(model: ModelProto, f: FunctionProto) -> bool:
-    """Whether ONNX has an operator of this name in the model's operator set: that is what ONNX Runtime runs, not the function."""
+    """Whether ONNX has an operator of this name in the model's operator set: that is what ONNX
+    Runtime runs, not the function.
+    """
     try:
-        return not domain_of(f.domain) and bool(onnx.defs.get_schema(f.name, opset_versions(model.opset_import).get("", 0), ""))
+        return not domain_of(f.domain) and bool(
+            onnx.defs.get_schema(f.name, opset_versions(model.opset_import).get("", 0), "")
+        )
     except onnx.defs.SchemaError:
         return False
 
 
 def _same_operator(op: str, domain: str, a: int, b: int) -> bool:
     try:
-        return bool(onnx.defs.get_schema(op, a, domain).since_version == onnx.defs.get_schema(op, b, domain).since_version)
-    except Exception:  # onnx.defs.SchemaError: not a standard operator, so nothing is known about its versions
+        return bool(
+            onnx.defs.get_schema(op, a, domain).since_version
+            == onnx.defs.get_schema(op, b, domain).since_version
+        )
+    except (
+        Exception
+    ):  # onnx.defs.SchemaError: not a standard operator, so nothing is known about its versions
         return False

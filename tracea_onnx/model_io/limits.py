@@ -1,8 +1,9 @@
-"""Limits for what a small file makes enormous: functions that call functions, lists of sizes that double, axes on axes; and for axes beyond 32 bits.
+"""Limits for what a small file makes enormous: functions that call functions, lists of sizes that
+double, axes on axes; and for axes beyond 32 bits.
 
-ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit, and beyond Ctrl-C. So upper bounds are
-worked out first, in time linear in what the file stands for up to those limits, and a model that passes one is refused.
-"""
+ONNX Runtime and onnx expand such a model when they load it or infer its shapes: without a limit,
+and beyond Ctrl-C. So upper bounds are worked out first, in time linear in what the file stands for
+up to those limits, and a model that passes one is refused."""
 
 from __future__ import annotations
 
@@ -16,27 +17,43 @@ from tracea_onnx.ir.edit import with_bodies
 from tracea_onnx.ir.graph import domain_of, subgraphs
 from tracea_onnx.model_io.function_calls import Key, key
 
-#: Nodes that the calls of functions may stand for, and how deep they may call each other. ONNX Runtime dies of a few thousand calls.
+#: Nodes that the calls of functions may stand for, and how deep they may call each other. ONNX
+#: Runtime dies of a few thousand calls.
 _NODES, _DEPTH = 100_000, 64
-#: Elements of one list of sizes, and axes of all values together: a second and a gigabyte of ONNX Runtime's.
+#: Elements of one list of sizes, and axes of all values together: a second and a gigabyte of ONNX
+#: Runtime's.
 _LIST, _AXES = 1 << 22, 30_000_000
-#: Elements of a constant that is taken for a list of sizes. ONNX Runtime makes longer ones as it makes any tensor.
+#: Elements of a constant that is taken for a list of sizes. ONNX Runtime makes longer ones as it
+#: makes any tensor.
 _CONSTANT = 512
 _INT32 = 1 << 31
 _FIX = "ONNX Runtime cannot load it either: export it again"
 
 
 def check(model: ModelProto, where: str) -> None:
-    """Raise ModelError for a model that is enormous once its functions are expanded and its shapes are inferred, or that onnx's inference dies of."""
+    """Raise ModelError for a model that is enormous once its functions are expanded and its shapes
+    are inferred, or that onnx's inference dies of.
+    """
     for n in with_bodies([*model.graph.node, *(n for f in model.functions for n in f.node)]):
         for a in n.attribute:
-            if a.name == "axis" and not -_INT32 <= a.i < _INT32:  # onnx narrows it, and writes outside a shape (LayerNormalization)
-                raise ModelError(f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has axis {a.i}, of which 32 bits are read", "export it again")
+            # onnx narrows it, and writes outside a shape (LayerNormalization)
+            if a.name == "axis" and not -_INT32 <= a.i < _INT32:
+                raise ModelError(
+                    f"node '{n.name or ''.join(n.output[:1])}' ({n.op_type}) of {where} has axis {a.i}, of which 32 bits are read",
+                    "export it again",
+                )
     bodies = {key(f): f for f in model.functions}
     sizes: dict[Key, tuple[int, int]] = {}
-    count = sum(_size(bodies, key(n), sizes, 0, where)[0] for n in with_bodies(model.graph.node) if key(n) in bodies)
+    count = sum(
+        _size(bodies, key(n), sizes, 0, where)[0]
+        for n in with_bodies(model.graph.node)
+        if key(n) in bodies
+    )
     if count > _NODES:
-        raise ModelError(f"the functions of {where} stand for {_round(count)} nodes once all calls are expanded", _FIX)
+        raise ModelError(
+            f"the functions of {where} stand for {_round(count)} nodes once all calls are expanded",
+            _FIX,
+        )
     _Bounds(bodies, where).graph(model.graph, ChainMap())
 
 
@@ -44,19 +61,34 @@ def _round(count: int) -> str:
     return f"{count}" if count < 10**9 else f"2^{count.bit_length() - 1}"
 
 
-def _size(bodies: dict[Key, FunctionProto], call: Key, known: dict[Key, tuple[int, int]], depth: int, where: str) -> tuple[int, int]:
+def _size(
+    bodies: dict[Key, FunctionProto],
+    call: Key,
+    known: dict[Key, tuple[int, int]],
+    depth: int,
+    where: str,
+) -> tuple[int, int]:
     """How many nodes a call stands for, and how deep calls are nested in it."""
     if call not in known:
         if depth >= _DEPTH:
-            raise ModelError(f"the functions of {where} call themselves, or each other more than {_DEPTH} deep", _FIX)
-        parts = [_size(bodies, key(n), known, depth + 1, where) if key(n) in bodies else (1, 0) for n in with_bodies(bodies[call].node)]
+            raise ModelError(
+                f"the functions of {where} call themselves, or each other more than {_DEPTH} deep",
+                _FIX,
+            )
+        parts = [
+            _size(bodies, key(n), known, depth + 1, where) if key(n) in bodies else (1, 0)
+            for n in with_bodies(bodies[call].node)
+        ]
         known[call] = sum(size for size, _ in parts), 1 + max((d for _, d in parts), default=0)
     if depth + known[call][1] > _DEPTH:
-        raise ModelError(f"the functions of {where} call themselves, or each other more than {_DEPTH} deep", _FIX)
+        raise ModelError(
+            f"the functions of {where} call themselves, or each other more than {_DEPTH} deep", _FIX
+        )
     return known[call]
 
 
-#: A value's rank, at most, and how many elements it has if it is a list that inference follows (None: it is not).
+#: A value's rank, at most, and how many elements it has if it is a list that inference follows
+#: (None: it is not).
 _Value = tuple[int, int | None]
 _UNKNOWN: _Value = (8, None)
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul"})
@@ -74,7 +106,9 @@ class _Bounds:
         values = outer.new_child()
         for v in graph.input:
             shape = v.type.tensor_type.shape
-            values[v.name] = (len(shape.dim), None) if v.type.tensor_type.HasField("shape") else _UNKNOWN
+            values[v.name] = (
+                (len(shape.dim), None) if v.type.tensor_type.HasField("shape") else _UNKNOWN
+            )
         for t in graph.initializer:
             values[t.name] = _constant(t)
         for n in graph.node:
@@ -97,9 +131,14 @@ class _Bounds:
             values[name] = (rank, count)
             self._axes += rank
             if count is not None and count > _LIST:
-                raise ModelError(f"value '{name}' of {self._where} is a list of {_round(count)} sizes", _FIX)
+                raise ModelError(
+                    f"value '{name}' of {self._where} is a list of {_round(count)} sizes", _FIX
+                )
             if self._axes > _AXES:
-                raise ModelError(f"value '{name}' of {self._where} may have {_round(rank)} axes, too many beside those of all others", _FIX)
+                raise ModelError(
+                    f"value '{name}' of {self._where} may have {_round(rank)} axes, too many beside those of all others",
+                    _FIX,
+                )
 
     def _made(self, n: NodeProto, given: list[_Value]) -> _Value:
         """Rank and list of a node's outputs."""
@@ -150,4 +189,7 @@ def _axes(n: NodeProto, given: list[_Value]) -> int:
 
 def _constant(t: TensorProto) -> _Value:
     size = math.prod(t.dims)
-    return len(t.dims), size if len(t.dims) < 2 and size <= _CONSTANT and t.data_type in (TensorProto.INT32, TensorProto.INT64) else None
+    return len(t.dims), size if len(t.dims) < 2 and size <= _CONSTANT and t.data_type in (
+        TensorProto.INT32,
+        TensorProto.INT64,
+    ) else None

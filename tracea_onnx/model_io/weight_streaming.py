@@ -1,10 +1,10 @@
-"""A large model file read without its weights, and written without them in memory: each large initializer becomes external data that lies in
-the model file itself.
+"""A large model file read without its weights, and written without them in memory: each large
+initializer becomes external data that lies in the model file itself.
 
     ModelProto { graph { initializer { raw_data: 400 MB } } }   ->   initializer { data_location: EXTERNAL, location: "model.onnx", offset, length }
 
-The file is walked in protobuf's wire format, so the weights are never read until something needs them.
-"""
+The file is walked in protobuf's wire format, so the weights are never read until something needs
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from tracea_onnx.model_io.external import tensor_bytes
 
-#: Model files from this many bytes on are read without their weights, and initializers from this many bytes on stay in the file.
+#: Model files from this many bytes on are read without their weights, and initializers from this
+#: many bytes on stay in the file.
 FILE, TENSOR = 256 << 20, 1 << 20
 
 _GRAPH = ModelProto.GRAPH_FIELD_NUMBER
@@ -30,15 +31,21 @@ class _Malformed(Exception):
 
 
 def light(data: memoryview, location: str) -> bytes | None:
-    """The model's bytes with large raw data left out and pointed to in the file called `location`; None when `data` is not well-formed."""
+    """The model's bytes with large raw data left out and pointed to in the file called `location`;
+    None when `data` is not well-formed.
+    """
     try:
         return b"".join(_rewrite(data, 0, len(data), (_GRAPH, _INITIALIZER), location))
     except (_Malformed, IndexError):
         return None
 
 
-def _rewrite(data: memoryview, start: int, end: int, path: tuple[int, ...], location: str) -> Iterator[bytes]:
-    """The message at [start, end) with the submessages at `path` rewritten; at the end of the path lies a tensor."""
+def _rewrite(
+    data: memoryview, start: int, end: int, path: tuple[int, ...], location: str
+) -> Iterator[bytes]:
+    """The message at [start, end) with the submessages at `path` rewritten; at the end of the path
+    lies a tensor.
+    """
     if not path:
         yield from _tensor(data, start, end, location)
         return
@@ -61,7 +68,11 @@ def _tensor(data: memoryview, start: int, end: int, location: str) -> Iterator[b
     yield from (field for number, field in kept if place is None or number not in _PLACE)
     if place is not None:
         t = TensorProto(data_location=TensorProto.EXTERNAL)
-        for key, text in (("location", location), ("offset", str(place[0])), ("length", str(place[1]))):
+        for key, text in (
+            ("location", location),
+            ("offset", str(place[0])),
+            ("length", str(place[1])),
+        ):
             t.external_data.add(key=key, value=text)
         yield t.SerializeToString()  # a message appended to another is merged into it
 
@@ -78,7 +89,9 @@ class Piece:
 
 
 def whole(data: memoryview) -> list[Piece]:
-    """The serialized model `data` in pieces, with the external data of its graph's initializers inside, none of it read yet."""
+    """The serialized model `data` in pieces, with the external data of its graph's initializers
+    inside, none of it read yet.
+    """
     return _fill(data, 0, len(data), (_GRAPH, _INITIALIZER))
 
 
@@ -102,7 +115,9 @@ def _weights(data: bytes) -> list[Piece]:
     inside, size = TensorProto.FromString(data), tensor_bytes(t)
     inside.ClearField("data_location")
     del inside.external_data[:]
-    head = Piece(inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size))
+    head = Piece(
+        inside.SerializeToString(deterministic=True) + _varint(_RAW << 3 | _BYTES) + _varint(size)
+    )
     return [head, Piece(outside=t)] if size else [head]
 
 

@@ -1,4 +1,6 @@
-"""From a model to its fused form: expand functions, then canonicalise, match, price, schedule and rewrite until nothing is left to fuse."""
+"""From a model to its fused form: expand functions, then canonicalise, match, price, schedule and
+rewrite until nothing is left to fuse.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ Fusion = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class How:
-    """What steers a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's functions stay expanded.
+    """What steers a transformation. With `dry_run` nothing is rewritten; with `expanded` the user's
+    functions stay expanded.
 
-    `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide` stay fp32 all the same. `avoid` says of fusions
-    why they must not be made.
-    """
+    `budget` limits constant folding. `precision` is the type to compute in; nodes named in `wide`
+    stay fp32 all the same. `avoid` says of fusions why they must not be made."""
 
     backend: str
     only: tuple[str, ...] = ()
@@ -57,7 +59,9 @@ class How:
 
 
 def transform(source: model_file.Source, how: How, report: Report) -> None:
-    """Fuse what the rules find in `source.model`, in place; `report` receives nodes, fusions, refusals and notes."""
+    """Fuse what the rules find in `source.model`, in place; `report` receives nodes, fusions,
+    refusals and notes.
+    """
     work = source.model
     typed = onnx_inference.user_types(work)
     report.fused, report.refused, report.nodes_before = [], [], count_nodes(work)
@@ -65,24 +69,36 @@ def transform(source: model_file.Source, how: How, report: Report) -> None:
     _fuse(source, how, report, typed)
     if how.precision != "keep" and not how.dry_run and not work.training_info:
         kind = narrow_floats.KINDS[how.precision]
-        report.precision = mixed_precision.narrow(work, kind, typed, folder=source.folder, wide=how.wide)
+        report.precision = mixed_precision.narrow(
+            work, kind, typed, folder=source.folder, wide=how.wide
+        )
         _fuse(source, how, report, typed)
     if how.expanded:
         return
     left = calls if how.dry_run else function_calls.restore(work, calls)
     if left:
         report.nodes_before += sum(len(e.nodes) - 1 for e in left)
-        report.notes.append(f"{len(left)} calls of the model's own functions were expanded: fusions take part of them")
+        report.notes.append(
+            f"{len(left)} calls of the model's own functions were expanded: fusions take part of them"
+        )
     onnx_inference.restore_types(work, typed)
-    report.nodes_after = count_nodes(work) - (sum(len(f.nodes) - 1 for f in report.fused) if how.dry_run else 0)
+    report.nodes_after = count_nodes(work) - (
+        sum(len(f.nodes) - 1 for f in report.fused) if how.dry_run else 0
+    )
 
 
 def _fuse(source: model_file.Source, how: How, report: Report, typed: onnx_inference.Types) -> None:
     work = source.model
     for _ in range(_ROUNDS):
-        # Each round infers types anew: a fused call can tell more than the nodes it replaced, and a second run must find nothing.
+        # Each round infers types anew: a fused call can tell more than the nodes it replaced, and a
+        # second run must find nothing.
         canonical_form.canonicalise(
-            work, folder=source.folder, typed=typed, keep_initializer_inputs=how.keep_initializer_inputs, budget=how.budget, notes=report.notes
+            work,
+            folder=source.folder,
+            typed=typed,
+            keep_initializer_inputs=how.keep_initializer_inputs,
+            budget=how.budget,
+            notes=report.notes,
         )
         fused, refused = _round(work, source.folder, how)
         report.fused += fused
@@ -92,13 +108,20 @@ def _fuse(source: model_file.Source, how: How, report: Report, typed: onnx_infer
 
 
 def _nearest(earlier: Sequence[Refusal], now: Sequence[Refusal]) -> list[Refusal]:
-    """What the rules say of the anchors that are left. A rule that came near before a neighbour fused part of its chain said more then than it does now."""
+    """What the rules say of the anchors that are left.
+
+    A rule that came near before a neighbour fused part of its chain said more then than it does
+    now.
+    """
     near = {(r.anchor, r.rule): r for r in earlier if r.near}
     return [near.get((r.anchor, r.rule), r) if not r.near else r for r in now]
 
 
 def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused], list[Refusal]]:
-    """Match, price, schedule and rewrite every graph of the model once. Chains that lost to a neighbour get their chance in the next round."""
+    """Match, price, schedule and rewrite every graph of the model once.
+
+    Chains that lost to a neighbour get their chance in the next round.
+    """
     known = {r.name: r for r in (rule_set.rules() if how.rules is None else how.rules)}
     policy = discovery.module("scheduler", how.scheduler).schedule
     parts: list[tuple[list[Fused], list[Refusal]]] = []
@@ -109,23 +132,53 @@ def _round(model: ModelProto, folder: Path | None, how: How) -> tuple[list[Fused
         done += 1
         how.tell("match", done, total)
 
-    for graph in canonical_form.views_inner_first(model, folder):  # rewriting a graph makes new messages of its nodes, with the bodies in them
+    # rewriting a graph makes new messages of its nodes, with the bodies in them
+    for graph in canonical_form.views_inner_first(model, folder):
         proto = graph.proto
-        found, refusals = find.find(graph, how.only, how.skip, rules=how.rules, progress=step, failed=lambda _: None)
+        found, refusals = find.find(
+            graph, how.only, how.skip, rules=how.rules, progress=step, failed=lambda _: None
+        )
         odd = [m for m in found if not fused_calls.writable(m.spec)]
         found = [m for m in found if all(m is not o for o in odd)]
-        refusals += [Refusal(m.rule, m.anchor.name, "a constant or an attribute of the chain is infinite or not a number") for m in odd]
+        refusals += [
+            Refusal(
+                m.rule,
+                m.anchor.name,
+                "a constant or an attribute of the chain is infinite or not a number",
+            )
+            for m in odd
+        ]
         matches = [m for m in found if (m.rule, m.outputs) not in how.avoid]
-        refusals += [Refusal(m.rule, m.anchor.name, how.avoid[m.rule, m.outputs]) for m in found if (m.rule, m.outputs) in how.avoid]
-        priced: list[tuple[Match, Saving, int]] = [(m, cost_model.price(graph, m, how.backend), known[m.rule].priority) for m in matches]
+        refusals += [
+            Refusal(m.rule, m.anchor.name, how.avoid[m.rule, m.outputs])
+            for m in found
+            if (m.rule, m.outputs) in how.avoid
+        ]
+        priced: list[tuple[Match, Saving, int]] = [
+            (m, cost_model.price(graph, m, how.backend), known[m.rule].priority) for m in matches
+        ]
         chosen, left = policy(graph, priced)
-        fused = [Fused(m.rule, known[m.rule].op, tuple(n.name for n in m.nodes), m.outputs, s.us, m.anchor.name) for m, s in chosen]
-        parts.append((fused, [replace(r, fix=remedy(graph, r)) if r.near else r for r in (*refusals, *left)]))
+        fused = [
+            Fused(
+                m.rule,
+                known[m.rule].op,
+                tuple(n.name for n in m.nodes),
+                m.outputs,
+                s.us,
+                m.anchor.name,
+            )
+            for m, s in chosen
+        ]
+        parts.append(
+            (fused, [replace(r, fix=remedy(graph, r)) if r.near else r for r in (*refusals, *left)])
+        )
         if chosen and not how.dry_run:
             fused_calls.apply(model, graph, [(m, known[m.rule].op) for m, _ in chosen])
             edit.drop_dead(proto, edit.protected_names(model, proto))
             edit.drop_value_info(proto)
-    return [f for part, _ in reversed(parts) for f in part], [r for _, part in reversed(parts) for r in part]
+    return [f for part, _ in reversed(parts) for f in part], [
+        r for _, part in reversed(parts) for r in part
+    ]
 
 
 def count_nodes(model: ModelProto) -> int:

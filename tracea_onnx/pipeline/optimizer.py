@@ -12,7 +12,13 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from tracea_onnx.canonicalize import constant_folding
-from tracea_onnx.errors import MissingFusionError, ModelError, TraceaError, UsageError, VerificationError
+from tracea_onnx.errors import (
+    MissingFusionError,
+    ModelError,
+    TraceaError,
+    UsageError,
+    VerificationError,
+)
 from tracea_onnx.ir import edit, narrow_floats
 from tracea_onnx.ir.contracts import DOMAIN, Rule
 from tracea_onnx.ir.graph import opset_versions
@@ -29,15 +35,20 @@ from tracea_onnx.verify import verification as verification
 BACKENDS = ("auto", "cpu", "cuda")
 PRECISIONS = ("keep", "bf16", "fp16")
 _OBJECTION = "ONNX Runtime takes this model, but ONNX's checker does not"
-#: How often fusions at fault are searched for: those that come up in place of others may be wrong, too.
+#: How often fusions at fault are searched for: those that come up in place of others may be wrong,
+#: too.
 _BISECTIONS = 4
-#: Verifications the search for nodes that must stay fp32 may take: when a narrower type loses a little everywhere, many are at fault.
+#: Verifications the search for nodes that must stay fp32 may take: when a narrower type loses a
+#: little everywhere, many are at fault.
 _NARROW_BUDGET = 32
 
 
 @dataclass(frozen=True)
 class OptimizeResult:
-    """The optimized model and the report. `folder` is where the model's external data still lies (None without any)."""
+    """The optimized model and the report.
+
+    `folder` is where the model's external data still lies (None without any).
+    """
 
     model: ModelProto
     report: Report
@@ -68,36 +79,60 @@ def optimize(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     progress: Progress | None = None,
 ) -> OptimizeResult:
-    """Fuse what the rules find in `model`, verify the result against the original, and write it to `output` if given.
+    """Fuse what the rules find in `model`, verify the result against the original, and write it to
+    `output` if given.
 
-    `providers` run the result while it is verified; no run takes longer than `time_limit` seconds. When the result leaves its bounds, the
-    smallest set of fusions at fault is turned back and refused.
-    Raises ModelError (unreadable model), UsageError (options), VerificationError (results differ; nothing is written; its `report` attribute
-    says by how much), MissingFusionError (a rule named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
-    fusions of the first round with their prices.
-    """
+    `providers` run the result while it is verified; no run takes longer than `time_limit` seconds.
+    When the result leaves its bounds, the smallest set of fusions at fault is turned back and
+    refused. Raises ModelError (unreadable model), UsageError (options), VerificationError (results
+    differ; nothing is written; its `report` attribute says by how much), MissingFusionError (a rule
+    named by `only` fused nothing). With `dry_run` nothing is rewritten: the report holds the
+    fusions of the first round with their prices."""
     started = time.perf_counter()
     tell = progress or silent
     backend = choose_backend(backend)
     if precision not in PRECISIONS:
-        raise UsageError(f"precision '{precision}' is unknown", f"choose from {', '.join(PRECISIONS)}")
+        raise UsageError(
+            f"precision '{precision}' is unknown", f"choose from {', '.join(PRECISIONS)}"
+        )
     for target in (output, pack):
         if target is not None:
             model_file.check_output(Path(target))
     tell("load", 0, 0)
     source, where, note = open_model(model)
-    model_file.check_apart(source, None if output is None else Path(output), [] if pack is None else [Path(pack)])
+    model_file.check_apart(
+        source, None if output is None else Path(output), [] if pack is None else [Path(pack)]
+    )
     original = model_file.Source(ModelProto(), source.folder, source.path)
-    fused_before = any(f.domain == DOMAIN for f in source.model.functions)  # by whom, and whether their specs say what they do, is not known
+    # by whom, and whether their specs say what they do, is not known
+    fused_before = any(f.domain == DOMAIN for f in source.model.functions)
     if not dry_run:
         original.model.CopyFrom(source.model)
-    report = Report(where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else [])
-    how = How(backend, tuple(only), tuple(skip), rules, scheduler, keep_initializer_inputs, dry_run, precision=precision, tell=tell)
+    report = Report(
+        where, opset(source.model), backend, count_nodes(source.model), notes=[note] if note else []
+    )
+    how = How(
+        backend,
+        tuple(only),
+        tuple(skip),
+        rules,
+        scheduler,
+        keep_initializer_inputs,
+        dry_run,
+        precision=precision,
+        tell=tell,
+    )
     transform(source, how, report)
     if not dry_run and not _loads_as_before(original, source):
-        # Constants can make ONNX Runtime check more strictly than it would have run the nodes that made them.
+        # Constants can make ONNX Runtime check more strictly than it would have run the nodes that
+        # made them.
         how = replace(how, budget=constant_folding.NOTHING)
-        source = _again(original, how, report, "constants were not folded: ONNX Runtime would not load the result")
+        source = _again(
+            original,
+            how,
+            report,
+            "constants were not folded: ONNX Runtime would not load the result",
+        )
     _check_present(source.model, report, only, where)
     if not dry_run:
         if not note:
@@ -106,28 +141,52 @@ def optimize(
             tell("verify", 0, 0)
             kind = narrow_floats.KINDS.get(precision)
             reference = verification.measure(
-                original, rtol=rtol, atol=atol, seed=seed, values=inputs, shapes=input_shapes, kind=kind, time_limit=time_limit
+                original,
+                rtol=rtol,
+                atol=atol,
+                seed=seed,
+                values=inputs,
+                shapes=input_shapes,
+                kind=kind,
+                time_limit=time_limit,
             )
             source = _verified(reference, source, how, report, providers)
             _check_present(source.model, report, only, where)
-        in_place = output is not None and source.path is not None and model_file.same_file(Path(output), source.path)
+        in_place = (
+            output is not None
+            and source.path is not None
+            and model_file.same_file(Path(output), source.path)
+        )
         if output is None or in_place:
             _bring_in(source)
         if output is not None:
             tell("save", 0, 0)
-            report.files += [str(f) for f in model_file.save(source, Path(output), external_data=external_data)]
+            report.files += [
+                str(f) for f in model_file.save(source, Path(output), external_data=external_data)
+            ]
             if in_place:
                 source = model_file.load(output)  # what the model referred to is gone
         if pack is not None:
             tell("compile", 0, 0)
-            report.files.append(str(_pack(source, None if output is None else Path(output), Path(pack), trust=not fused_before)))
+            report.files.append(
+                str(
+                    _pack(
+                        source,
+                        None if output is None else Path(output),
+                        Path(pack),
+                        trust=not fused_before,
+                    )
+                )
+            )
     _bring_in(source)
     report.seconds = time.perf_counter() - started
     return OptimizeResult(source.model, report, source.folder)
 
 
 def open_model(model: ModelProto | str | os.PathLike[str]) -> tuple[model_file.Source, str, str]:
-    """Load and check a model: the source, what to call it, and what is odd about it ("" when nothing is). Raises ModelError."""
+    """Load and check a model: the source, what to call it, and what is odd about it ("" when
+    nothing is). Raises ModelError.
+    """
     source = model_file.load(model)
     where = str(source.path) if source.path is not None else source.model.graph.name or "the model"
     for g in edit.graphs(source.model):
@@ -136,7 +195,10 @@ def open_model(model: ModelProto | str | os.PathLike[str]) -> tuple[model_file.S
 
 
 def choose_backend(name: str) -> str:
-    """`auto` is cuda where this installation has the backend and the machine a device, else cpu. Raises UsageError."""
+    """`auto` is cuda where this installation has the backend and the machine a device, else cpu.
+
+    Raises UsageError.
+    """
     if name not in BACKENDS:
         raise UsageError(f"backend '{name}' is unknown", f"choose from {', '.join(BACKENDS)}")
     present = discovery.names("kernels")
@@ -145,12 +207,16 @@ def choose_backend(name: str) -> str:
 
         return "cuda" if "cuda" in present and listed() > 0 else "cpu"
     if name not in present:
-        raise UsageError(f"this installation has no backend '{name}'", f"it has {', '.join(present)}")
+        raise UsageError(
+            f"this installation has no backend '{name}'", f"it has {', '.join(present)}"
+        )
     return name
 
 
 def _loads_as_before(original: model_file.Source, result: model_file.Source) -> bool:
-    """Whether stock ONNX Runtime, with its own optimisations, loads the result or did not load the original either."""
+    """Whether stock ONNX Runtime, with its own optimisations, loads the result or did not load the
+    original either.
+    """
     return verification.loads(result) or not verification.loads(original)
 
 
@@ -164,8 +230,17 @@ def _again(original: model_file.Source, how: How, report: Report, note: str) -> 
     return source
 
 
-def _verified(reference: verification.Reference, source: model_file.Source, how: How, report: Report, providers: Sequence[str]) -> model_file.Source:
-    """The result within its bounds: fusions that leave them are avoided, and refused. Raises FailedVerification when that does not help."""
+def _verified(
+    reference: verification.Reference,
+    source: model_file.Source,
+    how: How,
+    report: Report,
+    providers: Sequence[str],
+) -> model_file.Source:
+    """The result within its bounds: fusions that leave them are avoided, and refused.
+
+    Raises FailedVerification when that does not help.
+    """
     original = reference.source
     report.verify, wrong = delta_debugging.judge(reference, source, providers)
     if wrong and report.precision is not None:
@@ -180,7 +255,11 @@ def _verified(reference: verification.Reference, source: model_file.Source, how:
 
         def fails(kept: list[Fusion], how: How = how, made: Sequence[Fusion] = made) -> bool:
             trial = replace(how, avoid={**how.avoid, **dict.fromkeys(set(made) - set(kept), "")})
-            return bool(delta_debugging.judge(reference, _again(original, trial, replace(report), ""), providers)[1])
+            return bool(
+                delta_debugging.judge(
+                    reference, _again(original, trial, replace(report), ""), providers
+                )[1]
+            )
 
         guilty = delta_debugging.at_fault(made, fails)
         if guilty:
@@ -189,7 +268,10 @@ def _verified(reference: verification.Reference, source: model_file.Source, how:
             how = replace(how, avoid={**how.avoid, **dict.fromkeys(guilty, reason)})
             note = f"{len(how.avoid)} fusions were turned back, because the result left its bounds with them"
         elif how.budget != constant_folding.NOTHING:
-            how, note = replace(how, budget=constant_folding.NOTHING), f"constants were not folded: with them folded {wrong}"
+            how, note = (
+                replace(how, budget=constant_folding.NOTHING),
+                f"constants were not folded: with them folded {wrong}",
+            )
         else:
             break
         source = _again(original, how, report, note)
@@ -197,18 +279,30 @@ def _verified(reference: verification.Reference, source: model_file.Source, how:
         if not wrong:
             return source
     if wrong:
-        raise FailedVerification(f"the optimized model is wrong: {wrong}", "nothing was written; report this with the model", report)
+        raise FailedVerification(
+            f"the optimized model is wrong: {wrong}",
+            "nothing was written; report this with the model",
+            report,
+        )
     return source
 
 
-def _widened(reference: verification.Reference, how: How, report: Report, providers: Sequence[str]) -> tuple[How, str]:
-    """`how` with the nodes that must stay fp32, and a note on them ("" when the narrower type is not at fault)."""
+def _widened(
+    reference: verification.Reference, how: How, report: Report, providers: Sequence[str]
+) -> tuple[How, str]:
+    """`how` with the nodes that must stay fp32, and a note on them ("" when the narrower type is
+    not at fault).
+    """
     assert report.precision is not None
     kind, names = report.precision.kind, list(report.precision.nodes)
 
     def fails(narrow: list[str]) -> bool:
         trial = replace(how, wide=frozenset(names) - frozenset(narrow))
-        return bool(delta_debugging.judge(reference, _again(reference.source, trial, replace(report), ""), providers)[1])
+        return bool(
+            delta_debugging.judge(
+                reference, _again(reference.source, trial, replace(report), ""), providers
+            )[1]
+        )
 
     guilty = delta_debugging.at_fault(names, fails, _NARROW_BUDGET)
     if len(guilty) == len(names):
@@ -221,7 +315,10 @@ def _widened(reference: verification.Reference, how: How, report: Report, provid
 def _check_present(model: ModelProto, report: Report, only: Collection[str], where: str) -> None:
     missing = sorted(set(only) - {f.rule for f in report.fused} - _present(model))
     if missing:
-        raise MissingFusionError(f"rule '{missing[0]}' fused nothing in {where}", f"see why: tracea-onnx explain {where} --only {missing[0]}")
+        raise MissingFusionError(
+            f"rule '{missing[0]}' fused nothing in {where}",
+            f"see why: tracea-onnx explain {where} --only {missing[0]}",
+        )
 
 
 class FailedVerification(VerificationError):
@@ -233,8 +330,12 @@ class FailedVerification(VerificationError):
 
 
 def check_input(source: model_file.Source, where: str) -> str:
-    """Raise ModelError unless the model is valid. Where ONNX's checker objects but ONNX Runtime takes the model, return the objection as a note."""
-    # Fused ops are functions, which the checker looks at from IR version 8 on: what it says then of the model's own ones is no fault of the result.
+    """Raise ModelError unless the model is valid.
+
+    Where ONNX's checker objects but ONNX Runtime takes the model, return the objection as a note.
+    """
+    # Fused ops are functions, which the checker looks at from IR version 8 on: what it says then of
+    # the model's own ones is no fault of the result.
     version = source.model.ir_version
     try:
         if source.model.functions:
@@ -267,9 +368,21 @@ def _bring_in(source: model_file.Source) -> None:
 def _pack(result: model_file.Source, written: Path | None, pack: Path, *, trust: bool) -> Path:
     """Compile the optimized model and write the pack file."""
 
-    if written is None and result.folder is not None and any(t.data_location == TensorProto.EXTERNAL for t in model_file.tensors(result.model)):
-        raise UsageError("a model with external data is compiled from the file written", "give an output file beside --pack")
-    model_file.write_bytes(pack, build_pack(str(written) if written is not None else model_file.serialize(result.model), trust=trust))
+    if (
+        written is None
+        and result.folder is not None
+        and any(t.data_location == TensorProto.EXTERNAL for t in model_file.tensors(result.model))
+    ):
+        raise UsageError(
+            "a model with external data is compiled from the file written",
+            "give an output file beside --pack",
+        )
+    model_file.write_bytes(
+        pack,
+        build_pack(
+            str(written) if written is not None else model_file.serialize(result.model), trust=trust
+        ),
+    )
     return pack
 
 

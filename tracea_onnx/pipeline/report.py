@@ -14,7 +14,9 @@ from tracea_onnx.verify.verification import Verification
 
 @dataclass(frozen=True)
 class Fused:
-    """One fusion: the rule, the fused op, the names of the nodes it replaced, its outputs, the estimated saving, the anchor among the nodes."""
+    """One fusion: the rule, the fused op, the names of the nodes it replaced, its outputs, the
+    estimated saving, the anchor among the nodes.
+    """
 
     rule: str
     op: str
@@ -26,7 +28,9 @@ class Fused:
 
 @dataclass
 class Report:
-    """`nodes_*` count the nodes of the main graph and of control-flow bodies; `seconds` is the wall time of the whole run."""
+    """`nodes_*` count the nodes of the main graph and of control-flow bodies; `seconds` is the wall
+    time of the whole run.
+    """
 
     model: str
     opset: int
@@ -50,7 +54,15 @@ class Report:
             "nodes_after": self.nodes_after,
             "fused": [asdict(f) for f in self.fused],
             "refused": [
-                {"rule": r.rule, "anchor": r.anchor, "reason": r.reason, "node": r.node or r.anchor, "fix": r.fix or None} for r in self.refused if r.near
+                {
+                    "rule": r.rule,
+                    "anchor": r.anchor,
+                    "reason": r.reason,
+                    "node": r.node or r.anchor,
+                    "fix": r.fix or None,
+                }
+                for r in self.refused
+                if r.near
             ],
             "verify": None if self.verify is None else self.verify.to_json(),
             "precision": None if self.precision is None else self.precision.to_json(),
@@ -63,7 +75,12 @@ class Report:
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; numbers to the right."""
     widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
-    return ["  ".join(c.rjust(w) if _is_number(c) else c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    return [
+        "  ".join(
+            c.rjust(w) if _is_number(c) else c.ljust(w) for c, w in zip(r, widths, strict=True)
+        ).rstrip()
+        for r in rows
+    ]
 
 
 def _is_number(text: str) -> bool:
@@ -75,23 +92,43 @@ _SHOWN = 8
 
 def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list[str]:
     """The report as lines. `prices` lists each fusion with its saving; `verbose` every refusal."""
-    out = [f"{report.model}  opset {report.opset}  backend {report.backend}", f"nodes  {report.nodes_before} -> {report.nodes_after}"]
+    out = [
+        f"{report.model}  opset {report.opset}  backend {report.backend}",
+        f"nodes  {report.nodes_before} -> {report.nodes_after}",
+    ]
     if report.fused:
         count = Counter(f.rule for f in report.fused)
         saved = {rule: sum(f.saved_us for f in report.fused if f.rule == rule) for rule in count}
-        replaced = {rule: sum(len(f.nodes) for f in report.fused if f.rule == rule) for rule in count}
+        replaced = {
+            rule: sum(len(f.nodes) for f in report.fused if f.rule == rule) for rule in count
+        }
         rows = [("rule", "fusions", "nodes", "saves")]
-        rows += [(r, str(count[r]), str(replaced[r]), f"{saved[r]:.1f} us") for r in sorted(count, key=lambda r: -saved[r])]
+        rows += [
+            (r, str(count[r]), str(replaced[r]), f"{saved[r]:.1f} us")
+            for r in sorted(count, key=lambda r: -saved[r])
+        ]
         out += ["", *table(rows)]
         if prices:
             dearest = sorted(report.fused, key=lambda f: -f.saved_us)
-            out += ["", *table([("saves", "rule", "chain"), *((f"{f.saved_us:.1f} us", f.rule, _chain(f)) for f in dearest)])]
+            out += [
+                "",
+                *table(
+                    [
+                        ("saves", "rule", "chain"),
+                        *((f"{f.saved_us:.1f} us", f.rule, _chain(f)) for f in dearest),
+                    ]
+                ),
+            ]
     else:
         out.append("nothing was fused")
     near = [r for r in report.refused if r.near]
     if near:
         shown = near if verbose else near[:_SHOWN]
-        out += ["", f"{len(near)} chains were not fused:", *(f"  {r.anchor} ({r.rule}): {r.reason}" for r in shown)]
+        out += [
+            "",
+            f"{len(near)} chains were not fused:",
+            *(f"  {r.anchor} ({r.rule}): {r.reason}" for r in shown),
+        ]
         if len(near) > len(shown):
             out.append(f"  and {len(near) - len(shown)} more: tracea-onnx explain {report.model}")
     if report.precision is not None:
@@ -103,22 +140,43 @@ def text(report: Report, *, prices: bool = False, verbose: bool = False) -> list
 
 
 def _precision_text(p: Narrowed, verbose: bool) -> list[str]:
-    out = [f"{p.kind.name}: {len(p.nodes)} nodes compute in it" + (f"; {len(p.kept)} products stay fp32:" if p.kept else "")]
+    out = [
+        f"{p.kind.name}: {len(p.nodes)} nodes compute in it"
+        + (f"; {len(p.kept)} products stay fp32:" if p.kept else "")
+    ]
     shown = list(p.kept.items()) if verbose else list(p.kept.items())[:_SHOWN]
     out += [f"  {name}: {reason}" for name, reason in shown]
     out += [f"  and {len(p.kept) - len(shown)} more"] if len(p.kept) > len(shown) else []
-    return out + ([f"  {len(p.clamped)} constants were clamped to the largest finite value: {', '.join(p.clamped[:_SHOWN])}"] if p.clamped else [])
+    return out + (
+        [
+            f"  {len(p.clamped)} constants were clamped to the largest finite value: {', '.join(p.clamped[:_SHOWN])}"
+        ]
+        if p.clamped
+        else []
+    )
 
 
 def _chain(f: Fused) -> str:
-    names = list(f.nodes) if len(f.nodes) <= 4 else [*f.nodes[:2], f"... {len(f.nodes) - 3} ...", f.nodes[-1]]
+    names = (
+        list(f.nodes)
+        if len(f.nodes) <= 4
+        else [*f.nodes[:2], f"... {len(f.nodes) - 3} ...", f.nodes[-1]]
+    )
     return " + ".join(names)
 
 
 def verification_text(v: Verification) -> list[str]:
-    """One line, and one for each output that is out of bounds, or within them only as the original is sensitive."""
+    """One line, and one for each output that is out of bounds, or within them only as the original
+    is sensitive.
+    """
     worst = max((o.max_abs for o in v.outputs), default=0.0)
     relative = max((o.max_rel for o in v.outputs), default=0.0)
-    out = [f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g} ({relative:.2g} relative) over {len(v.outputs)} outputs"]
-    out += [f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip() for o in v.outputs if not o.ok or o.note]
+    out = [
+        f"verification {'passed' if v.ok else 'FAILED'}: largest difference {worst:.3g} ({relative:.2g} relative) over {len(v.outputs)} outputs"
+    ]
+    out += [
+        f"  {o.name}: max_abs {o.max_abs:.3g}, max_rel {o.max_rel:.3g}, rmse {o.rmse:.3g} {o.note}".rstrip()
+        for o in v.outputs
+        if not o.ok or o.note
+    ]
     return [*out, *([f"  {v.note}"] if v.note else [])]

@@ -1,4 +1,6 @@
-"""Builds a Plan: the one artifact the native side knows (format: docs/plan-format.md, "Plan and pack")."""
+"""Builds a Plan: the one artifact the native side knows (format: docs/plan-format.md, "Plan and
+pack").
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class PlanBuilder:
 
     # --- expressions -----------------------------------------------------------------------------------------------
     def define_symbol(self, name: str, input_index: int, axis: int) -> None:
-        """The symbol's value is read from this axis of this input; later definitions of the same name become checks."""
+        """The symbol's value is read from this axis of this input; later definitions of the same
+        name become checks.
+        """
         if name in self._symbols:
             self._checks.append([input_index, axis, self._entry(["sym", self._symbols[name]])])
             return
@@ -77,20 +81,27 @@ class PlanBuilder:
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """The symbols' values for inputs of these shapes."""
-        return {name: shapes[index][axis] for name, (index, axis) in zip(self._symbols, self._symbol_sources, strict=True)}
+        return {
+            name: shapes[index][axis]
+            for name, (index, axis) in zip(self._symbols, self._symbol_sources, strict=True)
+        }
 
     def check(self, input_index: int, axis: int, value: DimLike) -> None:
         self._checks.append([input_index, axis, self.expr(value)])
 
     def require(self, a: DimLike, b: DimLike, what: str = "sizes that must be equal") -> bool:
-        """Compute fails with `what` and both values unless the two are equal. False when that cannot be compared in this Plan:
-        two numbers that differ, or a symbol of another partition."""
+        """Compute fails with `what` and both values unless the two are equal. False when that
+        cannot be compared in this Plan: two numbers that differ, or a symbol of another
+        partition."""
         if a is b or a == b:
             return True
         return self._require("eq", a, b, what)
 
     def require_at_least(self, a: DimLike, least: DimLike, what: str) -> bool:
-        """Compute fails with `what` and both values where `a` is less than `least`. False as of `require`."""
+        """Compute fails with `what` and both values where `a` is less than `least`.
+
+        False as of `require`.
+        """
         if isinstance(a, int) and isinstance(least, int) and a >= least:
             return True
         return self._require("ge", a, least, what)
@@ -170,29 +181,53 @@ class PlanBuilder:
         more: bool = False,
         dtype: DType = DType.F32,
     ) -> None:
-        """Append one launch. When every input is constant and the outputs are fresh buffers that it fills (`whole`), it runs
-        once per session instead of on every run; with `more` it may also fill in a part of a constant. `dtype` is the element type of
-        the main operands (a family with its own type parameters ignores it)."""
+        """Append one launch. When every input is constant and the outputs are fresh buffers that it
+        fills (`whole`), it runs once per session instead of on every run; with `more` it may also
+        fill in a part of a constant. `dtype` is the element type of the main operands (a family
+        with its own type parameters ignores it)."""
         spec = FAMILIES[family]
         operands = {**inputs, **outputs}
         names = [o.rstrip("?") for o in spec.operands]
-        unknown = (set(operands) - set(names)) | (set(ints) - set(spec.ints)) | (set(floats or {}) - set(spec.floats))
+        unknown = (
+            (set(operands) - set(names))
+            | (set(ints) - set(spec.ints))
+            | (set(floats or {}) - set(spec.floats))
+        )
         missing = {o for o in spec.operands if not o.endswith("?") and operands.get(o) is None}
         if unknown or missing or (program is not None and not spec.program):
-            raise TraceaError(f"internal: bad launch of {family}: unknown {sorted(unknown)}, missing {sorted(missing)}")
+            raise TraceaError(
+                f"internal: bad launch of {family}: unknown {sorted(unknown)}, missing {sorted(missing)}"
+            )
         refs = [operands.get(n) for n in names]
         written = [r.buffer for r in outputs.values() if r is not None]
-        static = all(isinstance(d, int) for d in ints.values()) and all(r is None or isinstance(r.offset, int) for r in refs)
+        static = all(isinstance(d, int) for d in ints.values()) and all(
+            r is None or isinstance(r.offset, int) for r in refs
+        )
         fresh = all(self._open_to_init(b, more) for b in written)
-        constant = whole and static and fresh and all(r is None or self.is_constant(r) for r in inputs.values())
+        constant = (
+            whole
+            and static
+            and fresh
+            and all(r is None or self.is_constant(r) for r in inputs.values())
+        )
         self._written.update(written)
         if constant:
             for b in written:
                 self.buffers[b]["kind"] = "const"
-        self._append(family, dict(zip(names, refs, strict=True)), ints, floats or {}, program, dtype, self._init if constant else self._run)
+        self._append(
+            family,
+            dict(zip(names, refs, strict=True)),
+            ints,
+            floats or {},
+            program,
+            dtype,
+            self._init if constant else self._run,
+        )
 
     def _open_to_init(self, buffer: int, more: bool) -> bool:
-        """Whether an init launch may write it: nothing has yet, or, with `more`, only init launches have."""
+        """Whether an init launch may write it: nothing has yet, or, with `more`, only init launches
+        have.
+        """
         b = self.buffers[buffer]
         if buffer in self._written:
             return more and b["kind"] == "const"
@@ -226,7 +261,12 @@ class PlanBuilder:
         return len(self._run)
 
     def to_json(self) -> dict[str, Any]:
-        buffers = [{**b, "bytes": self.expr(b["bytes"]) if b["kind"] == "arena" else b["bytes"]} if "bytes" in b else b for b in self.buffers]
+        buffers = [
+            {**b, "bytes": self.expr(b["bytes"]) if b["kind"] == "arena" else b["bytes"]}
+            if "bytes" in b
+            else b
+            for b in self.buffers
+        ]
         return {
             "version": 1, "backend": self.backend, "name": self.name, "inputs": self.inputs, "outputs": self.outputs,
             "symbols": self._symbol_sources, "exprs": self._exprs, "checks": self._checks,
@@ -235,7 +275,9 @@ class PlanBuilder:
         }  # fmt: skip
 
 
-def write_pack(entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[bytes]]], producer: str) -> bytes:
+def write_pack(
+    entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[bytes]]], producer: str
+) -> bytes:
     """Pack bytes of `(node keys, plan, the plan's blobs)` entries; blob indices are made global."""
     blobs: list[bytes] = []
     rows = []
@@ -248,9 +290,18 @@ def write_pack(entries: Sequence[tuple[Sequence[str], dict[str, Any], Sequence[b
         payload += b"\0" * (-len(payload) % 64)
         table.append([len(payload), len(b)])
         payload += b
-    header = json.dumps({"entries": rows, "blobs": table, "producer": producer}, separators=(",", ":"), sort_keys=True).encode()
+    header = json.dumps(
+        {"entries": rows, "blobs": table, "producer": producer},
+        separators=(",", ":"),
+        sort_keys=True,
+    ).encode()
     body = header + bytes(payload)
-    return _HEADER.pack(PACK_MAGIC, PACK_VERSION, 0, len(header), len(payload), hashlib.sha256(body).digest()) + body
+    return (
+        _HEADER.pack(
+            PACK_MAGIC, PACK_VERSION, 0, len(header), len(payload), hashlib.sha256(body).digest()
+        )
+        + body
+    )
 
 
 def _blobs_of(plan: dict[str, Any]) -> set[int]:
@@ -261,21 +312,35 @@ def _blobs_of(plan: dict[str, Any]) -> set[int]:
 
 def _renumber(plan: dict[str, Any], new: Callable[[int], int]) -> dict[str, Any]:
     """The plan with other blob indices."""
-    buffers = [{**b, "index": new(b["index"])} if b["kind"] == "blob" else b for b in plan["buffers"]]
-    launches = {part: [{**r, "cubin": new(r["cubin"])} if "cubin" in r else r for r in plan[part]] for part in ("init", "run")}
+    buffers = [
+        {**b, "index": new(b["index"])} if b["kind"] == "blob" else b for b in plan["buffers"]
+    ]
+    launches = {
+        part: [{**r, "cubin": new(r["cubin"])} if "cubin" in r else r for r in plan[part]]
+        for part in ("init", "run")
+    }
     return {**plan, "buffers": buffers, **launches}
 
 
 def read_pack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     """Header and blobs of a pack; raises TraceaError when the bytes are not one."""
     if len(data) < _HEADER.size or data[:8] != PACK_MAGIC:
-        raise TraceaError("this is not a tracea-onnx pack file", "make one with `tracea-onnx optimize MODEL --pack FILE`")
+        raise TraceaError(
+            "this is not a tracea-onnx pack file",
+            "make one with `tracea-onnx optimize MODEL --pack FILE`",
+        )
     _, version, _, n_header, n_blob, digest = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
     if version != PACK_VERSION:
-        raise TraceaError(f"pack version {version} is not version {PACK_VERSION}", "make the pack again with this version of tracea-onnx")
+        raise TraceaError(
+            f"pack version {version} is not version {PACK_VERSION}",
+            "make the pack again with this version of tracea-onnx",
+        )
     if len(body) != n_header + n_blob or hashlib.sha256(body).digest() != digest:
-        raise TraceaError("the pack file is truncated or damaged", "make it again with `tracea-onnx optimize MODEL --pack FILE`")
+        raise TraceaError(
+            "the pack file is truncated or damaged",
+            "make it again with `tracea-onnx optimize MODEL --pack FILE`",
+        )
     header = json.loads(body[:n_header])
     payload = body[n_header:]
     return header, [payload[o : o + n] for o, n in header["blobs"]]
@@ -296,7 +361,9 @@ def evaluate(plan: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> list[i
 
 
 def merge_packs(packs: Sequence[bytes], producer: str) -> bytes:
-    """One pack with the distinct entries of several; the same nodes may have a plan for each backend and GPU architecture."""
+    """One pack with the distinct entries of several; the same nodes may have a plan for each
+    backend and GPU architecture.
+    """
     rows: dict[tuple[Any, ...], tuple[Sequence[str], dict[str, Any], Sequence[bytes]]] = {}
     for data in packs:
         header, blobs = read_pack(data)
@@ -305,5 +372,7 @@ def merge_packs(packs: Sequence[bytes], producer: str) -> bytes:
             used = sorted(_blobs_of(plan))
             local = {g: k for k, g in enumerate(used)}
             key = (plan["backend"], plan.get("arch"), plan.get("sms"), *e["nodes"])
-            rows.setdefault(key, (e["nodes"], _renumber(plan, local.__getitem__), [blobs[g] for g in used]))
+            rows.setdefault(
+                key, (e["nodes"], _renumber(plan, local.__getitem__), [blobs[g] for g in used])
+            )
     return write_pack(list(rows.values()), producer)

@@ -1,11 +1,13 @@
-"""Which bytes each operand of a kernel family may touch, and which parameters a kernel can take: the wall behind lowering.
+"""Which bytes each operand of a kernel family may touch, and which parameters a kernel can take:
+the wall behind lowering.
 
-`extents(family, ints, present, size)` gives for every operand the bytes `[low, high)` relative to its address as expressions over
-the family's parameters. One table serves both backends: CUDA Plans carry the expressions, and C++ for the CPU kernels is generated from
-them (`kernels/cpu.py`). The provider compares them with the buffers once for each set of input shapes, whoever made the Plan.
+`extents(family, ints, present, size)` gives for every operand the bytes `[low, high)` relative to
+its address as expressions over the family's parameters. One table serves both backends: CUDA Plans
+carry the expressions, and C++ for the CPU kernels is generated from them (`kernels/cpu.py`). The
+provider compares them with the buffers once for each set of input shapes, whoever made the Plan.
 
-Only what a family is meant to touch is counted: vectors may read, and pad channels may be written, within the slack behind a buffer.
-"""
+Only what a family is meant to touch is counted: vectors may read, and pad channels may be written,
+within the slack behind a buffer."""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ Extent = tuple[DimLike, DimLike]
 
 @dataclass(frozen=True)
 class Launch:
-    """What an extent depends on: parameters by name, whether an operand is there (1 or 0), bytes of an element of the main type,
-    and whether convolutions read the zero border around their images (as on the CPU)."""
+    """What an extent depends on: parameters by name, whether an operand is there (1 or 0), bytes of
+    an element of the main type, and whether convolutions read the zero border around their images
+    (as on the CPU)."""
 
     ints: Mapping[str, DimLike]
     present: Mapping[str, DimLike]
@@ -35,7 +38,9 @@ class Launch:
         return self.ints.get(name, 0)
 
     def span(self, *axes: tuple[DimLike, DimLike], size: DimLike = 0) -> Extent:
-        """Elements at sum(index * stride) of these (count, stride), of `size` bytes each (0: of the main type)."""
+        """Elements at sum(index * stride) of these (count, stride), of `size` bytes each (0: of the
+        main type).
+        """
         low: DimLike = 0
         high: DimLike = 1
         for n, stride in axes:
@@ -54,11 +59,18 @@ class Launch:
 
     def image(self, o: str, h: DimLike, w: DimLike, c: DimLike, n: DimLike | None = None) -> Extent:
         """A channels-last image of operand `o`."""
-        return self.span((self["N"] if n is None else n, self[f"{o}_ns"]), (h, self[f"{o}_rs"]), (w, self[f"{o}_cs"]), (c, 1))
+        return self.span(
+            (self["N"] if n is None else n, self[f"{o}_ns"]),
+            (h, self[f"{o}_rs"]),
+            (w, self[f"{o}_cs"]),
+            (c, 1),
+        )
 
 
 def size_of(dtype: DimLike) -> DimLike:
-    """Bytes of an element of a type known by its number; 8 of one that is not in the table, which `limits` refuses."""
+    """Bytes of an element of a type known by its number; 8 of one that is not in the table, which
+    `limits` refuses.
+    """
     out: DimLike = 8
     for t in DType:
         out = D.select(D.equal(dtype, int(t)), t.size, out)
@@ -74,14 +86,19 @@ _F32 = 4
 
 
 def _extras(p: Launch, full: Extent, channels: DimLike, rows: DimLike) -> dict[str, Extent]:
-    """Operands of an epilogue's program: as large as the result, one for each channel, for each row, or one."""
+    """Operands of an epilogue's program: as large as the result, one for each channel, for each
+    row, or one.
+    """
     out = {}
     for k in range(4):
         kind = p[f"o{k}_kind"]
         forms = (full, p.line(channels), p.line(rows), p.line(1))
         low, high = forms[3]
         for code in (2, 1, 0):
-            low, high = D.select(D.equal(kind, code), forms[code][0], low), D.select(D.equal(kind, code), forms[code][1], high)
+            low, high = (
+                D.select(D.equal(kind, code), forms[code][0], low),
+                D.select(D.equal(kind, code), forms[code][1], high),
+            )
         out[f"o{k}"] = (low, high)
     return out
 
@@ -90,19 +107,32 @@ def _windows(p: Launch, channels: DimLike) -> Extent:
     """What the windows of a convolution read of an image: with its border where kernels read that."""
     if not p.border:
         planes = D.select(D.equal(p["x_c"], 0), 1, p["x_c"])
-        return p.span((p["N"], p["x_ns"]), (p["IH"], p["x_rs"]), (p["IW"], p["x_cs"]), (channels, planes))
-    rows, columns = (D.mul(p[f"O{a}"] - 1, p[f"S{a}"]) + D.mul(p[f"K{a}"] - 1, p[f"D{a}"]) + 1 for a in "HW")
+        return p.span(
+            (p["N"], p["x_ns"]), (p["IH"], p["x_rs"]), (p["IW"], p["x_cs"]), (channels, planes)
+        )
+    rows, columns = (
+        D.mul(p[f"O{a}"] - 1, p[f"S{a}"]) + D.mul(p[f"K{a}"] - 1, p[f"D{a}"]) + 1 for a in "HW"
+    )
     low, high = p.span((p["N"], p["x_ns"]), (rows, p["x_rs"]), (columns, p["x_cs"]), (channels, 1))
     some = D.less(0, D.product([D.maximum(p[n], 0) for n in ("N", "OH", "OW")]))
     shift = D.mul(D.mul(p["PT"], p["x_rs"]) + D.mul(p["PL"], p["x_cs"]), p.size)
     return D.select(some, low - shift, 0), D.select(some, high - shift, 0)
 
 
-def _convolution(p: Launch, x: Extent, w: DimLike, height: str = "OH", width: str = "OW") -> dict[str, Extent]:
+def _convolution(
+    p: Launch, x: Extent, w: DimLike, height: str = "OH", width: str = "OW"
+) -> dict[str, Extent]:
     y = p.image("y", p[height], p[width], p["OC"])
     residual = p.image("r", p["OH"], p["OW"], p["OC"])
     pixels = D.product([p["N"], p["OH"], p["OW"]])
-    return {"x": x, "w": p.line(w), "bias": p.line(p["OC"], size=_F32), "res": residual, "y": y, **_extras(p, residual, p["OC"], pixels)}
+    return {
+        "x": x,
+        "w": p.line(w),
+        "bias": p.line(p["OC"], size=_F32),
+        "res": residual,
+        "y": y,
+        **_extras(p, residual, p["OC"], pixels),
+    }
 
 
 def _even(p: Launch) -> Launch:
@@ -160,16 +190,38 @@ def _matmul(p: Launch) -> dict[str, Extent]:
 
 def _attention(p: Launch) -> dict[str, Extent]:
     def heads(o: str, rows: str, count: str, width: str) -> Extent:
-        return p.span((p["B"], p[f"{o}_b"]), (p[rows], p[f"{o}_s"]), (p[count], p[f"{o}_h"]), (p[width], 1))
+        return p.span(
+            (p["B"], p[f"{o}_b"]), (p[rows], p[f"{o}_s"]), (p[count], p[f"{o}_h"]), (p[width], 1)
+        )
 
     bytes_of = D.select(D.equal(p["mask_kind"], 1), p.size, 1)
-    mask = p.span((p["B"], p["m_b"]), (p["H"], p["m_h"]), (p["S"], p["m_q"]), (p["T"], p["m_k"]), size=bytes_of)
-    return {"q": heads("q", "S", "H", "D"), "k": heads("k", "T", "KVH", "D"), "v": heads("v", "T", "KVH", "DV"), "mask": mask, "y": heads("y", "S", "H", "DV")}
+    mask = p.span(
+        (p["B"], p["m_b"]),
+        (p["H"], p["m_h"]),
+        (p["S"], p["m_q"]),
+        (p["T"], p["m_k"]),
+        size=bytes_of,
+    )
+    return {
+        "q": heads("q", "S", "H", "D"),
+        "k": heads("k", "T", "KVH", "D"),
+        "v": heads("v", "T", "KVH", "DV"),
+        "mask": mask,
+        "y": heads("y", "S", "H", "DV"),
+    }
 
 
 def _layernorm(p: Launch) -> dict[str, Extent]:
     rows, row = p.line(p["rows"], p["N"]), p.line(p["N"])
-    return {"x": rows, "res": rows, "y": rows, "skip": rows, "xbias": row, "gamma": row, "beta": row}
+    return {
+        "x": rows,
+        "res": rows,
+        "y": rows,
+        "skip": rows,
+        "xbias": row,
+        "gamma": row,
+        "beta": row,
+    }
 
 
 def _layernorm_sum(p: Launch) -> dict[str, Extent]:
@@ -179,8 +231,15 @@ def _layernorm_sum(p: Launch) -> dict[str, Extent]:
     for k in range(4):
         count = D.maximum(D.minimum(p[f"x{k}_hi"], p["inner"]) - p[f"x{k}_lo"], 0)
         steps = ((p["outer"], p[f"x{k}_o"]), (count, p[f"x{k}_i"]))
-        direct, table, indexed = p.span(*steps, (n, 1)), p.span((p[f"x{k}_n"], p[f"x{k}_ld"]), (n, 1)), p.present.get(f"i{k}", 0)
-        out[f"x{k}"] = (D.select(indexed, table[0], direct[0]), D.select(indexed, table[1], direct[1]))
+        direct, table, indexed = (
+            p.span(*steps, (n, 1)),
+            p.span((p[f"x{k}_n"], p[f"x{k}_ld"]), (n, 1)),
+            p.present.get(f"i{k}", 0),
+        )
+        out[f"x{k}"] = (
+            D.select(indexed, table[0], direct[0]),
+            D.select(indexed, table[1], direct[1]),
+        )
         out[f"i{k}"] = p.span(*steps, size=size_of(p[f"i{k}_dtype"]))
     return out
 
@@ -196,16 +255,29 @@ def _images(p: Launch, **more: Extent) -> dict[str, Extent]:
 
 
 def _resized(p: Launch) -> dict[str, Extent]:
-    return {"x": p.image("x", p["IH"], p["IW"], p["C"]), "y": p.image("y", p["OH"], p["OW"], p["C"])}
+    return {
+        "x": p.image("x", p["IH"], p["IW"], p["C"]),
+        "y": p.image("y", p["OH"], p["OW"], p["C"]),
+    }
 
 
-def _rows_of(p: Launch, x: DimLike, y: DimLike, x_size: DimLike = 0, y_size: DimLike = 0) -> dict[str, Extent]:
-    return {"x": p.line(p["outer"], x, p["inner"], size=x_size), "y": p.line(p["outer"], y, p["inner"], size=y_size)}
+def _rows_of(
+    p: Launch, x: DimLike, y: DimLike, x_size: DimLike = 0, y_size: DimLike = 0
+) -> dict[str, Extent]:
+    return {
+        "x": p.line(p["outer"], x, p["inner"], size=x_size),
+        "y": p.line(p["outer"], y, p["inner"], size=y_size),
+    }
 
 
 def _pointwise(p: Launch) -> dict[str, Extent]:
     counts = [p[f"n{d}"] for d in range(6)]
-    out = {f"x{k}": p.span(*((n, p[f"x{k}_{d}"]) for d, n in enumerate(counts)), size=size_of(p[f"x{k}_dtype"])) for k in range(6)}
+    out = {
+        f"x{k}": p.span(
+            *((n, p[f"x{k}_{d}"]) for d, n in enumerate(counts)), size=size_of(p[f"x{k}_dtype"])
+        )
+        for k in range(6)
+    }
     return out | {"y": p.line(*counts, size=size_of(p["y_dtype"]))}
 
 
@@ -218,29 +290,44 @@ def _pointwise_nhwc(p: Launch) -> dict[str, Extent]:
         wide = p.span((p["N"], p[f"x{k}_ns"]), (p["C"], 1), size=_F32)
         low, high = p.line(1)
         for code, form in ((4, wide), (1, channel), (0, full)):
-            low, high = D.select(D.equal(kind, code), form[0], low), D.select(D.equal(kind, code), form[1], high)
+            low, high = (
+                D.select(D.equal(kind, code), form[0], low),
+                D.select(D.equal(kind, code), form[1], high),
+            )
         out[f"x{k}"] = (low, high)
     return out
 
 
 def _copy(p: Launch) -> dict[str, Extent]:
-    return {o: p.span(*((p[f"n{d}"], p[f"{o}{d}"]) for d in range(6)), size=p["elem"]) for o in "xy"}
+    return {
+        o: p.span(*((p[f"n{d}"], p[f"{o}{d}"]) for d in range(6)), size=p["elem"]) for o in "xy"
+    }
 
 
 def _copies(p: Launch) -> dict[str, Extent]:
     out = {}
     for k in range(COPIES):
-        out[f"x{k}"] = p.span(*((p[f"p{k}_n{d}"], p[f"p{k}_x{d}"]) for d in range(3)), size=p["elem"])
+        out[f"x{k}"] = p.span(
+            *((p[f"p{k}_n{d}"], p[f"p{k}_x{d}"]) for d in range(3)), size=p["elem"]
+        )
     return out
 
 
 def _pad(p: Launch) -> dict[str, Extent]:
     sides = {"x": "m", "y": "n"}
-    return {o: p.span(*((p[f"{c}{d}"], p[f"{o}{d}"]) for d in range(PADDED)), size=p["elem"]) for o, c in sides.items()}
+    return {
+        o: p.span(*((p[f"{c}{d}"], p[f"{o}{d}"]) for d in range(PADDED)), size=p["elem"])
+        for o, c in sides.items()
+    }
 
 
 def _zero_border(p: Launch) -> dict[str, Extent]:
-    low, high = p.span((p["N"], p["y_ns"]), (p["H"] + p["PT"] + p["PB"], p["y_rs"]), (p["W"] + p["PL"] + p["PR"], p["y_cs"]), (p["y_cs"], 1))
+    low, high = p.span(
+        (p["N"], p["y_ns"]),
+        (p["H"] + p["PT"] + p["PB"], p["y_rs"]),
+        (p["W"] + p["PL"] + p["PR"], p["y_cs"]),
+        (p["y_cs"], 1),
+    )
     shift = D.mul(D.mul(p["PT"], p["y_rs"]) + D.mul(p["PL"], p["y_cs"]), p.size)
     some = D.less(low, high)
     return {"y": (D.select(some, low - shift, 0), D.select(some, high - shift, 0))}
@@ -249,7 +336,10 @@ def _zero_border(p: Launch) -> dict[str, Extent]:
 def _rope(p: Launch) -> dict[str, Extent]:
     width = D.select(p["full"], p["rot"], D.floordiv(p["rot"], 2))
     table = p.span((p["B"], p["c_b"]), (p["S"], p["c_s"]), (width, 1))
-    parts = {o: p.span((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1)) for o in "xy"}
+    parts = {
+        o: p.span((p["B"], p[f"{o}_b"]), (p["S"], p[f"{o}_s"]), (p["H"], p[f"{o}_h"]), (p["D"], 1))
+        for o in "xy"
+    }
     return {**parts, "cos": table, "sin": table}
 
 
@@ -264,15 +354,26 @@ def _five(p: Launch, letter: str) -> list[DimLike]:
 
 
 def _along(p: Launch, o: str) -> dict[str, Extent]:
-    """Elements along an axis: indices and updates are contiguous; the tensor they point into has extents m and strides s."""
+    """Elements along an axis: indices and updates are contiguous; the tensor they point into has
+    extents m and strides s.
+    """
     tensor = p.span(*zip(_five(p, "m"), _five(p, "s"), strict=True), size=p["elem"])
-    indices, others = p.line(*_five(p, "n"), size=size_of(p["idx_dtype"])), p.line(*_five(p, "n"), size=p["elem"])
-    return {"idx": indices, **({"x": tensor, "y": others} if o == "x" else {"y": tensor, "u": others})}
+    indices, others = (
+        p.line(*_five(p, "n"), size=size_of(p["idx_dtype"])),
+        p.line(*_five(p, "n"), size=p["elem"]),
+    )
+    return {
+        "idx": indices,
+        **({"x": tensor, "y": others} if o == "x" else {"y": tensor, "u": others}),
+    }
 
 
 def _tuples(p: Launch, o: str) -> dict[str, Extent]:
     rows = p.line(p["count"], p["inner"], size=p["elem"])
-    return {"idx": p.line(p["count"], p["k"], size=size_of(p["idx_dtype"])), ("y" if o == "x" else "u"): rows}
+    return {
+        "idx": p.line(p["count"], p["k"], size=size_of(p["idx_dtype"])),
+        ("y" if o == "x" else "u"): rows,
+    }
 
 
 _TABLE: dict[str, Table] = {
@@ -329,10 +430,17 @@ _TABLE: dict[str, Table] = {
 }  # fmt: skip
 
 
-def extents(family: str, ints: Mapping[str, DimLike], present: Mapping[str, DimLike], size: int, *, border: bool) -> dict[str, Extent]:
-    """What each operand of a launch may touch. size: bytes of an element of the main type; present: 1 for each operand that is there.
-    border: convolutions read the zeros around their images. Operands without an entry have no bound here (what indices reach is
-    compared by the kernel)."""
+def extents(
+    family: str,
+    ints: Mapping[str, DimLike],
+    present: Mapping[str, DimLike],
+    size: int,
+    *,
+    border: bool,
+) -> dict[str, Extent]:
+    """What each operand of a launch may touch. size: bytes of an element of the main type; present:
+    1 for each operand that is there. border: convolutions read the zeros around their images.
+    Operands without an entry have no bound here (what indices reach is compared by the kernel)."""
     found = _TABLE[family](Launch(ints, present, size, border))
     names = {o.rstrip("?") for o in FAMILIES[family].operands}
     return {o: e for o, e in found.items() if o in names}
@@ -341,9 +449,19 @@ def extents(family: str, ints: Mapping[str, DimLike], present: Mapping[str, DimL
 # --- parameters ---------------------------------------------------------------------------------------------------------
 
 #: Parameters that a kernel divides by, or that count: at least 1.
-_POSITIVE = frozenset({"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"})
+_POSITIVE = frozenset(
+    {"SH", "SW", "DH", "DW", "KH", "KW", "G", "KVH", "elem", "size", "PKH", "PKW"}
+)
 #: Parameters that are a number of a list, by how many there are.
-_CODES = {"act": 16, "res_mode": 3, "coord": 4, "rounding": 5, "mask_kind": 4, **{f"o{k}_kind": 4 for k in range(4)}, **{f"x{k}_kind": 5 for k in range(4)}}
+_CODES = {
+    "act": 16,
+    "res_mode": 3,
+    "coord": 4,
+    "rounding": 5,
+    "mask_kind": 4,
+    **{f"o{k}_kind": 4 for k in range(4)},
+    **{f"x{k}_kind": 5 for k in range(4)},
+}
 #: Groups of channels: the first is a multiple of the second.
 _MULTIPLES = {("OC", "G"), ("IC", "G"), ("C", "G"), ("H", "KVH")}
 #: The largest size of anything: products of two of them fit 128 bits with room for sums.
@@ -358,13 +476,16 @@ _COUNTS = frozenset({
 
 
 def limits(family: str) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str]]]:
-    """For each parameter of a family the least and the largest value, and pairs of which the first is a multiple of the second."""
+    """For each parameter of a family the least and the largest value, and pairs of which the first
+    is a multiple of the second.
+    """
     names = FAMILIES[family].ints
     ranges = {}
     for n in names:
         if n in _VALUES:
             continue
-        counts = n in _COUNTS or n in _CODES or n.endswith("_cs")  # pixels of an image lie one behind the other
+        # pixels of an image lie one behind the other
+        counts = n in _COUNTS or n in _CODES or n.endswith("_cs")
         least = 1 if n in _POSITIVE else 0 if counts else -LARGEST
         ranges[n] = (least, _CODES[n] - 1 if n in _CODES else 8 if n == "elem" else LARGEST)
     if family == "reduce":

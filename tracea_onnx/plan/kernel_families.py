@@ -1,17 +1,21 @@
 """The kernel families a Plan may name: operands and parameters of each, in ABI order.
 
-One table serves both sides: the partition compiler fills parameters by name, `kernels/cpu.py` turns it into C++ enums
-(`conv2d::x`, `conv2d::IC`), and every CPU kernel reads its launch through those. All sizes and pitches count elements.
+One table serves both sides: the partition compiler fills parameters by name, `kernels/cpu.py` turns
+it into C++ enums (`conv2d::x`, `conv2d::IC`), and every CPU kernel reads its launch through those.
+All sizes and pitches count elements.
 
 Conventions
-* A channels-last ("NHWC") operand is given by its pointer to pixel (n=0, h=0, w=0, c=0) and three pitches: `cs` per pixel
-  (channel pitch, multiple of 16 except a stem input with C <= 4), `rs` per row, `ns` per image. A zero border wide enough for the reader's
-  padding lies around the pixels, and at least 64 elements of readable slack at the buffer's end. Pad channels (C..cs) hold
-  anything: a reader must not let them influence real channels, a writer may write them (up to round_up(C, 16)).
-* Epilogue of conv/gemm families: v = acc + bias; residual per `res_mode`; then `act` with floats p0, p1. When the launch has a
-  program, it replaces act and residual: register 0 = acc + bias, register 1.. = operands o0..o3 read per `o*_kind` (Broadcast) and `o*_ld`.
-* Packed operands come from the `pack_*` families, run once per session; their sizes are given by `packed_elements`.
-"""
+* A channels-last ("NHWC") operand is given by its pointer to pixel (n=0, h=0, w=0, c=0) and three
+  pitches: `cs` per pixel (channel pitch, multiple of 16 except a stem input with C <= 4), `rs` per
+  row, `ns` per image. A zero border wide enough for the reader's padding lies around the pixels,
+  and at least 64 elements of readable slack at the buffer's end. Pad channels (C..cs) hold
+  anything: a reader must not let them influence real channels, a writer may write them (up to
+  round_up(C, 16)).
+* Epilogue of conv/gemm families: v = acc + bias; residual per `res_mode`; then `act` with floats
+  p0, p1. When the launch has a program, it replaces act and residual: register 0 = acc + bias,
+  register 1.. = operands o0..o3 read per `o*_kind` (Broadcast) and `o*_ld`.
+* Packed operands come from the `pack_*` families, run once per session; their sizes are given by
+`packed_elements`."""
 
 from __future__ import annotations
 
@@ -29,7 +33,18 @@ class Family:
 
 
 _EPI_OPERANDS = ("o0?", "o1?", "o2?", "o3?")
-_EPI_INTS = ("act", "res_mode", "o0_kind", "o0_ld", "o1_kind", "o1_ld", "o2_kind", "o2_ld", "o3_kind", "o3_ld")
+_EPI_INTS = (
+    "act",
+    "res_mode",
+    "o0_kind",
+    "o0_ld",
+    "o1_kind",
+    "o1_ld",
+    "o2_kind",
+    "o2_ld",
+    "o3_kind",
+    "o3_ld",
+)
 _CONV_INTS = (
     "N", "IC", "IH", "IW", "OC", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "G",
     "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns",
@@ -49,19 +64,54 @@ FAMILIES: dict[str, Family] = {
     # Direct (implicit GEMM), any kernel/stride/dilation; G > 1 = grouped (not depthwise). x has a zero border >= padding.
     # The full-tensor operands o* of a conv program are channels-last with the residual's pitches (r_cs, r_rs, r_ns); o*_ld is unused.
     # x_c: from a channel to the next; 0 means 1, more only where `Target.planar` allows it.
-    "conv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c"), ("p0", "p1"), True),
-    # conv2d of few channels, then max pooling in windows of PKH x PKW (2 or 3), stride 2: y is PH x PW; CUDA only. OH x OW is what the convolution would write;
-    # PPT and PPL are the top and left pads of the pooling. Full-tensor operands are not taken.
-    "conv_pool": Family(("x", "w", "bias", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS, "x_c", "PKH", "PKW", "PPT", "PPL", "PH", "PW"), ("p0", "p1"), True),
-    # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and column past the border.
-    "conv2d_wino": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
+    "conv2d": Family(
+        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS, "x_c"),
+        ("p0", "p1"),
+        True,
+    ),
+    # conv2d of few channels, then max pooling in windows of PKH x PKW (2 or 3), stride 2: y is PH x
+    # PW; CUDA only. OH x OW is what the convolution would write; PPT and PPL are the top and left
+    # pads of the pooling. Full-tensor operands are not taken.
+    "conv_pool": Family(
+        ("x", "w", "bias", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS, "x_c", "PKH", "PKW", "PPT", "PPL", "PH", "PW"),
+        ("p0", "p1"),
+        True,
+    ),
+    # Winograd F(2x2,3x3): KH=KW=3, stride 1, dilation 1, G=1. May read (not use) up to one row and
+    # column past the border.
+    "conv2d_wino": Family(
+        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS),
+        ("p0", "p1"),
+        True,
+    ),
     # Depthwise: G = IC = OC, with `Target.any_depthwise` also OC a multiple of G = IC.
-    "conv2d_dw": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
-    # deconv2d where each group has one input channel and windows have no dilation; CUDA only. Weights are packed by pack_conv2d_dw.
-    "deconv2d_dw": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
-    # Transposed convolution; PT/PL are the *forward* pads of ONNX ConvTranspose (top, left crop). x needs no border.
-    "deconv2d": Family(("x", "w", "bias", "res?", "y", *_EPI_OPERANDS), (*_CONV_INTS, *_EPI_INTS), ("p0", "p1"), True),
-    # Weight packing (ONNX layouts in: OIHW; ConvTranspose IOHW). scale? [OC] multiplies each output channel (folded BatchNormalization).
+    "conv2d_dw": Family(
+        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS),
+        ("p0", "p1"),
+        True,
+    ),
+    # deconv2d where each group has one input channel and windows have no dilation; CUDA only.
+    # Weights are packed by pack_conv2d_dw.
+    "deconv2d_dw": Family(
+        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS),
+        ("p0", "p1"),
+        True,
+    ),
+    # Transposed convolution; PT/PL are the *forward* pads of ONNX ConvTranspose (top, left crop). x
+    # needs no border.
+    "deconv2d": Family(
+        ("x", "w", "bias", "res?", "y", *_EPI_OPERANDS),
+        (*_CONV_INTS, *_EPI_INTS),
+        ("p0", "p1"),
+        True,
+    ),
+    # Weight packing (ONNX layouts in: OIHW; ConvTranspose IOHW). scale? [OC] multiplies each output
+    # channel (folded BatchNormalization).
     "pack_conv2d": Family(("w", "scale?", "packed"), ("OC", "IC", "KH", "KW", "G", "x_cs")),
     "pack_conv2d_wino": Family(("w", "scale?", "packed"), ("OC", "IC")),
     "pack_conv2d_dw": Family(("w", "scale?", "packed"), ("OC", "KH", "KW")),
@@ -75,37 +125,112 @@ FAMILIES: dict[str, Family] = {
     # PB/PR are the bottom/right pads (for the divisor of mode 2; ceil_mode windows that run past them are not counted).
     "pool2d": Family(
         ("x", "y"),
-        ("mode", "N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
+        (
+            "mode",
+            "N",
+            "C",
+            "IH",
+            "IW",
+            "OH",
+            "OW",
+            "KH",
+            "KW",
+            "SH",
+            "SW",
+            "DH",
+            "DW",
+            "PT",
+            "PL",
+            "PB",
+            "PR",
+            "x_cs",
+            "x_rs",
+            "x_ns",
+            "y_cs",
+            "y_rs",
+            "y_ns",
+        ),
     ),
     # mode 0 = max, 1 = mean over H x W; y is [N, C] with pitch y_ns.
     "global_pool": Family(("x", "y"), ("mode", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_ns")),
-    # mode 0 nearest, 1 linear; coord 0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel; rounding (nearest) 0 round_prefer_floor, 1
-    # floor, 2 ceil, 3 round_prefer_ceil, 4 ceil where the scale is below 1 and else floor.
-    # floats: scale_h, scale_w = output/input as ONNX uses them in the coordinate transform; 0 = the sizes' own ratio. An image whose size stays is copied.
+    # mode 0 nearest, 1 linear; coord 0 half_pixel, 1 asymmetric, 2 align_corners, 3
+    # pytorch_half_pixel; rounding (nearest) 0 round_prefer_floor, 1 floor, 2 ceil, 3
+    # round_prefer_ceil, 4 ceil where the scale is below 1 and else floor. floats: scale_h, scale_w
+    # = output/input as ONNX uses them in the coordinate transform; 0 = the sizes' own ratio. An
+    # image whose size stays is copied.
     "resize2d": Family(
-        ("x", "y"), ("mode", "coord", "rounding", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w")
+        ("x", "y"),
+        (
+            "mode",
+            "coord",
+            "rounding",
+            "N",
+            "C",
+            "IH",
+            "IW",
+            "OH",
+            "OW",
+            "x_cs",
+            "x_rs",
+            "x_ns",
+            "y_cs",
+            "y_rs",
+            "y_ns",
+        ),
+        ("scale_h", "scale_w"),
     ),
-    # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image is its edge.
+    # The same with Keys' cubic of coefficient a, where `Target.cubic`; what lies outside the image
+    # is its edge.
     "resize_cubic": Family(
-        ("x", "y"), ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("scale_h", "scale_w", "a")
+        ("x", "y"),
+        ("coord", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
+        ("scale_h", "scale_w", "a"),
     ),
-    # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta, channels-last; CUDA only.
-    "lrn": Family(("x", "y"), ("size", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"), ("alpha", "beta", "bias")),
-    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype; CUDA only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border,
-    # 2 reflection; corners: align_corners.
+    # y = x / (bias + alpha / size * sum of squares of the `size` channels around it) ** beta,
+    # channels-last; CUDA only.
+    "lrn": Family(
+        ("x", "y"),
+        ("size", "N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns"),
+        ("alpha", "beta", "bias"),
+    ),
+    # x sampled at (x, y) in -1..1 of grid, which is plain [N, OH, OW, 2] of type grid_dtype; CUDA
+    # only. mode 0 nearest, 1 linear, 2 cubic; pad 0 zeros, 1 border, 2 reflection; corners:
+    # align_corners.
     "grid_sample": Family(
-        ("x", "grid", "y"), ("mode", "pad", "corners", "grid_dtype", "N", "C", "IH", "IW", "OH", "OW", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
+        ("x", "grid", "y"),
+        (
+            "mode",
+            "pad",
+            "corners",
+            "grid_dtype",
+            "N",
+            "C",
+            "IH",
+            "IW",
+            "OH",
+            "OW",
+            "x_cs",
+            "x_rs",
+            "x_ns",
+            "y_cs",
+            "y_rs",
+            "y_ns",
+        ),
     ),
-    # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the element size (4).
+    # Layout change: x is plain contiguous NCHW, y channels-last interior; and back. elem is the
+    # element size (4).
     "nchw_to_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "y_cs", "y_rs", "y_ns")),
     "nhwc_to_nchw": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns")),
-    # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within [-PT, H+PB) x [-PL, W+PR).
+    # Zeroes everything of an NHWC buffer that lies outside the H x W pixels of each image, within
+    # [-PT, H+PB) x [-PL, W+PR).
     "zero_border": Family(("y",), ("N", "H", "W", "PT", "PL", "PB", "PR", "y_cs", "y_rs", "y_ns")),
-    # Channels-last channel-slice copy (concat/split/slice of channels): y[..., y_c0 + c] = x[..., x_c0 + c]. Pointers are pre-offset: no c0.
-    "copy_nhwc": Family(("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")),
-    # Pointwise program over channels-last operands; input k is full (kFull, own pitches), per channel (kChannel: [C], image pitch k_ns for [N,C], 0
-    # when shared),
-    # or scalar. dtype f32 only.
+    # Channels-last channel-slice copy (concat/split/slice of channels): y[..., y_c0 + c] = x[...,
+    # x_c0 + c]. Pointers are pre-offset: no c0.
+    "copy_nhwc": Family(
+        ("x", "y"), ("N", "C", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
+    ),
+    # Pointwise program over channels-last operands; input k is full (kFull, own pitches), per
+    # channel (kChannel: [C], image pitch k_ns for [N,C], 0 when shared), or scalar. dtype f32 only.
     "pointwise_nhwc": Family(
         ("x0", "x1?", "x2?", "x3?", "y"),
         (
@@ -138,34 +263,89 @@ FAMILIES: dict[str, Family] = {
     ),
     # --- matrix products, row-major f32 -----------------------------------------------------------------------------------
     # y[m, n] = epilogue(sum_k x[m, k] * W[k, n] + bias[n]); W packed by pack_gemm. ldx/ldr/ldy are row pitches.
-    "gemm": Family(("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS), ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS), ("p0", "p1"), True),
-    # The same between norms over rows, CUDA only. *_stats hold, for every 64 columns of a row, their mean and the sum of their squared distances from it.
-    # x_stats: x is to be normalised first (w includes gamma / unscale, x_sums[n] = unscale * sum_k w[k, n], bias includes beta); r_stats: so is the residual, with
-    # f32 r_gamma and r_beta; y_stats: those of y's rows are wanted. *_rms: no mean is taken off. K and N are multiples of 64 where there are statistics.
+    "gemm": Family(
+        ("x", "w", "bias?", "res?", "y", *_EPI_OPERANDS),
+        ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS),
+        ("p0", "p1"),
+        True,
+    ),
+    # The same between norms over rows, CUDA only. *_stats hold, for every 64 columns of a row,
+    # their mean and the sum of their squared distances from it. x_stats: x is to be normalised
+    # first (w includes gamma / unscale, x_sums[n] = unscale * sum_k w[k, n], bias includes beta);
+    # r_stats: so is the residual, with f32 r_gamma and r_beta; y_stats: those of y's rows are
+    # wanted. *_rms: no mean is taken off. K and N are multiples of 64 where there are statistics.
     "gemm_norm": Family(
-        ("x", "w", "bias?", "res?", "x_stats?", "x_sums?", "r_stats?", "r_gamma?", "r_beta?", "y", "y_stats?", *_EPI_OPERANDS),
+        (
+            "x",
+            "w",
+            "bias?",
+            "res?",
+            "x_stats?",
+            "x_sums?",
+            "r_stats?",
+            "r_gamma?",
+            "r_beta?",
+            "y",
+            "y_stats?",
+            *_EPI_OPERANDS,
+        ),
         ("M", "N", "K", "ldx", "ldr", "ldy", *_EPI_INTS, "x_rms", "r_rms"),
         ("p0", "p1", "x_eps", "r_eps", "unscale"),
         True,
     ),
-    # Of a weight as pack_gemm takes it, and packed: sums[n] = unscale * sum_k packed[n, k], bias[n] = b[n] + sum_k beta[k] w[k, n].
-    "fold_norm": Family(("w", "packed", "beta?", "b?", "sums", "bias"), ("K", "N", "trans", "ldw"), ("alpha", "unscale")),
-    # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output column, gamma? [K] (+ gamma_add) per input; alpha scales all.
-    # n0 and N_total let several weights share one packed matrix (merged QKV): this source fills columns n0..n0+N.
-    "pack_gemm": Family(("w", "scale?", "packed", "gamma?"), ("K", "N", "trans", "ldw", "n0", "N_total", "gamma_add"), ("alpha",)),
-    # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch = B0 x B1 with a stride per level
-    # (0 = broadcast); op by element strides: a[m*a_m + k*a_k], b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
+    # Of a weight as pack_gemm takes it, and packed: sums[n] = unscale * sum_k packed[n, k], bias[n]
+    # = b[n] + sum_k beta[k] w[k, n].
+    "fold_norm": Family(
+        ("w", "packed", "beta?", "b?", "sums", "bias"),
+        ("K", "N", "trans", "ldw"),
+        ("alpha", "unscale"),
+    ),
+    # trans = 1 when the source is [N, K] (Gemm transB); ldw its row pitch. scale? [N] per output
+    # column, gamma? [K] (+ gamma_add) per input; alpha scales all. n0 and N_total let several
+    # weights share one packed matrix (merged QKV): this source fills columns n0..n0+N.
+    "pack_gemm": Family(
+        ("w", "scale?", "packed", "gamma?"),
+        ("K", "N", "trans", "ldw", "n0", "N_total", "gamma_add"),
+        ("alpha",),
+    ),
+    # Batched product of two run-time operands: y[b] = epilogue(alpha * op(a[b]) @ op(b[b])). Batch
+    # = B0 x B1 with a stride per level (0 = broadcast); op by element strides: a[m*a_m + k*a_k],
+    # b[k*b_k + n*b_n]; y[m*ldy + n]. Residual has y's strides unless r_* given.
     "matmul": Family(
         ("a", "b", "bias?", "res?", "y"),
-        ("B0", "B1", "M", "N", "K", "a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr", "act", "res_mode"),
+        (
+            "B0",
+            "B1",
+            "M",
+            "N",
+            "K",
+            "a_0",
+            "a_1",
+            "a_m",
+            "a_k",
+            "b_0",
+            "b_1",
+            "b_k",
+            "b_n",
+            "y_0",
+            "y_1",
+            "ldy",
+            "r_0",
+            "r_1",
+            "ldr",
+            "act",
+            "res_mode",
+        ),
         ("alpha", "p0", "p1"),
     ),
-    # softmax(scale * q k^T + mask) v per head. q[b, s, h, :]: b*q_b + s*q_s + h*q_h, unit last stride; same for k, v, y. Query head h reads
-    # key/value head h // (H // KVH). mask? f32 additive: b*m_b + h*m_h + s*m_q + t*m_k (0 = broadcast). causal: key t visible iff t <= s + past.
-    # kv_len counts the keys (T). mask_kind 0 = none, 1 = f32 additive, 2 = bool/u8 (true = keep), 3 = bool/u8 (true = drop);
-    # 2 and 3 write `fill` over what they mask. A row whose every key is masked by -inf gives NaN, or zeros with
-    # nan_to_zero 1 or 2; with 1 any row with a NaN score gives zeros.
-    # softcap (0 = none): scores s are softcap * tanh(s / softcap) before any mask.
+    # softmax(scale * q k^T + mask) v per head. q[b, s, h, :]: b*q_b + s*q_s + h*q_h, unit last
+    # stride; same for k, v, y. Query head h reads key/value head h // (H // KVH). mask? f32
+    # additive: b*m_b + h*m_h + s*m_q + t*m_k (0 = broadcast). causal: key t visible iff t <= s +
+    # past. kv_len counts the keys (T). mask_kind 0 = none, 1 = f32 additive, 2 = bool/u8 (true =
+    # keep), 3 = bool/u8 (true = drop); 2 and 3 write `fill` over what they mask. A row whose every
+    # key is masked by -inf gives NaN, or zeros with nan_to_zero 1 or 2; with 1 any row with a NaN
+    # score gives zeros. softcap (0 = none): scores s are softcap * tanh(s / softcap) before any
+    # mask.
     "attention": Family(
         ("q", "k", "v", "mask?", "y"),
         (
@@ -202,34 +382,58 @@ FAMILIES: dict[str, Family] = {
     # --- rows: norms, softmax, reductions ------------------------------------------------------------------------------------
     # s = x (+ res) (+ xbias[n]); skip? = s; y = (s - mean) / sqrt(var + eps) * gamma + beta. rms = 1: mean not removed, no beta.
     # gamma_add = 1: weight is (1 + gamma). Row pitch N (contiguous).
-    "layernorm": Family(("x", "res?", "xbias?", "gamma?", "beta?", "y", "skip?"), ("rows", "N", "rms", "gamma_add"), ("eps",)),
-    # The same over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b * xk_o + (s - xk_lo) * xk_i and counts where
-    # xk_lo <= s < xk_hi. With ik the strides are those of positions in it, and the row is number ik[position] of the table xk of xk_n rows, xk_ld
+    "layernorm": Family(
+        ("x", "res?", "xbias?", "gamma?", "beta?", "y", "skip?"),
+        ("rows", "N", "rms", "gamma_add"),
+        ("eps",),
+    ),
+    # The same over rows [outer, inner] of a sum of up to four: row (b, s) of xk starts at xk + b *
+    # xk_o + (s - xk_lo) * xk_i and counts where xk_lo <= s < xk_hi. With ik the strides are those
+    # of positions in it, and the row is number ik[position] of the table xk of xk_n rows, xk_ld
     # apart; negative indices and errors as gather.
     "layernorm_sum": Family(
         (*(f"{o}{k}?" for k in range(4) for o in "xi"), "gamma?", "beta?", "y", "skip?"),
-        ("outer", "inner", "N", "rms", "gamma_add", *(p for k in range(4) for p in (*(f"x{k}_{s}" for s in ("o", "i", "ld", "n", "lo", "hi")), f"i{k}_dtype"))),
+        (
+            "outer",
+            "inner",
+            "N",
+            "rms",
+            "gamma_add",
+            *(
+                p
+                for k in range(4)
+                for p in (*(f"x{k}_{s}" for s in ("o", "i", "ld", "n", "lo", "hi")), f"i{k}_dtype")
+            ),
+        ),
         ("eps",),
     ),
     # Plain NCHW [B, C, inner]: groups of C/G channels; gamma/beta per channel; act fused.
-    "groupnorm": Family(("x", "gamma?", "beta?", "y"), ("B", "C", "G", "inner", "act"), ("eps", "p0", "p1")),
+    "groupnorm": Family(
+        ("x", "gamma?", "beta?", "y"), ("B", "C", "G", "inner", "act"), ("eps", "p0", "p1")
+    ),
     # Same over channels-last.
     "groupnorm_nhwc": Family(
-        ("x", "gamma?", "beta?", "y"), ("N", "C", "G", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act"), ("eps", "p0", "p1")
+        ("x", "gamma?", "beta?", "y"),
+        ("N", "C", "G", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act"),
+        ("eps", "p0", "p1"),
     ),
     # Over axis n of [outer, n, inner]; log = 1 for LogSoftmax.
     "softmax": Family(("x", "y"), ("outer", "n", "inner", "log")),
-    # kind 0 sum, 1 mean, 2 max, 3 min, 4 prod, 5 l1, 6 l2, 7 sum_square, 8 log_sum, 9 log_sum_exp; over n of [outer, n, inner]; dtype F32, or I64/I32
-    # for kinds 0, 2, 3, 4.
+    # kind 0 sum, 1 mean, 2 max, 3 min, 4 prod, 5 l1, 6 l2, 7 sum_square, 8 log_sum, 9 log_sum_exp;
+    # over n of [outer, n, inner]; dtype F32, or I64/I32 for kinds 0, 2, 3, 4.
     "reduce": Family(("x", "y"), ("kind", "outer", "n", "inner", "dtype")),
-    # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x is F32 or I64.
+    # Index of the first (last = 1: last) max (min = 1: min) over n of [outer, n, inner], as i64. x
+    # is F32 or I64.
     "argmax": Family(("x", "y"), ("outer", "n", "inner", "min", "last", "dtype")),
-    # The k largest (or smallest) of n of [outer, n, inner], in order, and where they lie (I64); equal ones in the order of the row, NaN above all; CUDA only.
+    # The k largest (or smallest) of n of [outer, n, inner], in order, and where they lie (I64);
+    # equal ones in the order of the row, NaN above all; CUDA only.
     "topk": Family(("x", "y?", "at?"), ("outer", "n", "inner", "k", "largest", "dtype")),
-    # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or from the end (reverse); CUDA only.
+    # Sums over n of [outer, n, inner] up to each element, without the element itself (exclusive) or
+    # from the end (reverse); CUDA only.
     "cumsum": Family(("x", "y"), ("outer", "n", "inner", "exclusive", "reverse", "dtype")),
-    # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as the [R, C] weight of a gemm to R columns, w2 as that of a
-    # gemm from C to R columns (so [R, C], too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.
+    # y = x * act2(w2 act1(w1 mean(x) + b1) + b2), channels-last, per image; CUDA only. w1 packed as
+    # the [R, C] weight of a gemm to R columns, w2 as that of a gemm from C to R columns (so [R, C],
+    # too), b1 and b2 packed. act1 has floats p0, p1, act2 q0, q1.
     "squeeze_excite": Family(
         ("x", "w1", "b1?", "w2", "b2?", "y"),
         ("N", "C", "R", "H", "W", "x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "act1", "act2"),
@@ -237,55 +441,129 @@ FAMILIES: dict[str, Family] = {
     ),
     # --- movement and pointwise, plain layout -----------------------------------------------------------------------------------
     # Strided copy of up to 6 dims (outermost first, unused leading dims are 1): y[sum i_d*y_d] = x[sum i_d*x_d]. Any element size 1, 2, 4, 8.
-    "copy": Family(("x", "y"), ("elem", "n0", "n1", "n2", "n3", "n4", "n5", "x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "y3", "y4", "y5")),
+    "copy": Family(
+        ("x", "y"),
+        (
+            "elem",
+            "n0",
+            "n1",
+            "n2",
+            "n3",
+            "n4",
+            "n5",
+            "x0",
+            "x1",
+            "x2",
+            "x3",
+            "x4",
+            "x5",
+            "y0",
+            "y1",
+            "y2",
+            "y3",
+            "y4",
+            "y5",
+        ),
+    ),
     # Fill count elements with a constant, given as the low `elem` bytes of value (bit pattern).
     "fill": Family(("y",), ("elem", "count", "value")),
-    # y[j] = i[j] for j < count (count <= 8), of type I64, I32 or BOOL: materialises a shape computed from symbolic dims.
-    "store_ints": Family(("y",), ("count", "dtype", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7")),
-    # y[o, j, :] = x[o, idx[j], :] for x [outer, n, inner]; negative indices count from the end; index dtype I32 or I64.
-    # An index out of range makes Compute fail with an ORT-like message: the kernel writes 1 to the run's error flag.
+    # y[j] = i[j] for j < count (count <= 8), of type I64, I32 or BOOL: materialises a shape
+    # computed from symbolic dims.
+    "store_ints": Family(
+        ("y",), ("count", "dtype", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7")
+    ),
+    # y[o, j, :] = x[o, idx[j], :] for x [outer, n, inner]; negative indices count from the end;
+    # index dtype I32 or I64. An index out of range makes Compute fail with an ORT-like message: the
+    # kernel writes 1 to the run's error flag.
     "gather": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
     # y[j] = start + j * delta for j < count, of type I64, I32 or F32.
     "range": Family(("y",), ("count", "start", "delta", "dtype")),
-    # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner]; negative indices and errors as gather.
-    "gather_elements": Family(("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")),
-    # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents m_* and strides s_*. Along one axis (of those five):
-    # y[i] = x[i with i[axis] = idx[i]], and y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of `inner` elements that follow
-    # each other: y[idx[j]] = u[j] for j < count, or y[j] = x[idx[j]], `step` elements further for each `each` tuples. Negative indices and errors as gather.
+    # y[o, j, k] = x[o, idx[o, j, k], k] for x [outer, n, inner] and idx, y [outer, count, inner];
+    # negative indices and errors as gather.
+    "gather_elements": Family(
+        ("x", "idx", "y"), ("elem", "outer", "n", "inner", "count", "idx_dtype")
+    ),
+    # CUDA only: elements of up to five dims by indices, of dims n_0..n_4, into a tensor of extents
+    # m_* and strides s_*. Along one axis (of those five): y[i] = x[i with i[axis] = idx[i]], and
+    # y[i with i[axis] = idx[i]] = u[i]; by tuples of k indices into its first k dims, rows of
+    # `inner` elements that follow each other: y[idx[j]] = u[j] for j < count, or y[j] = x[idx[j]],
+    # `step` elements further for each `each` tuples. Negative indices and errors as gather.
     "gather_along": Family(("x", "idx", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
     "scatter_along": Family(("idx", "u", "y"), ("elem", "idx_dtype", "axis", *_FIVE)),
-    "scatter_tuples": Family(("idx", "u", "y"), ("elem", "idx_dtype", "k", "count", "inner", *_FIVE)),
-    "gather_tuples": Family(("x", "idx", "y"), ("elem", "idx_dtype", "k", "count", "inner", "each", "step", *_FIVE)),
-    # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the end.
+    "scatter_tuples": Family(
+        ("idx", "u", "y"), ("elem", "idx_dtype", "k", "count", "inner", *_FIVE)
+    ),
+    "gather_tuples": Family(
+        ("x", "idx", "y"), ("elem", "idx_dtype", "k", "count", "inner", "each", "step", *_FIVE)
+    ),
+    # CUDA only: y[o, d, i] = values[idx[o, i] == d], for d < depth; negative indices count from the
+    # end.
     "one_hot": Family(("idx", "values", "y"), ("elem", "idx_dtype", "outer", "depth", "inner")),
     # CUDA only: of matrices, what lies on the diagonal and above (upper) or below it; 0 elsewhere.
     "triangle": Family(("x", "y"), ("elem", "outer", "rows", "columns", "diagonal", "upper")),
-    # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5 (0 = broadcast) and element type k_dtype; y is
-    # contiguous of type y_dtype.
-    # f32 programs read F32/F16/BF16/F64/int/bool (converted), i64 programs read I64/I32/int/bool exactly. To bool: != 0. To int from float:
-    # truncation.
+    # Pointwise program with broadcasting over up to 6 collapsed dims; input k has strides k_0..k_5
+    # (0 = broadcast) and element type k_dtype; y is contiguous of type y_dtype. f32 programs read
+    # F32/F16/BF16/F64/int/bool (converted), i64 programs read I64/I32/int/bool exactly. To bool: !=
+    # 0. To int from float: truncation.
     "pointwise": Family(
         ("x0", "x1?", "x2?", "x3?", "x4?", "x5?", "y"),
-        ("n0", "n1", "n2", "n3", "n4", "n5", *(f"x{k}_{p}" for k in range(6) for p in ("0", "1", "2", "3", "4", "5", "dtype")), "y_dtype"),
+        (
+            "n0",
+            "n1",
+            "n2",
+            "n3",
+            "n4",
+            "n5",
+            *(f"x{k}_{p}" for k in range(6) for p in ("0", "1", "2", "3", "4", "5", "dtype")),
+            "y_dtype",
+        ),
         (),
         True,
     ),
-    # Rotary embedding of x[b, s, h, :rot] (strides as attention's q); cos/sin rows [.., rot/2] at b*c_b + s*c_s; interleaved = 1 pairs (2i, 2i+1),
-    # else (i, i+rot/2).
-    # full = 1: cos/sin rows hold rot values, first half for element i, second for i + rot/2. Elements rot..D are copied.
+    # Rotary embedding of x[b, s, h, :rot] (strides as attention's q); cos/sin rows [.., rot/2] at
+    # b*c_b + s*c_s; interleaved = 1 pairs (2i, 2i+1), else (i, i+rot/2). full = 1: cos/sin rows
+    # hold rot values, first half for element i, second for i + rot/2. Elements rot..D are copied.
     "rope": Family(
         ("x", "cos", "sin", "y"),
-        ("B", "S", "H", "D", "rot", "x_b", "x_s", "x_h", "y_b", "y_s", "y_h", "c_b", "c_s", "interleaved", "full"),
+        (
+            "B",
+            "S",
+            "H",
+            "D",
+            "rot",
+            "x_b",
+            "x_s",
+            "x_h",
+            "y_b",
+            "y_s",
+            "y_h",
+            "c_b",
+            "c_s",
+            "interleaved",
+            "full",
+        ),
     ),
-    # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1, x2 (of the family's ints, p<k>_ before them) go to element
-    # `at` of y and those after it, y0, y1 and 1 apart. What they write does not overlap.
+    # Several copies into one tensor, CUDA only: of x<k>, [n0, n1, n2] elements of strides x0, x1,
+    # x2 (of the family's ints, p<k>_ before them) go to element `at` of y and those after it, y0,
+    # y1 and 1 apart. What they write does not overlap.
     "copies": Family(
         (*(f"x{k}?" for k in range(COPIES)), "y"),
-        ("elem", *(f"p{k}_{name}" for k in range(COPIES) for name in ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at"))),
+        (
+            "elem",
+            *(
+                f"p{k}_{name}"
+                for k in range(COPIES)
+                for name in ("n0", "n1", "n2", "x0", "x1", "x2", "y0", "y1", "at")
+            ),
+        ),
     ),
-    # Padding, CUDA only: n elements along each dim of y (outermost first, unused leading dims are 1), of which p (cropped if negative) lie before the first of
-    # x's m. Others hold `value` (bits as of `fill`; mode 0), or what x has when read on backwards from its edge (1), at its edge (2), or from its other end (3).
-    "pad": Family(("x", "y"), ("elem", "mode", "value", *(f"{c}{k}" for c in "nmpxy" for k in range(PADDED)))),
+    # Padding, CUDA only: n elements along each dim of y (outermost first, unused leading dims are
+    # 1), of which p (cropped if negative) lie before the first of x's m. Others hold `value` (bits
+    # as of `fill`; mode 0), or what x has when read on backwards from its edge (1), at its edge
+    # (2), or from its other end (3).
+    "pad": Family(
+        ("x", "y"), ("elem", "mode", "value", *(f"{c}{k}" for c in "nmpxy" for k in range(PADDED)))
+    ),
 }
 
 
@@ -294,17 +572,27 @@ def _round_up(n: int, m: int) -> int:
 
 
 def weight_pitch(k: int, size: int) -> int:
-    """Elements, of `size` bytes, from row to row of the packed weight [N, K] of a CUDA product: rows begin at multiples of 16 bytes and, longer ones of two-byte
-    elements, of 128: L2 takes up to twice as long for rows that cross its lines."""
+    """Elements, of `size` bytes, from row to row of the packed weight [N, K] of a CUDA product:
+    rows begin at multiples of 16 bytes and, longer ones of two-byte elements, of 128: L2 takes up
+    to twice as long for rows that cross its lines."""
     return _round_up(k, 64 if size == 2 and k > 64 else 8)
 
 
 def packed_elements(family: str, **p: int) -> int:
-    """Elements the packing family writes for the given parameters, slack included: output channels rounded up to 16 or 32 (CPU), or the
-    reduced channels rounded up to 8 or 64 (CUDA), whichever is more. The buffer is zeroed before."""
+    """Elements the packing family writes for the given parameters, slack included: output channels
+    rounded up to 16 or 32 (CPU), or the reduced channels rounded up to 8 or 64 (CUDA), whichever is
+    more. The buffer is zeroed before."""
     if family in ("pack_conv2d", "pack_deconv2d"):
         g = p["G"]
-        return max(g * _round_up(p["OC"] // g, 16) * (p["IC"] // g), p["OC"] * _round_up(p["IC"] // g, 8)) * p["KH"] * p["KW"] + 64
+        return (
+            max(
+                g * _round_up(p["OC"] // g, 16) * (p["IC"] // g),
+                p["OC"] * _round_up(p["IC"] // g, 8),
+            )
+            * p["KH"]
+            * p["KW"]
+            + 64
+        )
     if family == "pack_conv2d_wino":
         return 16 * p["IC"] * _round_up(p["OC"], 16) + 64
     if family == "pack_conv2d_dw":
@@ -312,15 +600,26 @@ def packed_elements(family: str, **p: int) -> int:
     if family == "pack_bias":
         return _round_up(p["OC"], 32)
     if family == "pack_gemm":
-        return max(p["K"] * _round_up(p["N_total"], 32), weight_pitch(p["K"], 2) * p["N_total"]) + 64
+        return (
+            max(p["K"] * _round_up(p["N_total"], 32), weight_pitch(p["K"], 2) * p["N_total"]) + 64
+        )
     raise KeyError(family)
 
 
 def bundled_groups(channels: int, columns: int, groups: int) -> int:
-    """How many neighbouring groups, each of so many input and output channels, a CUDA product takes at once: those that leave the fewest tiles of 64 x 64 for each
-    group, of channels that begin at multiples of 8: tensor maps copy from multiples of 16 bytes alone."""
-    counts = [q for q in range(1, min(groups, 64) + 1) if q == groups or not (q * channels % 8 or q * columns % 8)]
-    return min(counts, key=lambda q: (_round_up(q * channels, 64) * _round_up(q * columns, 64) / q, q), default=1)
+    """How many neighbouring groups, each of so many input and output channels, a CUDA product takes
+    at once: those that leave the fewest tiles of 64 x 64 for each group, of channels that begin at
+    multiples of 8: tensor maps copy from multiples of 16 bytes alone."""
+    counts = [
+        q
+        for q in range(1, min(groups, 64) + 1)
+        if q == groups or not (q * channels % 8 or q * columns % 8)
+    ]
+    return min(
+        counts,
+        key=lambda q: (_round_up(q * channels, 64) * _round_up(q * columns, 64) / q, q),
+        default=1,
+    )
 
 
 def widened_elements(**p: int) -> int:
@@ -331,7 +630,9 @@ def widened_elements(**p: int) -> int:
 
 
 def channel_pitch(channels: int) -> int:
-    """Elements per pixel of a channels-last buffer: rows at multiples of 4 KiB lose 15-20 points of peak, so pitches avoid 2 KiB multiples."""
+    """Elements per pixel of a channels-last buffer: rows at multiples of 4 KiB lose 15-20 points of
+    peak, so pitches avoid 2 KiB multiples.
+    """
     if channels <= 4:
         return channels
     pitch = _round_up(channels, 16)

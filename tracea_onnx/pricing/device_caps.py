@@ -1,7 +1,7 @@
 """What a GPU can do: read from the driver by the provider, or a table for compiling without one.
 
-Emitters ask `Request.caps` for limits (shared memory, clusters), so that no kernel is chosen that the device cannot launch.
-"""
+Emitters ask `Request.caps` for limits (shared memory, clusters), so that no kernel is chosen that
+the device cannot launch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ present: ContextVar[DeviceCaps | None] = ContextVar("device", default=None)
 class DeviceCaps:
     """One GPU, or one part of a GPU (MIG).
 
-    arch: compute capability x 10. sms: multiprocessors. memory, l2: bytes. bandwidth: of the memory, bytes a second. smem_block: bytes of shared
-    memory that a block may ask for; smem_sm: of a multiprocessor. registers: of a multiprocessor. clusters: (blocks of a cluster, how many such
-    clusters run at once where each block has a multiprocessor of its own), of the sizes that the device can launch; empty where it has no clusters.
-    clock: kHz. driver: CUDA version x 1000, 0 without one. identity: everything that tells one kind of device from another, in words."""
+    arch: compute capability x 10. sms: multiprocessors. memory, l2: bytes. bandwidth: of the
+    memory, bytes a second. smem_block: bytes of shared memory that a block may ask for; smem_sm: of
+    a multiprocessor. registers: of a multiprocessor. clusters: (blocks of a cluster, how many such
+    clusters run at once where each block has a multiprocessor of its own), of the sizes that the
+    device can launch; empty where it has no clusters. clock: kHz. driver: CUDA version x 1000, 0
+    without one. identity: everything that tells one kind of device from another, in words."""
 
     arch: int
     sms: int
@@ -62,9 +64,32 @@ class DeviceCaps:
 _KB, _MB, _GB = 1 << 10, 1 << 20, 10**9
 
 
-def _table(arch: int, name: str, sms: int, memory: int, bandwidth: int, l2: int, smem: int, clock: int, wide: int = 1, smem_sm: int = 0) -> DeviceCaps:
+def _table(
+    arch: int,
+    name: str,
+    sms: int,
+    memory: int,
+    bandwidth: int,
+    l2: int,
+    smem: int,
+    clock: int,
+    wide: int = 1,
+    smem_sm: int = 0,
+) -> DeviceCaps:
     sizes = tuple((size, max(sms // size, 1)) for size in (2, 4, 8, 16) if size <= wide)
-    return DeviceCaps(arch, sms, name, memory * _GB, bandwidth * _GB, l2 * _MB, smem * _KB, (smem_sm or smem + 1) * _KB, 65536, sizes, clock * 1000)
+    return DeviceCaps(
+        arch,
+        sms,
+        name,
+        memory * _GB,
+        bandwidth * _GB,
+        l2 * _MB,
+        smem * _KB,
+        (smem_sm or smem + 1) * _KB,
+        65536,
+        sizes,
+        clock * 1000,
+    )
 
 
 #: The usual device of each architecture.
@@ -86,12 +111,17 @@ _USUAL = {
 
 
 def usual(arch: int, sms: int | None = None) -> DeviceCaps:
-    """The usual device of an architecture, with `sms` multiprocessors if they are given. Of one that is not in the table: its older neighbour's."""
+    """The usual device of an architecture, with `sms` multiprocessors if they are given.
+
+    Of one that is not in the table: its older neighbour's.
+    """
     known = max((a for a in _USUAL if a <= arch), default=min(_USUAL))
     found = replace(_USUAL[known], arch=arch)
     if sms is None or sms == found.sms:
         return found
-    return replace(found, sms=sms, clusters=tuple((size, max(sms // size, 1)) for size, _ in found.clusters))
+    return replace(
+        found, sms=sms, clusters=tuple((size, max(sms // size, 1)) for size, _ in found.clusters)
+    )
 
 
 #: Numbers of a compile request's metadata, beside `arch` and `sms`, that have a field's name.
@@ -99,16 +129,32 @@ NUMBERS = ("memory", "bandwidth", "l2", "smem_block", "smem_sm", "registers", "c
 
 
 def of_request(properties: Mapping[str, str]) -> DeviceCaps:
-    """The GPU that a compile request with these properties is for; what they leave out is as in the usual device of that architecture.
+    """The GPU that a compile request with these properties is for; what they leave out is as in the
+    usual device of that architecture.
 
     Raises UsageError where one is not a number."""
     try:
-        numbers = {key: int(properties[key]) for key in ("arch", "sms", *NUMBERS) if properties.get(key)}
-        clusters = [tuple(map(int, pair.split(":"))) for pair in properties.get("clusters", "").split(",") if pair]
+        numbers = {
+            key: int(properties[key]) for key in ("arch", "sms", *NUMBERS) if properties.get(key)
+        }
+        clusters = [
+            tuple(map(int, pair.split(":")))
+            for pair in properties.get("clusters", "").split(",")
+            if pair
+        ]
     except ValueError:
-        raise UsageError("the compile request describes its device with something that is not a number") from None
+        raise UsageError(
+            "the compile request describes its device with something that is not a number"
+        ) from None
     found = usual(numbers.pop("arch", 80), numbers.pop("sms", None))
-    more: dict[str, object] = {key: value for key, value in numbers.items() if value > 0 or key == "driver"}
+    more: dict[str, object] = {
+        key: value for key, value in numbers.items() if value > 0 or key == "driver"
+    }
     if "clusters" in properties:
         more["clusters"] = tuple((size, count) for size, count in clusters if count > 0)
-    return replace(found, name=properties.get("name", found.name), identity=properties.get("device", ""), **more)  # type: ignore[arg-type]
+    return replace(
+        found,
+        name=properties.get("name", found.name),
+        identity=properties.get("device", ""),
+        **more,  # type: ignore[arg-type]
+    )

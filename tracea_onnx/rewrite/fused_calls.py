@@ -1,10 +1,11 @@
-"""Turns each scheduled match into one call of a model-local function whose body is exactly the nodes it replaces.
+"""Turns each scheduled match into one call of a model-local function whose body is exactly the
+nodes it replaces.
 
     y = Relu(BatchNormalization(Conv(x, w), ...))   ->   y = ai.tracea::Conv_1f2e3d4c5b6a7988(x, w, ...) <spec="{...}">
 
-Calls with equal specs and bodies that are equal after renaming share one function; its name ends in a hash of both. Small constants only the body needs are literals
-in it; anything else it needs becomes an extra input after those the spec names.
-"""
+Calls with equal specs and bodies that are equal after renaming share one function; its name ends in
+a hash of both. Small constants only the body needs are literals in it; anything else it needs
+becomes an extra input after those the spec names."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    StringStringEntryProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
 from tracea_onnx.errors import ModelError
 from tracea_onnx.ir import edit, fused_op_names
@@ -28,17 +38,28 @@ METADATA_RULE, METADATA_NODES = "tracea.rule", "tracea.nodes"
 
 def spec_json(spec: Spec) -> str:
     """The `spec` attribute of a call: one line, sorted keys."""
-    return json.dumps({"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(
+        {"op": spec.op, "roles": list(spec.roles), "attrs": dict(spec.attrs)},
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
 
 
 def read_nodes(text: str) -> list[str]:
-    """The names of replaced nodes that a fused op's metadata holds. Raises ModelError for other text."""
+    """The names of replaced nodes that a fused op's metadata holds.
+
+    Raises ModelError for other text.
+    """
     try:
         names = json.loads(text or "[]")
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise ModelError("the metadata of a fused op is damaged: it lists no nodes", "run optimize on the original model again")
+        raise ModelError(
+            "the metadata of a fused op is damaged: it lists no nodes",
+            "run optimize on the original model again",
+        )
     return names
 
 
@@ -52,7 +73,10 @@ def writable(spec: Spec) -> bool:
 
 
 def read_spec(node: NodeProto) -> Spec | None:
-    """The spec of a fused op's call node; None for any other node. Raises ModelError for one that cannot be read."""
+    """The spec of a fused op's call node; None for any other node.
+
+    Raises ModelError for one that cannot be read.
+    """
     if node.domain != DOMAIN:
         return None
     for a in node.attribute:
@@ -61,7 +85,10 @@ def read_spec(node: NodeProto) -> Spec | None:
                 d = json.loads(a.s.decode())
                 return Spec(str(d["op"]), tuple(d["roles"]), dict(d["attrs"]))
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise ModelError(f"the description of fused op '{node.name or node.op_type}' is damaged", "run optimize on the original model again") from None
+                raise ModelError(
+                    f"the description of fused op '{node.name or node.op_type}' is damaged",
+                    "run optimize on the original model again",
+                ) from None
     return None
 
 
@@ -72,8 +99,11 @@ class _Call:
     node: NodeProto
 
 
-def apply(model: ModelProto, graph: Graph, schedule: Sequence[tuple[Match, str]]) -> list[NodeProto]:
-    """Rewrite `graph` (the view of one graph of `model`) in place; `schedule` holds (match, op name). Returns the call nodes, in order.
+def apply(
+    model: ModelProto, graph: Graph, schedule: Sequence[tuple[Match, str]]
+) -> list[NodeProto]:
+    """Rewrite `graph` (the view of one graph of `model`) in place; `schedule` holds (match, op
+    name). Returns the call nodes, in order.
 
     The matches must be node-disjoint and jointly convex, as a scheduling policy leaves them.
     """
@@ -83,7 +113,13 @@ def apply(model: ModelProto, graph: Graph, schedule: Sequence[tuple[Match, str]]
     calls = [_call(model, graph, match, op, taken) for match, op in schedule]
     known = {(f.domain, f.name): f.SerializeToString(deterministic=True) for f in model.functions}
     for c in calls:
-        while known.get((c.function.domain, c.function.name), body := c.function.SerializeToString(deterministic=True)) != body:
+        while (
+            known.get(
+                (c.function.domain, c.function.name),
+                body := c.function.SerializeToString(deterministic=True),
+            )
+            != body
+        ):
             c.function.name += "_"  # the model has a function of this name that is not ours
             c.node.op_type = c.function.name
         if (c.function.domain, c.function.name) not in known:
@@ -100,20 +136,31 @@ def _place(graph: GraphProto, calls: Sequence[_Call]) -> None:
     """Each call takes the place of its chain's last node; what must come later is moved."""
     gone = {n.index for c in calls for n in c.match.nodes}
     at = {max(n.index for n in c.match.nodes): c.node for c in calls}
-    edit.replace_nodes(graph, [at.get(k, n) for k, n in enumerate(graph.node) if k in at or k not in gone])
+    edit.replace_nodes(
+        graph, [at.get(k, n) for k, n in enumerate(graph.node) if k in at or k not in gone]
+    )
     edit.sort_nodes(graph, "the rewritten graph")
 
 
 def _call(model: ModelProto, graph: Graph, match: Match, op: str, taken: set[str]) -> _Call:
     nodes = sorted(match.nodes, key=lambda n: n.index)
     inner = {o for n in nodes for o in n.outputs if o}
-    needed = list(dict.fromkeys(name for n in nodes for name in [*n.inputs, *sorted(edit.captured_names(n.proto))] if name and name not in inner))
+    needed = list(
+        dict.fromkeys(
+            name
+            for n in nodes
+            for name in [*n.inputs, *sorted(edit.captured_names(n.proto))]
+            if name and name not in inner
+        )
+    )
     needed = [name for name in needed if name in match.inputs or _defined(graph, name)]
     literals = [name for name in needed if name not in match.inputs and _is_literal(graph, name)]
     extra = [name for name in needed if name not in match.inputs and name not in literals]
     function = _function(model, graph, match, nodes, op, literals, extra)
     name = edit.unique(f"{match.anchor.name}/{op}", taken)
-    call = helper.make_node(function.name, [*match.inputs, *extra], list(match.outputs), name=name, domain=DOMAIN)
+    call = helper.make_node(
+        function.name, [*match.inputs, *extra], list(match.outputs), name=name, domain=DOMAIN
+    )
     call.attribute.append(helper.make_attribute(SPEC_ATTRIBUTE, spec_json(match.spec)))
     if match.anchor.proto.doc_string:
         call.doc_string = match.anchor.proto.doc_string
@@ -129,10 +176,16 @@ def _metadata(match: Match, nodes: Sequence[Node]) -> list[StringStringEntryProt
 
 
 def _defined(graph: Graph, name: str) -> bool:
-    """Whether a name read inside a body is a value of this graph or one around it (and not local to the body)."""
+    """Whether a name read inside a body is a value of this graph or one around it (and not local to
+    the body).
+    """
     g: Graph | None = graph
     while g is not None:
-        if g.is_input(name) or g.producer(name) is not None or any(t.name == name for t in g.proto.initializer):
+        if (
+            g.is_input(name)
+            or g.producer(name) is not None
+            or any(t.name == name for t in g.proto.initializer)
+        ):
             return True
         g = g.outer
     return False
@@ -148,7 +201,15 @@ def _is_literal(graph: Graph, name: str) -> bool:
     return shape is not None and count <= _LITERAL and graph.dtype(name) != TensorProto.STRING
 
 
-def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Node], op: str, literals: Sequence[str], extra: Sequence[str]) -> FunctionProto:
+def _function(
+    model: ModelProto,
+    graph: Graph,
+    match: Match,
+    nodes: Sequence[Node],
+    op: str,
+    literals: Sequence[str],
+    extra: Sequence[str],
+) -> FunctionProto:
     """The body with names that depend on its structure alone, so that equal chains share it."""
     new: dict[str, str] = {}
     formals: list[str] = []
@@ -173,21 +234,33 @@ def _function(model: ModelProto, graph: Graph, match: Match, nodes: Sequence[Nod
     body += [_bare(n.proto, new, opsets.get("", 1)) for n in nodes]
     domains = sorted({domain_of(d) for d in _domains(body)} | {""})
     function = helper.make_function(
-        DOMAIN, op, formals, results, body, [helper.make_opsetid(d, opsets.get(d, 1)) for d in domains], attributes=[SPEC_ATTRIBUTE]
+        DOMAIN,
+        op,
+        formals,
+        results,
+        body,
+        [helper.make_opsetid(d, opsets.get(d, 1)) for d in domains],
+        attributes=[SPEC_ATTRIBUTE],
     )
     function.name = fused_op_names.name(op, function, spec_json(match.spec))
     return function
 
 
 def _bare(node: NodeProto, new: dict[str, str], opset: int) -> NodeProto:
-    """The node as part of a shared body: equal chains must have equal bytes, whatever their exporter called them."""
+    """The node as part of a shared body: equal chains must have equal bytes, whatever their
+    exporter called them.
+    """
     out = edit.renamed(node, new)
     for field in ("name", "doc_string", "metadata_props"):
         out.ClearField(field)
     out.domain = domain_of(node.domain)
-    own = not out.domain and (node.op_type == "SimplifiedLayerNormalization" or (node.op_type == "LayerNormalization" and opset < 17))
+    own = not out.domain and (
+        node.op_type == "SimplifiedLayerNormalization"
+        or (node.op_type == "LayerNormalization" and opset < 17)
+    )
     if own and all(a.name != "stash_type" for a in out.attribute):
-        out.attribute.append(helper.make_attribute("stash_type", 1))  # ONNX Runtime 1.31 crashes on a body that leaves the default of its own operator out
+        # ONNX Runtime 1.31 crashes on a body that leaves the default of its own operator out
+        out.attribute.append(helper.make_attribute("stash_type", 1))
     attributes = sorted(out.attribute, key=lambda a: a.name)
     del out.attribute[:]
     out.attribute.extend(attributes)

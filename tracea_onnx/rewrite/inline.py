@@ -1,4 +1,7 @@
-"""Back to plain ONNX: every call of a fused op is replaced by its body. The user's own functions stay."""
+"""Back to plain ONNX: every call of a fused op is replaced by its body.
+
+The user's own functions stay.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,21 @@ from tracea_onnx.rewrite import fused_calls
 
 
 def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: True) -> ModelProto:
-    """Replace each `ai.tracea` call (those that are `wanted`) by the nodes it stands for, in place, and return the model: same outputs, bit for bit.
+    """Replace each `ai.tracea` call (those that are `wanted`) by the nodes it stands for, in place,
+    and return the model: same outputs, bit for bit.
 
-    The nodes get back the names the call remembers. Raises ModelError for a call without its function, and for damaged names.
-    """
+    The nodes get back the names the call remembers. Raises ModelError for a call without its
+    function, and for damaged names."""
     bodies = {f.name: f for f in model.functions if f.domain == DOMAIN}
     taken = edit.all_names(model)
     for k in reversed(range(len(list(edit.graphs(model))))):
         _inline_graph(list(edit.graphs(model))[k], bodies, wanted, taken)
     for f in model.functions:
         if any(n.domain == DOMAIN for n in f.node):
-            raise ModelError(f"function '{f.name}' calls a fused op", "inline works on what tracea-onnx optimize wrote")
+            raise ModelError(
+                f"function '{f.name}' calls a fused op",
+                "inline works on what tracea-onnx optimize wrote",
+            )
     called = {n.op_type for g in edit.graphs(model) for n in g.node if n.domain == DOMAIN}
     for k in reversed(range(len(model.functions))):
         if model.functions[k].domain == DOMAIN and model.functions[k].name not in called:
@@ -35,7 +42,12 @@ def inline(model: ModelProto, wanted: Callable[[NodeProto], bool] = lambda _: Tr
     return model
 
 
-def _inline_graph(graph: GraphProto, bodies: dict[str, FunctionProto], wanted: Callable[[NodeProto], bool], taken: set[str]) -> None:
+def _inline_graph(
+    graph: GraphProto,
+    bodies: dict[str, FunctionProto],
+    wanted: Callable[[NodeProto], bool],
+    taken: set[str],
+) -> None:
     if not any(n.domain == DOMAIN for n in graph.node):
         return
     names = {n.name for n in graph.node}
@@ -45,7 +57,10 @@ def _inline_graph(graph: GraphProto, bodies: dict[str, FunctionProto], wanted: C
             nodes.append(n)
             continue
         if n.op_type not in bodies:
-            raise ModelError(f"node '{n.name}' calls {DOMAIN}::{n.op_type}, which the model does not define", "optimize the original again")
+            raise ModelError(
+                f"node '{n.name}' calls {DOMAIN}::{n.op_type}, which the model does not define",
+                "optimize the original again",
+            )
         for node in function_calls.expanded(n, bodies[n.op_type], taken, _names(n)):
             node.name = edit.unique(node.name, names)
             nodes.append(node)

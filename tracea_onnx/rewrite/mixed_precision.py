@@ -2,15 +2,17 @@
 
     x ─ Conv ─ Relu ─ MatMul ─ y      ->      x ─ Cast ─ Conv ─ Relu ─ MatMul ─ Cast ─ y        weights narrow, inputs and outputs as they were
 
-Products (convolutions, matrix products, attention) are narrow, and what follows them stays so while the operator is harmless. Everything else
-stays fp32 between casts: reductions, powers, exponentials, quantisation, control flow, whatever a constant beyond the narrow type's range takes
-part in, and what the operator set does not define for the type. Norms and softmax take narrow values and accumulate in fp32: as operators by
-their definition, as fused ops because their bodies are fp32 between casts. (ONNX Runtime's own converter knows neither functions nor bf16 nor
-weights outside the file, and lets go of values beyond the range.)
+Products (convolutions, matrix products, attention) are narrow, and what follows them stays so while
+the operator is harmless. Everything else stays fp32 between casts: reductions, powers,
+exponentials, quantisation, control flow, whatever a constant beyond the narrow type's range takes
+part in, and what the operator set does not define for the type. Norms and softmax take narrow
+values and accumulate in fp32: as operators by their definition, as fused ops because their bodies
+are fp32 between casts. (ONNX Runtime's own converter knows neither functions nor bf16 nor weights
+outside the file, and lets go of values beyond the range.)
 
-ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too, every fused op is fp32 between casts inside its
-body, lone products and norms become fused ops for that, and of plain operators only movement is bf16.
-"""
+ONNX Runtime's CPU provider computes next to nothing in bf16. So that the file runs there, too,
+every fused op is fp32 between casts inside its body, lone products and norms become fused ops for
+that, and of plain operators only movement is bf16."""
 
 from __future__ import annotations
 
@@ -33,29 +35,102 @@ from tracea_onnx.rewrite import fused_calls, single_nodes
 from tracea_onnx.shapes.onnx_inference import Types
 
 #: Operators worth a cast, and fused ops that are.
-_SEEDS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Attention", ":conv", ":conv_transpose", ":gemm", ":swiglu", ":attention"})
-#: Pointwise operators whose result or gradient may leave the narrow range, or lose all its digits there.
-_STEEP = frozenset({"Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Softplus", "Sin", "Cos", "Tan", "Asin", "Acos", "Sinh", "Cosh", "Mod"})
+_SEEDS = frozenset(
+    {
+        "Conv",
+        "ConvTranspose",
+        "MatMul",
+        "Gemm",
+        "Einsum",
+        "Attention",
+        ":conv",
+        ":conv_transpose",
+        ":gemm",
+        ":swiglu",
+        ":attention",
+    }
+)
+#: Pointwise operators whose result or gradient may leave the narrow range, or lose all its digits
+#: there.
+_STEEP = frozenset(
+    {
+        "Exp",
+        "Log",
+        "Pow",
+        "Sqrt",
+        "Reciprocal",
+        "Softplus",
+        "Sin",
+        "Cos",
+        "Tan",
+        "Asin",
+        "Acos",
+        "Sinh",
+        "Cosh",
+        "Mod",
+    }
+)
 _MOVEMENT = frozenset(
     {"Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Expand", "Flatten", "Pad", "Tile",
      "Identity", "DepthToSpace", "SpaceToDepth", "Where", "Resize", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
 )  # fmt: skip
 _NORMS = frozenset(
-    {"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization", "Softmax", "LogSoftmax", "RotaryEmbedding"}
+    {
+        "LayerNormalization",
+        "RMSNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "BatchNormalization",
+        "Softmax",
+        "LogSoftmax",
+        "RotaryEmbedding",
+    }
 )
 _FOLLOWERS = frozenset(
     {*_MOVEMENT, *_NORMS, *(op for op in POINTWISE if "." not in op and op not in _STEEP), ":pointwise", ":layernorm", ":groupnorm", ":softmax", ":rope",
      ":squeeze_excite", ":batchnorm"}
 )  # fmt: skip
-_COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf", "Cast"})
-#: Fused ops whose body is narrow node by node (in fp16); of any other the body is fp32 between casts, as its kernel is inside.
+_COMPARISONS = frozenset(
+    {
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "Not",
+        "And",
+        "Or",
+        "Xor",
+        "IsNaN",
+        "IsInf",
+        "Cast",
+    }
+)
+#: Fused ops whose body is narrow node by node (in fp16); of any other the body is fp32 between
+#: casts, as its kernel is inside.
 _NARROW_BODIES = frozenset({":conv", ":conv_transpose", ":gemm", ":swiglu", ":squeeze_excite"})
 #: Plain operators that ONNX Runtime's CPU provider runs in bf16.
-_BF16_PLAIN = frozenset({"Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "GatherElements", "GatherND", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_BF16_PLAIN = frozenset(
+    {
+        "Reshape",
+        "Transpose",
+        "Concat",
+        "Split",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "Identity",
+    }
+)
 #: Operators that read any type and make none of it.
 _INDIFFERENT = frozenset({"Shape", "Size"})
 _MASKS = frozenset({"mask", "mask1"})
-#: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has more digits than what it is added to.
+#: Of BatchNormalization, which stay fp32: variances may leave the narrow range, and a shift has
+#: more digits than what it is added to.
 _STATISTICS = frozenset({"bn_scale", "bn_bias", "bn_mean", "bn_var"})
 
 
@@ -69,7 +144,9 @@ class Form(Enum):
 
 @dataclass
 class Narrowed:
-    """What became narrow, by node name; what could have but stays fp32, with the reason; constants that were clamped to the range."""
+    """What became narrow, by node name; what could have but stays fp32, with the reason; constants
+    that were clamped to the range.
+    """
 
     kind: Kind
     nodes: list[str] = field(default_factory=list)
@@ -77,11 +154,24 @@ class Narrowed:
     clamped: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        return {"type": self.kind.name, "nodes": self.nodes, "kept": self.kept, "clamped": self.clamped}
+        return {
+            "type": self.kind.name,
+            "nodes": self.nodes,
+            "kept": self.kept,
+            "clamped": self.clamped,
+        }
 
 
-def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None = None, wide: Collection[str] = ()) -> Narrowed:
-    """Bring a canonical model that holds inferred types to `kind`, in place; nodes named in `wide` stay fp32. `typed` is kept true.
+def narrow(
+    model: ModelProto,
+    kind: Kind,
+    typed: Types,
+    *,
+    folder: Path | None = None,
+    wide: Collection[str] = (),
+) -> Narrowed:
+    """Bring a canonical model that holds inferred types to `kind`, in place; nodes named in `wide`
+    stay fp32. `typed` is kept true.
 
     A model in which nothing worth a cast is fp32 stays as it is.
     """
@@ -95,7 +185,9 @@ def narrow(model: ModelProto, kind: Kind, typed: Types, *, folder: Path | None =
         forms = _forms(view, kind, wide, done, {})
         if Form.NARROW not in forms.values():
             continue
-        named = {name for n in proto.node for name in edit.captured_names(n)} | {o.name for o in proto.output}
+        named = {name for n in proto.node for name in edit.captured_names(n)} | {
+            o.name for o in proto.output
+        }
         writer = _Writer(view, kind, Weights(view, kind, done.clamped), bodies, named, taken)
         writer.run(forms)
         edit.replace_nodes(proto, writer.nodes)
@@ -121,7 +213,9 @@ def _kind_of(n: Node) -> str:
     return n.op if spec is None else f":{spec.op}"
 
 
-def _forms(g: Graph, kind: Kind, wide: Collection[str], done: Narrowed, given: Mapping[str, bool]) -> dict[int, Form]:
+def _forms(
+    g: Graph, kind: Kind, wide: Collection[str], done: Narrowed, given: Mapping[str, bool]
+) -> dict[int, Form]:
     """The form of each node. `given` says which of the graph's inputs are narrow."""
     narrow_values = {name for name, is_narrow in given.items() if is_narrow}
     forms: dict[int, Form] = {}
@@ -135,7 +229,9 @@ def _forms(g: Graph, kind: Kind, wide: Collection[str], done: Narrowed, given: M
             continue
         if not seed and not any(i in narrow_values for i in floats):
             continue
-        reason = _unfit(g, n, op, kind, seed) or ("the result would leave its bounds" if n.name in wide else "")
+        reason = _unfit(g, n, op, kind, seed) or (
+            "the result would leave its bounds" if n.name in wide else ""
+        )
         if reason:
             if seed:
                 done.kept[n.name] = reason
@@ -149,7 +245,11 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
     """Why a node cannot be narrow, or ""."""
     if any(m is not None and m.op == "DequantizeLinear" for m in map(g.producer, n.inputs)):
         return "it is a quantised operator, which runs faster as it is"
-    if any(g.dtype(o) not in (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64) for o in n.outputs if o):
+    if any(
+        g.dtype(o) not in (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64)
+        for o in n.outputs
+        if o
+    ):
         return "the type of its result is not known"
     if kind is BF16 and g.opset() < 13:
         return f"operator set {g.opset()} has no {kind.name}: re-export with opset 13 or later"
@@ -157,10 +257,21 @@ def _unfit(g: Graph, n: Node, op: str, kind: Kind, seed: bool) -> str:
         return f"ONNX Runtime's CPU provider has no {n.op} for {kind.name}"
     if op == "BatchNormalization" and (g.opset() < 15 or n.attr("training_mode", 0)):
         return f"operator set {g.opset()} wants its statistics in {kind.name}, too"
-    if not op.startswith(":") and not all(_allowed(g, n, k, kind, output) for output in (False, True) for k in range(_arity(n, output))):
+    if not op.startswith(":") and not all(
+        _allowed(g, n, k, kind, output)
+        for output in (False, True)
+        for k in range(_arity(n, output))
+    ):
         return f"operator set {g.opset()} does not define {n.op} for {kind.name}"
     wide = _wide_operands(n)
-    beyond = next((i for k, i in enumerate(n.inputs) if i and not seed and k not in wide and _beyond(g, i, kind)), None)
+    beyond = next(
+        (
+            i
+            for k, i in enumerate(n.inputs)
+            if i and not seed and k not in wide and _beyond(g, i, kind)
+        ),
+        None,
+    )
     steep = next((op for op in _ends(g, n) if op in _STEEP), "")
     if steep:
         return f"the result of {steep} may leave the range of {kind.name} or lose its digits there"
@@ -174,13 +285,19 @@ def _wide_operands(n: Node) -> frozenset[int]:
     spec = fused_calls.read_spec(n.proto)
     if spec is None:
         return frozenset(range(1, 5)) if n.op == "BatchNormalization" else frozenset()
-    return frozenset(k for k, role in enumerate(spec.roles) if role in _STATISTICS and spec.op == "batchnorm")
+    return frozenset(
+        k for k, role in enumerate(spec.roles) if role in _STATISTICS and spec.op == "batchnorm"
+    )
 
 
 def _ends(g: Graph, n: Node) -> list[str]:
     """The operators that form the results of a fused op."""
-    body = next((f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None)
-    return [] if body is None else [m.op_type for m in body.node if set(m.output) & set(body.output)]
+    body = next(
+        (f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None
+    )
+    return (
+        [] if body is None else [m.op_type for m in body.node if set(m.output) & set(body.output)]
+    )
 
 
 def _arity(n: Node, output: bool) -> int:
@@ -188,7 +305,10 @@ def _arity(n: Node, output: bool) -> int:
 
 
 def _allowed(g: Graph, n: Node, k: int, kind: Kind, output: bool) -> bool:
-    """Whether operand k of an operator may be narrow, or is not fp32 at all. An input that must be fp32 (scales of Resize) stays so."""
+    """Whether operand k of an operator may be narrow, or is not fp32 at all.
+
+    An input that must be fp32 (scales of Resize) stays so.
+    """
     name = (n.outputs if output else n.inputs)[k]
     if not name or g.dtype(name) != TensorProto.FLOAT:
         return True
@@ -203,7 +323,14 @@ def takes(g: Graph, n: Node, k: int, kind: Kind, output: bool = False) -> bool:
         return False
     formals = schema.outputs if output else schema.inputs
     formal = formals[min(k, len(formals) - 1)]
-    types = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == formal.type_str), [formal.type_str])
+    types = next(
+        (
+            c.allowed_type_strs
+            for c in schema.type_constraints
+            if c.type_param_str == formal.type_str
+        ),
+        [formal.type_str],
+    )
     return kind.text in types
 
 
@@ -216,18 +343,47 @@ def _beyond(g: Graph, name: str, kind: Kind) -> bool:
 
 
 def _literals_beyond(g: Graph, n: Node, kind: Kind) -> bool:
-    body = next((f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None)
-    tensors = [a.t for m in body.node if m.op_type == "Constant" for a in m.attribute if a.name == "value"] if body is not None else []
-    return any(t.data_type == TensorProto.FLOAT and kind.beyond(onnx.numpy_helper.to_array(t)) for t in tensors)
+    body = next(
+        (f for f in g.model.functions if f.domain == DOMAIN and f.name == n.proto.op_type), None
+    )
+    tensors = (
+        [
+            a.t
+            for m in body.node
+            if m.op_type == "Constant"
+            for a in m.attribute
+            if a.name == "value"
+        ]
+        if body is not None
+        else []
+    )
+    return any(
+        t.data_type == TensorProto.FLOAT and kind.beyond(onnx.numpy_helper.to_array(t))
+        for t in tensors
+    )
 
 
 # --- rewriting ------------------------------------------------------------------------------------------------------------
 class _Writer:
-    """Writes the nodes of one graph anew. Every fp32 value may exist twice: under `wide` and under `narrow` names."""
+    """Writes the nodes of one graph anew.
 
-    def __init__(self, g: Graph, kind: Kind, weights: Weights, bodies: _Bodies, named: Collection[str], taken: set[str], *, inside: bool = False) -> None:
+    Every fp32 value may exist twice: under `wide` and under `narrow` names.
+    """
+
+    def __init__(
+        self,
+        g: Graph,
+        kind: Kind,
+        weights: Weights,
+        bodies: _Bodies,
+        named: Collection[str],
+        taken: set[str],
+        *,
+        inside: bool = False,
+    ) -> None:
         self.g, self.kind, self.weights, self.bodies, self.inside = g, kind, weights, bodies, inside
-        #: Values that must exist under their own name: fp32 in a graph, narrow at the end of a body (`inside`).
+        #: Values that must exist under their own name: fp32 in a graph, narrow at the end of a body
+        #: (`inside`).
         self.named = frozenset(named)
         self.nodes: list[NodeProto] = []
         self.retyped: set[str] = set()
@@ -244,7 +400,11 @@ class _Writer:
         for n in self.g.nodes:
             form, node = forms[n.index], NodeProto()
             node.CopyFrom(n.proto)
-            call = self.bodies.call(self.g, n) if form is Form.NARROW and n.proto.domain == DOMAIN else None
+            call = (
+                self.bodies.call(self.g, n)
+                if form is Form.NARROW and n.proto.domain == DOMAIN
+                else None
+            )
             if call is not None:
                 node.op_type = call.name
             for k, name in enumerate(n.inputs):
@@ -258,19 +418,27 @@ class _Writer:
     def _operand(self, n: Node, k: int, name: str, form: Form, call: _Body | None) -> str:
         if form is Form.INDIFFERENT:
             return self._wide.get(name) or self._narrow.get(name) or name
-        to_narrow = form is Form.NARROW and (k in call.narrow if call is not None else k not in _wide_operands(n) and takes(self.g, n, k, self.kind))
+        to_narrow = form is Form.NARROW and (
+            k in call.narrow
+            if call is not None
+            else k not in _wide_operands(n) and takes(self.g, n, k, self.kind)
+        )
         clip = call is not None and k in call.masks
         return self.narrow(name, clip=clip) if to_narrow else self.wide(name)
 
     def _result(self, node: NodeProto, k: int, name: str, form: Form) -> None:
-        mine, other = (self._narrow, self._wide) if form is Form.NARROW else (self._wide, self._narrow)
+        mine, other = (
+            (self._narrow, self._wide) if form is Form.NARROW else (self._wide, self._narrow)
+        )
         mine[name] = name
         if name not in self.named or (form is Form.NARROW) == self.inside:
             if form is Form.NARROW:
                 self.retyped.add(name)
             return
         # The name belongs to the other type: a cast makes it.
-        mine[name] = node.output[k] = edit.unique(f"{name}/{self.kind.name if form is Form.NARROW else 'float'}", self._taken)
+        mine[name] = node.output[k] = edit.unique(
+            f"{name}/{self.kind.name if form is Form.NARROW else 'float'}", self._taken
+        )
         other[name] = name
         self._cast(mine[name], name, TensorProto.FLOAT if form is Form.NARROW else self.kind.type)
 
@@ -279,7 +447,11 @@ class _Writer:
             made = self.weights.narrow(name, self._taken)
             if made is None:
                 made = edit.unique(f"{name}/{self.kind.name}", self._taken)
-                source = self._clip(self.wide(name)) if clip and self.kind.largest is not None else self.wide(name)
+                source = (
+                    self._clip(self.wide(name))
+                    if clip and self.kind.largest is not None
+                    else self.wide(name)
+                )
                 self._cast(source, made, self.kind.type)
             elif made in self.weights.literals:
                 self.nodes.append(self.weights.literals[made])
@@ -299,16 +471,27 @@ class _Writer:
         self.nodes.append(helper.make_node("Cast", [source], [target], name=name, to=to))
 
     def _clip(self, source: str) -> str:
-        """An additive mask of -3.4e38 must not become -inf: a row that masks everything would turn to NaN."""
-        low, out = edit.unique(f"{source}/lowest", self._taken), edit.unique(f"{source}/clipped", self._taken)
+        """An additive mask of -3.4e38 must not become -inf: a row that masks everything would turn
+        to NaN.
+        """
+        low, out = (
+            edit.unique(f"{source}/lowest", self._taken),
+            edit.unique(f"{source}/clipped", self._taken),
+        )
         self.weights.add_scalar(low, -float(self.kind.largest or 0.0))
-        self.nodes.append(helper.make_node("Max", [source, low], [out], name=edit.unique(f"Max_{out}", self._names)))
+        self.nodes.append(
+            helper.make_node(
+                "Max", [source, low], [out], name=edit.unique(f"Max_{out}", self._names)
+            )
+        )
         return out
 
 
 @dataclass(frozen=True)
 class _Body:
-    """A narrow twin of a fused op's function: its name, and which operands are narrow (and which of those are additive masks)."""
+    """A narrow twin of a fused op's function: its name, and which operands are narrow (and which of
+    those are additive masks).
+    """
 
     name: str
     narrow: frozenset[int]
@@ -333,18 +516,40 @@ class _Bodies:
         return found
 
     def _make(self, g: Graph, n: Node) -> _Body:
-        f, kind, op, spec = self._functions[n.proto.op_type], self._kind, _kind_of(n), fused_calls.read_spec(n.proto)
+        f, kind, op, spec = (
+            self._functions[n.proto.op_type],
+            self._kind,
+            _kind_of(n),
+            fused_calls.read_spec(n.proto),
+        )
         inside = self._view(g, n, f)
-        floats = {formal for formal, actual in zip(f.input, n.inputs, strict=False) if actual and g.dtype(actual) == TensorProto.FLOAT}
+        floats = {
+            formal
+            for formal, actual in zip(f.input, n.inputs, strict=False)
+            if actual and g.dtype(actual) == TensorProto.FLOAT
+        }
         given = dict.fromkeys(floats, True)
         if op in _NARROW_BODIES and kind is not BF16:
             forms = _forms(inside, kind, (), Narrowed(kind), given)
             # What only fp32 nodes read (the statistics of a BatchNormalization) comes as fp32.
-            given = {v: any(forms[c.index] is Form.NARROW for c in inside.consumers(v)) for v in floats}
+            given = {
+                v: any(forms[c.index] is Form.NARROW for c in inside.consumers(v)) for v in floats
+            }
         else:
-            forms = {m.index: Form.INDIFFERENT if m.op in _INDIFFERENT else Form.WIDE for m in inside.nodes}
+            forms = {
+                m.index: Form.INDIFFERENT if m.op in _INDIFFERENT else Form.WIDE
+                for m in inside.nodes
+            }
             given |= {formal: False for k, formal in enumerate(f.input) if k in _wide_operands(n)}
-        writer = _Writer(inside, kind, Weights(inside, kind, self._done.clamped), self, f.output, edit.all_names(inside.model), inside=True)
+        writer = _Writer(
+            inside,
+            kind,
+            Weights(inside, kind, self._done.clamped),
+            self,
+            f.output,
+            edit.all_names(inside.model),
+            inside=True,
+        )
         for v, is_narrow in given.items():
             if is_narrow:
                 writer.give(v)
@@ -358,25 +563,41 @@ class _Bodies:
             m.ClearField("name")
         _square(twin)
         _drop_unread(twin)
-        twin.name = fused_op_names.name(fused_op_names.op_of(f.name), twin, fused_op_names.spec_text(n.proto) or "")
+        twin.name = fused_op_names.name(
+            fused_op_names.op_of(f.name), twin, fused_op_names.spec_text(n.proto) or ""
+        )
         self.made[twin.name] = twin
         at = [k for k, formal in enumerate(f.input) if given.get(formal)]
-        masks = [k for k in at if spec is not None and k < len(spec.roles) and spec.roles[k] in _MASKS]
+        masks = [
+            k for k in at if spec is not None and k < len(spec.roles) and spec.roles[k] in _MASKS
+        ]
         return _Body(twin.name, frozenset(at), frozenset(masks))
 
     def _view(self, g: Graph, n: Node, f: FunctionProto) -> Graph:
         """The body as a graph of its own, with the types its operands have in this call."""
-        inputs = [helper.make_tensor_value_info(formal, g.dtype(i) or 0, g.shape(i)) for formal, i in zip(f.input, n.inputs, strict=False) if i]
-        outputs = [helper.make_tensor_value_info(formal, g.dtype(o) or TensorProto.FLOAT, None) for formal, o in zip(f.output, n.outputs, strict=False)]
+        inputs = [
+            helper.make_tensor_value_info(formal, g.dtype(i) or 0, g.shape(i))
+            for formal, i in zip(f.input, n.inputs, strict=False)
+            if i
+        ]
+        outputs = [
+            helper.make_tensor_value_info(formal, g.dtype(o) or TensorProto.FLOAT, None)
+            for formal, o in zip(f.output, n.outputs, strict=False)
+        ]
         graph = helper.make_graph(list(f.node), "body", inputs, outputs)
         model = helper.make_model(graph, opset_imports=[*f.opset_import], ir_version=10)
         return Graph(onnx.shape_inference.infer_shapes(model))
 
 
 def _square(f: FunctionProto) -> None:
-    """Pow(x, 2) becomes Mul(x, x). From opset 17 on ONNX Runtime's own fusion of a layer norm takes away the Cast before one spelled with Pow,
-    and then refuses its fp16 input beside fp32 weights."""
-    literals = {n.output[0]: helper.get_attribute_value(n.attribute[0]) for n in f.node if n.op_type == "Constant"}
+    """Pow(x, 2) becomes Mul(x, x). From opset 17 on ONNX Runtime's own fusion of a layer norm takes
+    away the Cast before one spelled with Pow, and then refuses its fp16 input beside fp32
+    weights."""
+    literals = {
+        n.output[0]: helper.get_attribute_value(n.attribute[0])
+        for n in f.node
+        if n.op_type == "Constant"
+    }
     for n in f.node:
         exponent = literals.get(n.input[1]) if n.op_type == "Pow" and not n.domain else None
         if isinstance(exponent, TensorProto) and np.all(numpy_helper.to_array(exponent) == 2):

@@ -1,4 +1,6 @@
-"""Products and norms with nothing to fuse as fused ops of one node: a body of its own lets one compute in a type that plain ONNX Runtime lacks."""
+"""Products and norms with nothing to fuse as fused ops of one node: a body of its own lets one
+compute in a type that plain ONNX Runtime lacks.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ Read = Callable[[Graph, Node], Match]
 
 
 def wrap(model: ModelProto, folder: Path | None) -> None:
-    """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in place."""
+    """Every plain fp32 convolution, matrix product and layer normalisation becomes a fused op, in
+    place.
+    """
     for graph in canonical_form.views(model, folder):
-        fused_calls.apply(model, graph, [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)])
+        fused_calls.apply(
+            model, graph, [(m, _KINDS[n.op][0]) for n in graph.nodes for m in _match(graph, n)]
+        )
 
 
 def _match(graph: Graph, node: Node) -> list[Match]:
@@ -37,20 +43,47 @@ def _match(graph: Graph, node: Node) -> list[Match]:
 def _convolution(graph: Graph, node: Node) -> Match:
     found, kind = convolution(graph, node), CONVOLUTIONS[node.op]
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
-    return build_match(graph, rule=kind, anchor=node, nodes=[node], op=kind, roles=roles, attrs=found.attrs, outputs=[found.value])
+    return build_match(
+        graph,
+        rule=kind,
+        anchor=node,
+        nodes=[node],
+        op=kind,
+        roles=roles,
+        attrs=found.attrs,
+        outputs=[found.value],
+    )
 
 
 def _product(graph: Graph, node: Node) -> Match:
     found = linear(graph, node)
     roles = [("x", found.x), ("w", found.w), ("b", found.b)]
-    return build_match(graph, rule="gemm", anchor=node, nodes=[node], op="gemm", roles=roles, attrs=found.attrs, outputs=[found.value])
+    return build_match(
+        graph,
+        rule="gemm",
+        anchor=node,
+        nodes=[node],
+        op="gemm",
+        roles=roles,
+        attrs=found.attrs,
+        outputs=[found.value],
+    )
 
 
 def _norm(graph: Graph, node: Node) -> Match:
     found = operator(graph, node, rms=node.op == "RMSNormalization")
     roles = [("x", found.x), ("gamma", found.gamma), ("beta", found.beta)]
     attrs = {"axis": -found.axes, "eps": found.eps, "rms": found.rms, "gamma_add": found.gamma_add}
-    return build_match(graph, rule="layernorm", anchor=node, nodes=[node], op="layernorm", roles=roles, attrs=attrs, outputs=[found.out])
+    return build_match(
+        graph,
+        rule="layernorm",
+        anchor=node,
+        nodes=[node],
+        op="layernorm",
+        roles=roles,
+        attrs=attrs,
+        outputs=[found.out],
+    )
 
 
 #: Operators that become fused ops: what those are called, and how they are read.

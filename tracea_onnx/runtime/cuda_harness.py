@@ -29,16 +29,29 @@ NUMPY: Mapping[int, type[np.generic]] = {
 }  # fmt: skip
 
 _MESSAGE = 512
-_OUTPUT = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t)
+_OUTPUT = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_size_t,
+)
 
 
 class _HostTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("rank", ctypes.c_uint32), ("dims", ctypes.POINTER(ctypes.c_int64))]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("type", ctypes.c_int32),
+        ("rank", ctypes.c_uint32),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of each launch (symbol, time)."""
+    """Microseconds on the device: `total` of one replay of all launches as a graph, `launches` of
+    each launch (symbol, time).
+    """
 
     total: float
     launches: list[tuple[str, float]]
@@ -52,8 +65,15 @@ def _library() -> ctypes.CDLL:
 
 
 def properties(ordinal: int = 0) -> dict[str, str]:
-    """What a compile request's metadata says of a CUDA device, which this initialises. Raises TraceaError when there is no driver or no such device."""
-    text, message, size = ctypes.create_string_buffer(4096), ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
+    """What a compile request's metadata says of a CUDA device, which this initialises.
+
+    Raises TraceaError when there is no driver or no such device.
+    """
+    text, message, size = (
+        ctypes.create_string_buffer(4096),
+        ctypes.create_string_buffer(_MESSAGE),
+        ctypes.c_size_t,
+    )
     if _library().tracea_cuda_device(ordinal, text, size(len(text)), message, size(_MESSAGE)):
         raise TraceaError(message.value.decode())
     return dict(line.split("=", 1) for line in text.value.decode().splitlines())
@@ -65,7 +85,9 @@ def device(ordinal: int = 0) -> device_caps.DeviceCaps:
 
 
 def listed() -> int:
-    """GPUs that the driver will offer, found without initialising CUDA; 0 without the native library."""
+    """GPUs that the driver will offer, found without initialising CUDA; 0 without the native
+    library.
+    """
     try:
         return int(_library().tracea_cuda_listed())
     except (TraceaError, OSError):
@@ -75,12 +97,19 @@ def listed() -> int:
 class LoadedPlan:
     """A CUDA Plan on a device, its constants prepared; a context manager.
 
-    plan: what `CudaPlanBuilder.to_json` gives; blobs: its blobs; initializers: contents of the `initializer` buffers by name.
-    graphs: replay recorded graphs, as the provider option enable_cuda_graph=1 does. bfloat16 tensors are numpy arrays of uint16.
-    Raises TraceaError with the native library's line (no driver, a bad plan, a kernel that cannot be loaded)."""
+    plan: what `CudaPlanBuilder.to_json` gives; blobs: its blobs; initializers: contents of the
+    `initializer` buffers by name. graphs: replay recorded graphs, as the provider option
+    enable_cuda_graph=1 does. bfloat16 tensors are numpy arrays of uint16. Raises TraceaError with
+    the native library's line (no driver, a bad plan, a kernel that cannot be loaded)."""
 
     def __init__(
-        self, plan: Mapping[str, Any], blobs: Sequence[bytes], initializers: Mapping[str, Array] | None = None, *, device: int = 0, graphs: bool = False
+        self,
+        plan: Mapping[str, Any],
+        blobs: Sequence[bytes],
+        initializers: Mapping[str, Array] | None = None,
+        *,
+        device: int = 0,
+        graphs: bool = False,
     ) -> None:
         self.plan = plan
         self._lib = _library()
@@ -92,7 +121,18 @@ class LoadedPlan:
         sizes = (ctypes.c_size_t * count)(*(a.nbytes for a in arrays.values()))
         message, size = ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
         self._handle = ctypes.c_void_p(
-            self._lib.tracea_cuda_open(device, int(graphs), pack, size(len(pack)), names, data, sizes, size(len(arrays)), message, size(_MESSAGE))
+            self._lib.tracea_cuda_open(
+                device,
+                int(graphs),
+                pack,
+                size(len(pack)),
+                names,
+                data,
+                sizes,
+                size(len(arrays)),
+                message,
+                size(_MESSAGE),
+            )
         )
         if not self._handle:
             raise TraceaError(message.value.decode())
@@ -113,7 +153,9 @@ class LoadedPlan:
         for spec, given in zip(specs, inputs, strict=True):
             a = np.ascontiguousarray(given).reshape(given.shape)
             if a.dtype != np.dtype(NUMPY[spec["dtype"]]):
-                raise UsageError(f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not {a.dtype}")
+                raise UsageError(
+                    f"input '{spec['name']}' must be {np.dtype(NUMPY[spec['dtype']])}, not {a.dtype}"
+                )
             dims = (ctypes.c_int64 * max(a.ndim, 1))(*a.shape)
             keep += [a, dims]
             rows.append(_HostTensor(a.ctypes.data, spec["dtype"], a.ndim, dims))
@@ -125,28 +167,49 @@ class LoadedPlan:
         outputs: list[Array] = []
 
         def output(_: int, k: int, dims: Any, rank: int) -> int:
-            outputs.append(np.empty(tuple(dims[i] for i in range(rank)), NUMPY[self.plan["outputs"][k]["dtype"]]))
+            outputs.append(
+                np.empty(
+                    tuple(dims[i] for i in range(rank)), NUMPY[self.plan["outputs"][k]["dtype"]]
+                )
+            )
             return int(outputs[-1].ctypes.data)
 
         message, size = ctypes.create_string_buffer(_MESSAGE), ctypes.c_size_t
-        if self._lib.tracea_cuda_run(self._handle, tensors, size(len(inputs)), _OUTPUT(output), None, message, size(_MESSAGE)):
+        if self._lib.tracea_cuda_run(
+            self._handle, tensors, size(len(inputs)), _OUTPUT(output), None, message, size(_MESSAGE)
+        ):
             raise TraceaError(message.value.decode())
         del keep
         return outputs
 
     def time(self, inputs: Sequence[Array], replays: int = 100, *, within: bool = False) -> Times:
-        """Run once, then time `replays` replays of all launches as one CUDA graph (their mean) and each launch: many of it alone, so that its operands lie in cache
-        and neighbours overlap (their mean), or `within` a run of all, on what the others leave in cache, with the events between (medians of the replays)."""
+        """Run once, then time `replays` replays of all launches as one CUDA graph (their mean) and
+        each launch: many of it alone, so that its operands lie in cache and neighbours overlap
+        (their mean), or `within` a run of all, on what the others leave in cache, with the events
+        between (medians of the replays)."""
         if replays < 1:
             raise UsageError("replays must be positive")
         self.run(inputs)
         tensors, keep = self._tensors(inputs)
         most = len(self.plan["run"]) + 1
         times = (ctypes.c_double * most)()
-        names, message = ctypes.create_string_buffer(256 * most), ctypes.create_string_buffer(_MESSAGE)
+        names, message = (
+            ctypes.create_string_buffer(256 * most),
+            ctypes.create_string_buffer(_MESSAGE),
+        )
         size = ctypes.c_size_t
         count = self._lib.tracea_cuda_time(
-            self._handle, tensors, size(len(inputs)), ctypes.c_int(replays), ctypes.c_int(within), times, size(most), names, size(len(names)), message, size(_MESSAGE)
+            self._handle,
+            tensors,
+            size(len(inputs)),
+            ctypes.c_int(replays),
+            ctypes.c_int(within),
+            times,
+            size(most),
+            names,
+            size(len(names)),
+            message,
+            size(_MESSAGE),
         )
         if count < 0:
             raise TraceaError(message.value.decode())
@@ -156,7 +219,12 @@ class LoadedPlan:
 
 
 def run_plan(
-    plan: Mapping[str, Any], blobs: Sequence[bytes], inputs: Sequence[Array], initializers: Mapping[str, Array] | None = None, *, device: int = 0
+    plan: Mapping[str, Any],
+    blobs: Sequence[bytes],
+    inputs: Sequence[Array],
+    initializers: Mapping[str, Array] | None = None,
+    *,
+    device: int = 0,
 ) -> list[Array]:
     """Outputs of a CUDA Plan for `inputs`; see `LoadedPlan`."""
     with LoadedPlan(plan, blobs, initializers, device=device) as loaded:

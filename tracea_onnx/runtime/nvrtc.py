@@ -1,7 +1,8 @@
-"""Which NVRTC, CUDA's run-time compiler, makes the kernels: of those installed, the newest the driver takes.
+"""Which NVRTC, CUDA's run-time compiler, makes the kernels: of those installed, the newest the
+driver takes.
 
-A driver loads cubins of its own CUDA major version and of older ones, not of newer ones. Wheels come before a toolkit of the system.
-"""
+A driver loads cubins of its own CUDA major version and of older ones, not of newer ones. Wheels
+come before a toolkit of the system."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_WHEELS = ("nvidia/*/lib/libnvrtc.so.*", "nvidia/*/bin/nvrtc64_*.dll", "nvidia/*/bin/*/nvrtc64_*.dll")
+_WHEELS = (
+    "nvidia/*/lib/libnvrtc.so.*",
+    "nvidia/*/bin/nvrtc64_*.dll",
+    "nvidia/*/bin/*/nvrtc64_*.dll",
+)
 _SYSTEM = tuple((f"libnvrtc.so.{major}", major) for major in (14, 13, 12))
 
 
@@ -26,13 +31,17 @@ class Compiler:
 
 
 def preferred(found: Iterable[Compiler], driver: int) -> list[Compiler]:
-    """In the order in which to try them, for a driver of CUDA version `driver` (x 1000; 0 without one): first the newest it takes, then what is newer."""
+    """In the order in which to try them, for a driver of CUDA version `driver` (x 1000; 0 without
+    one): first the newest it takes, then what is newer.
+    """
     takes = driver // 1000 if driver else sys.maxsize
     return sorted(found, key=lambda c: (c.major > takes, c.major if c.major > takes else -c.major))
 
 
 def installed(folders: Sequence[str] | None = None) -> list[Compiler]:
-    """Those of pip's wheels under `folders` (default: Python's path), by folder and name, then what the system's loader may know."""
+    """Those of pip's wheels under `folders` (default: Python's path), by folder and name, then what
+    the system's loader may know.
+    """
     out: list[Compiler] = []
     for folder in sys.path if folders is None else folders:
         for pattern in _WHEELS:
@@ -47,8 +56,13 @@ def load(driver: int | None = None) -> tuple[Compiler, ctypes.CDLL] | None:
     """The one to use, loaded; None when none is installed."""
     for compiler in preferred(installed(), driver_version() if driver is None else driver):
         try:
-            for builtins in Path(compiler.path).parent.glob("libnvrtc-builtins.so.*") if "/" in compiler.path else ():
-                ctypes.CDLL(str(builtins))  # NVRTC opens it by its bare name, which works once it is loaded
+            for builtins in (
+                Path(compiler.path).parent.glob("libnvrtc-builtins.so.*")
+                if "/" in compiler.path
+                else ()
+            ):
+                # NVRTC opens it by its bare name, which works once it is loaded
+                ctypes.CDLL(str(builtins))
             return compiler, ctypes.CDLL(compiler.path)
         except OSError:
             continue
@@ -58,7 +72,9 @@ def load(driver: int | None = None) -> tuple[Compiler, ctypes.CDLL] | None:
 @cache
 def chosen() -> Compiler | None:
     """The one that would be loaded, as far as files tell, without loading it; None without one."""
-    return next((c for c in preferred(installed(), driver_version()) if Path(c.path).is_file()), None)
+    return next(
+        (c for c in preferred(installed(), driver_version()) if Path(c.path).is_file()), None
+    )
 
 
 def present() -> str:
@@ -66,7 +82,9 @@ def present() -> str:
     compiler = chosen()
     if compiler is None:
         return ""
-    versions = sorted(p.name.split(".so.")[1] for p in Path(compiler.path).parent.glob("libnvrtc-builtins.so.*"))
+    versions = sorted(
+        p.name.split(".so.")[1] for p in Path(compiler.path).parent.glob("libnvrtc-builtins.so.*")
+    )
     return versions[-1] if versions else str(compiler.major)
 
 
@@ -95,13 +113,18 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def driver_library() -> ctypes.CDLL | None:
-    """NVIDIA's driver, initialised: a process that has called this must not fork and use CUDA in the child."""
+    """NVIDIA's driver, initialised: a process that has called this must not fork and use CUDA in
+    the child.
+    """
     driver = _driver()
     return driver if driver is not None and driver.cuInit(0) == 0 else None
 
 
 def driver_version() -> int:
-    """The CUDA version the driver takes, x 1000 (12080 is 12.8); 0 without a driver. Initialises nothing."""
+    """The CUDA version the driver takes, x 1000 (12080 is 12.8); 0 without a driver.
+
+    Initialises nothing.
+    """
     driver, value = _driver(), ctypes.c_int(0)
     if driver is not None and driver.cuDriverGetVersion(ctypes.byref(value)) == 0:
         return value.value

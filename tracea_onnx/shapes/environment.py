@@ -18,7 +18,9 @@ class ShapeEnv(Protocol):
         """One `DimLike` per axis; None when even the rank is unknown."""
 
     def content(self, name: str) -> Array | None:
-        """The elements of a scalar or short vector as an object array of int, Dim and float; None when not known."""
+        """The elements of a scalar or short vector as an object array of int, Dim and float; None
+        when not known.
+        """
 
     def count(self, name: str) -> DimLike | None:
         """How many elements the value has."""

@@ -1,7 +1,7 @@
 """Types, symbolic shapes and validity of a model, found without touching its weights.
 
-Both work on a *skeleton*: the model with every large or external initializer turned into a graph input of the same type.
-"""
+Both work on a *skeleton*: the model with every large or external initializer turned into a graph
+input of the same type."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from tracea_onnx.ir.graph import domain_of, opset_versions, subgraphs
 from tracea_onnx.model_io.model_file import tensor_bytes
 from tracea_onnx.shapes import contrib_functions
 
-#: Initializers of at most this many bytes stay: shape inference reads shapes, axes and pads from them.
+#: Initializers of at most this many bytes stay: shape inference reads shapes, axes and pads from
+#: them.
 _SMALL = 4096
 
 
 def skeleton(model: ModelProto) -> ModelProto:
-    """The model without its large initializers; they become inputs, so that every name stays defined."""
+    """The model without its large initializers; they become inputs, so that every name stays
+    defined.
+    """
     out = ModelProto()
     for field, value in model.ListFields():
         if field.name != "graph":
@@ -30,7 +33,9 @@ def skeleton(model: ModelProto) -> ModelProto:
                 getattr(out, field.name).extend(value)
             elif field.message_type is not None:
                 getattr(out, field.name).CopyFrom(value)
-            elif isinstance(value, (str, int)):  # protobuf hands over as bytes what is no text, and takes it from nobody
+            elif isinstance(
+                value, (str, int)
+            ):  # protobuf hands over as bytes what is no text, and takes it from nobody
                 setattr(out, field.name, value)
     for field, value in model.graph.ListFields():
         if field.name == "initializer":
@@ -64,31 +69,37 @@ def user_types(model: ModelProto) -> Types:
 
 
 def restore_types(model: ModelProto, typed: Types) -> None:
-    """Keep just the exporter's entries, as they were: inferred types serve matching, and the runtime infers its own.
+    """Keep just the exporter's entries, as they were: inferred types serve matching, and the
+    runtime infers its own.
 
     A name that two bodies use for different values is left out where it has two types.
     """
     for g in graphs(model):
         alive = defined_names(g) - {i.name for i in g.input} - {o.name for o in g.output}
         del g.value_info[:]
-        g.value_info.extend(vs[0] for name, vs in typed.items() if name in alive and all(v == vs[0] for v in vs))
+        g.value_info.extend(
+            vs[0] for name, vs in typed.items() if name in alive and all(v == vs[0] for v in vs)
+        )
 
 
 def infer(model: ModelProto, typed: Types) -> None:
-    """Replace `value_info` of the main graph and of every body by what ONNX's shape inference finds, symbolic dims included.
+    """Replace `value_info` of the main graph and of every body by what ONNX's shape inference
+    finds, symbolic dims included.
 
-    The exporter's entries are taken as given; what an earlier inference found is forgotten first, so that the result depends on the graph alone.
-    Where inference fails on a part of the model, that part stays as it was.
-    """
+    The exporter's entries are taken as given; what an earlier inference found is forgotten first,
+    so that the result depends on the graph alone. Where inference fails on a part of the model,
+    that part stays as it was."""
     restore_types(model, typed)
     bare = skeleton(model)
     bare.functions.extend(contrib_functions.functions(model))
     try:
-        # Without data_prop: `shapes.symbolic` follows sizes farther than it does. onnx follows every vector of known length, element by
-        # element and without a limit: one input of 2^40 elements would keep it busy for ever.
+        # Without data_prop: `shapes.symbolic` follows sizes farther than it does. onnx follows
+        # every vector of known length, element by element and without a limit: one input of 2^40
+        # elements would keep it busy for ever.
         found = onnx.shape_inference.infer_shapes(bare, check_type=False, strict_mode=False)
     except Exception:
-        # A malformed corner (an operator the schema rejects) must not stop the rest: without inferred shapes rules refuse more, that is all.
+        # A malformed corner (an operator the schema rejects) must not stop the rest: without
+        # inferred shapes rules refuse more, that is all.
         return
     _copy_types(found.graph, model.graph)
 
@@ -103,25 +114,43 @@ def _copy_types(src: GraphProto, dst: GraphProto) -> None:
 
 
 #: Domains whose operators ONNX Runtime brings itself; ONNX's checker has no schemas for them.
-RUNTIME_DOMAINS = frozenset({"com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental", "ai.onnx.contrib", DOMAIN})
+RUNTIME_DOMAINS = frozenset(
+    {
+        "com.microsoft",
+        "com.microsoft.nchwc",
+        "com.ms.internal.nhwc",
+        "com.microsoft.experimental",
+        "ai.onnx.contrib",
+        DOMAIN,
+    }
+)
 
 
 def check(model: ModelProto, where: str, *, full: bool = False) -> None:
-    """Raise ModelError unless ONNX's checker accepts the model and every operator is known. `full` infers shapes strictly, too."""
+    """Raise ModelError unless ONNX's checker accepts the model and every operator is known.
+
+    `full` infers shapes strictly, too.
+    """
     _check_operators(model, where)
     try:
         onnx.checker.check_model(skeleton(model), full_check=full)
     except Exception as e:
-        raise ModelError(f"{where} is not valid ONNX: {first_line(e)}", "export it again, or run onnx.checker.check_model on it") from None
+        raise ModelError(
+            f"{where} is not valid ONNX: {first_line(e)}",
+            "export it again, or run onnx.checker.check_model on it",
+        ) from None
 
 
-#: "[ONNXRuntimeError] : 1 : FAIL : ", and "/src/core/model.cc:245 onnxruntime::Model::Model(...) " within a message.
+#: "[ONNXRuntimeError] : 1 : FAIL : ", and "/src/core/model.cc:245 onnxruntime::Model::Model(...) "
+#: within a message.
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp):\d+ \S.*?\)(?: const)? (?=[\w'\"(])")
 
 
 def first_line(e: BaseException) -> str:
-    """The first line of an error's text, without the places in ONNX Runtime's sources it names, short enough for one line of output."""
+    """The first line of an error's text, without the places in ONNX Runtime's sources it names,
+    short enough for one line of output.
+    """
     text = next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
     text = _STATUS.sub("", _SOURCE.sub("", text)).strip() or text
     return text if len(text) <= 300 else text[:297] + "..."
@@ -139,7 +168,20 @@ def _check_operators(model: ModelProto, where: str) -> None:
                 continue
             name = f"{domain + '.' if domain else ''}{n.op_type}"
             if domain not in opsets:
-                raise ModelError(f"{where} uses operator {name} but imports no operator set '{domain}'", "export it again")
-            if not onnx.defs.has(n.op_type, domain) and domain not in ("ai.onnx.ml", "ai.onnx.preview.training"):
-                fix = "give it as a model-local function: ONNX Runtime has no such operator" if domain else "check the exporter"
-                raise ModelError(f"{where} uses the unknown operator {name} (node '{n.name or ''.join(n.output[:1])}')", fix)
+                raise ModelError(
+                    f"{where} uses operator {name} but imports no operator set '{domain}'",
+                    "export it again",
+                )
+            if not onnx.defs.has(n.op_type, domain) and domain not in (
+                "ai.onnx.ml",
+                "ai.onnx.preview.training",
+            ):
+                fix = (
+                    "give it as a model-local function: ONNX Runtime has no such operator"
+                    if domain
+                    else "check the exporter"
+                )
+                raise ModelError(
+                    f"{where} uses the unknown operator {name} (node '{n.name or ''.join(n.output[:1])}')",
+                    fix,
+                )

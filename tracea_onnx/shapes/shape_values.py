@@ -1,4 +1,6 @@
-"""Contents of shape tensors, operator by operator: a tower of Shape, Gather, Concat, ... as an array of int, Dim and float."""
+"""Contents of shape tensors, operator by operator: a tower of Shape, Gather, Concat, ... as an
+array of int, Dim and float.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _INT64 = 1 << 63
 
 
 def content(s: ShapeEnv, n: Node) -> Array | None:
-    """What node `n` computes when that is a short vector or scalar known up to dims; None otherwise."""
+    """What node `n` computes when that is a short vector or scalar known up to dims; None
+    otherwise.
+    """
     if n.op == "Shape":
         d = s.dims(n.input(0))
         sizes = () if d is None else d[slice(n.attr("start", 0), n.attr("end"))]
@@ -36,10 +40,17 @@ def content(s: ShapeEnv, n: Node) -> Array | None:
         found = OPERATORS[n.op](s, n, [a for a in args if a is not None])
     except (IndexError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
-    if found is None or found.ndim > 1 or found.size > LONGEST:  # an Expand may give any number of elements
+    # an Expand may give any number of elements
+    if found is None or found.ndim > 1 or found.size > LONGEST:
         return None
-    # ONNX computes these in int64, where they would overflow. Squared over and over, they would fill the memory here.
-    numbers = (i for v in found.flat for i in (v.args if isinstance(v, Dim) else (v,)) if isinstance(i, int))
+    # ONNX computes these in int64, where they would overflow. Squared over and over, they would
+    # fill the memory here.
+    numbers = (
+        i
+        for v in found.flat
+        for i in (v.args if isinstance(v, Dim) else (v,))
+        if isinstance(i, int)
+    )
     return found if all(-_INT64 <= i < _INT64 for i in numbers) else None
 
 
@@ -56,7 +67,9 @@ def _pointwise(f: Callable[..., Any]) -> Callable[[ShapeEnv, Node, list[Array]],
         out = np.empty(grid[0].shape, dtype=object)
         for index in np.ndindex(out.shape):
             values = [g[index] for g in grid]
-            if any(isinstance(v, Dim) for v in values) and any(isinstance(v, float) for v in values):
+            if any(isinstance(v, Dim) for v in values) and any(
+                isinstance(v, float) for v in values
+            ):
                 raise ValueError("dims are whole")
             out[index] = f(*values)
         return out
@@ -103,7 +116,9 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     if same(a, b):
         return True
-    if (isinstance(a, int) and a < 0 and dims.never_negative(b)) or (isinstance(b, int) and b < 0 and dims.never_negative(a)):
+    if (isinstance(a, int) and a < 0 and dims.never_negative(b)) or (
+        isinstance(b, int) and b < 0 and dims.never_negative(a)
+    ):
         return False
     raise ValueError("not known")
 
@@ -114,7 +129,9 @@ def _cast(_: ShapeEnv, n: Node, args: list[Array]) -> Array:
             raise ValueError("not known")
         return _pointwise(bool)(_, n, args)
     whole = n.attr("to") in (2, 3, 4, 5, 6, 7, 12, 13)
-    return _pointwise(lambda v: v if isinstance(v, Dim) else int(v) if whole else float(v))(_, n, args)
+    return _pointwise(lambda v: v if isinstance(v, Dim) else int(v) if whole else float(v))(
+        _, n, args
+    )
 
 
 def _fill(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
@@ -153,14 +170,22 @@ def _slice(_: ShapeEnv, n: Node, args: list[Array]) -> Array | None:
     else:
         if n.input(4) and not n.input(3):
             return None
-        bounds = [list(a.reshape(-1)) for a in args[1:3]] + [list(args[4].reshape(-1)) if len(args) > 4 else [1]]
-    if args[0].ndim != 1 or any(len(b) != 1 or not isinstance(b[0], int) for b in bounds) or bounds[2][0] <= 0:
+        bounds = [list(a.reshape(-1)) for a in args[1:3]] + [
+            list(args[4].reshape(-1)) if len(args) > 4 else [1]
+        ]
+    if (
+        args[0].ndim != 1
+        or any(len(b) != 1 or not isinstance(b[0], int) for b in bounds)
+        or bounds[2][0] <= 0
+    ):
         return None
     return args[0][slice(*(b[0] for b in bounds))]
 
 
 OPERATORS: dict[str, Callable[[ShapeEnv, Node, list[Array]], Array | None]] = {
-    "Gather": lambda s, n, a: np.asarray(a[0][a[1].astype(np.int64)], dtype=object) if n.attr("axis", 0) == 0 else None,
+    "Gather": lambda s, n, a: (
+        np.asarray(a[0][a[1].astype(np.int64)], dtype=object) if n.attr("axis", 0) == 0 else None
+    ),
     "Concat": lambda s, n, a: np.concatenate(a),
     "Slice": _slice,
     "Unsqueeze": _unsqueeze,

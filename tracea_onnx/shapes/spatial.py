@@ -1,7 +1,8 @@
-"""Symbolic output dims of operators over images: convolutions, pooling, padding, resizing, block moves.
+"""Symbolic output dims of operators over images: convolutions, pooling, padding, resizing, block
+moves.
 
-Image sizes are often inputs' own (`batch`, `height`): without these two branches of a residual block could not be shown to have one shape.
-"""
+Image sizes are often inputs' own (`batch`, `height`): without these two branches of a residual
+block could not be shown to have one shape."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _windows(node: Node, sizes: Sequence[DimLike], kernel: Sequence[int]) -> lis
     if node.attr("ceil_mode", 0) or auto not in ("NOTSET", "VALID"):
         return None
     spare = [pads[k] + pads[k + n] - dilations[k] * (kernel[k] - 1) - 1 for k in range(n)]
-    return [D.add(D.floordiv(D.add(h, e), s), 1) for h, e, s in zip(sizes, spare, strides, strict=True)]
+    return [
+        D.add(D.floordiv(D.add(h, e), s), 1) for h, e, s in zip(sizes, spare, strides, strict=True)
+    ]
 
 
 def _unknown(node: Node, count: int) -> list[DimLike]:
@@ -56,8 +59,15 @@ def _conv_transpose(s: ShapeEnv, n: Node, _: int) -> Dims | None:
         return (x[0], channels, *_unknown(n, count))
     strides, dilations = n.attr("strides") or [1] * count, n.attr("dilations") or [1] * count
     pads, extra = n.attr("pads") or [0] * (2 * count), n.attr("output_padding") or [0] * count
-    rest = [extra[k] + dilations[k] * (kernel[k] - 1) + 1 - pads[k] - pads[k + count] for k in range(count)]
-    return (x[0], channels, *(D.add(D.mul(D.sub(h, 1), t), r) for h, t, r in zip(x[2:], strides, rest, strict=True)))
+    rest = [
+        extra[k] + dilations[k] * (kernel[k] - 1) + 1 - pads[k] - pads[k + count]
+        for k in range(count)
+    ]
+    return (
+        x[0],
+        channels,
+        *(D.add(D.mul(D.sub(h, 1), t), r) for h, t, r in zip(x[2:], strides, rest, strict=True)),
+    )
 
 
 def _pool(s: ShapeEnv, n: Node, _: int) -> Dims | None:
@@ -96,8 +106,18 @@ def _resize(s: ShapeEnv, n: Node, _: int) -> Dims | None:
         return None
     name = n.input(2) if n.op == "Resize" and s.graph.opset() >= 11 else n.input(1)
     if n.input(3):
-        sizes = s.content(n.input(3)) if n.attr("keep_aspect_ratio_policy", "stretch") == "stretch" else None
-        return tuple(sizes) if sizes is not None and len(sizes) == len(x) and not any(isinstance(v, float) for v in sizes) else None
+        sizes = (
+            s.content(n.input(3))
+            if n.attr("keep_aspect_ratio_policy", "stretch") == "stretch"
+            else None
+        )
+        return (
+            tuple(sizes)
+            if sizes is not None
+            and len(sizes) == len(x)
+            and not any(isinstance(v, float) for v in sizes)
+            else None
+        )
     scales = n.attr("scales") if n.attr("scales") else s.graph.const(name)
     if scales is None or len(scales) != len(x) or any(float(v) != int(v) for v in scales):
         return None

@@ -1,8 +1,8 @@
 """Symbolic shapes for matching: the dims of every value and the contents of small shape tensors.
 
-Exporters write one head split in a dozen ways: a constant shape, `0` and `-1`, or a tower of Shape, Gather, Slice, Unsqueeze,
-Concat, Cast and arithmetic. All of them evaluate here to the same tuple of `dims.DimLike`, so rules compare dims and never spellings.
-"""
+Exporters write one head split in a dozen ways: a constant shape, `0` and `-1`, or a tower of Shape,
+Gather, Slice, Unsqueeze, Concat, Cast and arithmetic. All of them evaluate here to the same tuple
+of `dims.DimLike`, so rules compare dims and never spellings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Shapes:
     """Dims and shape contents of every value of one graph, computed in one pass over its nodes."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph: Graph = weakref.proxy(graph)  # which keeps these shapes: a cycle would live until it is collected
+        # which keeps these shapes: a cycle would live until it is collected
+        self.graph: Graph = weakref.proxy(graph)
         self._named = graph.symbols()
         self._dims: dict[str, Dims | None] = {}
         self._contents: dict[str, Array | None] = {}
@@ -49,28 +50,45 @@ class Shapes:
             self._visit(node)
 
     def dims(self, name: str) -> Dims | None:
-        """One `DimLike` per axis, None when even the rank is unknown. An unknown dim is a symbol of its own."""
+        """One `DimLike` per axis, None when even the rank is unknown.
+
+        An unknown dim is a symbol of its own.
+        """
         if name not in self._dims:
             self._dims[name] = self._declared(name)
         return self._dims[name]
 
     def content(self, name: str) -> Array | None:
-        """The elements of a scalar or short vector as an object array of int, Dim and float; None when not known."""
+        """The elements of a scalar or short vector as an object array of int, Dim and float; None
+        when not known.
+        """
         if name not in self._contents:
             value = self.graph.const(name) if name else None
-            ok = value is not None and value.ndim <= 1 and value.size <= shape_values.LONGEST and value.dtype.kind in "iufb"
-            self._contents[name] = np.array(value.tolist(), dtype=object) if ok and value is not None else None
+            ok = (
+                value is not None
+                and value.ndim <= 1
+                and value.size <= shape_values.LONGEST
+                and value.dtype.kind in "iufb"
+            )
+            self._contents[name] = (
+                np.array(value.tolist(), dtype=object) if ok and value is not None else None
+            )
         return self._contents[name]
 
     def count(self, name: str) -> DimLike | None:
-        """How many elements a value has. A Reshape to [n // 2, 2] says more than its dims: there are n of them."""
+        """How many elements a value has.
+
+        A Reshape to [n // 2, 2] says more than its dims: there are n of them.
+        """
         if name in self._counts:
             return self._counts[name]
         d = self.dims(name)
         return None if d is None else dims.product(d)
 
     def scalar(self, name: str) -> float | None:
-        """The number a value always holds: a one-element constant, or arithmetic on dims that are known."""
+        """The number a value always holds: a one-element constant, or arithmetic on dims that are
+        known.
+        """
         direct = self.graph.scalar(name)
         if direct is not None:
             return direct
@@ -83,26 +101,43 @@ class Shapes:
     def unknown(self, name: str, axis: int, rank: int) -> DimLike:
         """A dim of a value that no rule derives: as declared, else a symbol of its own."""
         declared = self._declared(name)
-        return declared[axis] if declared is not None and len(declared) == rank else dims.symbol(f"{name}:{axis}")
+        return (
+            declared[axis]
+            if declared is not None and len(declared) == rank
+            else dims.symbol(f"{name}:{axis}")
+        )
 
     def _declared(self, name: str) -> Dims | None:
         shape = self.graph.shape(name)
         if shape is None:
             return None
-        return tuple(d if isinstance(d, int) else dims.named(d, self._named) if d else dims.symbol(f"{name}:{k}") for k, d in enumerate(shape))
+        return tuple(
+            d
+            if isinstance(d, int)
+            else dims.named(d, self._named)
+            if d
+            else dims.symbol(f"{name}:{k}")
+            for k, d in enumerate(shape)
+        )
 
     def _visit(self, node: Node) -> None:
         for k, out in enumerate(node.outputs):
             if not out:
                 continue
-            content = shape_values.content(self, node) if k == 0 and node.op in shape_values.OPERATORS else None
+            content = (
+                shape_values.content(self, node)
+                if k == 0 and node.op in shape_values.OPERATORS
+                else None
+            )
             if content is not None:
                 self._contents[out] = content
             declared, derived = self._declared(out), self._derive(node, k)
             if declared is None or derived is None or len(declared) != len(derived):
                 self._dims[out] = derived if declared is None else declared
             else:
-                self._dims[out] = tuple(a if isinstance(a, int) else b for a, b in zip(declared, derived, strict=True))
+                self._dims[out] = tuple(
+                    a if isinstance(a, int) else b for a, b in zip(declared, derived, strict=True)
+                )
             if k == 0:
                 self._carry_count(node, out)
 
@@ -129,7 +164,12 @@ class Shapes:
                 return broadcast(*known) if known and len(known) == len(parts) else None
             rule = _DIMS.get(node.op)
             return rule(self, node, k) if rule is not None else None
-        except (IndexError, TypeError, ValueError, ArithmeticError):  # a malformed node: leave its shape to the declaration
+        except (
+            IndexError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+        ):  # a malformed node: leave its shape to the declaration
             return None
 
 
@@ -139,13 +179,19 @@ def shapes(graph: Graph) -> Shapes:
 
 
 def axes_of(s: Shapes, node: Node, rank: int) -> list[int] | None:
-    """Normalised `axes` of Squeeze, Unsqueeze or a reduction, as attribute or input; None when they are not constant."""
+    """Normalised `axes` of Squeeze, Unsqueeze or a reduction, as attribute or input; None when they
+    are not constant.
+    """
     axes = node.attr("axes")
     if axes is None and node.input(1):
         axes = s.graph.ints(node.input(1))
         if axes is None:
             return None
-    return None if axes is None or any(not -rank <= a < rank for a in axes) else [a % rank for a in axes]
+    return (
+        None
+        if axes is None or any(not -rank <= a < rank for a in axes)
+        else [a % rank for a in axes]
+    )
 
 
 def axis_of(node: Node, rank: int, default: int = 0) -> int:
@@ -207,7 +253,11 @@ def _squeeze(s: Shapes, n: Node, _: int) -> Dims | None:
     d = _need(s, n.input(0))
     axes = axes_of(s, n, len(d))
     if axes is None:
-        return None if n.input(1) or any(not isinstance(v, int) for v in d) else tuple(v for v in d if v != 1)
+        return (
+            None
+            if n.input(1) or any(not isinstance(v, int) for v in d)
+            else tuple(v for v in d if v != 1)
+        )
     return tuple(v for k, v in enumerate(d) if k not in axes)
 
 
@@ -227,10 +277,16 @@ def _concat(s: Shapes, n: Node, _: int) -> Dims:
 
 
 def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] | None:
-    """(axis, start, stop, step) per sliced axis with ends resolved against the dims; None when they are not known."""
+    """(axis, start, stop, step) per sliced axis with ends resolved against the dims; None when they
+    are not known.
+    """
     try:
         d = _need(s, n.input(0))
-        starts, ends = (n.attr("starts"), n.attr("ends")) if n.attr("starts") is not None else (_vector(s, n.input(1)), _vector(s, n.input(2)))
+        starts, ends = (
+            (n.attr("starts"), n.attr("ends"))
+            if n.attr("starts") is not None
+            else (_vector(s, n.input(1)), _vector(s, n.input(2)))
+        )
     except ValueError:
         return None
     if n.attr("starts") is not None:
@@ -242,7 +298,11 @@ def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] 
             return None
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(axes) if steps is None else steps
-    if not len(axes) == len(starts) == len(ends) == len(steps) or 0 in steps or any(not -len(d) <= a < len(d) for a in axes):
+    if (
+        not len(axes) == len(starts) == len(ends) == len(steps)
+        or 0 in steps
+        or any(not -len(d) <= a < len(d) for a in axes)
+    ):
         return None
     axes = [a % len(d) for a in axes]
 
@@ -255,10 +315,14 @@ def slice_ranges(s: Shapes, n: Node) -> list[tuple[int, DimLike, DimLike, int]] 
             return 0
         if isinstance(v, int) and v < 0:
             return dims.add(size, v)
-        back = v if isinstance(v, int) or dims.never_negative(v) else dims.add(size, v)  # counted from the end by a size: only all of it is known
+        # counted from the end by a size: only all of it is known
+        back = v if isinstance(v, int) or dims.never_negative(v) else dims.add(size, v)
         return 0 if isinstance(back, int) and back == 0 else v
 
-    return [(a, place(b, d[a]), place(e, d[a]), t) for a, b, e, t in zip(axes, starts, ends, steps, strict=True)]
+    return [
+        (a, place(b, d[a]), place(e, d[a]), t)
+        for a, b, e, t in zip(axes, starts, ends, steps, strict=True)
+    ]
 
 
 def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
@@ -271,7 +335,12 @@ def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
             d[axis] = len(range(start, stop, step))
         elif step == 1 and start == 0 and dims.never_negative(stop):
             d[axis] = size if same(stop, size) else dims.minimum(stop, size)
-        elif step == 1 and same(stop, size) and dims.never_negative(start) and dims.never_negative(rest):
+        elif (
+            step == 1
+            and same(stop, size)
+            and dims.never_negative(start)
+            and dims.never_negative(rest)
+        ):
             d[axis] = rest
         else:
             d[axis] = s.unknown(n.outputs[k], axis, len(d))
@@ -281,7 +350,13 @@ def _slice(s: Shapes, n: Node, k: int) -> Dims | None:
 def _split(s: Shapes, n: Node, k: int) -> Dims | None:
     d = list(_need(s, n.input(0)))
     axis = axis_of(n, len(d))
-    sizes = n.attr("split") if n.attr("split") is not None else _vector(s, n.input(1)) if n.input(1) else None
+    sizes = (
+        n.attr("split")
+        if n.attr("split") is not None
+        else _vector(s, n.input(1))
+        if n.input(1)
+        else None
+    )
     part = sizes[k] if sizes is not None else dims.quotient(d[axis], len(n.outputs))
     if part is None:
         return None
@@ -302,7 +377,11 @@ def _fused_matmul(s: Shapes, n: Node, _: int) -> Dims | None:
     if len(a) < 2 or len(b) < 2 or n.attr("transBatchA", 0) or n.attr("transBatchB", 0):
         return None
     batch = broadcast(a[:-2], b[:-2]) if len(a) + len(b) > 4 else ()
-    return None if batch is None else (*batch, a[-1 if n.attr("transA", 0) else -2], b[-2 if n.attr("transB", 0) else -1])
+    return (
+        None
+        if batch is None
+        else (*batch, a[-1 if n.attr("transA", 0) else -2], b[-2 if n.attr("transB", 0) else -1])
+    )
 
 
 def _merged_heads(s: Shapes, n: Node, _: int) -> Dims | None:
@@ -314,7 +393,12 @@ def _einsum(s: Shapes, n: Node, _: int) -> Dims | None:
     inputs, arrow, out = n.attr("equation").replace(" ", "").partition("->")
     if not arrow or "." in inputs:
         return None
-    size = {c: d for term, i in zip(inputs.split(","), n.inputs, strict=True) for c, d in zip(term, _need(s, i), strict=True) if d != 1}
+    size = {
+        c: d
+        for term, i in zip(inputs.split(","), n.inputs, strict=True)
+        for c, d in zip(term, _need(s, i), strict=True)
+        if d != 1
+    }
     return tuple(size.get(c, 1) for c in out)
 
 
@@ -328,7 +412,9 @@ def _reduce(s: Shapes, n: Node, _: int) -> Dims | None:
     axes = axes_of(s, n, len(d))
     if axes is None:
         return None
-    return tuple(1 if k in axes else v for k, v in enumerate(d) if n.attr("keepdims", 1) or k not in axes)
+    return tuple(
+        1 if k in axes else v for k, v in enumerate(d) if n.attr("keepdims", 1) or k not in axes
+    )
 
 
 def _range(s: Shapes, n: Node, _: int) -> Dims | None:

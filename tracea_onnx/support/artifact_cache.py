@@ -1,8 +1,9 @@
 """A cache of compiled code on disk. What it holds is executed, so it trusts only itself.
 
-The folder is the user's alone (0700), in folders that nobody else can write. Every entry is one file
-with a checksum that appears whole (`support/files.py`), so readers and writers of several processes need no
-lock and never wait. Where any of this cannot be had, nothing is cached and nothing fails.
+The folder is the user's alone (0700), in folders that nobody else can write. Every entry is one
+file with a checksum that appears whole (`support/files.py`), so readers and writers of several
+processes need no lock and never wait. Where any of this cannot be had, nothing is cached and
+nothing fails.
 
     cache = Cache()
     data = cache.get(key)              # bytes, or None
@@ -37,7 +38,11 @@ def default_folder() -> Path | None:
     if sys.platform == "win32":
         base = files.home("LOCALAPPDATA", "AppData/Local")
         return base and base / "tracea-onnx" / "cache"
-    base = files.home("", "Library/Caches") if sys.platform == "darwin" else files.home("XDG_CACHE_HOME", ".cache")
+    base = (
+        files.home("", "Library/Caches")
+        if sys.platform == "darwin"
+        else files.home("XDG_CACHE_HOME", ".cache")
+    )
     return base and base / "tracea-onnx"
 
 
@@ -126,7 +131,10 @@ class Cache:
         return count
 
     def _evict(self, folder: Folder, coming: int) -> None:
-        """Make room for as many bytes. Two processes that do it at once drop no more than one would."""
+        """Make room for as many bytes.
+
+        Two processes that do it at once drop no more than one would.
+        """
         _clean(folder)
         total = coming
         for e in _entries(folder):

@@ -14,9 +14,8 @@ class TooLong(Exception):
 def run(session: Any, names: Sequence[str], feeds: Mapping[str, Any], seconds: float) -> list[Any]:
     """The values of `names` when an ONNX Runtime session runs on `feeds`.
 
-    Raises TooLong after `seconds`, and ONNX Runtime's own errors. A single operator is not interrupted: the time is looked at between
-    operators, those of bodies included.
-    """
+    Raises TooLong after `seconds`, and ONNX Runtime's own errors. A single operator is not
+    interrupted: the time is looked at between operators, those of bodies included."""
     import onnxruntime as ort
 
     options = ort.RunOptions()

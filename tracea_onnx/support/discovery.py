@@ -1,9 +1,9 @@
 """Finds rules, scheduling policies, backends and model builders by file name.
 
-The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the package. Either way a
-file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding a file is all it takes to add a rule. What takes
-more than a file is a package: `kernels/cuda/__init__.py`.
-"""
+The four folders install as `tracea_onnx.fusion_rules` and so on; in a checkout they lie beside the
+package. Either way a file `conv.py` becomes the module `tracea_onnx.fusion_rules.conv`, and adding
+a file is all it takes to add a rule. What takes more than a file is a package:
+`kernels/cuda/__init__.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if not (_PACKAGE / "fusion_rules").is_dir():
 
 
 def folder(kind: str) -> Path:
-    """Where `fusion_rules`, `scheduler`, `kernels` or `models` lies: inside the installed package, or beside it in a checkout."""
+    """Where `fusion_rules`, `scheduler`, `kernels` or `models` lies: inside the installed package,
+    or beside it in a checkout.
+    """
     for base in (_PACKAGE, _PACKAGE.parent):
         if (base / kind).is_dir():
             return base / kind
@@ -28,20 +30,26 @@ def folder(kind: str) -> Path:
 
 
 def module(kind: str, name: str) -> ModuleType:
-    """The module `tracea_onnx.<kind>.<name>`; a part of a package has a dotted name (`cuda.gemm.select`).
+    """The module `tracea_onnx.<kind>.<name>`; a part of a package has a dotted name
+    (`cuda.gemm.select`).
 
-    Threads that ask for it at once all get it whole: Python locks each module while it is imported."""
+    Threads that ask for it at once all get it whole: Python locks each module while it is
+    imported."""
     full = f"tracea_onnx.{kind}.{name}"
     try:
         return importlib.import_module(full)
     except ModuleNotFoundError as e:
         if e.name != full:
             raise
-        raise ModuleNotFoundError(f"no {kind} called '{name}'; there are: {', '.join(names(kind))}") from None
+        raise ModuleNotFoundError(
+            f"no {kind} called '{name}'; there are: {', '.join(names(kind))}"
+        ) from None
 
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """Names of everything in the folder, modules and packages, sorted."""
-    found = [p.stem for p in folder(kind).glob("*.py")] + [p.parent.name for p in folder(kind).glob("*/__init__.py")]
+    found = [p.stem for p in folder(kind).glob("*.py")] + [
+        p.parent.name for p in folder(kind).glob("*/__init__.py")
+    ]
     return tuple(sorted(name for name in found if not name.startswith("_")))

@@ -1,11 +1,10 @@
 """Files that appear whole or not at all, and folders that nobody but their user can change.
 
-A new file has no name until it is whole, where the file system can do that (O_TMPFILE). Elsewhere it
-has a hidden name, `.TARGET.PID.N.tmp`, and its writer holds a lock on it: a hidden file without a lock
-was left by a writer that was killed, and the next writer of the same target removes it.
-A folder is opened once, and what lies in it is reached through its descriptor: exchanging the folder
-after it was checked has no effect.
-"""
+A new file has no name until it is whole, where the file system can do that (O_TMPFILE). Elsewhere
+it has a hidden name, `.TARGET.PID.N.tmp`, and its writer holds a lock on it: a hidden file without
+a lock was left by a writer that was killed, and the next writer of the same target removes it. A
+folder is opened once, and what lies in it is reached through its descriptor: exchanging the folder
+after it was checked has no effect."""
 
 from __future__ import annotations
 
@@ -104,7 +103,9 @@ class Folder:
 
     def open(self, name: str, flags: int) -> int:
         """Open a file in the folder, never through a link, and never waiting. Raises OSError."""
-        extra = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        extra = (
+            getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        )
         return os.open(self.at(name), flags | extra, 0o600, dir_fd=self.fd)
 
     def read(self, name: str) -> bytes | None:
@@ -131,7 +132,9 @@ class Folder:
         os.replace(self.at(name), self.at(target), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def left_over(self, targets: str) -> list[str]:
-        """Hidden names of new files for targets that match the pattern, those of living writers included."""
+        """Hidden names of new files for targets that match the pattern, those of living writers
+        included.
+        """
         pattern = re.compile(rf"\.(?:{targets})\.\d+\.\d+\.tmp")
         return [name for name in self.names() if pattern.fullmatch(name)]
 
@@ -140,7 +143,10 @@ class Folder:
 
     @contextlib.contextmanager
     def new(self, target: str) -> Iterator[NewFile]:
-        """A file that is to be `target`; it is gone afterwards unless it was placed. Raises OSError."""
+        """A file that is to be `target`; it is gone afterwards unless it was placed.
+
+        Raises OSError.
+        """
         made = self._create(target)
         try:
             yield made
@@ -230,7 +236,8 @@ def folder(path: Path) -> Iterator[Folder]:
 
 @contextlib.contextmanager
 def private(path: Path | None, *, create: bool = False) -> Iterator[Folder]:
-    """A folder that nobody but the user can read, change or exchange; None is that of a user without a home.
+    """A folder that nobody but the user can read, change or exchange; None is that of a user
+    without a home.
 
     Raises Unusable, or FileNotFoundError where there is no such folder and it is not to be made.
     """
@@ -274,11 +281,17 @@ def _exposed(path: Path, fd: int) -> str:
         others = stat.S_IWOTH if _own_group(above.st_gid) else stat.S_IWOTH | stat.S_IWGRP
         if above.st_mode & others and not above.st_mode & stat.S_ISVTX:
             return f"{parent} can be written by other users, who could exchange what is in it"
-    return "" if os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=fd) else f"{path} cannot be written"
+    return (
+        ""
+        if os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=fd)
+        else f"{path} cannot be written"
+    )
 
 
 def _own_group(gid: int) -> bool:
-    """Whether only the user and root are in the group: many systems give each user one, with umask 002."""
+    """Whether only the user and root are in the group: many systems give each user one, with umask
+    002.
+    """
     if gid == 0:
         return True
     import grp
@@ -288,11 +301,15 @@ def _own_group(gid: int) -> bool:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
         return False
-    return group.gr_name == user.pw_name and user.pw_gid == gid and set(group.gr_mem) <= {user.pw_name}
+    return (
+        group.gr_name == user.pw_name and user.pw_gid == gid and set(group.gr_mem) <= {user.pw_name}
+    )
 
 
 def home(variable: str, below: str) -> Path | None:
-    """The user's folder that an environment variable names, else `below` the home folder; None without a home."""
+    """The user's folder that an environment variable names, else `below` the home folder; None
+    without a home.
+    """
     given = os.environ.get(variable, "")
     if given and Path(given).is_absolute():
         return Path(given)
@@ -309,7 +326,8 @@ def _first_umask() -> int:
     return mask
 
 
-#: Only for systems that do not show it: to ask is to change it, so it is asked while no other thread makes files.
+#: Only for systems that do not show it: to ask is to change it, so it is asked while no other
+#: thread makes files.
 _UMASK = 0o022 if Path("/proc/self/status").exists() else _first_umask()
 
 

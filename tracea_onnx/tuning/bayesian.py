@@ -1,7 +1,9 @@
-"""Finding the fastest of some kernels by measuring few of them: Bayesian optimisation with the cost model as its prior.
+"""Finding the fastest of some kernels by measuring few of them: Bayesian optimisation with the cost
+model as its prior.
 
-The logarithm of a kernel's time over that of what runs now is taken for normal: its mean is that of its price over the lowest, kernels of one kind err alike. What
-was measured narrows all of them down (a Gaussian process), and next is the one that can be expected to improve most on the best so far.
+The logarithm of a kernel's time over that of what runs now is taken for normal: its mean is that of
+its price over the lowest, kernels of one kind err alike. What was measured narrows all of them down
+(a Gaussian process), and next is the one that can be expected to improve most on the best so far.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-#: By how much prices err, as a standard deviation of logarithms: all alike, those of one kind alike, each by itself; the same for a measurement.
+#: By how much prices err, as a standard deviation of logarithms: all alike, those of one kind
+#: alike, each by itself; the same for a measurement.
 _ALL, _KIND, _OWN, _NOISE = 0.2, 0.08, 0.06, 0.01
 #: Prices, as multiples of the lowest, and kernels that may be worth measuring.
 _WORST, _MOST = 1.4, 40
@@ -23,12 +26,19 @@ class Search:
     """prices: of each kernel by name, a kind and its parameters as in `HopperTile(bm=128, ...)`."""
 
     def __init__(self, prices: Mapping[str, float]) -> None:
-        self.names = sorted((n for n in prices if prices[n] <= _WORST * min(prices.values())), key=lambda n: (prices[n], n))[:_MOST]
+        self.names = sorted(
+            (n for n in prices if prices[n] <= _WORST * min(prices.values())),
+            key=lambda n: (prices[n], n),
+        )[:_MOST]
         self.seen: dict[str, float] = {}
         self._dropped: set[str] = set()
         self._mean = np.log([prices[n] / prices[self.names[0]] for n in self.names])
         kinds = np.array([n.partition("(")[0] for n in self.names])
-        self._covariance = _ALL**2 + _KIND**2 * (kinds[:, None] == kinds[None, :]) + _OWN**2 * np.eye(len(self.names))
+        self._covariance = (
+            _ALL**2
+            + _KIND**2 * (kinds[:, None] == kinds[None, :])
+            + _OWN**2 * np.eye(len(self.names))
+        )
 
     @property
     def first(self) -> str:
@@ -37,7 +47,9 @@ class Search:
 
     @property
     def best(self) -> tuple[str, float]:
-        """The fastest measured kernel and its time over that of what runs now; the first before any was measured."""
+        """The fastest measured kernel and its time over that of what runs now; the first before any
+        was measured.
+        """
         name = min(self.seen, key=self.seen.__getitem__, default=self.first)
         return name, math.exp(self.seen.get(name, 0.0))
 
@@ -58,9 +70,17 @@ class Search:
         among = self._covariance[np.ix_(at, at)] + _NOISE**2 * np.eye(len(at))
         weights = np.linalg.solve(among, self._covariance[at, :]).T
         mean = self._mean + weights @ (y - self._mean[at])
-        deviation = np.sqrt(np.maximum(np.diag(self._covariance) - np.sum(weights * self._covariance[:, at], axis=1), 1e-12))
+        deviation = np.sqrt(
+            np.maximum(
+                np.diag(self._covariance) - np.sum(weights * self._covariance[:, at], axis=1), 1e-12
+            )
+        )
         best = min(0.0, y.min())
-        hope = {n: _improvement(best - mean[k], deviation[k]) for k, n in enumerate(self.names) if n not in self.seen and n not in self._dropped}
+        hope = {
+            n: _improvement(best - mean[k], deviation[k])
+            for k, n in enumerate(self.names)
+            if n not in self.seen and n not in self._dropped
+        }
         name = max(hope, key=hope.__getitem__, default=None)
         return name if name is not None and hope[name] >= _LEAST else None
 
@@ -68,4 +88,6 @@ class Search:
 def _improvement(gain: float, deviation: float) -> float:
     """What max(0, X) is expected to be for a normal X with this mean and standard deviation."""
     z = gain / deviation
-    return gain * 0.5 * (1 + math.erf(z / math.sqrt(2))) + deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return gain * 0.5 * (1 + math.erf(z / math.sqrt(2))) + deviation * math.exp(
+        -z * z / 2
+    ) / math.sqrt(2 * math.pi)

@@ -1,4 +1,6 @@
-"""Which rewrites are at fault when a result leaves its bounds: found by keeping ever smaller sets of them (delta debugging)."""
+"""Which rewrites are at fault when a result leaves its bounds: found by keeping ever smaller sets
+of them (delta debugging).
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ BUDGET = 256
 
 
 def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A part of `items` that fails and of which no element can be left out (1-minimal). `fails(items)` must hold, `fails([])` must not."""
+    """A part of `items` that fails and of which no element can be left out (1-minimal).
+
+    `fails(items)` must hold, `fails([])` must not.
+    """
     suspects, parts = list(items), 2
     while len(suspects) > 1:
         size = -(-len(suspects) // parts)
         chunks = [suspects[k : k + size] for k in range(0, len(suspects), size)]
-        rest = [[s for s in suspects if s not in chunk] for chunk in chunks] if len(chunks) > 2 else []
+        rest = (
+            [[s for s in suspects if s not in chunk] for chunk in chunks] if len(chunks) > 2 else []
+        )
         found = next((c for c in [*chunks, *rest] if fails(c)), None)
         if found is not None:
             parts = 2 if len(found) <= size else max(parts - 1, 2)
@@ -38,8 +45,12 @@ def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
     return suspects
 
 
-def at_fault(items: Sequence[T], fails: Callable[[list[T]], bool], budget: int | None = None) -> list[T]:
-    """The elements without which the others pass: smallest failing parts, taken away one after another. Empty when even no element at all fails."""
+def at_fault(
+    items: Sequence[T], fails: Callable[[list[T]], bool], budget: int | None = None
+) -> list[T]:
+    """The elements without which the others pass: smallest failing parts, taken away one after
+    another. Empty when even no element at all fails.
+    """
     left, spent = list(items), 0
 
     def counted(part: list[T]) -> bool:
@@ -58,7 +69,9 @@ def at_fault(items: Sequence[T], fails: Callable[[list[T]], bool], budget: int |
 
 
 def longest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A beginning or an end of `items` that does not fail, the longer of the two, where every element is a little at fault."""
+    """A beginning or an end of `items` that does not fail, the longer of the two, where every
+    element is a little at fault.
+    """
 
     def reach(part: Callable[[int], list[T]]) -> list[T]:
         low, high = 0, len(items)  # a part of `low` elements passes, one of `high` does not
@@ -67,7 +80,9 @@ def longest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
             low, high = (low, middle) if fails(part(middle)) else (middle, high)
         return part(low)
 
-    return max(reach(lambda n: list(items[len(items) - n :])), reach(lambda n: list(items[:n])), key=len)
+    return max(
+        reach(lambda n: list(items[len(items) - n :])), reach(lambda n: list(items[:n])), key=len
+    )
 
 
 # --- fused ops ------------------------------------------------------------------------------------------------------------
@@ -91,8 +106,12 @@ def calls(model: ModelProto) -> list[Call]:
     return [call_of(n) for g in edit.graphs(model) for n in g.node if n.domain == DOMAIN]
 
 
-def judge(reference: verification.Reference, candidate: model_file.Source, providers: Sequence[str]) -> tuple[verification.Verification | None, str]:
-    """The comparison (None where the candidate does not even run), and what is wrong with it ("" when nothing is)."""
+def judge(
+    reference: verification.Reference, candidate: model_file.Source, providers: Sequence[str]
+) -> tuple[verification.Verification | None, str]:
+    """The comparison (None where the candidate does not even run), and what is wrong with it (""
+    when nothing is).
+    """
     try:
         found = verification.judge(reference, candidate, providers)
     except VerificationError as e:
@@ -109,8 +128,15 @@ def fault(found: verification.Verification) -> str:
     return f"output '{worst.name}' differs by {worst.max_abs:.3g} ({worst.note})"
 
 
-def revert(reference: verification.Reference, candidate: model_file.Source, reason: str, providers: Sequence[str]) -> Reverted | None:
-    """Turn back, in place, the smallest set of fused ops without which `candidate` is within bounds; None when that does not help."""
+def revert(
+    reference: verification.Reference,
+    candidate: model_file.Source,
+    reason: str,
+    providers: Sequence[str],
+) -> Reverted | None:
+    """Turn back, in place, the smallest set of fused ops without which `candidate` is within
+    bounds; None when that does not help.
+    """
 
     def fails(kept: list[Call]) -> bool:
         trial = model_file.Source(ModelProto(), candidate.folder, candidate.path)

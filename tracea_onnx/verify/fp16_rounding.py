@@ -2,9 +2,9 @@
 
     y = MatMul(a, b)   ->   y = Cast<fp16>(MatMul(Cast<float>(a), Cast<float>(b)))
 
-ONNX Runtime's CPU provider computes most operators in fp32 and drops the casts between them: values beyond fp16's range survive there, and become
-infinite on a machine that computes in fp16. Casts that stand in the file are kept.
-"""
+ONNX Runtime's CPU provider computes most operators in fp32 and drops the casts between them: values
+beyond fp16's range survive there, and become infinite on a machine that computes in fp16. Casts
+that stand in the file are kept."""
 
 from __future__ import annotations
 
@@ -36,11 +36,20 @@ def rounded(source: model_file.Source) -> model_file.Source:
 
 
 def _round_graph(graph: GraphProto, taken: set[str]) -> None:
-    half = {v.name for v in (*graph.value_info, *graph.input, *graph.output) if v.type.tensor_type.elem_type == TensorProto.FLOAT16}
+    half = {
+        v.name
+        for v in (*graph.value_info, *graph.input, *graph.output)
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT16
+    }
     half |= {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT16}
     nodes: list[NodeProto] = []
     for n in graph.node:
-        if n.domain not in ("", "ai.onnx") or n.op_type in _EXACT or not any(o in half for o in n.output) or any(True for _ in subgraphs(n)):
+        if (
+            n.domain not in ("", "ai.onnx")
+            or n.op_type in _EXACT
+            or not any(o in half for o in n.output)
+            or any(True for _ in subgraphs(n))
+        ):
             nodes.append(n)
             continue
         node = NodeProto()
@@ -49,10 +58,14 @@ def _round_graph(graph: GraphProto, taken: set[str]) -> None:
         for k, name in enumerate(n.input):
             if name in half:
                 node.input[k] = edit.unique(f"{name}/wide", taken)
-                nodes.append(helper.make_node("Cast", [name], [node.input[k]], to=TensorProto.FLOAT))
+                nodes.append(
+                    helper.make_node("Cast", [name], [node.input[k]], to=TensorProto.FLOAT)
+                )
         for k, name in enumerate(n.output):
             if name in half:
                 node.output[k] = edit.unique(f"{name}/exact", taken)
-                after.append(helper.make_node("Cast", [node.output[k]], [name], to=TensorProto.FLOAT16))
+                after.append(
+                    helper.make_node("Cast", [node.output[k]], [name], to=TensorProto.FLOAT16)
+                )
         nodes += [node, *after]
     edit.replace_nodes(graph, nodes)

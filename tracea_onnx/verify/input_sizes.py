@@ -1,4 +1,6 @@
-"""Shapes for a model's inputs: what the operators ask of them (`size_constraints`) solved, guesses for what they leave open."""
+"""Shapes for a model's inputs: what the operators ask of them (`size_constraints`) solved, guesses
+for what they leave open.
+"""
 
 from __future__ import annotations
 
@@ -43,28 +45,44 @@ def tensor_type(t: TypeProto) -> TypeProto.Tensor | None:
 def open_axes(i: ValueInfoProto) -> bool:
     """Whether the input leaves a size, or its rank, open."""
     tensor = tensor_type(i.type)
-    return tensor is None or not tensor.HasField("shape") or any(d.dim_value <= 0 for d in tensor.shape.dim)
+    return (
+        tensor is None
+        or not tensor.HasField("shape")
+        or any(d.dim_value <= 0 for d in tensor.shape.dim)
+    )
 
 
 def shapes(
-    model: ModelProto, wanted: Sequence[ValueInfoProto], fixed: Mapping[str, tuple[int, ...]], symbols: Mapping[str, int]
+    model: ModelProto,
+    wanted: Sequence[ValueInfoProto],
+    fixed: Mapping[str, tuple[int, ...]],
+    symbols: Mapping[str, int],
 ) -> Iterator[tuple[Shapes, int]]:
-    """Shapes of the `wanted` inputs by name, the likeliest first, each once; those of `fixed` inputs and the sizes of `symbols` are given.
+    """Shapes of the `wanted` inputs by name, the likeliest first, each once; those of `fixed`
+    inputs and the sizes of `symbols` are given.
 
-    With each, how many elements the largest value of the model has then, as far as that can be told; 0 where no size was open.
-    """
+    With each, how many elements the largest value of the model has then, as far as that can be
+    told; 0 where no size was open."""
     seeds = _seeds(model, wanted, fixed)
     if all(isinstance(d, int) for shape in seeds.values() for d in shape):
-        yield {name: tuple(d for d in shape if isinstance(d, int)) for name, shape in seeds.items()}, 0
+        yield (
+            {name: tuple(d for d in shape if isinstance(d, int)) for name, shape in seeds.items()},
+            0,
+        )
         return
     work = _prepared(model, seeds)
-    every = [_facts(work, seeds, symbols, flipped) for flipped in ((False, True) if _branches(model) else (False,))]
+    every = [
+        _facts(work, seeds, symbols, flipped)
+        for flipped in ((False, True) if _branches(model) else (False,))
+    ]
     made: set[tuple[object, ...]] = set()
     later: list[tuple[int, Shapes, int]] = []
     for guess in GUESSES:
         for facts in every:
             solver = Solver(facts, _guesses(seeds, facts, guess))
-            found = {name: tuple(max(solver.value(d), 0) for d in shape) for name, shape in seeds.items()}
+            found = {
+                name: tuple(max(solver.value(d), 0) for d in shape) for name, shape in seeds.items()
+            }
             key = tuple(found.items())
             if key in made:
                 continue
@@ -88,13 +106,21 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 def names_in(texts: Sequence[str]) -> frozenset[str]:
     """Symbols that dims are called, or that sums and products in them are over."""
-    return frozenset(name for t in texts for name in ([t] if t.isidentifier() else _NAME.findall(t)))
+    return frozenset(
+        name for t in texts for name in ([t] if t.isidentifier() else _NAME.findall(t))
+    )
 
 
-def _seeds(model: ModelProto, wanted: Sequence[ValueInfoProto], fixed: Mapping[str, tuple[int, ...]]) -> dict[str, Dims]:
-    """Dims of the inputs: numbers, symbols, and sums or products of these where an exporter wrote one (`past_sequence_length + 1`)."""
+def _seeds(
+    model: ModelProto, wanted: Sequence[ValueInfoProto], fixed: Mapping[str, tuple[int, ...]]
+) -> dict[str, Dims]:
+    """Dims of the inputs: numbers, symbols, and sums or products of these where an exporter wrote
+    one (`past_sequence_length + 1`).
+    """
     tensors = {i.name: tensor_type(i.type) for i in wanted}
-    written = [d.dim_param for t in tensors.values() if t is not None for d in t.shape.dim if d.dim_param]
+    written = [
+        d.dim_param for t in tensors.values() if t is not None for d in t.shape.dim if d.dim_param
+    ]
     known, out = names_in(written), dict[str, Dims]()
     for name, t in tensors.items():
         if name in fixed:
@@ -103,7 +129,11 @@ def _seeds(model: ModelProto, wanted: Sequence[ValueInfoProto], fixed: Mapping[s
             out[name] = tuple(dims.symbol(f"{name}:{k}") for k in range(_rank(model, name)))
         else:
             out[name] = tuple(
-                d.dim_value if d.dim_value > 0 else dims.named(d.dim_param, known) if d.dim_param else dims.symbol(f"{name}:{k}")
+                d.dim_value
+                if d.dim_value > 0
+                else dims.named(d.dim_param, known)
+                if d.dim_param
+                else dims.symbol(f"{name}:{k}")
                 for k, d in enumerate(t.shape.dim)
             )
     return out
@@ -133,29 +163,46 @@ def _guesses(seeds: Mapping[str, Dims], facts: Facts, guess: Guess) -> Callable[
     sizes: dict[str, int] = {}
     for shape in seeds.values():
         now = [facts.now(d) for d in shape]
-        image = facts.images and len(now) == 4 and any(isinstance(d, int) and d in (1, 3, 4) for d in (now[1], now[3]))
+        image = (
+            facts.images
+            and len(now) == 4
+            and any(isinstance(d, int) and d in (1, 3, 4) for d in (now[1], now[3]))
+        )
         for k, d in enumerate(now):
             for s in dims.symbols(d):
                 first = (k == 0 and isinstance(d, Dim) and d.op == "sym") or "batch" in s.lower()
                 past = "past" in s and "sequence" in s
-                size = guess[2] if past else guess[0] if first else guess[1] if image or s in facts.spatial else guess[2]
+                size = (
+                    guess[2]
+                    if past
+                    else guess[0]
+                    if first
+                    else guess[1]
+                    if image or s in facts.spatial
+                    else guess[2]
+                )
                 sizes.setdefault(s, size)
     return lambda s: sizes.get(s, guess[2])
 
 
 def _prepared(model: ModelProto, seeds: Mapping[str, Dims]) -> ModelProto:
-    """The model without weights and functions, with inferred types and what is constant folded, as far as it is sound."""
+    """The model without weights and functions, with inferred types and what is constant folded, as
+    far as it is sound.
+    """
     work = onnx_inference.skeleton(model)
     for k in reversed(range(len(work.graph.input))):
         i = work.graph.input[k]
-        if any(i.name == t.name for t in work.graph.initializer):  # nothing is given for it, so it is a constant
+        # nothing is given for it, so it is a constant
+        if any(i.name == t.name for t in work.graph.initializer):
             del work.graph.input[k]
             continue
         t = tensor_type(i.type)
         if t is not None and i.name in seeds:
             del t.shape.dim[:]
             for d in seeds[i.name]:
-                t.shape.dim.add(**({"dim_value": d} if isinstance(d, int) else {"dim_param": repr(d)}))
+                t.shape.dim.add(
+                    **({"dim_value": d} if isinstance(d, int) else {"dim_param": repr(d)})
+                )
     try:
         if work.functions:
             inline(work)
@@ -172,12 +219,18 @@ def _prepared(model: ModelProto, seeds: Mapping[str, Dims]) -> ModelProto:
 _FOLDED = constant_folding.Budget(1 << 20, 1 << 16, 5.0)
 
 
-def _facts(work: ModelProto, seeds: Mapping[str, Dims], symbols: Mapping[str, int], flipped: bool) -> Facts:
+def _facts(
+    work: ModelProto, seeds: Mapping[str, Dims], symbols: Mapping[str, int], flipped: bool
+) -> Facts:
     own = frozenset(s for d in seeds.values() for e in d for s in dims.symbols(e))
     facts = Facts(own)
     for text, size in symbols.items():
         facts.same(dims.named(text, own), size)
-    leading = [shape[0] for shape in seeds.values() if len(shape) > 1 and isinstance(shape[0], Dim) and shape[0].op == "sym"]
+    leading = [
+        shape[0]
+        for shape in seeds.values()
+        if len(shape) > 1 and isinstance(shape[0], Dim) and shape[0].op == "sym"
+    ]
     Follower(Graph(work), facts, seeds, flipped=flipped)
     facts.again()
     facts.leading = {s for d in leading for s in dims.symbols(facts.now(d))}

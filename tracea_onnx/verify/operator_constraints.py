@@ -1,4 +1,6 @@
-"""What each operator asks of the sizes it takes, for `size_constraints`, and dims of results that the rules do not need (`shapes.symbolic`)."""
+"""What each operator asks of the sizes it takes, for `size_constraints`, and dims of results that
+the rules do not need (`shapes.symbolic`).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,24 @@ from onnx import GraphProto
 from tracea_onnx.ir import dims
 from tracea_onnx.ir.dims import Dim, DimLike
 from tracea_onnx.ir.graph import Array, Graph, Node, subgraphs
-from tracea_onnx.shapes.symbolic import _BROADCAST, _DIMS, Dims, Shapes, axes_of, axis_of, slice_ranges
+from tracea_onnx.shapes.symbolic import (
+    _BROADCAST,
+    _DIMS,
+    Dims,
+    Shapes,
+    axes_of,
+    axis_of,
+    slice_ranges,
+)
 from tracea_onnx.verify.size_constraints import Facts
 
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 _SPATIAL = frozenset({"Conv", "com.microsoft.FusedConv", "ConvTranspose", *_POOLS})
 #: Values that count positions come from these, through these.
 _COUNTING = frozenset({"Range", "CumSum"})
-_CARRIES = frozenset({"Cast", "Unsqueeze", "Squeeze", "Add", "Sub", "Mul", "Expand", "Reshape", "Where", "Identity"})
+_CARRIES = frozenset(
+    {"Cast", "Unsqueeze", "Squeeze", "Add", "Sub", "Mul", "Expand", "Reshape", "Where", "Identity"}
+)
 
 
 # --- what operators ask -----------------------------------------------------------------------------------------------
@@ -65,11 +77,24 @@ def _conv(data: int, weight: int) -> Callable[[Follower, Node], None]:
     def look(s: Follower, n: Node) -> None:
         x, w = _need(s, n.input(data)), _need(s, n.input(weight))
         if len(x) == len(w):
-            s.facts.same(x[1], w[0] if n.op == "ConvTranspose" else dims.mul(w[1], int(n.attr("group", 1))))
+            s.facts.same(
+                x[1], w[0] if n.op == "ConvTranspose" else dims.mul(w[1], int(n.attr("group", 1)))
+            )
         count = len(w) - 2
-        for k, size in enumerate((n.attr("output_shape") or [])[-count:] if n.op == "ConvTranspose" else ()):
-            stride, dilation, extra = ((n.attr(a) or [d] * count)[k] for a, d in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
-            s.facts.same(x[k + 2], dims.floordiv(dims.sub(size - extra - 1, dims.mul(dilation, dims.sub(w[k + 2], 1))), stride) + 1)
+        for k, size in enumerate(
+            (n.attr("output_shape") or [])[-count:] if n.op == "ConvTranspose" else ()
+        ):
+            stride, dilation, extra = (
+                (n.attr(a) or [d] * count)[k]
+                for a, d in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+            )
+            s.facts.same(
+                x[k + 2],
+                dims.floordiv(
+                    dims.sub(size - extra - 1, dims.mul(dilation, dims.sub(w[k + 2], 1))), stride
+                )
+                + 1,
+            )
 
     return look
 
@@ -136,7 +161,12 @@ def _reshape(s: Follower, n: Node) -> None:
     if source is None or shape is None:
         return
     for have, want in zip(_need(s, n.input(0))[:1], shape, strict=False):
-        if isinstance(have, Dim) and isinstance(want, Dim) and have.op == want.op == "sym" and have.name in s.facts.own:
+        if (
+            isinstance(have, Dim)
+            and isinstance(want, Dim)
+            and have.op == want.op == "sym"
+            and have.name in s.facts.own
+        ):
             s.facts.same(have, want)  # what both begin with is the batch
     s.facts.same(source, dims.product(shape))
 
@@ -151,7 +181,9 @@ def _split(s: Follower, n: Node) -> None:
     d = _need(s, n.input(0))
     size = d[axis_of(n, len(d))]
     given = n.attr("split") or (s.graph.ints(n.input(1)) if n.input(1) else None)
-    s.facts.same(size, sum(given) if given else dims.mul(dims.symbol(f"{n.outputs[0]}:part"), len(n.outputs)))
+    s.facts.same(
+        size, sum(given) if given else dims.mul(dims.symbol(f"{n.outputs[0]}:part"), len(n.outputs))
+    )
 
 
 def _einsum(s: Follower, n: Node) -> None:
@@ -167,7 +199,11 @@ def _gather(s: Follower, n: Node) -> None:
     d = _need(s, n.input(0))
     size, taken = d[axis_of(n, len(d))], s.content(n.input(1))
     if isinstance(size, Dim) and taken is not None:
-        s.facts.least += [(size, int(v) + 1 if v >= 0 else -int(v)) for v in taken.reshape(-1) if isinstance(v, int)]
+        s.facts.least += [
+            (size, int(v) + 1 if v >= 0 else -int(v))
+            for v in taken.reshape(-1)
+            if isinstance(v, int)
+        ]
     if taken is None and size != 1 and _counts_positions(s, n.input(1)):
         places = _need(s, n.input(1))
         if isinstance(size, int):
@@ -223,9 +259,18 @@ def _control(s: Follower, n: Node) -> None:
         name = "then_branch" if known.reshape(-1)[0] else "else_branch"
         bodies = [(a.g, {}) for a in n.proto.attribute if a.name == name]
     elif n.op == "If":
-        bodies = [(a.g, {}) for a in sorted(n.proto.attribute, key=lambda a: a.name, reverse=not s.flipped)]
+        bodies = [
+            (a.g, {})
+            for a in sorted(n.proto.attribute, key=lambda a: a.name, reverse=not s.flipped)
+        ]
     for body, seeds in bodies:
-        inner = type(s)(Graph(s.graph.model, body, folder=s.graph.folder, outer=s.graph), s.facts, seeds, s, flipped=s.flipped)
+        inner = type(s)(
+            Graph(s.graph.model, body, folder=s.graph.folder, outer=s.graph),
+            s.facts,
+            seeds,
+            s,
+            flipped=s.flipped,
+        )
         if n.op == "If":
             for out, made in zip(n.outputs, body.output, strict=True):
                 found = inner.dims(made.name)
@@ -260,13 +305,21 @@ def _one_hot(s: Follower, n: Node, _: int) -> Dims | None:
 
 
 def _slice_dims(s: Follower, n: Node, k: int) -> Dims | None:
-    """As the rules have it; a part with ends that are numbers is as long as they say, or as its source allows."""
+    """As the rules have it; a part with ends that are numbers is as long as they say, or as its
+    source allows.
+    """
     found, source = _DIMS["Slice"](s, n, k), _need(s, n.input(0))
     if found is None:
         return None
     out = list(found)
     for axis, start, stop, step in slice_ranges(s, n) or ():
-        if isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop and step == 1 and isinstance(source[axis], Dim):
+        if (
+            isinstance(start, int)
+            and isinstance(stop, int)
+            and 0 <= start < stop
+            and step == 1
+            and isinstance(source[axis], Dim)
+        ):
             out[axis] = dims.sub(dims.minimum(source[axis], stop), start)
         elif isinstance(start, int) and start >= 0 and stop is source[axis] and step == 1:
             out[axis] = dims.sub(stop, start)
@@ -282,7 +335,11 @@ def _expand_dims(s: Follower, n: Node, _: int) -> Dims | None:
     if target is None:
         return None
     rank = max(len(source), target.size)
-    pairs = zip((1,) * (rank - len(source)) + source, (1,) * (rank - target.size) + tuple(target), strict=True)
+    pairs = zip(
+        (1,) * (rank - len(source)) + source,
+        (1,) * (rank - target.size) + tuple(target),
+        strict=True,
+    )
     return tuple(a if b == 1 else b for a, b in pairs)
 
 
@@ -297,20 +354,35 @@ DIMS: dict[str, Callable[[Follower, Node, int], Dims | None]] = {
 class Follower(Shapes):
     """The dims of one graph's values, with what their operators ask noted in `facts` on the way.
 
-    `seeds` are the dims of the graph's inputs, `parent` follows the enclosing graph. With `flipped`, else branches come before
-    then branches: where the two contradict each other, the first counts.
-    """
+    `seeds` are the dims of the graph's inputs, `parent` follows the enclosing graph. With
+    `flipped`, else branches come before then branches: where the two contradict each other, the
+    first counts."""
 
-    def __init__(self, graph: Graph, facts: Facts, seeds: Mapping[str, Dims | None], parent: Follower | None = None, *, flipped: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Facts,
+        seeds: Mapping[str, Dims | None],
+        parent: Follower | None = None,
+        *,
+        flipped: bool = False,
+    ) -> None:
         self.graph, self.facts, self.parent, self.flipped = graph, facts, parent, flipped
         self._named = facts.own
         self._dims = dict(seeds)
         self._contents: dict[str, Array | None] = {}
         self._counts: dict[str, DimLike] = {}
-        self._here = {*graph.inputs, *(t.name for t in graph.proto.initializer), *(o for n in graph.nodes for o in n.outputs)}
+        self._here = {
+            *graph.inputs,
+            *(t.name for t in graph.proto.initializer),
+            *(o for n in graph.nodes for o in n.outputs),
+        }
         fed = set(seeds)
         for node in graph.nodes:
-            with contextlib.suppress(IndexError, TypeError, ValueError, ArithmeticError, RecursionError):  # a malformed node asks for nothing that can be told
+            # a malformed node asks for nothing that can be told
+            with contextlib.suppress(
+                IndexError, TypeError, ValueError, ArithmeticError, RecursionError
+            ):
                 ask(self, node)
             self._visit(node)
             if parent is not None or not fed.isdisjoint(node.inputs):
@@ -349,13 +421,21 @@ class Follower(Shapes):
         return super()._derive(node, k)
 
     def _broadcast(self, node: Node) -> Dims | None:
-        """Sizes that meet were noted to be equal: where they are not known to be, one stands for both."""
+        """Sizes that meet were noted to be equal: where they are not known to be, one stands for
+        both.
+        """
         known = [self.dims(i) for i in node.inputs]
         shapes = [d for d in known if d is not None]
         if not shapes or len(shapes) < len(known):
             return None
-        meeting = [[d for d in reversed([s[-1 - k] for s in shapes if k < len(s)]) if d != 1] for k in range(max(map(len, shapes)))]
-        return tuple(next((d for d in here if isinstance(d, int)), here[0] if here else 1) for here in reversed(meeting))
+        meeting = [
+            [d for d in reversed([s[-1 - k] for s in shapes if k < len(s)]) if d != 1]
+            for k in range(max(map(len, shapes)))
+        ]
+        return tuple(
+            next((d for d in here if isinstance(d, int)), here[0] if here else 1)
+            for here in reversed(meeting)
+        )
 
     def bodies(self, node: Node) -> Iterator[tuple[GraphProto, dict[str, Dims | None]]]:
         """The bodies of a node with the dims of their inputs."""
@@ -365,5 +445,8 @@ class Follower(Shapes):
                 given = [(), (), *map(self.dims, node.inputs[2:])]
             elif node.op == "Scan":
                 states = len(node.inputs) - int(node.attr("num_scan_inputs", 0))
-                given = [d if k < states or d is None else d[1:] for k, d in enumerate(map(self.dims, node.inputs))]
+                given = [
+                    d if k < states or d is None else d[1:]
+                    for k, d in enumerate(map(self.dims, node.inputs))
+                ]
             yield body, {i.name: d for i, d in zip(body.input, given, strict=False)}

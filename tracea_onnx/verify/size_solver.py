@@ -1,8 +1,9 @@
-"""Solves what operators ask of the sizes of inputs (`size_constraints`), with guesses for what they leave open.
+"""Solves what operators ask of the sizes of inputs (`size_constraints`), with guesses for what they
+leave open.
 
-A symbol that one equation decides gets that size; heights and widths that only their product decides (patches beside a table of
-positions) are equal; a total that is fixed is of one batch. Sizes that many would do are the roundest, by powers of two.
-"""
+A symbol that one equation decides gets that size; heights and widths that only their product
+decides (patches beside a table of positions) are equal; a total that is fixed is of one batch.
+Sizes that many would do are the roundest, by powers of two."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ _LARGEST = 1 << 26
 
 
 class Solver:
-    """Sizes of the inputs' symbols: those that equations decide, then guesses, raised and lowered to what operators ask."""
+    """Sizes of the inputs' symbols: those that equations decide, then guesses, raised and lowered
+    to what operators ask.
+    """
 
     def __init__(self, facts: Facts, guess: Callable[[str], int]) -> None:
         self.facts, self.guess = facts, guess
@@ -38,9 +41,14 @@ class Solver:
         for s in facts.own:
             if s not in facts.bound and s not in self.sizes:
                 self.sizes[s] = self._bounded(s)
-        # What two unknown sides meet in, now that everything has a size: one side may still follow from the other.
+        # What two unknown sides meet in, now that everything has a size: one side may still follow
+        # from the other.
         for a, b in pending:
-            if not self._holds(a, b) and len(inner := [s for e in (a, b) for s in dims.symbols(e) if s not in facts.own]) == 1:
+            if (
+                not self._holds(a, b)
+                and len(inner := [s for e in (a, b) for s in dims.symbols(e) if s not in facts.own])
+                == 1
+            ):
                 known = dims.replaced(b if inner[0] in dims.symbols(b) else a, {inner[0]: 1})
                 other = a if inner[0] in dims.symbols(b) else b
                 kept = dict(self.sizes)
@@ -54,7 +62,9 @@ class Solver:
         return {s for d in e for s in dims.symbols(d)} - self.sizes.keys()
 
     def _sided(self, e: tuple[DimLike, DimLike]) -> tuple[DimLike, int] | None:
-        """The side with open symbols, and what the other is; None unless just one side is open, in symbols of inputs alone."""
+        """The side with open symbols, and what the other is; None unless just one side is open, in
+        symbols of inputs alone.
+        """
         opened = [{s for s in dims.symbols(d) if s not in self.sizes} for d in e]
         for k in (0, 1):
             if opened[k] and not opened[1 - k] and opened[k] <= self.facts.own:
@@ -67,7 +77,9 @@ class Solver:
         return _evaluated(d, {**self.sizes, **more})
 
     def _decide(self, d: DimLike, target: int) -> None:
-        """Give the open symbols of `d` sizes with which it is `target`; none where that cannot be found."""
+        """Give the open symbols of `d` sizes with which it is `target`; none where that cannot be
+        found.
+        """
         names = [s for s in dims.symbols(d) if s not in self.sizes]
         if not names:
             return
@@ -76,19 +88,33 @@ class Solver:
         rest = [s for s in names if s not in first] or names
         ones = dict.fromkeys(names, 1)
         square = dict.fromkeys(rest, 1)
-        given = [{}] if len(rest) == len(names) else [dict.fromkeys(first, 1), {s: guessed[s] for s in first}]
+        given = (
+            [{}]
+            if len(rest) == len(names)
+            else [dict.fromkeys(first, 1), {s: guessed[s] for s in first}]
+        )
         tries = [(others, square) for others in given]
         if len(rest) == 2:
-            tries += [(others, dict(zip(rest, ratio, strict=True))) for others in given for ratio in _RATIOS]
+            tries += [
+                (others, dict(zip(rest, ratio, strict=True)))
+                for others in given
+                for ratio in _RATIOS
+            ]
         if len(names) > 1:
-            tries += [({k: v for k, v in others.items() if k != s}, {s: 1}) for others in (ones, guessed) for s in rest]
+            tries += [
+                ({k: v for k, v in others.items() if k != s}, {s: 1})
+                for others in (ones, guessed)
+                for s in rest
+            ]
         for others, parts in tries:
             found = self._proportional(d, target, others, parts)
             if found is not None:
                 self.sizes |= {**others, **found}
                 return
 
-    def _proportional(self, d: DimLike, target: int, others: Mapping[str, int], parts: Mapping[str, int]) -> dict[str, int] | None:
+    def _proportional(
+        self, d: DimLike, target: int, others: Mapping[str, int], parts: Mapping[str, int]
+    ) -> dict[str, int] | None:
         """Sizes in these proportions with which `d` is `target`: the guess, or else the roundest."""
 
         def at(v: int) -> int:
@@ -105,7 +131,9 @@ class Solver:
         return {s: p * size for s, p in parts.items()} if size else None
 
     def _bounded(self, name: str) -> int:
-        """The guess at a symbol, at least and at most what operators ask where they ask it of this symbol alone."""
+        """The guess at a symbol, at least and at most what operators ask where they ask it of this
+        symbol alone.
+        """
         size = self.guess(name)
         for asked, n in self.facts.least:
             d = self.facts.now(asked)
@@ -121,7 +149,12 @@ class Solver:
 
     def _holds(self, a: DimLike, b: DimLike) -> bool:
         """Whether an equation holds, for some size of what it has beside the inputs' symbols."""
-        x, y = (self._at(dims.replaced(d, {s: 1 for s in dims.symbols(d) if s not in self.facts.own}), {}) for d in (a, b))
+        x, y = (
+            self._at(
+                dims.replaced(d, {s: 1 for s in dims.symbols(d) if s not in self.facts.own}), {}
+            )
+            for d in (a, b)
+        )
         if x is None or y is None:
             return True
         inner = [[s for s in dims.symbols(d) if s not in self.facts.own] for d in (a, b)]
@@ -149,7 +182,10 @@ class Solver:
 
     def largest(self) -> int:
         """How many elements the largest value of the model has that can be told."""
-        return max((self._at(d, {}) or 0 for d in {self.facts.now(d) for d in self.facts.counts}), default=0)
+        return max(
+            (self._at(d, {}) or 0 for d in {self.facts.now(d) for d in self.facts.counts}),
+            default=0,
+        )
 
 
 def _evaluated(e: DimLike, sizes: Mapping[str, int]) -> int | None:
@@ -174,7 +210,9 @@ _INFINITE = 1 << 62
 
 
 def _first(holds: Callable[[int], bool]) -> int | None:
-    """The smallest size from 1 for which `holds`, which holds for all larger ones, too; None where it holds for none."""
+    """The smallest size from 1 for which `holds`, which holds for all larger ones, too; None where
+    it holds for none.
+    """
     high = 1
     while not holds(high):
         high *= 2

@@ -1,12 +1,14 @@
-"""Runs two models on the same inputs and compares what they give, against bounds that follow from the arithmetic.
+"""Runs two models on the same inputs and compares what they give, against bounds that follow from
+the arithmetic.
 
     |a - b| <= atol + rtol * max(|a|, rms(a))        a: the reference, ONNX Runtime with its optimisations off
 
-By default rtol = 2 eps sqrt(K D) with K the longest reduction of the model, D how many reductions it has, and eps of the output's type (of
-the coarsest type the model computes in); atol = 0. A model that magnifies rounding errors beyond that is measured: an output may then differ by
-8 times what the original itself changes by under ONNX Runtime's own optimisations, or when its inputs change by one rounding. Integers, booleans
-and strings must be equal, NaN and infinities must be in the same places.
-"""
+By default rtol = 2 eps sqrt(K D) with K the longest reduction of the model, D how many reductions
+it has, and eps of the output's type (of the coarsest type the model computes in); atol = 0. A model
+that magnifies rounding errors beyond that is measured: an output may then differ by 8 times what
+the original itself changes by under ONNX Runtime's own optimisations, or when its inputs change by
+one rounding. Integers, booleans and strings must be equal, NaN and infinities must be in the same
+places."""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from tracea_onnx.verify import input_values as feeds
 
 @dataclass(frozen=True)
 class OutputError:
-    """How far one output is from the reference. max_rel is |a - b| / |a| where |a| is at least the output's rms; `ok` says within bounds."""
+    """How far one output is from the reference. max_rel is |a - b| / |a| where |a| is at least the
+    output's rms; `ok` says within bounds.
+    """
 
     name: str
     max_abs: float
@@ -52,15 +56,21 @@ class Verification:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "inputs": self.inputs, "outputs": [asdict(o) for o in self.outputs], "note": self.note}
+        return {
+            "ok": self.ok,
+            "inputs": self.inputs,
+            "outputs": [asdict(o) for o in self.outputs],
+            "note": self.note,
+        }
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Element bound atol + rtol * scale; without a given rtol it is 2 eps sqrt(reduction), eps never below `eps`.
+    """Element bound atol + rtol * scale; without a given rtol it is 2 eps sqrt(reduction), eps
+    never below `eps`.
 
-    reduction = K D; for a result in a narrower type, whose sums are formed in fp32, just D. `flips` is the share of integers that may differ.
-    """
+    reduction = K D; for a result in a narrower type, whose sums are formed in fp32, just D. `flips`
+    is the share of integers that may differ."""
 
     rtol: float | None
     atol: float
@@ -76,21 +86,35 @@ class Bounds:
         return 2.0 * max(own, self.eps) * math.sqrt(self.reduction)
 
 
-_EPS = {"float64": float(np.finfo(np.float64).eps), "complex128": float(np.finfo(np.float64).eps), "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_EPS = {
+    "float64": float(np.finfo(np.float64).eps),
+    "complex128": float(np.finfo(np.float64).eps),
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
 
 
 #: Share of an integer output (classes, indices) that a narrower type may decide otherwise.
 _FLIPS = 0.05
 
 
-#: An optimizer of ONNX Runtime (1.31) that takes the process down at some fp16 graphs of transpositions. It changes layouts, not whether a model loads.
+#: An optimizer of ONNX Runtime (1.31) that takes the process down at some fp16 graphs of
+#: transpositions. It changes layouts, not whether a model loads.
 _CRASHING = ["NchwcTransformer"]
 #: Seconds that one run of a model may take.
 TIME_LIMIT = 600.0
 
 
-def session(source: model_file.Source, *, optimise: bool = False, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
-    """An ONNX Runtime session of a loaded model; external data is read from its folder. Raises ONNX Runtime's own errors."""
+def session(
+    source: model_file.Source,
+    *,
+    optimise: bool = False,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+) -> Any:
+    """An ONNX Runtime session of a loaded model; external data is read from its folder.
+
+    Raises ONNX Runtime's own errors.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -99,17 +123,27 @@ def session(source: model_file.Source, *, optimise: bool = False, providers: Seq
     options.log_severity_level = 4
     model, folder = model_file.with_real_paths(source)
     if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(folder)
+        )
     if PROVIDER_NAME in providers:
-        return create_session(model_file.serialize(model), {"specs": "trust"}, options)  # a spec that says something else than its body shows
-    # Without enable_fallback=0 an error is printed over several lines, and the session is tried once more.
+        # a spec that says something else than its body shows
+        return create_session(model_file.serialize(model), {"specs": "trust"}, options)
+    # Without enable_fallback=0 an error is printed over several lines, and the session is tried
+    # once more.
     return ort.InferenceSession(
-        model_file.serialize(model), options, providers=list(providers), disabled_optimizers=_CRASHING if optimise else [], enable_fallback=0
+        model_file.serialize(model),
+        options,
+        providers=list(providers),
+        disabled_optimizers=_CRASHING if optimise else [],
+        enable_fallback=0,
     )
 
 
 def loads(source: model_file.Source) -> bool:
-    """Whether stock ONNX Runtime loads the model with its own optimisations, as a user's session would."""
+    """Whether stock ONNX Runtime loads the model with its own optimisations, as a user's session
+    would.
+    """
     try:
         session(source, optimise=True)
     except Exception:
@@ -147,21 +181,29 @@ def measure(
     kind: Kind | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Reference:
-    """Run the original on `values`, or on generated inputs; a result may compute in the narrower type `kind`.
+    """Run the original on `values`, or on generated inputs; a result may compute in the narrower
+    type `kind`.
 
-    No run of either takes longer than `time_limit` seconds. Raises VerificationError when the original runs on no input that could be
-    made, or runs too long; UsageError for bounds that are none.
-    """
+    No run of either takes longer than `time_limit` seconds. Raises VerificationError when the
+    original runs on no input that could be made, or runs too long; UsageError for bounds that are
+    none."""
     for name, value in (("rtol", rtol), ("atol", atol), ("seed", seed), ("time_limit", time_limit)):
         if value is not None and not value >= 0:
             raise UsageError(f"{name} is {value}", "give a number that is not negative")
     try:
         oracle = session(source)
     except Exception as e:
-        raise VerificationError(f"ONNX Runtime cannot load the original: {first_line(e)}", "give --no-verify to go on without verification") from None
+        raise VerificationError(
+            f"ONNX Runtime cannot load the original: {first_line(e)}",
+            "give --no-verify to go on without verification",
+        ) from None
     names = [o.name for o in oracle.get_outputs()]
     fed, expected = _reference_run(source, oracle, seed, values, shapes, time_limit)
-    note = "the model draws random numbers: only types and shapes were compared" if _is_random(source.model) else ""
+    note = (
+        "the model draws random numbers: only types and shapes were compared"
+        if _is_random(source.model)
+        else ""
+    )
     longest, count = reductions(source)
     if kind is None:
         bounds = Bounds(rtol, atol or 0.0, longest * count, _coarsest(source.model), bool(note))
@@ -170,8 +212,13 @@ def measure(
     return Reference(source, names, fed, expected, bounds, note, kind, time_limit)
 
 
-def judge(reference: Reference, candidate: model_file.Source, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Verification:
-    """Compare what `candidate` gives with the reference, on plain ONNX Runtime with every rounding of a narrower type that was asked for.
+def judge(
+    reference: Reference,
+    candidate: model_file.Source,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+) -> Verification:
+    """Compare what `candidate` gives with the reference, on plain ONNX Runtime with every rounding
+    of a narrower type that was asked for.
 
     Raises VerificationError when it does not run or has another interface.
     """
@@ -180,25 +227,45 @@ def judge(reference: Reference, candidate: model_file.Source, providers: Sequenc
     try:
         other = session(candidate, providers=providers)
     except Exception as e:
-        raise VerificationError(f"ONNX Runtime cannot load the result: {first_line(e)}", "report this with the model") from None
+        raise VerificationError(
+            f"ONNX Runtime cannot load the result: {first_line(e)}", "report this with the model"
+        ) from None
     names = reference.names
     if names != [o.name for o in other.get_outputs()]:
-        raise VerificationError("the two models have different outputs", "compare models of the same interface")
+        raise VerificationError(
+            "the two models have different outputs", "compare models of the same interface"
+        )
     accepted = {i.name for i in [*other.get_inputs(), *other.get_overridable_initializers()]}
     try:
-        got = deadline.run(other, names, {k: v for k, v in reference.fed.items() if k in accepted}, reference.time_limit)
+        got = deadline.run(
+            other,
+            names,
+            {k: v for k, v in reference.fed.items() if k in accepted},
+            reference.time_limit,
+        )
     except deadline.TooLong:
-        raise VerificationError(f"the result runs longer than {reference.time_limit:g} s", "give a longer --time-limit, or --no-verify") from None
+        raise VerificationError(
+            f"the result runs longer than {reference.time_limit:g} s",
+            "give a longer --time-limit, or --no-verify",
+        ) from None
     except Exception as e:
-        raise VerificationError(f"the result fails on inputs the original accepts: {first_line(e)}", "report this with the model") from None
+        raise VerificationError(
+            f"the result fails on inputs the original accepts: {first_line(e)}",
+            "report this with the model",
+        ) from None
     outputs = compared(reference, got)
     shown = {k: list(getattr(v, "shape", [])) for k, v in reference.fed.items()}
     return Verification(all(o.ok for o in outputs), shown, outputs, reference.note)
 
 
 def compared(reference: Reference, got: Sequence[Any]) -> tuple[OutputError, ...]:
-    """Each result beside the reference's, in its order; within the bounds, or within what rounding does to the original itself."""
-    outputs = tuple(_compare(n, a, b, reference.bounds) for n, a, b in zip(reference.names, reference.expected, got, strict=True))
+    """Each result beside the reference's, in its order; within the bounds, or within what rounding
+    does to the original itself.
+    """
+    outputs = tuple(
+        _compare(n, a, b, reference.bounds)
+        for n, a, b in zip(reference.names, reference.expected, got, strict=True)
+    )
     if reference.bounds.rtol is None and not all(o.ok for o in outputs):
         outputs = tuple(_excuse(o, s) for o, s in zip(outputs, reference.spread, strict=True))
     return outputs
@@ -217,19 +284,30 @@ def verify(
 ) -> Verification:
     """Compare `candidate` with `reference` on `values`, or on generated inputs.
 
-    Raises VerificationError when the two have different inputs or outputs, or when the reference runs on no input that could be made.
-    """
-    return judge(measure(reference, rtol=rtol, atol=atol, seed=seed, values=values, shapes=shapes), candidate, providers)
+    Raises VerificationError when the two have different inputs or outputs, or when the reference
+    runs on no input that could be made."""
+    return judge(
+        measure(reference, rtol=rtol, atol=atol, seed=seed, values=values, shapes=shapes),
+        candidate,
+        providers,
+    )
 
 
 def _reference_run(
-    source: model_file.Source, oracle: Any, seed: int, values: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]] | None, time_limit: float
+    source: model_file.Source,
+    oracle: Any,
+    seed: int,
+    values: Mapping[str, Any] | None,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    time_limit: float,
 ) -> tuple[dict[str, Any], Any]:
     names = [o.name for o in oracle.get_outputs()]
     if values is not None:
         missing = [i.name for i in oracle.get_inputs() if i.name not in values]
         if missing:
-            raise VerificationError(f"the given inputs lack '{missing[0]}'", "add it to the .npz file")
+            raise VerificationError(
+                f"the given inputs lack '{missing[0]}'", "add it to the .npz file"
+            )
         known = {i.name for i in [*oracle.get_inputs(), *oracle.get_overridable_initializers()]}
         candidates = iter([{k: v for k, v in values.items() if k in known}])
     else:
@@ -240,19 +318,34 @@ def _reference_run(
             return fed, deadline.run(oracle, names, fed, time_limit)
         except deadline.TooLong:
             fix = "give smaller inputs with --input-shape or --load-inputs, a longer --time-limit, or --no-verify"
-            raise VerificationError(f"the original runs longer than {time_limit:g} s", fix) from None
+            raise VerificationError(
+                f"the original runs longer than {time_limit:g} s", fix
+            ) from None
         except Exception as e:
             if first is None:  # the likeliest
                 failure, first = first_line(e), {k: getattr(v, "shape", ()) for k, v in fed.items()}
     stored = {t.name for t in source.model.graph.initializer}
-    options = feeds.asked([i for i in source.model.graph.input if i.name not in stored], shapes or {}, first) if values is None else ""
-    fix = f"give sizes it runs with, in the form of {options}, or --load-inputs" if options else "give other values with --load-inputs"
+    options = (
+        feeds.asked(
+            [i for i in source.model.graph.input if i.name not in stored], shapes or {}, first
+        )
+        if values is None
+        else ""
+    )
+    fix = (
+        f"give sizes it runs with, in the form of {options}, or --load-inputs"
+        if options
+        else "give other values with --load-inputs"
+    )
     fix += ", or --no-verify" if not shapes else ", or another --input-shape, or --no-verify"
     raise VerificationError(f"the original does not run on the inputs made for it: {failure}", fix)
 
 
 def _is_random(model: ModelProto) -> bool:
-    return any(n.op_type in RANDOM or (n.op_type == "Dropout" and len(n.input) > 2) for n in _all_nodes(model))
+    return any(
+        n.op_type in RANDOM or (n.op_type == "Dropout" and len(n.input) > 2)
+        for n in _all_nodes(model)
+    )
 
 
 def _all_nodes(model: ModelProto) -> list[Any]:
@@ -263,9 +356,15 @@ def _all_nodes(model: ModelProto) -> list[Any]:
 
 
 def _coarsest(model: ModelProto) -> float:
-    """eps of the coarsest float type among the model's weights and casts (0 when there is none below fp32)."""
-    kinds = {t.data_type for t in model_file.tensors(model)} | {i.type.tensor_type.elem_type for i in model.graph.input}
-    kinds |= {a.i for n in _all_nodes(model) if n.op_type == "Cast" for a in n.attribute if a.name == "to"}
+    """eps of the coarsest float type among the model's weights and casts (0 when there is none
+    below fp32).
+    """
+    kinds = {t.data_type for t in model_file.tensors(model)} | {
+        i.type.tensor_type.elem_type for i in model.graph.input
+    }
+    kinds |= {
+        a.i for n in _all_nodes(model) if n.op_type == "Cast" for a in n.attribute if a.name == "to"
+    }
     if TensorProto.BFLOAT16 in kinds:
         return _EPS["bfloat16"]
     if TensorProto.FLOAT16 in kinds:
@@ -274,7 +373,9 @@ def _coarsest(model: ModelProto) -> float:
 
 
 def reductions(source: model_file.Source) -> tuple[int, int]:
-    """The longest sum any operator forms, by its weights (channels x window of a convolution, rows of a product), and how many sums there are."""
+    """The longest sum any operator forms, by its weights (channels x window of a convolution, rows
+    of a product), and how many sums there are.
+    """
     longest, count = 64, 1
     for n in _all_nodes(source.model):
         count += n.op_type in _SUMS
@@ -293,19 +394,39 @@ def reductions(source: model_file.Source) -> tuple[int, int]:
 
 
 _SUMS = frozenset(
-    {"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Einsum", "Attention", "LayerNormalization", "Softmax", "ReduceMean", "ReduceSum"}
+    {
+        "Conv",
+        "ConvTranspose",
+        "MatMul",
+        "Gemm",
+        "LSTM",
+        "GRU",
+        "RNN",
+        "Einsum",
+        "Attention",
+        "LayerNormalization",
+        "Softmax",
+        "ReduceMean",
+        "ReduceSum",
+    }
 )
 
 
 def _spread(r: Reference) -> list[float]:
-    """By output, how far the original's own results move: under ONNX Runtime's optimisations, and when float inputs change by one rounding."""
+    """By output, how far the original's own results move: under ONNX Runtime's optimisations, and
+    when float inputs change by one rounding.
+    """
     rng = np.random.default_rng(0)
     nudged = {k: _nudge(v, rng, 0.0 if r.kind is None else r.kind.eps) for k, v in r.fed.items()}
     runs = []
     for optimise, values in ((True, r.fed), (False, nudged), (True, nudged)):
         try:
-            runs.append(deadline.run(session(r.source, optimise=optimise), r.names, values, r.time_limit))
-        except Exception:  # an optimisation of ONNX Runtime that fails on this model says nothing about the result
+            runs.append(
+                deadline.run(session(r.source, optimise=optimise), r.names, values, r.time_limit)
+            )
+        except (
+            Exception
+        ):  # an optimisation of ONNX Runtime that fails on this model says nothing about the result
             continue
     return [max((_gap(a, run[k]) for run in runs), default=0.0) for k, a in enumerate(r.expected)]
 
@@ -329,7 +450,13 @@ def _nudge(value: Any, rng: np.random.Generator, least: float) -> Any:
 
 
 def _gap(a: Any, b: Any) -> float:
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray) or a.dtype.kind != "f" or a.shape != b.shape or not a.size:
+    if (
+        not isinstance(a, np.ndarray)
+        or not isinstance(b, np.ndarray)
+        or a.dtype.kind != "f"
+        or a.shape != b.shape
+        or not a.size
+    ):
         return 0.0
     most = 0.0
     for x, y in _chunks(a, b, np.float64):
@@ -338,7 +465,8 @@ def _gap(a: Any, b: Any) -> float:
     return most
 
 
-#: Elements that are compared at a time: wider copies of whole outputs would take several times what the outputs do.
+#: Elements that are compared at a time: wider copies of whole outputs would take several times what
+#: the outputs do.
 _CHUNK = 1 << 18
 
 
@@ -354,27 +482,56 @@ def _compare(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
         return _compare_list(name, a, b, bounds)
     x, y = np.asarray(a), np.asarray(b)
     if x.dtype != y.dtype or x.shape != y.shape:
-        return OutputError(name, math.inf, math.inf, math.inf, False, f"{x.dtype}{list(x.shape)} became {y.dtype}{list(y.shape)}")
+        return OutputError(
+            name,
+            math.inf,
+            math.inf,
+            math.inf,
+            False,
+            f"{x.dtype}{list(x.shape)} became {y.dtype}{list(y.shape)}",
+        )
     if bounds.types_only or not x.size:
         return OutputError(name, 0.0, 0.0, 0.0)
     if x.dtype.kind in "fc" or x.dtype.name == "bfloat16":
         return _compare_floats(name, x, y, bounds)
     wrong = int(np.count_nonzero(x != y))
-    gap = max(float(np.max(np.abs(p - q))) for p, q in _chunks(x, y, np.float64)) if wrong and x.dtype.kind in "iub" else float(wrong)
+    gap = (
+        max(float(np.max(np.abs(p - q))) for p, q in _chunks(x, y, np.float64))
+        if wrong and x.dtype.kind in "iub"
+        else float(wrong)
+    )
     ok = wrong <= bounds.flips * x.size
-    return OutputError(name, gap, math.inf if wrong else 0.0, gap, ok, f"{wrong} of {x.size} elements differ" if wrong else "")
+    return OutputError(
+        name,
+        gap,
+        math.inf if wrong else 0.0,
+        gap,
+        ok,
+        f"{wrong} of {x.size} elements differ" if wrong else "",
+    )
 
 
 def _compare_list(name: str, a: Any, b: Any, bounds: Bounds) -> OutputError:
     if a is None and b is None:
         return OutputError(name, 0.0, 0.0, 0.0)
     if a is None or b is None or len(a) != len(b):
-        return OutputError(name, math.inf, math.inf, math.inf, False, "a sequence changed its length")
+        return OutputError(
+            name, math.inf, math.inf, math.inf, False, "a sequence changed its length"
+        )
     if a and isinstance(a[0], dict):
         return OutputError(name, 0.0, 0.0, 0.0, a == b, "" if a == b else "a map differs")
-    parts = [_compare(name, x, y, bounds) for x, y in zip(a, b, strict=True)] or [OutputError(name, 0.0, 0.0, 0.0)]
+    parts = [_compare(name, x, y, bounds) for x, y in zip(a, b, strict=True)] or [
+        OutputError(name, 0.0, 0.0, 0.0)
+    ]
     worst = max(parts, key=lambda p: (not p.ok, p.max_rel))
-    return OutputError(name, max(p.max_abs for p in parts), worst.max_rel, max(p.rmse for p in parts), worst.ok, worst.note)
+    return OutputError(
+        name,
+        max(p.max_abs for p in parts),
+        worst.max_rel,
+        max(p.rmse for p in parts),
+        worst.ok,
+        worst.note,
+    )
 
 
 def _compare_floats(name: str, x: Any, y: Any, bounds: Bounds) -> OutputError:
@@ -383,8 +540,14 @@ def _compare_floats(name: str, x: Any, y: Any, bounds: Bounds) -> OutputError:
     count, squares = 0, 0.0
     for p, q in _chunks(x, y, wide):
         infinite = np.isinf(p)
-        if not (np.array_equal(np.isnan(p), np.isnan(q)) and np.array_equal(infinite, np.isinf(q)) and np.array_equal(p[infinite], q[infinite])):
-            return OutputError(name, math.inf, math.inf, math.inf, False, "NaN or infinities are in other places")
+        if not (
+            np.array_equal(np.isnan(p), np.isnan(q))
+            and np.array_equal(infinite, np.isinf(q))
+            and np.array_equal(p[infinite], q[infinite])
+        ):
+            return OutputError(
+                name, math.inf, math.inf, math.inf, False, "NaN or infinities are in other places"
+            )
         p = p[np.isfinite(p)]
         count, squares = count + p.size, squares + float(np.sum(np.abs(p) ** 2))
     if not count:
@@ -395,7 +558,12 @@ def _compare_floats(name: str, x: Any, y: Any, bounds: Bounds) -> OutputError:
         p, q = p[finite], q[finite]
         gap, scale = np.abs(p - q), np.maximum(np.abs(p), rms)
         relative = np.divide(gap, scale, out=np.where(gap > 0, np.inf, 0.0), where=scale > 0)
-        most, steepest = max(most, float(np.max(gap, initial=0.0))), max(steepest, float(np.max(relative, initial=0.0)))
+        most, steepest = (
+            max(most, float(np.max(gap, initial=0.0))),
+            max(steepest, float(np.max(relative, initial=0.0))),
+        )
         error += float(np.sum(gap**2))
         ok = ok and bool(np.all(gap <= bounds.atol + rtol * scale))
-    return OutputError(name, most, steepest, math.sqrt(error / count), ok, "" if ok else f"beyond rtol {rtol:.1e}")
+    return OutputError(
+        name, most, steepest, math.sqrt(error / count), ok, "" if ok else f"beyond rtol {rtol:.1e}"
+    )

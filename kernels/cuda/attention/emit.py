@@ -1,5 +1,6 @@
-"""CUDA kernels for attention: threads that read keys once where query rows are few, else warp-specialised wgmma on Hopper, mma.sync for 16-bit operands on other
-architectures, and for f32 tensor cores or none."""
+"""CUDA kernels for attention: threads that read keys once where query rows are few, else
+warp-specialised wgmma on Hopper, mma.sync for 16-bit operands on other architectures, and for f32
+tensor cores or none."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from .fa3_sm90 import kernel as fa3
 
 def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
     """The tiles worth having, and for each whether it is the one for the sizes of a run."""
-    few: list[tuple[Any, DimLike]] = decode_select.spread(request, decode_group.instead(request, p, decode_simt.tiles(request, p)))
+    few: list[tuple[Any, DimLike]] = decode_select.spread(
+        request, decode_group.instead(request, p, decode_simt.tiles(request, p))
+    )
     if request.dtype != DType.F32 and (found := decode_select.tiles(request, p, few)):
         return list(found)
     if known(decode_simt.applies(request)) == 1:
@@ -45,7 +48,9 @@ def tiles(request: Request, p: Any) -> list[tuple[Any, DimLike]]:
 
 
 def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Request, dict[str, str]]:
-    """Copies of the operands that tensor copies cannot read: the launch that makes them, the request with the copies' pitches, and where they lie."""
+    """Copies of the operands that tensor copies cannot read: the launch that makes them, the
+    request with the copies' pitches, and where they lie.
+    """
     i = parameters(request)
     operands = [o for o in "qkv" if not fa3.copied(request, o)]
     if not operands:
@@ -55,9 +60,21 @@ def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Reque
     scratch: list[DimLike] = []
     most: DimLike = 0
     for n, o in enumerate(operands):
-        heads, rows, row = i["H" if o == "q" else "KVH"], i["S" if o == "q" else "T"], -(-p.size(o) // 8) * 8
-        params.append(f"const T* {o}, T* {o}_to, i64 {o}_b, i64 {o}_s, i64 {o}_h, int {o}_heads, int {o}_rows, ")
-        args += [Pointer(o), Pointer(f"scratch{n}"), *(Int64(i[f"{o}_{a}"]) for a in "bsh"), Int32(heads), Int32(rows)]
+        heads, rows, row = (
+            i["H" if o == "q" else "KVH"],
+            i["S" if o == "q" else "T"],
+            -(-p.size(o) // 8) * 8,
+        )
+        params.append(
+            f"const T* {o}, T* {o}_to, i64 {o}_b, i64 {o}_s, i64 {o}_h, int {o}_heads, int {o}_rows, "
+        )
+        args += [
+            Pointer(o),
+            Pointer(f"scratch{n}"),
+            *(Int64(i[f"{o}_{a}"]) for a in "bsh"),
+            Int32(heads),
+            Int32(rows),
+        ]
         calls.append(
             f"  if (blockIdx.y == {n}) pad_rows<{p.size(o)}, {_problem.access(request, p, o)}>"
             f"(Rows{{{o}, {o}_to, {o}_b, {o}_s, {o}_h, {o}_heads, {o}_rows}}, batch);\n"
@@ -71,13 +88,23 @@ def _padded(request: Request, p: Any, use: DimLike) -> tuple[list[Kernel], Reque
         f'extern "C" __global__ void __launch_bounds__(256) attention_pad({"".join(params)}int batch) {{\n  after_previous();\n{"".join(calls)}}}\n'
     )
     grid = (D.mul(D.minimum(D.ceildiv(most, 256), 8 * request.sms), use), len(operands), 1)
-    first = Kernel(source, "attention_pad", grid, 256, (*args, Int32(i["B"])), pdl=overlapped(request), scratch=tuple(scratch))
+    first = Kernel(
+        source,
+        "attention_pad",
+        grid,
+        256,
+        (*args, Int32(i["B"])),
+        pdl=overlapped(request),
+        scratch=tuple(scratch),
+    )
     copies = {o: f"scratch{n}" for n, o in enumerate(operands)}
     return [first], replace(request, ints=ints, unaligned=request.unaligned - set(operands)), copies
 
 
 def _sized(request: Request) -> Request:
-    """With a number for a batch that is known at run time, where tiles are chosen for a range of it."""
+    """With a number for a batch that is known at run time, where tiles are chosen for a range of
+    it.
+    """
     batch = about(request.ints["B"], 0)
     return replace(request, ints={**request.ints, "B": batch}) if batch else request
 
@@ -87,7 +114,9 @@ def attention(request: Request) -> list[Kernel]:
     if not isinstance(i["S"], Dim) or i["T"] is i["S"]:
         return _kernels(request)
     one = D.equal(i["S"], 1)  # a step of decoding
-    return either([(one, _kernels(replace(request, ints={**i, "S": 1}))), (D.sub(1, one), _kernels(request))])
+    return either(
+        [(one, _kernels(replace(request, ints={**i, "S": 1}))), (D.sub(1, one), _kernels(request))]
+    )
 
 
 def _kernels(request: Request) -> list[Kernel]:
@@ -107,13 +136,29 @@ def _kernels(request: Request) -> list[Kernel]:
                 kernels += kind.kernels(request, p, tile, use, f"scratch{len(scratch)}")
                 if tile.spread:
                     scratch.append(kind.scratch(request, p, tile, use))
-    kernels += [decode_stream.kernel(rows, _problem.problem(rows), tile, use) for tile, use in chosen if isinstance(tile, decode_stream.TILE)]
-    kernels += [simt.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, simt.PlainTile)]
-    kernels += [tf32x3.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, tf32x3.SplitTile)]
-    kernels += [fa2.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, fa2.MmaTile)]
+    kernels += [
+        decode_stream.kernel(rows, _problem.problem(rows), tile, use)
+        for tile, use in chosen
+        if isinstance(tile, decode_stream.TILE)
+    ]
+    kernels += [
+        simt.kernel(request, p, tile, use)
+        for tile, use in chosen
+        if isinstance(tile, simt.PlainTile)
+    ]
+    kernels += [
+        tf32x3.kernel(request, p, tile, use)
+        for tile, use in chosen
+        if isinstance(tile, tf32x3.SplitTile)
+    ]
+    kernels += [
+        fa2.kernel(request, p, tile, use) for tile, use in chosen if isinstance(tile, fa2.MmaTile)
+    ]
     kernels += copies
     for tile, use in by_copies:
-        kernels += fa3.kernels(copied, _problem.problem(rows), tile, use, places, f"scratch{len(scratch)}")
+        kernels += fa3.kernels(
+            copied, _problem.problem(rows), tile, use, places, f"scratch{len(scratch)}"
+        )
         if tile.spread:
             scratch.append(fa3.scratch(copied, p, tile, use))
     return [replace(k, scratch=tuple(scratch)) for k in kernels]

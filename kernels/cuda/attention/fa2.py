@@ -32,7 +32,10 @@ def _warps(request: Request) -> int:
     if any(s is None for s in sizes):
         return 4
     b, h, s = (int(x or 0) for x in sizes)
-    return next((w for w in (4, 2) if b * h * -(-s // (16 * w)) >= request.sms and s > 8 * w), 1 if s <= 16 else 2)
+    return next(
+        (w for w in (4, 2) if b * h * -(-s // (16 * w)) >= request.sms and s > 8 * w),
+        1 if s <= 16 else 2,
+    )
 
 
 def kernel(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
@@ -40,10 +43,24 @@ def kernel(request: Request, p: Any, tile: MmaTile, use: DimLike) -> Kernel:
     pitch, pitch_v = (-(-n // 16) * 32 + 16 for n in (p.head, p.head_v))
     smem = 16 * warps * pitch + 2 * keys * (pitch + pitch_v)
     constants = f"{p.constants(request.dtype)}constexpr int WARPS = {warps}, BN = {keys};\n"
-    templates = template("common/base", "common/mma", "attention/problem", "attention/online_softmax", "attention/fa2")
+    templates = template(
+        "common/base",
+        "common/mma",
+        "attention/problem",
+        "attention/online_softmax",
+        "attention/fa2",
+    )
     source = f"{prelude(request.dtype)}{constants}{templates}{problem.entry(32 * warps)}"
     grid = (D.mul(problem.blocks(request, 16 * warps), use), 1, 1)
-    return Kernel(source, "attention", grid, 32 * warps, problem.arguments(request, {}), smem=smem, pdl=overlapped(request))
+    return Kernel(
+        source,
+        "attention",
+        grid,
+        32 * warps,
+        problem.arguments(request, {}),
+        smem=smem,
+        pdl=overlapped(request),
+    )
 
 
 def tiles(request: Request) -> list[tuple[MmaTile, DimLike]]:

@@ -1,4 +1,6 @@
-"""The epilogue of products and convolutions as CUDA text: scale, bias, residual, activation or program on neighbouring columns of one row."""
+"""The epilogue of products and convolutions as CUDA text: scale, bias, residual, activation or
+program on neighbouring columns of one row.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ Parameter = tuple[str, str, Argument]  # C++ type, name, what the launch passes
 
 @dataclass(frozen=True)
 class Epilogue:
-    """`source` defines `struct Epilogue` and `finish(e, c, v, m, full, n, count)` on `float v[WIDTH]`: columns n.. of row m, of which `count` exist.
-    `c = columns_at(e, n, end)` are the operands that depend on the columns alone, of which `end` exist; without `c` finish reads them itself.
+    """`source` defines `struct Epilogue` and `finish(e, c, v, m, full, n, count)` on `float
+    v[WIDTH]`: columns n.. of row m, of which `count` exist. `c = columns_at(e, n, end)` are the
+    operands that depend on the columns alone, of which `end` exist; without `c` finish reads them
+    itself.
 
-    `parameters` are kernel parameters; `arguments` fills the struct. column: bytes of a `Column`, one column's operands, where these are asked for:
-    `column_at(e, n, end)` reads one, `columns_of(p)` makes Columns of two neighbours."""
+    `parameters` are kernel parameters; `arguments` fills the struct. column: bytes of a `Column`,
+    one column's operands, where these are asked for: `column_at(e, n, end)` reads one,
+    `columns_of(p)` makes Columns of two neighbours."""
 
     source: str
     parameters: tuple[Parameter, ...]
@@ -61,8 +66,12 @@ template <bool VECTOR> DEV void load_columns(const T* p, int count, float (&v)[W
 
 
 def vector(r: Request, operand: str, pitches: tuple[DimLike, ...], columns: DimLike = 0) -> bool:
-    """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned; `columns` is where a group's columns start."""
-    return operand not in r.unaligned and all(multiple_of(p) * r.dtype.size >= 16 for p in (*pitches, columns))
+    """Whether 16-byte accesses at columns 0, 8, 16, ... of `operand`'s rows are aligned; `columns`
+    is where a group's columns start.
+    """
+    return operand not in r.unaligned and all(
+        multiple_of(p) * r.dtype.size >= 16 for p in (*pitches, columns)
+    )
 
 
 def residual(r: Request) -> bool:
@@ -74,11 +83,13 @@ def epilogue(
     r: Request, pitches: tuple[DimLike, ...], columns: DimLike = 0, *, scaled: bool = False, width: int = 8, staged: bool = False, touched: bool = False,
     tabled: bool = False,
 ) -> Epilogue:  # fmt: skip
-    """pitches: of the residual and, for a convolution, of the program's full operands (a product's have their own `o*_ld`).
-    columns: multiple at which a group's columns start (0: one group). scaled: the accumulator is multiplied by the launch float `alpha`.
-    width: columns at a time, 8, 4 or 2. staged: the residual is not loaded but given, as another argument `const float (&r)[WIDTH]`. Where x or the residual
-    are to be normalised, `const Norms& norms` of the row follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the constants
-    near. tabled: with Column, for width 2."""
+    """pitches: of the residual and, for a convolution, of the program's full operands (a product's
+    have their own `o*_ld`). columns: multiple at which a group's columns start (0: one group).
+    scaled: the accumulator is multiplied by the launch float `alpha`. width: columns at a time, 8,
+    4 or 2. staged: the residual is not loaded but given, as another argument `const float
+    (&r)[WIDTH]`. Where x or the residual are to be normalised, `const Norms& norms` of the row
+    follows (and a residual is given). touched: `touch_columns(e, n)` brings 8 columns of the
+    constants near. tabled: with Column, for width 2."""
     fields: list[tuple[str, str, Argument]] = []
     ahead: list[tuple[str, str]] = []  # members of Columns, and how they are read
     body: list[str] = []
@@ -89,12 +100,21 @@ def epilogue(
     if "bias" in r.operands:
         fields.append(("const float*", "bias", Pointer("bias")))
         load = reader(r, "bias")
-        if multiple_of(columns) >= 8:  # a bias has at least 8 readable values from any multiple of 8
+        # a bias has at least 8 readable values from any multiple of 8
+        if multiple_of(columns) >= 8:
             step = min(width, 4)
-            read = [f"*(float{step}*)(c.bias + {k}) = {load}((const float{step}*)(e.bias + n + {k}));" for k in range(0, width, step)]
+            read = [
+                f"*(float{step}*)(c.bias + {k}) = {load}((const float{step}*)(e.bias + n + {k}));"
+                for k in range(0, width, step)
+            ]
             ahead.append(("bias", f"if (count > 0) {{ {' '.join(read)} }}"))
         else:
-            ahead.append(("bias", f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n + k) : 0.f;"))
+            ahead.append(
+                (
+                    "bias",
+                    f"for (int k = 0; k < WIDTH; k++) c.bias[k] = k < count ? {load}(e.bias + n + k) : 0.f;",
+                )
+            )
         if "x_stats" not in r.operands:  # else the bias is part of the norm
             body.append("for (int k = 0; k < WIDTH; k++) v[k] += c.bias[k];")
     fields += folded_norm.parameters(r)
@@ -111,25 +131,41 @@ def epilogue(
         act, mode = int(r.ints.get("act", 0)), int(r.ints["res_mode"]) if residual(r) else 0
         source += activation_source(act)
         if act:
-            fields += [("float", f"p{k}", Float32(float(r.floats.get(f"p{k}", 0.0)))) for k in range(2)]
+            fields += [
+                ("float", f"p{k}", Float32(float(r.floats.get(f"p{k}", 0.0)))) for k in range(2)
+            ]
         value = "activation({}, e.p0, e.p1)" if act else "{}"
         if mode and not staged:
             fields.append(("const T*", "res", Pointer("res")))
-            body.append(f"float r[WIDTH]; load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, count, r);")
+            body.append(
+                f"float r[WIDTH]; load_columns<{_bool(vector(r, 'res', pitches, columns))}>(e.res + full + n, count, r);"
+            )
         added = "residual[k]" if "r_stats" in r.operands else "r[k]"
-        expression = {0: value.format("v[k]"), 1: value.format(f"v[k] + {added}"), 2: value.format("v[k]") + f" + {added}"}[mode]
+        expression = {
+            0: value.format("v[k]"),
+            1: value.format(f"v[k] + {added}"),
+            2: value.format("v[k]") + f" + {added}",
+        }[mode]
         body.append(f"for (int k = 0; k < WIDTH; k++) v[k] = {expression};")
     members = " ".join(f"{t} {n};" for t, n, _ in fields)
     source += f"struct Epilogue {{ {members} }};\nstruct alignas({4 * min(width, 4)}) Columns {{ {' '.join(f'float {n}[WIDTH];' for n, _ in ahead)} }};\n"
     reads = _lines(t for _, t in ahead)
-    constant = [n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands and n in r.constant]
-    source += f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n" if touched else ""
+    constant = [
+        n for n in ("bias", "x_sums", "r_gamma", "r_beta") if n in r.operands and n in r.constant
+    ]
+    source += (
+        f"DEV void touch_columns(const Epilogue& e, int n) {{ {' '.join(f'touch(e.{name} + n);' for name in constant)} }}\n"
+        if touched
+        else ""
+    )
     source += f"DEV Columns columns_at(const Epilogue& e, int n, int end) {{\n  Columns c = {{}};\n  const int count = end - n;\n{reads}\n  return c;\n}}\n"
     column = 0
     if tabled:
         text, column = _table([name for name, _ in ahead])
         source += text
-    given = (", const float (&r)[WIDTH]" if staged else "") + (", const Norms& norms" if folded_norm.normed(r) else "")
+    given = (", const float (&r)[WIDTH]" if staged else "") + (
+        ", const Norms& norms" if folded_norm.normed(r) else ""
+    )
     source += f"DEV void finish(const Epilogue& e, const Columns& c, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n{_lines(body)}\n}}\n"
     source += (
         f"DEV void finish(const Epilogue& e, float (&v)[WIDTH], int m, i64 full, int n, int count{given}) {{\n"
@@ -144,7 +180,9 @@ def _table(names: list[str]) -> tuple[str, int]:
     while size < len(names):
         size *= 2
     reads = " ".join(f"c.v[{k}] = to_float(e.{name}[n]);" for k, name in enumerate(names))
-    members = " ".join(f"c.{name}[0] = p.a.v[{k}], c.{name}[1] = p.b.v[{k}];" for k, name in enumerate(names))
+    members = " ".join(
+        f"c.{name}[0] = p.a.v[{k}], c.{name}[1] = p.b.v[{k}];" for k, name in enumerate(names)
+    )
     text = f"""struct Column {{ float v[{size}]; }};
 struct alignas(16) Neighbours {{ Column a, b; }};
 DEV Column column_at(const Epilogue& e, int n, int end) {{ Column c = {{}}; if (n < end) {{ {reads} }} return c; }}
@@ -154,11 +192,21 @@ DEV Columns columns_of(const Column* from) {{ Columns c; const Neighbours p = *(
 
 
 def _lines(statements: Iterable[str]) -> str:
-    return "\n".join(f"  {'#pragma unroll' + chr(10) + '  ' if line.startswith('for') else ''}{line}" for line in statements)
+    return "\n".join(
+        f"  {'#pragma unroll' + chr(10) + '  ' if line.startswith('for') else ''}{line}"
+        for line in statements
+    )
 
 
 def _operand(
-    r: Request, k: int, conv: bool, pitches: tuple[DimLike, ...], columns: DimLike, fields: list[Parameter], ahead: list[tuple[str, str]], body: list[str]
+    r: Request,
+    k: int,
+    conv: bool,
+    pitches: tuple[DimLike, ...],
+    columns: DimLike,
+    fields: list[Parameter],
+    ahead: list[tuple[str, str]],
+    body: list[str],
 ) -> str:
     """Text of program operand k for column `k` of the eight; adds the fields and loads it needs."""
     kind, name = int(r.ints.get(f"o{k}_kind", FULL)), f"o{k}"
@@ -167,14 +215,23 @@ def _operand(
         body.append(f"const float {name} = to_float(e.{name}[{'m' if kind == ROW else '0'}]);")
         return name
     if kind == CHANNEL:
-        ahead.append((name, f"load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, c.{name});"))
+        ahead.append(
+            (
+                name,
+                f"load_columns<{_bool(vector(r, name, (), columns))}>(e.{name} + n, count, c.{name});",
+            )
+        )
         return f"c.{name}[k]"
     if conv:
-        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, count, {name});")
+        body.append(
+            f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, pitches, columns))}>(e.{name} + full + n, count, {name});"
+        )
     else:
         ld = r.ints.get(f"{name}_ld", 0)
         fields.append(("i64", f"{name}_ld", Int64(ld)))
-        body.append(f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (ld,), columns))}>(e.{name} + m * e.{name}_ld + n, count, {name});")
+        body.append(
+            f"float {name}[WIDTH]; load_columns<{_bool(vector(r, name, (ld,), columns))}>(e.{name} + m * e.{name}_ld + n, count, {name});"
+        )
     return f"{name}[k]"
 
 

@@ -1,4 +1,6 @@
-"""Norms folded into the products around them (`folded_norm.cuh`): what the family `gemm_norm` adds to the kernels of `gemm`."""
+"""Norms folded into the products around them (`folded_norm.cuh`): what the family `gemm_norm` adds
+to the kernels of `gemm`.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,39 @@ def parameters(r: Request) -> list[tuple[str, str, Argument]]:
     """Members of the epilogue."""
     fields: list[tuple[str, str, Argument]] = []
     if "x_stats" in r.operands:
-        fields += [("const float2*", "x_stats", Pointer("x_stats")), ("float", "x_eps", _float(r, "x_eps")), ("float", "unscale", _float(r, "unscale"))]
+        fields += [
+            ("const float2*", "x_stats", Pointer("x_stats")),
+            ("float", "x_eps", _float(r, "x_eps")),
+            ("float", "unscale", _float(r, "unscale")),
+        ]
         fields.append(("const float*", "x_sums", Pointer("x_sums")))
     if "r_stats" in r.operands:
-        fields += [("const float2*", "r_stats", Pointer("r_stats")), ("float", "r_eps", _float(r, "r_eps"))]
-        fields += [("const float*", name, Pointer(name)) for name in ("r_gamma", "r_beta") if name in r.operands]
+        fields += [
+            ("const float2*", "r_stats", Pointer("r_stats")),
+            ("float", "r_eps", _float(r, "r_eps")),
+        ]
+        fields += [
+            ("const float*", name, Pointer(name))
+            for name in ("r_gamma", "r_beta")
+            if name in r.operands
+        ]
     if measured(r):
         fields.append(("float2*", "y_stats", Pointer("y_stats")))
     return fields
 
 
 def columns(r: Request, width: int) -> list[tuple[str, str]]:
-    """Operands that depend on the columns alone, and how they are read: all are constants with room behind them."""
+    """Operands that depend on the columns alone, and how they are read: all are constants with room
+    behind them.
+    """
     step = min(width, 4)
     out: list[tuple[str, str]] = []
     for name in ("x_sums", "r_gamma", "r_beta"):
         if name in r.operands:
-            read = [f"*(float{step}*)(c.{name} + {k}) = {reader(r, name)}((const float{step}*)(e.{name} + n + {k}));" for k in range(0, width, step)]
+            read = [
+                f"*(float{step}*)(c.{name} + {k}) = {reader(r, name)}((const float{step}*)(e.{name} + n + {k}));"
+                for k in range(0, width, step)
+            ]
             out.append((name, f"if (count > 0) {{ {' '.join(read)} }}"))
     return out
 
@@ -49,13 +67,23 @@ def body(r: Request) -> list[str]:
     """Statements on the sums, with the bias, and on the residual."""
     out: list[str] = []
     if "x_stats" in r.operands:
-        shift = "fmaf(norms.x.shift, c.x_sums[k], c.bias[k])" if not r.ints.get("x_rms", 0) else "c.bias[k]"
+        shift = (
+            "fmaf(norms.x.shift, c.x_sums[k], c.bias[k])"
+            if not r.ints.get("x_rms", 0)
+            else "c.bias[k]"
+        )
         out.append(f"for (int k = 0; k < WIDTH; k++) v[k] = fmaf(v[k], norms.x.scale, {shift});")
     if "r_stats" in r.operands:
-        value = "r[k] * norms.residual.scale" if r.ints.get("r_rms", 0) else "fmaf(r[k], norms.residual.scale, norms.residual.shift)"
+        value = (
+            "r[k] * norms.residual.scale"
+            if r.ints.get("r_rms", 0)
+            else "fmaf(r[k], norms.residual.scale, norms.residual.shift)"
+        )
         gamma, beta = ("r_gamma" in r.operands), ("r_beta" in r.operands)
         if gamma:
-            value = f"fmaf({value}, c.r_gamma[k], c.r_beta[k])" if beta else f"{value} * c.r_gamma[k]"
+            value = (
+                f"fmaf({value}, c.r_gamma[k], c.r_beta[k])" if beta else f"{value} * c.r_gamma[k]"
+            )
         elif beta:
             value = f"{value} + c.r_beta[k]"
         out += ["float residual[WIDTH];", f"for (int k = 0; k < WIDTH; k++) residual[k] = {value};"]
@@ -63,7 +91,9 @@ def body(r: Request) -> list[str]:
 
 
 def source(r: Request, n: DimLike, k: DimLike) -> str:
-    """Defines NORMED, MEASURED and, for the former, `NormInputs<LANES>`, which loads the statistics of row m and makes Norms of them; comes after Epilogue."""
+    """Defines NORMED, MEASURED and, for the former, `NormInputs<LANES>`, which loads the statistics
+    of row m and makes Norms of them; comes after Epilogue.
+    """
     text = f"#define NORMED {int(normed(r))}\n#define MEASURED {int(measured(r))}\n"
     if not normed(r):
         return text
@@ -74,13 +104,15 @@ def source(r: Request, n: DimLike, k: DimLike) -> str:
             panels, rms = inner // PANEL, "true" if r.ints.get(f"{side}_rms", 0) else "false"
             members.append(f"Statistics<{panels}, LANES> {side};")
             loads.append(f"{side}.load(e.{side}_stats + (i64)m * {panels}, lane);")
-            makes.append(f"norms.{to} = {side}.template norm<{rms}>(lane, e.{side}_eps, {unscale});")
+            makes.append(
+                f"norms.{to} = {side}.template norm<{rms}>(lane, e.{side}_eps, {unscale});"
+            )
     return f"""{text}template <int LANES> struct NormInputs {{
-  {' '.join(members)}
-  METHOD void load(const Epilogue& e, int m, int lane) {{ {' '.join(loads)} }}
+  {" ".join(members)}
+  METHOD void load(const Epilogue& e, int m, int lane) {{ {" ".join(loads)} }}
   METHOD Norms norms(const Epilogue& e, int lane) const {{
     Norms norms;
-    {' '.join(makes)}
+    {" ".join(makes)}
     return norms;
   }}
 }};

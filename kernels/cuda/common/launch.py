@@ -1,4 +1,6 @@
-"""What the CUDA families share on the Python side: names of element types, compile-time parameters, grids."""
+"""What the CUDA families share on the Python side: names of element types, compile-time parameters,
+grids.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,30 @@ def static(d: DimLike, what: str) -> int:
 
 
 def declared(request: Request, kernel: Sequence[tuple[str, str, Argument]]) -> str:
-    """A kernel's parameters (type, name, value) as C++. Constant operands alone are `__restrict__`, which lets the assembler read them through the texture path:
-    it takes such reads for independent of everything and moves them before the wait for the kernel that writes what they read."""
-    fixed = [ctype.startswith("const ") and isinstance(v, Pointer) and v.operand in request.constant for ctype, _, v in kernel]
-    return ", ".join(f"{ctype} {'__restrict__ ' * alone}{name}" for alone, (ctype, name, _) in zip(fixed, kernel, strict=True))
+    """A kernel's parameters (type, name, value) as C++. Constant operands alone are `__restrict__`,
+    which lets the assembler read them through the texture path: it takes such reads for independent
+    of everything and moves them before the wait for the kernel that writes what they read."""
+    fixed = [
+        ctype.startswith("const ") and isinstance(v, Pointer) and v.operand in request.constant
+        for ctype, _, v in kernel
+    ]
+    return ", ".join(
+        f"{ctype} {'__restrict__ ' * alone}{name}"
+        for alone, (ctype, name, _) in zip(fixed, kernel, strict=True)
+    )
 
 
 def reader(request: Request, operand: str) -> str:
-    """What reads through a pointer to this operand, in C++: through the texture path where it is constant."""
+    """What reads through a pointer to this operand, in C++: through the texture path where it is
+    constant.
+    """
     return "__ldg" if operand in request.constant else "*"
 
 
 def vector_width(dtype: DType, *extents: DimLike) -> int:
-    """Largest power of two of elements, at most 16 bytes, that divides every extent (1 when one is symbolic)."""
+    """Largest power of two of elements, at most 16 bytes, that divides every extent (1 when one is
+    symbolic).
+    """
     width = 16 // dtype.size
     while width > 1 and not all(isinstance(e, int) and e % width == 0 for e in extents):
         width //= 2
@@ -55,12 +68,16 @@ def vector_width(dtype: DType, *extents: DimLike) -> int:
 
 
 def blocks(units: DimLike, per_block: int, most: DimLike) -> DimLike:
-    """Blocks of a grid-stride loop over `units`, `per_block` a turn and at most `most`; 0 when there are no units."""
+    """Blocks of a grid-stride loop over `units`, `per_block` a turn and at most `most`; 0 when
+    there are no units.
+    """
     return D.minimum(D.ceildiv(units, per_block), most)
 
 
 def clustered(sms: int, size: int) -> int:
-    """Multiprocessors that clusters of so many blocks can fill: a part of the device holds no whole number of larger ones."""
+    """Multiprocessors that clusters of so many blocks can fill: a part of the device holds no whole
+    number of larger ones.
+    """
     return sms * 10 // 11 if size > 2 else sms
 
 
@@ -75,17 +92,27 @@ def shared(request: Request) -> int:
 
 
 def share(request: Request, smem: int, blocks: int) -> int:
-    """Shared memory with which a multiprocessor holds no more than so many blocks that need `smem` bytes each."""
+    """Shared memory with which a multiprocessor holds no more than so many blocks that need `smem`
+    bytes each.
+    """
     return max(smem, shared(request) // blocks // 1024 * 1024 - 1024)
 
 
 def spread(request: Request, blocks: DimLike, smem: int) -> int:
-    """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of its own: with room for those of the next launch, these would come
-    where the first of this one leave, some beside each other."""
-    alone = overlapped(request) and known(D.less(request.sms, D.mul(blocks, 2))) == known(D.less(blocks, request.sms + 1)) == 1
+    """Shared memory for that many blocks of a launch, of which each should have a multiprocessor of
+    its own: with room for those of the next launch, these would come where the first of this one
+    leave, some beside each other."""
+    alone = (
+        overlapped(request)
+        and known(D.less(request.sms, D.mul(blocks, 2)))
+        == known(D.less(blocks, request.sms + 1))
+        == 1
+    )
     return max(smem, shared(request) // 2) if alone else smem
 
 
 def overlapped(request: Request) -> bool:
-    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is `after_previous()`, or its first half."""
+    """Whether kernels are launched programmatically (`Kernel.pdl`): their first statement is
+    `after_previous()`, or its first half.
+    """
     return request.arch >= 90

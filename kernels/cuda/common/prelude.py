@@ -1,6 +1,8 @@
-"""CUDA C++ text that every generated kernel shares: element types, activations, and pointwise programs as inline functions.
+"""CUDA C++ text that every generated kernel shares: element types, activations, and pointwise
+programs as inline functions.
 
-    source = prelude(DType.F16) + activation_source(act, fast=True) + program_source(program, fast=True) + template
+    source = prelude(DType.F16) + activation_source(act, fast=True) + program_source(program,
+    fast=True) + template
 
 The text needs no header: NVRTC has the device math functions built in.
 """
@@ -66,7 +68,8 @@ DEV float gelu_tanh_(float x) { return x * sigmoid_(x * (1.5957691216057308f + 0
 DEV float mish_(float x) { return x * tanhf(softplus_(x)); }
 """
 
-# Within 2^-11 of the largest value involved, which rounding to 16 bits hides: outputs of type f16 and bf16.
+# Within 2^-11 of the largest value involved, which rounding to 16 bits hides: outputs of type f16
+# and bf16.
 _FAST = r"""
 DEV float exp2_ftz(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEV float reciprocal_ftz(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -93,7 +96,8 @@ DEV float mish_(float x) { const float n = __expf(keep_min(x, 20.f)), m = n * (n
 
 
 def prelude(dtype: DType, *, fast: bool | None = None) -> str:
-    """Types, conversions (`to_float`, `from_float`, `pack2`, `unpack2`) and math functions (`exp_`, `gelu_erf_`, ...); `T` is the element type.
+    """Types, conversions (`to_float`, `from_float`, `pack2`, `unpack2`) and math functions (`exp_`,
+    `gelu_erf_`, ...); `T` is the element type.
 
     fast: approximations good enough for 16-bit results; by default where `dtype` is f16 or bf16."""
     approximate = fast if fast is not None else dtype in (DType.F16, DType.BF16)
@@ -109,7 +113,9 @@ _ACTIVATION_TEXT = {
 
 
 def activation_source(act: int, name: str = "activation") -> str:
-    """`float <name>(float x, float p0, float p1)` for the activation number `act` (index into `abi.ACTIVATIONS`)."""
+    """`float <name>(float x, float p0, float p1)` for the activation number `act` (index into
+    `abi.ACTIVATIONS`).
+    """
     return f"DEV float {name}(float x, float p0, float p1) {{ return {_ACTIVATION_TEXT[ACTIVATIONS[act]]}; }}\n"
 
 
@@ -144,7 +150,9 @@ assert set(_I64_TEXT) | {"const"} == I64_OPCODES
 
 
 def float_text(value: float) -> str:
-    """A C++ float literal of exactly `value` rounded to f32 (hexadecimal; infinities and NaN as bits)."""
+    """A C++ float literal of exactly `value` rounded to f32 (hexadecimal; infinities and NaN as
+    bits).
+    """
     if value != value:
         return "__int_as_float(0x7fffffff)"
     if value in (float("inf"), float("-inf")) or abs(value) >= 2.0**128:
@@ -153,17 +161,26 @@ def float_text(value: float) -> str:
 
 
 def program_source(program: Mapping[str, Any], name: str = "program") -> str:
-    """`<name>(r0, r1, ...)` of a program in the Plan's form: float, or i64 where its type is 1. Needs `prelude`."""
+    """`<name>(r0, r1, ...)` of a program in the Plan's form: float, or i64 where its type is 1.
+
+    Needs `prelude`.
+    """
     integer = bool(program["type"])
     ctype, table = ("i64", _I64_TEXT) if integer else ("float", _F32_TEXT)
     n_in, regs = int(program["n_in"]), int(program["regs"])
-    lines = [f"  {ctype} {', '.join(f'r{k} = 0' for k in range(n_in, regs))};"] if regs > n_in else []
+    lines = (
+        [f"  {ctype} {', '.join(f'r{k} = 0' for k in range(n_in, regs))};"] if regs > n_in else []
+    )
     for op, dst, a, b, c, imm in program["code"]:
         opcode = OPCODES[int(op)]
         if opcode == "const":
             text = str(int(imm)) if integer else float_text(float(imm))
         else:
-            text = table[opcode].format(a=f"r{int(a)}", b=f"r{int(b)}", c=f"r{int(c)}").replace("INF", "__int_as_float(0x7f800000)")
+            text = (
+                table[opcode]
+                .format(a=f"r{int(a)}", b=f"r{int(b)}", c=f"r{int(c)}")
+                .replace("INF", "__int_as_float(0x7f800000)")
+            )
         lines.append(f"  r{int(dst)} = {text};")
     body = "\n".join(lines)
     return f"DEV {ctype} {name}({', '.join(f'{ctype} r{k}' for k in range(n_in))}) {{\n{body}\n  return r{int(program['out'])};\n}}\n"
@@ -178,19 +195,30 @@ def _read(dtype: DType, integer: bool, value: str) -> str:
 
 
 def _write(dtype: DType, integer: bool, to: str, value: str) -> str:
-    """Statement storing the program's result; floats become integers through i64, so that a value out of range wraps."""
+    """Statement storing the program's result; floats become integers through i64, so that a value
+    out of range wraps.
+    """
     if dtype == DType.BOOL:
         return f"{to} = {value} != 0;"
     if dtype in (DType.F32, *_NARROW):
         return f"from_float({to}, float({value}));"
     ctype = C_TYPES[dtype]
-    return f"{to} = ({ctype})({value});" if integer or dtype == DType.F64 else f"{to} = ({ctype})(i64)({value});"
+    return (
+        f"{to} = ({ctype})({value});"
+        if integer or dtype == DType.F64
+        else f"{to} = ({ctype})(i64)({value});"
+    )
 
 
-def stages_source(program: Mapping[str, Any], inputs: Sequence[tuple[DType, str]], out: DType, result: str) -> tuple[str, str, bool]:
-    """Text of a program's functions, of the statements that compute `result` (an lvalue of type `out`) from `inputs` (type and text of each), and whether
-    approximations good enough for 16-bit results do. The result of a stage has its element type before another one reads it."""
-    rows = program.get("stages") or [{"program": program, "dtype": int(out), "from": list(range(len(inputs)))}]
+def stages_source(
+    program: Mapping[str, Any], inputs: Sequence[tuple[DType, str]], out: DType, result: str
+) -> tuple[str, str, bool]:
+    """Text of a program's functions, of the statements that compute `result` (an lvalue of type
+    `out`) from `inputs` (type and text of each), and whether approximations good enough for 16-bit
+    results do. The result of a stage has its element type before another one reads it."""
+    rows = program.get("stages") or [
+        {"program": program, "dtype": int(out), "from": list(range(len(inputs)))}
+    ]
     source, text = "", ""
     places = list(inputs)
     for k, row in enumerate(rows):
@@ -199,7 +227,14 @@ def stages_source(program: Mapping[str, Any], inputs: Sequence[tuple[DType, str]
         values = ", ".join(_read(places[x][0], integer, places[x][1]) for x in row["from"])
         last = k == len(rows) - 1
         to = result if last else f"s{k}"
-        text += ("" if last else f"{C_TYPES[dtype]} s{k}; ") + _write(dtype, integer, to, f"stage{k}({values})") + " "
+        text += (
+            ("" if last else f"{C_TYPES[dtype]} s{k}; ")
+            + _write(dtype, integer, to, f"stage{k}({values})")
+            + " "
+        )
         places.append((dtype, f"s{k}"))
-    exact = {DType(row["dtype"]) for row in rows if not row["program"]["type"]} - {*_NARROW, DType.BOOL}
+    exact = {DType(row["dtype"]) for row in rows if not row["program"]["type"]} - {
+        *_NARROW,
+        DType.BOOL,
+    }
     return source, text, out in _NARROW and not exact

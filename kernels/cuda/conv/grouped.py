@@ -1,7 +1,9 @@
-"""Convolutions in groups as products: neighbouring groups form a bundle, whose output channels all see the bundle's input channels through filters with zeros
-in them. It multiplies several times what it must, but on tensor cores, whose tiles are 64 wide, that is less than one product for each group.
+"""Convolutions in groups as products: neighbouring groups form a bundle, whose output channels all
+see the bundle's input channels through filters with zeros in them. It multiplies several times what
+it must, but on tensor cores, whose tiles are 64 wide, that is less than one product for each group.
 
-The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a bundle is one group (then they are these)."""
+The widened filters [OC, KH, KW, round_up(channels of a bundle, 8)] follow the packed ones, unless a
+bundle is one group (then they are these)."""
 
 from __future__ import annotations
 
@@ -14,15 +16,28 @@ from tracea_onnx.plan.kernel_families import bundled_groups
 
 from ..common import templates
 
-#: Measured on an H200: how much slower one product for each group is than its price beside these; clocks that im2col copies take for 64 channels of a pixel, whose
-#: pixels begin at multiples of 32 bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how much longer a filter takes; how much
-#: slower windows of channels are to multiply that lie across lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
-ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = 1.5, 4.0, 7.6, 3.5, 5.0, 1.5, 1.25, 1700.0
+#: Measured on an H200: how much slower one product for each group is than its price beside these;
+#: clocks that im2col copies take for 64 channels of a pixel, whose pixels begin at multiples of 32
+#: bytes or of 16, and without groups at multiples of 32, or of 16 with more than 64 channels; how
+#: much longer a filter takes; how much slower windows of channels are to multiply that lie across
+#: lines of 128 bytes; clocks to start, which the prices of SplitTile and Tile leave out.
+ALONE, _PIXEL, _ODD_PIXEL, _EVEN_PIXEL, _WIDE_PIXEL, _FILTER, _STRADDLING, START = (
+    1.5,
+    4.0,
+    7.6,
+    3.5,
+    5.0,
+    1.5,
+    1.25,
+    1700.0,
+)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """groups in one bundle; columns: output channels and channels: input channels of it; count: bundles."""
+    """groups in one bundle; columns: output channels and channels: input channels of it; count:
+    bundles.
+    """
 
     groups: int
     columns: int
@@ -48,16 +63,29 @@ def of(r: Request) -> Bundle:
 
 def widened(r: Request) -> bool:
     """Whether there are filters with zeros behind the packed ones."""
-    return r.arch == 90 and r.dtype in (DType.F16, DType.BF16) and int(r.ints["G"]) > 1 and of(r).groups > 1
+    return (
+        r.arch == 90
+        and r.dtype in (DType.F16, DType.BF16)
+        and int(r.ints["G"]) > 1
+        and of(r).groups > 1
+    )
 
 
 def pixel(r: Request) -> tuple[float, float]:
-    """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow tiles let it count. The filters of bundles are whole lines of
-    memory, or nearly."""
+    """Clocks that copying 64 channels of one pixel and of one filter takes at least, where narrow
+    tiles let it count. The filters of bundles are whole lines of memory, or nearly."""
     pitch = multiple_of(r.ints["x_cs"])
     if r.ints["G"] != 1:
         return _PIXEL if pitch >= 16 and of(r).channels % 16 == 0 else _ODD_PIXEL, 0.0
-    one = 0.0 if pitch >= 64 else _EVEN_PIXEL if pitch >= 16 else _WIDE_PIXEL if int(r.ints["IC"]) > 64 else _ODD_PIXEL
+    one = (
+        0.0
+        if pitch >= 64
+        else _EVEN_PIXEL
+        if pitch >= 16
+        else _WIDE_PIXEL
+        if int(r.ints["IC"]) > 64
+        else _ODD_PIXEL
+    )
     return one, _FILTER * one
 
 
@@ -93,7 +121,9 @@ def products(r: Request) -> int:
 
 
 def alone(r: Request) -> tuple[int, int]:
-    """Input channels, in whole products, that share no group with the others of a bundle, and their output channels; 0, 0 where that is all it has."""
+    """Input channels, in whole products, that share no group with the others of a bundle, and their
+    output channels; 0, 0 where that is all it has.
+    """
     b, g = of(r), int(r.ints["G"])
     inner, outer = int(r.ints["IC"]) // g, int(r.ints["OC"]) // g
     channels = max(16, inner)
@@ -114,7 +144,11 @@ def constants(r: Request | None = None) -> str:
         return lines + "constexpr int BUNDLE_COLUMNS = 0, BUNDLE_CHANNELS = 0;\n#define MIXED 0"
     b, i = of(r), r.ints
     lines += f"constexpr int BUNDLE_COLUMNS = {b.columns if b.count > 1 else 0}, BUNDLE_CHANNELS = {b.channels};\n#define MIXED {int(_mixed(r))}"
-    own = {"TAPS": int(i["KH"]) * int(i["KW"]), "IN": int(i["IC"]) // int(i["G"]), "OUT": int(i["OC"]) // int(i["G"])}
+    own = {
+        "TAPS": int(i["KH"]) * int(i["KW"]),
+        "IN": int(i["IC"]) // int(i["G"]),
+        "OUT": int(i["OC"]) // int(i["G"]),
+    }
     own |= {n: int(i[n]) for n in ("KW", "SH", "SW", "DH", "DW", "PT", "PL")}
     lines += f"\nconstexpr int {', '.join(f'OWN_{n} = {v}' for n, v in own.items())};"
     return lines + "\n#define OWN_GROUP Own{own_x, own_w, x_cs, x_rs, x_ns, IH, IW, OH, OW}"
@@ -130,5 +164,11 @@ def parameters(r: Request) -> list[tuple[str, str, Argument]]:
     if not _mixed(r):
         return []
     i = r.ints
-    out: list[tuple[str, str, Argument]] = [("const T*", f"own_{n}", Pointer(n)) for n in ("x", "w")]
-    return [*out, *(("i64", n, Int64(i[n])) for n in ("x_cs", "x_rs", "x_ns")), *(("int", n, Int32(i[n])) for n in ("IH", "IW"))]
+    out: list[tuple[str, str, Argument]] = [
+        ("const T*", f"own_{n}", Pointer(n)) for n in ("x", "w")
+    ]
+    return [
+        *out,
+        *(("i64", n, Int64(i[n])) for n in ("x_cs", "x_rs", "x_ns")),
+        *(("int", n, Int32(i[n])) for n in ("IH", "IW")),
+    ]

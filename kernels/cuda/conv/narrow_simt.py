@@ -19,35 +19,56 @@ from ..gemm import select
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 #: Groups of output channels of a block at most.
 _BESIDE = 32
-#: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most; bytes of filters of a block.
+#: Elements of a row that a thread holds, sums of it, and products of a row's unrolled text at most;
+#: bytes of filters of a block.
 _HELD, _SUMS, _TEXT, _SMEM = 96, 40, 1536, 96 * 1024
-#: Sums where a whole warp divides the input channels, and those bytes then and of more channels, on Hopper.
+#: Sums where a whole warp divides the input channels, and those bytes then and of more channels, on
+#: Hopper.
 _SUMS_OF_WARPS, _SMEM_OF_WARPS = 16, 200 * 1024
-#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels of which each may have a warp. In f32 outputs may be more where
-#: pixels are so many that copies of filters do not count, in blocks of this many threads; where they are yet more, they fill the 32 columns of a product's tile.
+#: Channels of a group, in or out, of which the fewer must be so few; input channels at most; pixels
+#: of which each may have a warp. In f32 outputs may be more where pixels are so many that copies of
+#: filters do not count, in blocks of this many threads; where they are yet more, they fill the 32
+#: columns of a product's tile.
 _FEW, _MOST, _FEW_PIXELS, _MORE, _MANY_PIXELS, _WIDEST = 20, 640, 4096, 28, 65536, 256
-#: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes whole vectors.
+#: Channels of which a pixel may have a multiple: pad channels up to it are written where that makes
+#: whole vectors.
 WRITTEN = 8
 #: Where a size is symbolic.
 _USUAL, _BATCH = 56, 8
-#: Clocks to start, to copy filters for each four elements of a thread, that loads take, of what a thread does for each pixel of a store, of a load of pixels;
-#: bytes a clock that are read, and written as whole sectors of memory or as parts of them.
+#: Clocks to start, to copy filters for each four elements of a thread, that loads take, of what a
+#: thread does for each pixel of a store, of a load of pixels; bytes a clock that are read, and
+#: written as whole sectors of memory or as parts of them.
 _START, _COPY, _LOAD, _PIXEL, _LINES = 3000.0, 100.0, 700.0, 60.0, 8.0
 _READ, _WRITE, _PARTS = 1400.0, 1200.0, 500.0
-#: How much longer elements of two bytes take, and tiles that have fewer channels than threads could share, for want of room.
+#: How much longer elements of two bytes take, and tiles that have fewer channels than threads could
+#: share, for want of room.
 _SHORT, _FORCED = 1.25, 1.4
-#: Of windows of one pixel, fitted to measurements of their own: clocks to start, to copy filters for each four elements of a thread; bytes a clock; how much longer
-#: that takes for each 100 KB beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of an access to shared memory or L1, of
-#: an instruction of a thread; elements of two bytes beside all this, and the bytes of theirs.
-_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED, _ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = 2400.0, 600.0, 2.5e3, 0.2, 0.82, 0.43, 1.34, 0.65, 0.81
-#: The part of these clocks that several channels of a pixel take beside products, four a thread, in two bytes.
+#: Of windows of one pixel, fitted to measurements of their own: clocks to start, to copy filters
+#: for each four elements of a thread; bytes a clock; how much longer that takes for each 100 KB
+#: beyond 100 that a multiprocessor's threads read at a time in several steps; of an instruction, of
+#: an access to shared memory or L1, of an instruction of a thread; elements of two bytes beside all
+#: this, and the bytes of theirs.
+_ONE_START, _ONE_COPY, _ONE_BYTES, _SPILLED, _ISSUE, _ACCESS, _ALONE, _ONE_SHORT, _SHORT_BYTES = (
+    2400.0,
+    600.0,
+    2.5e3,
+    0.2,
+    0.82,
+    0.43,
+    1.34,
+    0.65,
+    0.81,
+)
+#: The part of these clocks that several channels of a pixel take beside products, four a thread, in
+#: two bytes.
 _WOVEN = 0.75
 
 
 @dataclass(frozen=True)
 class NarrowTile:
-    """Output pixels and channels of a thread, threads that divide the input channels, groups of output channels of a block, input channels at a time; its threads;
-    ahead: times as many input channels whose loads are under way together."""
+    """Output pixels and channels of a thread, threads that divide the input channels, groups of
+    output channels of a block, input channels at a time; its threads; ahead: times as many input
+    channels whose loads are under way together."""
 
     pixels: int
     channels: int
@@ -93,13 +114,23 @@ def _span(r: Request, tile: NarrowTile, transposed: bool) -> int:
     if _spread(r, transposed):
         return tile.pixels
     kw, sw, dw = (_window(r)[k] for k in (1, 3, 5))
-    return tile.pixels + _hits(r, transposed)[1] - 1 if transposed else (tile.pixels - 1) * sw + (kw - 1) * dw + 1
+    return (
+        tile.pixels + _hits(r, transposed)[1] - 1
+        if transposed
+        else (tile.pixels - 1) * sw + (kw - 1) * dw + 1
+    )
 
 
 def vector(r: Request, step: int) -> int:
     """Elements that one load of input channels may take, `step` of which are read at a time."""
     inner, size = _of_group(r)[0], r.dtype.size
-    steps = (r.ints["x_cs"], r.ints["x_rs"], r.ints["x_ns"], *((inner,) if r.ints["G"] != 1 else ()), *((step,) if step < inner else ()))
+    steps = (
+        r.ints["x_cs"],
+        r.ints["x_rs"],
+        r.ints["x_ns"],
+        *((inner,) if r.ints["G"] != 1 else ()),
+        *((step,) if step < inner else ()),
+    )
     most = 1 if "x" in r.unaligned else min(16 // size, *(multiple_of(s) for s in steps))
     return next(v for v in (8, 4, 2, 1) if v <= most and v < 2 * step)
 
@@ -110,12 +141,17 @@ def _chunks(r: Request, tile: NarrowTile) -> int:
 
 def _pads(r: Request) -> bool:
     """Whether pad channels may be written: a pixel has whole vectors."""
-    return all(multiple_of(r.ints[n]) >= WRITTEN for n in ("y_cs", "y_rs", "y_ns")) and "y" not in r.unaligned
+    return (
+        all(multiple_of(r.ints[n]) >= WRITTEN for n in ("y_cs", "y_rs", "y_ns"))
+        and "y" not in r.unaligned
+    )
 
 
 def smem(r: Request, tile: NarrowTile) -> int:
     (kh, kw), unit = _window(r)[:2], tile.unit
-    step = tile.step * -(-tile.channels // unit) * unit * tile.beside + (tile.beside * unit if tile.parts > 1 else 0)
+    step = tile.step * -(-tile.channels // unit) * unit * tile.beside + (
+        tile.beside * unit if tile.parts > 1 else 0
+    )
     return 4 * kh * kw * -(-_of_group(r)[0] // tile.step) * step
 
 
@@ -132,35 +168,72 @@ def _tiles(r: Request, transposed: bool) -> dict[NarrowTile, float]:
 
 
 def _tiles_of(r: Request, transposed: bool, step: int, most: int) -> Iterator[NarrowTile]:
-    """most: times as many blocks beside each other as channels ask for, where filters need the room."""
+    """most: times as many blocks beside each other as channels ask for, where filters need the
+    room.
+    """
     (inner, outer), one = _of_group(r), _spread(r, transposed)
-    ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0  # elements are stored one by one: neighbouring threads' near each other
-    wide = [outer] if outer <= 8 else [c for c in (8, 7, 6, 5, 4) if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))]
+    # elements are stored one by one: neighbouring threads' near each other
+    ragged = one and r.ints["G"] != 1 and outer * r.dtype.size % 16 != 0
+    wide = (
+        [outer]
+        if outer <= 8
+        else [
+            c
+            for c in (8, 7, 6, 5, 4)
+            if -(-outer // c) * c == min(-(-outer // k) * k for k in (8, 7, 6, 5, 4))
+        ]
+    )
     for channels in {*(() if ragged and outer > 8 else wide[:1]), *([4] if outer > 4 else [])}:
         for pixels in (1, 2) if ragged else (1, 2, 4) if one else (1, 2, 4, 8):
             for parts in (1, 2, 4, 8, 16, *([32] if _warps(r) else [])):
                 steps = -(-inner // step)
                 if parts > steps:
                     break
-                room = _SMEM_OF_WARPS if (parts == 32 or min(inner, outer) > _FEW) and r.arch == 90 else _SMEM
+                room = (
+                    _SMEM_OF_WARPS
+                    if (parts == 32 or min(inner, outer) > _FEW) and r.arch == 90
+                    else _SMEM
+                )
                 ahead = 2 if one and steps > parts else 1
                 count = int(r.ints["G"]) * -(-outer // channels)
                 least = -(-count // _BESIDE)
-                options = [-(-count // blocks) for blocks in range(least, min(least * most, count) + 1)]
+                options = [
+                    -(-count // blocks) for blocks in range(least, min(least * most, count) + 1)
+                ]
                 # One block a multiprocessor rather than threads that have all channels of a pixel.
-                rooms = (room, _SMEM_OF_WARPS) if parts > 1 and outer <= WRITTEN and r.arch == 90 else (room,)
-                beside = next((b for most_here in rooms for b in options if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= most_here), 0)
+                rooms = (
+                    (room, _SMEM_OF_WARPS)
+                    if parts > 1 and outer <= WRITTEN and r.arch == 90
+                    else (room,)
+                )
+                beside = next(
+                    (
+                        b
+                        for most_here in rooms
+                        for b in options
+                        if smem(r, NarrowTile(pixels, channels, parts, b, step)) <= most_here
+                    ),
+                    0,
+                )
                 for threads in (64, 128, 256):
                     tile = NarrowTile(pixels, channels, parts, beside, step, threads, ahead)
                     sums = _SUMS if parts < 32 else _SUMS_OF_WARPS
-                    fits = tile.together <= threads and pixels * channels <= sums and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
+                    fits = (
+                        tile.together <= threads
+                        and pixels * channels <= sums
+                        and _span(r, tile, transposed) * step * r.dtype.size <= 4 * _HELD
+                    )
                     if beside and fits:
                         yield tile
 
 
 def applies(r: Request, transposed: bool) -> bool:
     i = r.ints
-    if any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G")) or "w" in r.unaligned or (transposed and (i["DH"], i["DW"]) != (1, 1)):
+    if (
+        any(not isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G"))
+        or "w" in r.unaligned
+        or (transposed and (i["DH"], i["DW"]) != (1, 1))
+    ):
         return False
     inner, outer = _of_group(r)
     return (min(inner, outer) <= _FEW or (outer <= _MORE and _many(r))) and inner <= _MOST
@@ -177,25 +250,53 @@ def _many(r: Request) -> bool:
 
 
 def _pixels_of(r: Request) -> int:
-    return prod(select.known(r.ints[n], usual) for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL)))
+    return prod(
+        select.known(r.ints[n], usual)
+        for n, usual in (("N", _BATCH), ("OH", _USUAL), ("OW", _USUAL))
+    )
 
 
 def _grid(r: Request, tile: NarrowTile, transposed: bool) -> tuple[DimLike, int]:
     """Tiles of pixels, and blocks beside each other."""
     i, sw = r.ints, int(r.ints["SW"])
     if _spread(r, transposed):
-        return D.ceildiv(select.pixels(r), tile.threads // tile.together * tile.pixels), -(-_chunks(r, tile) // tile.beside)
-    across = D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw) if transposed else D.ceildiv(i["OW"], tile.pixels)
-    return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(-_chunks(r, tile) // tile.beside)
+        return D.ceildiv(select.pixels(r), tile.threads // tile.together * tile.pixels), -(
+            -_chunks(r, tile) // tile.beside
+        )
+    across = (
+        D.mul(D.ceildiv(i["OW"], tile.pixels * sw), sw)
+        if transposed
+        else D.ceildiv(i["OW"], tile.pixels)
+    )
+    return D.ceildiv(D.product([i["N"], i["OH"], across]), tile.threads // tile.together), -(
+        -_chunks(r, tile) // tile.beside
+    )
 
 
 def _registers(r: Request, tile: NarrowTile, transposed: bool) -> int:
     held = _span(r, tile, transposed) * tile.step * r.dtype.size // 4
-    return int(min(255, 48 + tile.pixels * tile.channels + held * min(2, _rows_ahead(r, tile, transposed)) + tile.channels))
+    return int(
+        min(
+            255,
+            48
+            + tile.pixels * tile.channels
+            + held * min(2, _rows_ahead(r, tile, transposed))
+            + tile.channels,
+        )
+    )
 
 
 def _resident(r: Request, tile: NarrowTile, transposed: bool) -> int:
-    return int(max(1, min(65536 // (_registers(r, tile, transposed) * tile.threads), 1024 // tile.threads, 200 * 1024 // (smem(r, tile) + 1024))))
+    return int(
+        max(
+            1,
+            min(
+                65536 // (_registers(r, tile, transposed) * tile.threads),
+                1024 // tile.threads,
+                200 * 1024 // (smem(r, tile) + 1024),
+            ),
+        )
+    )
 
 
 def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
@@ -207,29 +308,51 @@ def price(r: Request, tile: NarrowTile, transposed: bool, rows: int) -> float:
         return _one_price(r, tile, rows)
     width = int(select.known(r.ints["OW"], _USUAL))
     per = tile.pixels * (sw if transposed else 1)
-    tiles = -(-max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1) // (tile.threads // tile.together))
+    tiles = -(
+        -max(int(rows * (-(-width // per) * per / width) / tile.pixels), 1)
+        // (tile.threads // tile.together)
+    )
     beside = -(-_chunks(r, tile) // tile.beside)
     resident, warps = _resident(r, tile, transposed), tile.threads / 32
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)  # of a block; blocks of a multiprocessor
-    taps = (min(down, kh / sh + 0.5) if transposed else down) * across  # neighbouring threads have different columns' taps
+    # of a block; blocks of a multiprocessor
+    turns, here = -(-tiles * beside // blocks), -(-blocks // r.sms)
+    # neighbouring threads have different columns' taps
+    taps = (min(down, kh / sh + 0.5) if transposed else down) * across
     steps = -(-inner // (tile.step * tile.parts))
     each = taps * steps * tile.step  # channels of taps of a thread
     loads = down * steps * _span(r, tile, transposed) * -(-tile.step // vector(r, tile.step))
     filters = -(-tile.channels // 4)
-    issued = each * (tile.pixels * tile.channels + filters) + loads * 5 + (0 if f32 else each * tile.pixels / 2)
-    issued += 150 + 40 * down * steps + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.parts + 2 * tile.pixels * tile.channels * (tile.parts.bit_length() - 1)
+    issued = (
+        each * (tile.pixels * tile.channels + filters)
+        + loads * 5
+        + (0 if f32 else each * tile.pixels / 2)
+    )
+    issued += (
+        150
+        + 40 * down * steps
+        + tile.pixels * (_PIXEL + 6 * tile.channels) / tile.parts
+        + 2 * tile.pixels * tile.channels * (tile.parts.bit_length() - 1)
+    )
     reads = each * filters * 4.0 + loads * _LINES
     copies = -(-smem(r, tile) // (16 * tile.threads)) * _COPY
     rounds = max(1, -(-down // _rows_ahead(r, tile, transposed)) * steps)
     busy = turns * here * warps * max(issued / 4, reads)
     alone = turns * (rounds * _LOAD + issued * 1.5)
     images = rows / max(1, width * int(select.known(r.ints["OH"], _USUAL)))
-    read = images * float(select.known(D.mul(r.ints["IH"], r.ints["IW"]), _USUAL**2)) * int(r.ints["IC"]) * size * beside
+    read = (
+        images
+        * float(select.known(D.mul(r.ints["IH"], r.ints["IW"]), _USUAL**2))
+        * int(r.ints["IC"])
+        * size
+        * beside
+    )
     pixel = int(r.ints["OC"]) * size
     parted = min(pixel, 32) * (0.7 + 0.08 * tile.pixels * transposed) if pixel % 32 else 0.0
     memory = read / _READ + rows * (pixel / _WRITE + parted / _PARTS)
-    clocks = copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
+    clocks = (
+        copies * (1 + 0.3 * min(here, resident)) + max(busy, alone, memory) + 0.3 * (busy + memory)
+    )
     return _START + (clocks if f32 else _SHORT * clocks)
 
 
@@ -240,22 +363,41 @@ def _one_price(r: Request, tile: NarrowTile, rows: int) -> float:
     beside = -(-_chunks(r, tile) // tile.beside)
     tiles = -(-rows // (tile.threads // tile.together * tile.pixels))
     blocks = min(tiles, max(1, resident * r.sms // beside)) * beside
-    turns, warps = -(-tiles * beside // blocks), -(-blocks // r.sms) * tile.threads / 32  # of a block; warps of a multiprocessor
+    # of a block; warps of a multiprocessor
+    turns, warps = -(-tiles * beside // blocks), -(-blocks // r.sms) * tile.threads / 32
     rounds = -(-inner // (tile.step * tile.parts))
-    each, filters, halvings = rounds * tile.step, -(-tile.channels // 4), tile.parts.bit_length() - 1
+    each, filters, halvings = (
+        rounds * tile.step,
+        -(-tile.channels // 4),
+        tile.parts.bit_length() - 1,
+    )
     sums = tile.pixels * tile.channels
-    issued: float = each * (sums + filters + (tile.pixels if size == 2 else 0)) + 4 * rounds * tile.pixels
+    issued: float = (
+        each * (sums + filters + (tile.pixels if size == 2 else 0)) + 4 * rounds * tile.pixels
+    )
     issued += 60 + tile.pixels * (20 + 8 * tile.channels) / tile.parts + 2 * sums * halvings
     apart = 8 / min(8, tile.together)  # pixels that a quarter of a warp reads
     lines = 4 * min(8.0, max(1.0, apart * min(1.0, pitch * int(i["SW"]) / 128) + 0.5))
-    accesses: float = 4 * each * filters + rounds * tile.pixels * -(-tile.step * size // 16) * lines + sums * halvings
+    accesses: float = (
+        4 * each * filters
+        + rounds * tile.pixels * -(-tile.step * size // 16) * lines
+        + sums * halvings
+    )
     if _written(r, tile) or tile.channels * size % 16 == 0:
         accesses += 8 * tile.pixels * -(-tile.channels * size // 16) / tile.parts
     else:  # each element of threads whose results lie apart is a sector; those of groups follow each other
         accesses += sums * (2 if i["G"] != 1 else min(32, tile.channels * size)) / tile.parts
-    read, spilled = rows * beside * max(pitch, 32), resident * tile.threads / tile.parts * tile.pixels * pitch / 1e5 - 1
-    memory = read * (1 + _SPILLED * max(0.0, spilled) * (rounds > 1)) + rows * -(-int(i["OC"]) // 8) * 8 * size
-    clocks = _ONE_COPY * smem(r, tile) / (16 * tile.threads) + memory / _ONE_BYTES * (1.0 if size == 4 else _SHORT_BYTES)
+    read, spilled = (
+        rows * beside * max(pitch, 32),
+        resident * tile.threads / tile.parts * tile.pixels * pitch / 1e5 - 1,
+    )
+    memory = (
+        read * (1 + _SPILLED * max(0.0, spilled) * (rounds > 1))
+        + rows * -(-int(i["OC"]) // 8) * 8 * size
+    )
+    clocks = _ONE_COPY * smem(r, tile) / (16 * tile.threads) + memory / _ONE_BYTES * (
+        1.0 if size == 4 else _SHORT_BYTES
+    )
     clocks += turns * (warps * (_ISSUE * issued / 4 + _ACCESS * accesses) + _ALONE * issued)
     return _ONE_START + (clocks if size == 4 else _ONE_SHORT * clocks)
 
@@ -265,19 +407,31 @@ def _rows_ahead(r: Request, tile: NarrowTile, transposed: bool) -> int:
     down, across = _hits(r, transposed)
     if -(-_of_group(r)[0] // tile.step) > 1:
         return 1
-    most = min(_TEXT // (across * tile.step * tile.pixels * tile.channels), 2 * _HELD * 4 // (_span(r, tile, transposed) * tile.step * r.dtype.size))
+    most = min(
+        _TEXT // (across * tile.step * tile.pixels * tile.channels),
+        2 * _HELD * 4 // (_span(r, tile, transposed) * tile.step * r.dtype.size),
+    )
     return int(max(1, min(down, most)))
 
 
 def prices(r: Request, transposed: bool, rows: int) -> dict[NarrowTile, float]:
-    return {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()} if applies(r, transposed) else {}
+    return (
+        {t: worse * price(r, t, transposed, rows) for t, worse in _tiles(r, transposed).items()}
+        if applies(r, transposed)
+        else {}
+    )
 
 
 def beside_products(r: Request, rows: int) -> dict[NarrowTile, float]:
-    """Clocks of the tiles for windows of one pixel that compete with products, at most `most_beside` channels: of more than a pixel's vector those whose threads
-    store four channels each, and neighbours what follows."""
+    """Clocks of the tiles for windows of one pixel that compete with products, at most
+    `most_beside` channels: of more than a pixel's vector those whose threads store four channels
+    each, and neighbours what follows."""
     costs = prices(r, False, rows)
-    return costs if int(r.ints["OC"]) <= WRITTEN else {t: _WOVEN * cost for t, cost in costs.items() if t.channels == 4}
+    return (
+        costs
+        if int(r.ints["OC"]) <= WRITTEN
+        else {t: _WOVEN * cost for t, cost in costs.items() if t.channels == 4}
+    )
 
 
 def most_beside(r: Request) -> int:
@@ -285,7 +439,9 @@ def most_beside(r: Request) -> int:
 
 
 def _written(r: Request, tile: NarrowTile) -> int:
-    """Channels that threads write with pad channels, where they have all there are; 0 where they write no others."""
+    """Channels that threads write with pad channels, where they have all there are; 0 where they
+    write no others.
+    """
     i = r.ints
     return WRITTEN if i["G"] == 1 and tile.channels >= int(i["OC"]) and _pads(r) else 0
 
@@ -294,27 +450,64 @@ def pixels(r: Request) -> Request:
     """A convolution by windows of one pixel, whose pixels follow each other, as one of a line."""
     i = r.ints
     line = select.pixels(r)
-    ints = {**i, "N": 1, "IH": 1, "OH": 1, "IW": line, "OW": line, **{f"{o}_{p}": 0 for o in "xyr" for p in ("rs", "ns")}}
+    ints = {
+        **i,
+        "N": 1,
+        "IH": 1,
+        "OH": 1,
+        "IW": line,
+        "OW": line,
+        **{f"{o}_{p}": 0 for o in "xyr" for p in ("rs", "ns")},
+    }
     return replace(r, ints=ints)
 
 
 def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike = 1) -> Kernel:
     """active: 0 empties the grid."""
     i, (inner, outer) = r.ints, _of_group(r)
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "x", Pointer("x")),
+        ("const T*", "w", Pointer("w")),
+        ("T*", "y", Pointer("y")),
+    ]
     params += select.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
-    params += select.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    params += select.long_params(
+        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+    )
     woven = i["G"] == 1 and tile.beside > 1 and tile.channels % tile.unit == 0
     together = tile.unit if woven else tile.channels  # channels that are stored at a time
     columns = 0 if _chunks(r, tile) == 1 else together if i["G"] == 1 else gcd(together, outer)
     width = 2 if together <= 2 else 4 if together <= 4 else 8
-    epi = epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), columns, width=width)
+    epi = epilogue.epilogue(
+        r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), columns, width=width
+    )
     params += epi.parameters
     steps = (i["y_cs"], i["y_rs"], i["y_ns"], *((columns,) if columns else ()))
-    store = r.dtype.size if "y" in r.unaligned else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
-    constants = dict(zip(_WINDOW, _window(r), strict=True)) | {"IN": inner, "OUT": outer, "G": i["G"], "OCT": tile.channels, "CB": tile.beside, "KS": tile.parts}
-    constants |= {"P": tile.pixels, "CSTEP": tile.step, "V": vector(r, tile.step), "FILTER_PITCH": select.channels(r, inner), "THREADS": tile.threads}
-    constants |= {"Y_BYTES": store, "ROWS_AHEAD": _rows_ahead(r, tile, transposed), "STEPS_AHEAD": tile.ahead}
+    store = (
+        r.dtype.size
+        if "y" in r.unaligned
+        else min(16, *(multiple_of(s) * r.dtype.size for s in steps))
+    )
+    constants = dict(zip(_WINDOW, _window(r), strict=True)) | {
+        "IN": inner,
+        "OUT": outer,
+        "G": i["G"],
+        "OCT": tile.channels,
+        "CB": tile.beside,
+        "KS": tile.parts,
+    }
+    constants |= {
+        "P": tile.pixels,
+        "CSTEP": tile.step,
+        "V": vector(r, tile.step),
+        "FILTER_PITCH": select.channels(r, inner),
+        "THREADS": tile.threads,
+    }
+    constants |= {
+        "Y_BYTES": store,
+        "ROWS_AHEAD": _rows_ahead(r, tile, transposed),
+        "STEPS_AHEAD": tile.ahead,
+    }
     constants |= {"WRITTEN": _written(r, tile), "ONE_ROW": int(i["N"] == i["OH"] == 1)}
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
@@ -325,4 +518,12 @@ def convolution(r: Request, tile: NarrowTile, transposed: bool, active: DimLike 
     tiles, beside = _grid(r, tile, transposed)
     blocks = D.minimum(tiles, max(1, _resident(r, tile, transposed) * r.sms // beside))
     room = spread(r, D.mul(blocks, beside), smem(r, tile))
-    return Kernel(text, "conv_narrow", (D.mul(blocks, active), beside, 1), tile.threads, tuple(v for _, _, v in params), room, pdl=r.arch >= 90)
+    return Kernel(
+        text,
+        "conv_narrow",
+        (D.mul(blocks, active), beside, 1),
+        tile.threads,
+        tuple(v for _, _, v in params),
+        room,
+        pdl=r.arch >= 90,
+    )

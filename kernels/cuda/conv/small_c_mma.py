@@ -20,7 +20,9 @@ _STATIC = ("IC", "KH", "KW", "SH", "SW", "DH", "DW")
 
 @dataclass(frozen=True)
 class FewTile:
-    """Channels a pixel of the patch has, runs of 16 output pixels of one warp, output channels of one block; runs side by side."""
+    """Channels a pixel of the patch has, runs of 16 output pixels of one warp, output channels of
+    one block; runs side by side.
+    """
 
     cp: int
     rows: int
@@ -39,7 +41,18 @@ class FewTile:
         taps = 8 // self.cp
         units = -(-kw // taps)
         patch_w = ((16 * self.runs - 1) * sw + (units * taps - 1) * dw + 2) // 2 * 2
-        patch = -(-(((4 * self.rows // self.runs - 1) * sh + (kh - 1) * dh + 1) * patch_w * self.cp * 2) // 16) * 16
+        patch = (
+            -(
+                -(
+                    ((4 * self.rows // self.runs - 1) * sh + (kh - 1) * dh + 1)
+                    * patch_w
+                    * self.cp
+                    * 2
+                )
+                // 16
+            )
+            * 16
+        )
         return self.columns * (self.steps(r) * 32 + 16) + 2 * patch
 
 
@@ -51,7 +64,11 @@ def _resident(r: Request, tile: FewTile) -> int:
 def choose(r: Request) -> FewTile | None:
     """The tile of a convolution without groups; None where the kernel does not apply."""
     i = r.ints
-    if r.dtype not in (DType.F16, DType.BF16) or "x" in r.unaligned or any(not isinstance(i[n], int) for n in (*_STATIC, "OC")):
+    if (
+        r.dtype not in (DType.F16, DType.BF16)
+        or "x" in r.unaligned
+        or any(not isinstance(i[n], int) for n in (*_STATIC, "OC"))
+    ):
         return None
     ic, kh, kw, _, sw, _, dw = (int(i[n]) for n in _STATIC)
     align = min(multiple_of(i[n]) for n in ("x_cs", "x_rs", "x_ns"))
@@ -62,16 +79,24 @@ def choose(r: Request) -> FewTile | None:
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
     pixels = select.known(select.pixels(r), 1 << 20)
     rows = 2 if pixels * -(-oc // columns) >= 128 * r.sms else 1
-    runs = next(n for n in (8, 4, 2, 1) if 4 * rows // n >= min(select.known(i["OH"], 4 * rows), 4 * rows))
+    runs = next(
+        n for n in (8, 4, 2, 1) if 4 * rows // n >= min(select.known(i["OH"], 4 * rows), 4 * rows)
+    )
     tile = FewTile(cp, rows, columns, runs)
     return tile if tile.smem(r) <= 96 * 1024 else None
 
 
 def convolution(r: Request, tile: FewTile) -> Kernel:
     i = r.ints
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "x", Pointer("x")),
+        ("const T*", "w", Pointer("w")),
+        ("T*", "y", Pointer("y")),
+    ]
     params += select.int_params(r, ("N", "IH", "IW", "OH", "OW", "OC", "PT", "PL"))
-    params += select.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    params += select.long_params(
+        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+    )
     epi = epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     parameters = [*params, *epi.parameters]
     text = "\n".join([
@@ -83,15 +108,27 @@ def convolution(r: Request, tile: FewTile) -> Kernel:
         f"#define PARAMETERS {declared(r, parameters)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, multiply(tile.columns, select.MMA_TYPE[r.dtype]) if tile.wgmma(r) else "", template("common/epilogue_store"), template("conv/small_c_mma"),
     ])  # fmt: skip
-    tiles = D.product([i["N"], D.ceildiv(i["OH"], 4 * tile.rows // tile.runs), D.ceildiv(i["OW"], 16 * tile.runs)])
+    tiles = D.product(
+        [i["N"], D.ceildiv(i["OH"], 4 * tile.rows // tile.runs), D.ceildiv(i["OW"], 16 * tile.runs)]
+    )
     columns = -(-int(i["OC"]) // tile.columns)
     resident = min(r.caps.smem_sm // (tile.smem(r) + 1024), max(_resident(r, tile), 4))
     grid = D.minimum(tiles, max(1, resident * r.sms // columns))
-    return Kernel(text, "conv_few", (grid, columns, 1), 128, tuple(v for _, _, v in parameters), tile.smem(r), pdl=r.arch >= 90)
+    return Kernel(
+        text,
+        "conv_few",
+        (grid, columns, 1),
+        128,
+        tuple(v for _, _, v in parameters),
+        tile.smem(r),
+        pdl=r.arch >= 90,
+    )
 
 
 def multiply(n: int, mma: str) -> str:
-    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the four of a warp's 16 rows."""
+    """`multiply(sum, a, b, add)`: sum[64 x n] = a b^T, plus sum where `add`; `a` in registers, the
+    four of a warp's 16 rows.
+    """
     count = n // 2
     registers = ", ".join(f"%{k}" for k in range(count))
     left = ", ".join(f"%{count + k}" for k in range(4))

@@ -1,5 +1,5 @@
-"""Convolutions of few channels, in or out, more than `small_c_mma` takes or with larger windows, in 16-bit types on Hopper (`small_c_patch.cuh`);
-transposed ones of stride 1 too."""
+"""Convolutions of few channels, in or out, more than `small_c_mma` takes or with larger windows, in
+16-bit types on Hopper (`small_c_patch.cuh`); transposed ones of stride 1 too."""
 
 from __future__ import annotations
 
@@ -19,22 +19,33 @@ from ..common.templates import template
 from ..gemm import persistent_sm90, select
 
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
-#: Input channels of one pass, units of k whose text stays small, output channels of a block, and where there are several passes.
+#: Input channels of one pass, units of k whose text stays small, output channels of a block, and
+#: where there are several passes.
 _MOST, _UNITS, _COLUMNS, _FEW = 64, 400, 128, 64
 #: An image's height or width where it is symbolic.
 _USUAL = 56
-#: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of a warpgroup; bytes of filters a clock; how much of the time that
-#: wgmma should take it does, and of the rest that no product hides; of a multiprocessor for each result at least.
-_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN, _STORE = 4900.0, 520.0, 0.94, 8.1, 7.0, 0.75, 0.8, 0.55
-#: Of several passes: clocks of a turn beside them, of a wgmma (the pixels of a tap begin anywhere in a line of shared memory) and of each of its columns, bytes that
-#: come in a clock.
+#: Clocks to start, for a tile beside its products, to copy 16 bytes for a pixel, for 64 results of
+#: a warpgroup; bytes of filters a clock; how much of the time that wgmma should take it does, and
+#: of the rest that no product hides; of a multiprocessor for each result at least.
+_START, _TILE, _COPY, _RESULT, _BYTES, _MULTIPLY, _SHOWN, _STORE = (
+    4900.0,
+    520.0,
+    0.94,
+    8.1,
+    7.0,
+    0.75,
+    0.8,
+    0.55,
+)
+#: Of several passes: clocks of a turn beside them, of a wgmma (the pixels of a tap begin anywhere
+#: in a line of shared memory) and of each of its columns, bytes that come in a clock.
 _TURN, _WGMMA, _COLUMN, _STREAM = 7000.0, 21.0, 1.05, 17.0
 
 
 @dataclass(frozen=True)
 class PatchTile:
-    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block, its output channels, parts of the input channels that follow
-    each other."""
+    """Output rows and columns of a tile, blocks of 64 places that it has, warpgroups of a block,
+    its output channels, parts of the input channels that follow each other."""
 
     high: int
     wide: int
@@ -64,7 +75,10 @@ class _Shape:
     @property
     def reach(self) -> tuple[int, int]:
         """Places of one residue that the window goes beyond an output, along both axes."""
-        down, across = ((k - 1) * d // s for k, s, d in zip(self.kernel, self.stride, self.dilation, strict=True))
+        down, across = (
+            (k - 1) * d // s
+            for k, s, d in zip(self.kernel, self.stride, self.dilation, strict=True)
+        )
         return down, across
 
 
@@ -98,13 +112,20 @@ def _shape(r: Request) -> _Shape:
 
 
 def _smem(s: _Shape, t: PatchTile) -> int:
-    # With room behind the last patch for a wgmma's two chunks as if they followed each other, which is how compute-sanitizer takes them.
-    return (min(t.passes, 2) * -(-s.units // 2) * 2 * t.columns + t.groups * 2 * _patch(s, t).size + 64) * 16
+    # With room behind the last patch for a wgmma's two chunks as if they followed each other, which
+    # is how compute-sanitizer takes them.
+    return (
+        min(t.passes, 2) * -(-s.units // 2) * 2 * t.columns + t.groups * 2 * _patch(s, t).size + 64
+    ) * 16
 
 
 def _resident(s: _Shape, t: PatchTile) -> int:
     registers = t.blocks * t.columns // 2 + t.columns // 4 + 56
-    return min((HOPPER_SHARED + 1024) // (_smem(s, t) + 1024), 65536 // (registers * 128 * t.groups), 16 // t.groups)
+    return min(
+        (HOPPER_SHARED + 1024) // (_smem(s, t) + 1024),
+        65536 // (registers * 128 * t.groups),
+        16 // t.groups,
+    )
 
 
 @cache
@@ -126,7 +147,11 @@ def _tiles(s: _Shape, channels: int, high: int, wide: int) -> tuple[PatchTile, .
                     for passes in _passes(s) if s.channels <= _MOST or count == 1 else ():
                         tile = PatchTile(h, w, blocks, groups, columns, passes)
                         one = _pass(s, tile)
-                        if one.units <= _UNITS and _smem(one, tile) <= HOPPER_SHARED and _resident(one, tile) > 0:
+                        if (
+                            one.units <= _UNITS
+                            and _smem(one, tile) <= HOPPER_SHARED
+                            and _resident(one, tile) > 0
+                        ):
                             out.append(tile)
     return tuple(out)
 
@@ -138,22 +163,42 @@ def _passes(s: _Shape) -> list[int]:
 
 def applies(r: Request, transposed: bool) -> bool:
     i = r.ints
-    if r.arch != 90 or r.dtype not in (DType.F16, DType.BF16) or not all(isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G", "PT", "PL")):
+    if (
+        r.arch != 90
+        or r.dtype not in (DType.F16, DType.BF16)
+        or not all(isinstance(i[n], int) for n in (*_WINDOW, "IC", "OC", "G", "PT", "PL"))
+    ):
         return False
-    if {"x", "w"} & r.unaligned or any(multiple_of(i[n]) < 8 for n in ("x_cs", "x_rs", "x_ns")) or (transposed and (i["SH"], i["SW"]) != (1, 1)):
+    if (
+        {"x", "w"} & r.unaligned
+        or any(multiple_of(i[n]) < 8 for n in ("x_cs", "x_rs", "x_ns"))
+        or (transposed and (i["SH"], i["SW"]) != (1, 1))
+    ):
         return False
     s = _shape(r)
-    return i["G"] == 1 and s.kernel != (1, 1) and (s.units <= _UNITS if s.channels <= _MOST else int(i["OC"]) <= _FEW)
+    return (
+        i["G"] == 1
+        and s.kernel != (1, 1)
+        and (s.units <= _UNITS if s.channels <= _MOST else int(i["OC"]) <= _FEW)
+    )
 
 
 def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     """Clocks."""
     high, wide = (int(select.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
-    tiles, across = images * -(-high // t.high) * -(-wide // t.wide), -(-int(r.ints["OC"]) // t.columns)
+    tiles, across = (
+        images * -(-high // t.high) * -(-wide // t.wide),
+        -(-int(r.ints["OC"]) // t.columns),
+    )
     if t.passes > 1:
         return _price_of_passes(r, _pass(s, t), t, tiles)
     multiply = -(-s.units // 2) * t.blocks * (16.0 + t.columns / 4) * _MULTIPLY
-    copies = s.chunks * (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0]) * _patch(s, t).pitch * s.stride[1]
+    copies = (
+        s.chunks
+        * (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0])
+        * _patch(s, t).pitch
+        * s.stride[1]
+    )
     other = _TILE + copies * _COPY + t.blocks * t.columns * _RESULT
     resident = _resident(s, t)
     turns = -(-tiles // (max(1, r.sms * resident // across) * t.groups))
@@ -161,12 +206,19 @@ def _price(r: Request, s: _Shape, t: PatchTile, images: float) -> float:
     together = min(resident * t.groups, here)
     filters = s.units * t.columns * 16 / _BYTES * min(resident, max(1.0, here / t.groups))
     results = images * high * wide * int(r.ints["OC"]) / r.sms
-    return _START + max(filters + turns * max(together * (multiply + _SHOWN * other), multiply + other), results * _STORE)
+    return _START + max(
+        filters + turns * max(together * (multiply + _SHOWN * other), multiply + other),
+        results * _STORE,
+    )
 
 
 def _price_of_passes(r: Request, s: _Shape, t: PatchTile, tiles: float) -> float:
     """s: of one pass."""
-    pixels = (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0]) * _patch(s, t).pitch * s.stride[1]
+    pixels = (
+        (t.high * s.stride[0] + (s.kernel[0] - 1) * s.dilation[0])
+        * _patch(s, t).pitch
+        * s.stride[1]
+    )
     resident = _resident(s, t)
     blocks = -(-tiles // t.groups)
     here = min(resident, -(-blocks // r.sms))  # of a multiprocessor
@@ -180,18 +232,27 @@ def prices(r: Request, transposed: bool, rows: int) -> dict[PatchTile, float]:
     if not applies(r, transposed):
         return {}
     s, (high, wide) = _shape(r), (int(select.known(r.ints[n], _USUAL)) for n in ("OH", "OW"))
-    return {t: _price(r, s, t, rows / (high * wide)) for t in _tiles(s, int(r.ints["OC"]), high, wide)} if high and wide else {}
+    return (
+        {t: _price(r, s, t, rows / (high * wide)) for t in _tiles(s, int(r.ints["OC"]), high, wide)}
+        if high and wide
+        else {}
+    )
 
 
 def _units(s: _Shape, p: _Patch, transposed: bool) -> Iterator[tuple[int, int]]:
     """Where each unit lies, and which tap and chunk it is."""
     kh, kw = s.kernel
     for tap in range(kh * kw):
-        down, across = (kh - 1 - tap // kw, kw - 1 - tap % kw) if transposed else (tap // kw, tap % kw)
+        down, across = (
+            (kh - 1 - tap // kw, kw - 1 - tap % kw) if transposed else (tap // kw, tap % kw)
+        )
         y, x = down * s.dilation[0], across * s.dilation[1]
         phase = y % s.stride[0] * s.stride[1] + x % s.stride[1]
         for c in range(s.chunks):
-            yield c * p.plane + phase * p.phase + y // s.stride[0] * p.pitch + x // s.stride[1], tap * s.chunks + c
+            yield (
+                c * p.plane + phase * p.phase + y // s.stride[0] * p.pitch + x // s.stride[1],
+                tap * s.chunks + c,
+            )
 
 
 def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
@@ -203,7 +264,9 @@ def _unit_of(s: _Shape, units: Sequence[int], transposed: bool) -> str:
 
 
 def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike = 1) -> Kernel:
-    """active: 0 empties the grid. 16 bytes of a pixel are copied at a time: pitches of other multiples would have addresses that a copy may not have."""
+    """active: 0 empties the grid. 16 bytes of a pixel are copied at a time: pitches of other
+    multiples would have addresses that a copy may not have.
+    """
     assert applies(r, transposed)
     i, whole = r.ints, _shape(r)
     s = _pass(whole, tile)
@@ -213,17 +276,55 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
     unit_of = [0] * s.units
     for u, (_, j) in enumerate(units):
         unit_of[j] = u
-    before = [(k - 1) * d - int(i[n]) if transposed else int(i[n]) for k, d, n in zip(s.kernel, s.dilation, ("PT", "PL"), strict=True)]
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
+    before = [
+        (k - 1) * d - int(i[n]) if transposed else int(i[n])
+        for k, d, n in zip(s.kernel, s.dilation, ("PT", "PL"), strict=True)
+    ]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "x", Pointer("x")),
+        ("const T*", "w", Pointer("w")),
+        ("T*", "y", Pointer("y")),
+    ]
     params += select.int_params(r, ("N", "IH", "IW", "OH", "OW"))
-    params += select.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns"))
+    params += select.long_params(
+        r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+    )
     epi = epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
     params += epi.parameters
-    rows_in, columns_in = (((n - 1) * st + (k - 1) * d + 1) for n, k, st, d in zip((tile.high, tile.wide), s.kernel, s.stride, s.dilation, strict=True))
-    constants = {"IC": whole.channels, "OC": oc, "C8": s.chunks, "PASSES": tile.passes, "TAPS": s.kernel[0] * s.kernel[1]}
-    constants |= {"SH": s.stride[0], "SW": s.stride[1], "PT": before[0], "PL": before[1], "TILE_H": tile.high, "TILE_W": tile.wide}
-    constants |= {"PITCH": p.pitch, "ROWS_IN": rows_in, "COLUMNS_IN": columns_in, "PHASE": p.phase, "PLANE": p.plane, "SIZE": p.size, "UNITS": s.units}
-    constants |= {"BLOCKS": tile.blocks, "GROUPS": tile.groups, "RESIDENT": _resident(s, tile), "BN": tile.columns}
+    rows_in, columns_in = (
+        ((n - 1) * st + (k - 1) * d + 1)
+        for n, k, st, d in zip((tile.high, tile.wide), s.kernel, s.stride, s.dilation, strict=True)
+    )
+    constants = {
+        "IC": whole.channels,
+        "OC": oc,
+        "C8": s.chunks,
+        "PASSES": tile.passes,
+        "TAPS": s.kernel[0] * s.kernel[1],
+    }
+    constants |= {
+        "SH": s.stride[0],
+        "SW": s.stride[1],
+        "PT": before[0],
+        "PL": before[1],
+        "TILE_H": tile.high,
+        "TILE_W": tile.wide,
+    }
+    constants |= {
+        "PITCH": p.pitch,
+        "ROWS_IN": rows_in,
+        "COLUMNS_IN": columns_in,
+        "PHASE": p.phase,
+        "PLANE": p.plane,
+        "SIZE": p.size,
+        "UNITS": s.units,
+    }
+    constants |= {
+        "BLOCKS": tile.blocks,
+        "GROUPS": tile.groups,
+        "RESIDENT": _resident(s, tile),
+        "BN": tile.columns,
+    }
     mma = select.MMA_TYPE[r.dtype]
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 0", f"constexpr int {', '.join(f'{n} = {v}' for n, v in constants.items())};",
@@ -237,4 +338,12 @@ def convolution(r: Request, tile: PatchTile, transposed: bool, active: DimLike =
     tiles = D.product([i["N"], D.ceildiv(i["OH"], tile.high), D.ceildiv(i["OW"], tile.wide)])
     blocks = D.minimum(D.ceildiv(tiles, tile.groups), max(1, _resident(s, tile) * r.sms // across))
     room = spread(r, D.mul(blocks, across), _smem(s, tile))
-    return Kernel(text, "conv_patch", (D.mul(blocks, active), across, 1), 128 * tile.groups, tuple(v for _, _, v in params), room, pdl=True)
+    return Kernel(
+        text,
+        "conv_patch",
+        (D.mul(blocks, active), across, 1),
+        128 * tile.groups,
+        tuple(v for _, _, v in params),
+        room,
+        pdl=True,
+    )

@@ -1,4 +1,6 @@
-"""Convolutions of few input channels over images in any order of axes, and such convolutions with the max pooling that follows (`small_c_pool.cuh`)."""
+"""Convolutions of few input channels over images in any order of axes, and such convolutions with
+the max pooling that follows (`small_c_pool.cuh`).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from . import small_c_mma
 
 _RELU = ACTIVATIONS.index("relu")
 _STATIC = ("IC", "KH", "KW", "SH", "SW")
-#: Most steps along k whose pixels fit into registers, most rows of results that a warp computes, and height and width of results that are not known.
+#: Most steps along k whose pixels fit into registers, most rows of results that a warp computes,
+#: and height and width of results that are not known.
 _STEPS, _LONGEST, _USUAL = 20, 16, 112
-#: Clocks: of a block before its first row; of a team's row apart from products at the least, for each channel and for each piece of the image that a thread
-#: copies; of a row when little else runs.
+#: Clocks: of a block before its first row; of a team's row apart from products at the least, for
+#: each channel and for each piece of the image that a thread copies; of a row when little else
+#: runs.
 _START, _ROW, _CHANNEL, _PIECE, _LATENCY = 6000.0, 60.0, 5.0, 10.0, 1500.0
 #: Bytes of shared memory of a block at most.
 _SMEM = 96 * 1024
@@ -30,7 +34,9 @@ _SMEM = 96 * 1024
 
 @dataclass(frozen=True)
 class StemTile:
-    """Warps side by side (the others of four lie below), output channels of one block, blocks of a multiprocessor, teams of four warps in a block."""
+    """Warps side by side (the others of four lie below), output channels of one block, blocks of a
+    multiprocessor, teams of four warps in a block.
+    """
 
     across: int
     columns: int
@@ -48,7 +54,9 @@ def _pooled(r: Request) -> bool:
 
 
 def _shape(r: Request) -> tuple[int, int]:
-    """Pairs of taps that a row of the window has, rounded up to a power of two; steps of 16 along k."""
+    """Pairs of taps that a row of the window has, rounded up to a power of two; steps of 16 along
+    k.
+    """
     ic, kh, kw = (int(r.ints[n]) for n in _STATIC[:3])
     pairs = 1 if kw <= 2 else 2 if kw <= 4 else 4
     return pairs, -(-kh * -(-ic * pairs // 4) // 2)
@@ -67,9 +75,12 @@ def _layout(r: Request, tile: StemTile) -> dict[str, int]:
     copy, ahead = _pieces(r, tile.across * wide * sw)
     shift = int(sw % 2 == 0 and ahead % 2 == 1 and kw < 2 * pairs)
     aligned = sw % 2 == 0 and (ahead - shift) % 2 == 0
-    words = ((tile.across - 1) * wide * sw + 15 * sw + ahead - shift + 2 * pairs + 1) // 2 + (not aligned)
+    words = ((tile.across - 1) * wide * sw + 15 * sw + ahead - shift + 2 * pairs + 1) // 2 + (
+        not aligned
+    )
     words = -(-words * 4 // max(copy, 4)) * max(copy, 4) // 4
-    pitch = words + (8 * pairs - words) % 32 if pairs < 4 else words  # words that a warp reads lie in different banks
+    # words that a warp reads lie in different banks
+    pitch = words + (8 * pairs - words) % 32 if pairs < 4 else words
     early = 2 if copy else 1
     return {
         "COPY": copy, "AHEAD": ahead, "SHIFT": shift, "PAIRS": pairs, "WORDS": words, "PITCH": pitch, "SLOTS": max(-(-kh // sh) + early - 1, early + 1),
@@ -77,7 +88,8 @@ def _layout(r: Request, tile: StemTile) -> dict[str, int]:
 
 
 def _pieces(r: Request, step: int) -> tuple[int, int]:
-    """Bytes of a row that one copy takes, 0 where pixels come one by one; columns that lie before the first pixel of a strip, which begin such a piece.
+    """Bytes of a row that one copy takes, 0 where pixels come one by one; columns that lie before
+    the first pixel of a strip, which begin such a piece.
 
     step: columns from a strip to the next."""
     i = r.ints
@@ -101,16 +113,27 @@ def _smem(r: Request, tile: StemTile) -> int:
 def applies(r: Request) -> bool:
     """Whether the kernel computes this convolution without groups."""
     i = r.ints
-    if r.dtype not in (DType.F16, DType.BF16) or any(not isinstance(i[n], int) for n in (*_STATIC, "DH", "DW", "OC")) or i["DH"] != 1 or i["DW"] != 1:
+    if (
+        r.dtype not in (DType.F16, DType.BF16)
+        or any(not isinstance(i[n], int) for n in (*_STATIC, "DH", "DW", "OC"))
+        or i["DH"] != 1
+        or i["DW"] != 1
+    ):
         return False
     return int(i["IC"]) <= 8 and int(i["KW"]) <= 8 and _shape(r)[1] <= _STEPS and bool(_tiles(r))
 
 
 def _tiles(r: Request) -> list[StemTile]:
-    """What may be chosen: of one or two teams, as many blocks as the registers and the shared memory of a multiprocessor hold."""
+    """What may be chosen: of one or two teams, as many blocks as the registers and the shared
+    memory of a multiprocessor hold.
+    """
     oc = int(r.ints["OC"])
     columns = 64 if oc > 32 else 32 if oc > 16 else 16
-    epilogue = columns // 2 + 8 * _pooled(r) + (16 if r.program is not None else 8 if _epilogue.residual(r) else 0)
+    epilogue = (
+        columns // 2
+        + 8 * _pooled(r)
+        + (16 if r.program is not None else 8 if _epilogue.residual(r) else 0)
+    )
     total = shared(r)
     out = []
     for across in (4, 2, 1):
@@ -119,7 +142,14 @@ def _tiles(r: Request) -> list[StemTile]:
             smem, held = _smem(r, tile), 0 if _layout(r, tile)["COPY"] else _copied(r, tile)
             registers = -(-(21 + columns // 2 + 3 * _shape(r)[1] + max(epilogue, held)) // 8) * 8
             if smem <= _SMEM:
-                out.append(replace(tile, resident=max(1, min(65536 // (128 * teams * registers), total // (smem + 1024)))))
+                out.append(
+                    replace(
+                        tile,
+                        resident=max(
+                            1, min(65536 // (128 * teams * registers), total // (smem + 1024))
+                        ),
+                    )
+                )
     return out
 
 
@@ -133,13 +163,19 @@ def _copied(r: Request, tile: StemTile) -> int:
 def _price(r: Request, tile: StemTile, images: int) -> float:
     """Clocks for so many images."""
     i = r.ints
-    height, width = (int(select.known(i[n], _USUAL)) for n in (("PH", "PW") if _pooled(r) else ("OH", "OW")))
+    height, width = (
+        int(select.known(i[n], _USUAL)) for n in (("PH", "PW") if _pooled(r) else ("OH", "OW"))
+    )
     beside = images * -(-width // (tile.across * _results(r))) * -(-int(i["OC"]) // tile.columns)
     lines = int(_lines(r, tile, height, beside))
     blocks = beside * -(-height // (lines * tile.teams * 4 // tile.across))
     rows = 2 * lines + int(i["PKH"]) - 2 if _pooled(r) else lines
-    product, rest = _shape(r)[1] * tile.columns / 2, _ROW + _CHANNEL * tile.columns + _PIECE * _copied(r, tile)
-    one = max(product, rest) if tile.teams > 1 else product + rest  # blocks side by side fall into step, the teams of one do not
+    product, rest = (
+        _shape(r)[1] * tile.columns / 2,
+        _ROW + _CHANNEL * tile.columns + _PIECE * _copied(r, tile),
+    )
+    # blocks side by side fall into step, the teams of one do not
+    one = max(product, rest) if tile.teams > 1 else product + rest
     row = max(_LATENCY, min(tile.resident, -(-blocks // r.sms)) * tile.teams * one)
     return -(-blocks // (tile.resident * r.sms)) * (_START + rows * row)
 
@@ -157,9 +193,13 @@ def choose(r: Request) -> Iterator[tuple[StemTile, DimLike]]:
 
 
 def _lines(r: Request, tile: StemTile, height: DimLike, across: DimLike) -> DimLike:
-    """Rows of results of a warp: so many that all blocks run at once, where that is not too many. across: blocks beside each other, all images included."""
+    """Rows of results of a warp: so many that all blocks run at once, where that is not too many.
+    across: blocks beside each other, all images included.
+    """
     down = tile.teams * 4 // tile.across
-    bands = D.maximum(D.ceildiv(height, down * _LONGEST), D.floordiv(tile.resident * r.sms, D.maximum(1, across)))
+    bands = D.maximum(
+        D.ceildiv(height, down * _LONGEST), D.floordiv(tile.resident * r.sms, D.maximum(1, across))
+    )
     return D.maximum(1, D.ceildiv(D.ceildiv(height, down), D.maximum(1, bands)))
 
 
@@ -176,17 +216,54 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
     down, blocks_y = tile.teams * 4 // tile.across, -(-int(i["OC"]) // tile.columns)
     strips = D.ceildiv(width, tile.across * _results(r))
     lines = _lines(r, tile, height, D.product([i["N"], strips, blocks_y]))
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w")), ("T*", "y", Pointer("y"))]
-    params += select.int_params(r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL", *(("PPT", "PPL") if pooled else ())))
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "x", Pointer("x")),
+        ("const T*", "w", Pointer("w")),
+        ("T*", "y", Pointer("y")),
+    ]
+    params += select.int_params(
+        r, ("IH", "IW", "OH", "OW", "OC", "PT", "PL", *(("PPT", "PPL") if pooled else ()))
+    )
     params += [("int", n, Int32(v)) for n, v in (("H", height), ("W", width), ("lines", lines))]
-    step = i.get("x_c", 0)  # between channels, 0 where they are neighbours; symbolic where the size of an image in planes is
+    # between channels, 0 where they are neighbours; symbolic where the size of an image in planes
+    # is
+    step = i.get("x_c", 0)
     channel = [("i64", "x_c", Int64(1 if isinstance(step, int) and step == 0 else step))]
-    params += [*channel, *select.long_params(r, ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", *(() if pooled else ("r_cs", "r_rs", "r_ns"))))]
+    params += [
+        *channel,
+        *select.long_params(
+            r,
+            (
+                "x_cs",
+                "x_rs",
+                "x_ns",
+                "y_cs",
+                "y_rs",
+                "y_ns",
+                *(() if pooled else ("r_cs", "r_rs", "r_ns")),
+            ),
+        ),
+    ]
     relu = pooled and r.program is None and i.get("act", 0) == _RELU
-    epi = _epilogue.epilogue(replace(r, ints={**i, "act": 0}) if relu else r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=2)
+    epi = _epilogue.epilogue(
+        replace(r, ints={**i, "act": 0}) if relu else r,
+        tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")),
+        width=2,
+    )
     parameters = [*params, *epi.parameters]
-    window = {n: i[n] for n in ("PKH", "PKW")} if pooled else dict.fromkeys(("PKH", "PKW", "PPT", "PPL"), 0)
-    constants = {**{n: i[n] for n in _STATIC}, **window, "BN": tile.columns, "ACROSS": tile.across, "TEAMS": tile.teams, **_layout(r, tile)}
+    window = (
+        {n: i[n] for n in ("PKH", "PKW")}
+        if pooled
+        else dict.fromkeys(("PKH", "PKW", "PPT", "PPL"), 0)
+    )
+    constants = {
+        **{n: i[n] for n in _STATIC},
+        **window,
+        "BN": tile.columns,
+        "ACROSS": tile.across,
+        "TEAMS": tile.teams,
+        **_layout(r, tile),
+    }
     copy = constants.pop("COPY")
     wgmma = r.arch == 90
     text = "\n".join([
@@ -200,4 +277,12 @@ def kernel(r: Request, tile: StemTile, active: DimLike = 1) -> Kernel:
         *(template(n) for n in (*(("common/hopper",) if wgmma else ()), "common/half2_max", "common/epilogue_store", "conv/small_c_pool")),
     ])  # fmt: skip
     grid = D.product([i["N"], strips, D.ceildiv(height, D.mul(lines, down)), active])
-    return Kernel(text, "conv_stem", (grid, blocks_y, 1), 128 * tile.teams, tuple(v for _, _, v in parameters), _smem(r, tile), pdl=r.arch >= 90)
+    return Kernel(
+        text,
+        "conv_stem",
+        (grid, blocks_y, 1),
+        128 * tile.teams,
+        tuple(v for _, _, v in parameters),
+        _smem(r, tile),
+        pdl=r.arch >= 90,
+    )

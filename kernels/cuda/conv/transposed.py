@@ -1,4 +1,6 @@
-"""Transposed convolutions on Hopper's tensor cores: each phase of the output is a convolution of stride 1 by the taps that meet it (`transposed.cuh`)."""
+"""Transposed convolutions on Hopper's tensor cores: each phase of the output is a convolution of
+stride 1 by the taps that meet it (`transposed.cuh`).
+"""
 
 from __future__ import annotations
 
@@ -47,26 +49,68 @@ def reaches(r: Request) -> bool:
     """Whether tensor maps reach the windows of this transposed convolution without groups."""
     i = r.ints
     sizes = [i[n] for n in ("KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL")]
-    if not all(isinstance(v, int) for v in (*sizes, _more(r, "H"), _more(r, "W"))) or i["DH"] != 1 or i["DW"] != 1:
+    if (
+        not all(isinstance(v, int) for v in (*sizes, _more(r, "H"), _more(r, "W")))
+        or i["DH"] != 1
+        or i["DW"] != 1
+    ):
         return False
     kh, kw, sh, sw = (int(i[n]) for n in ("KH", "KW", "SH", "SW"))
-    return kh >= sh and kw >= sw and max(kh // sh, kw // sw) < 128 and all(-128 <= v <= 127 for corner in _corners(r) for v in corner)
+    return (
+        kh >= sh
+        and kw >= sw
+        and max(kh // sh, kw // sw) < 128
+        and all(-128 <= v <= 127 for corner in _corners(r) for v in corner)
+    )
 
 
-def maps(r: Request, pixels: int, filters: int) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
+def maps(
+    r: Request, pixels: int, filters: int
+) -> tuple[TensorMap, TensorMap, list[tuple[str, str, Argument]]]:
     """As `persistent_sm90.image_maps`."""
     i, taps = r.ints, int(r.ints["KH"]) * int(r.ints["KW"])
     oc, pitch, box = int(i["OC"]), -(-int(i["IC"]) // 8) * 8, _corners(r)
     strides = tuple(D.mul(i[f"x_{p}"], 2) for p in ("cs", "rs", "ns"))
-    x = TensorMap(Pointer("x"), r.dtype, (int(i["IC"]), i["IW"], i["IH"], i["N"]), strides, (), 128, (*box, 64, pixels), (1, 1, 1, 1))
-    w = TensorMap(Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters))
-    window = {"OH": D.ceildiv(i["OH"], i["SH"]), "OW": D.ceildiv(i["OW"], i["SW"]), "SH": 1, "SW": 1, "PT": -box[0][1], "PL": -box[0][0]}
-    params: list[tuple[str, str, Argument]] = [("int", "chunks", Int32(-(-int(i["IC"]) // 64))), *(("int", n, Int32(v)) for n, v in window.items())]
+    x = TensorMap(
+        Pointer("x"),
+        r.dtype,
+        (int(i["IC"]), i["IW"], i["IH"], i["N"]),
+        strides,
+        (),
+        128,
+        (*box, 64, pixels),
+        (1, 1, 1, 1),
+    )
+    w = TensorMap(
+        Pointer("w"), r.dtype, (pitch, taps, oc), (pitch * 2, taps * pitch * 2), (64, 1, filters)
+    )
+    window = {
+        "OH": D.ceildiv(i["OH"], i["SH"]),
+        "OW": D.ceildiv(i["OW"], i["SW"]),
+        "SH": 1,
+        "SW": 1,
+        "PT": -box[0][1],
+        "PL": -box[0][0],
+    }
+    params: list[tuple[str, str, Argument]] = [
+        ("int", "chunks", Int32(-(-int(i["IC"]) // 64))),
+        *(("int", n, Int32(v)) for n, v in window.items()),
+    ]
     params += [("int", "OUT_H", Int32(i["OH"])), ("int", "OUT_W", Int32(i["OW"]))]
-    return x, w, params + [("i64", n, Int64(i.get(n, 0))) for n in ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")]
+    return (
+        x,
+        w,
+        params
+        + [
+            ("i64", n, Int64(i.get(n, 0))) for n in ("y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
+        ],
+    )
 
 
 def template(r: Request) -> str:
     low = _corners(r)[0]
-    sizes = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")} | {"LOW_H": low[1], "LOW_W": low[0]}
+    sizes = {f"TURN_{n}": int(r.ints[n]) for n in ("KH", "KW", "SH", "SW", "PT", "PL")} | {
+        "LOW_H": low[1],
+        "LOW_W": low[0],
+    }
     return f"constexpr int {', '.join(f'{n} = {v}' for n, v in sizes.items())};\n{templates.template('conv/transposed')}"

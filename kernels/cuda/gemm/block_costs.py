@@ -1,4 +1,6 @@
-"""What products of f32 with few steps along k cost: one model of blocks, fitted to measurements on an H200, for all kinds of their tiles."""
+"""What products of f32 with few steps along k cost: one model of blocks, fitted to measurements on
+an H200, for all kinds of their tiles.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SIMPLE = frozenset({"none", "relu", "leaky_relu", "clip", "hard_sigmoid"})
 
 @dataclass(frozen=True)
 class Blocks:
-    """bm by bn results of a block, bk of k in a step; blocks that divide k, and that a multiprocessor holds."""
+    """bm by bn results of a block, bk of k in a step; blocks that divide k, and that a
+    multiprocessor holds.
+    """
 
     bm: int
     bn: int
@@ -36,9 +40,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Kind:
-    """Clocks of 32 elements that a block copies: along k, and there 16 bytes at a time; of a line's 32 rows, and of 32 such elements 16 bytes at a time. Clocks of a
-    byte from memory; of a result, and what it takes beyond that where a dear activation finishes it, clusters add it up, and rows of y begin anywhere; of a cluster's
-    exchange."""
+    """Clocks of 32 elements that a block copies: along k, and there 16 bytes at a time; of a line's
+    32 rows, and of 32 such elements 16 bytes at a time. Clocks of a byte from memory; of a result,
+    and what it takes beyond that where a dear activation finishes it, clusters add it up, and rows
+    of y begin anywhere; of a cluster's exchange."""
 
     along: float
     along16: float
@@ -58,17 +63,34 @@ def dear(r: Request) -> bool:
 
 
 def even(r: Request, smem: int, blocks: DimLike, resident: int) -> int:
-    """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks, holds no more than its share where two launches do not fit together.
-    Else some blocks of the next one come early, to where this one leaves room, and the others to where it ends first, all together."""
+    """Shared memory with which a multiprocessor, which would hold `resident` of so many blocks,
+    holds no more than its share where two launches do not fit together. Else some blocks of the
+    next one come early, to where this one leaves room, and the others to where it ends first, all
+    together."""
     if not overlapped(r) or known(D.less(r.sms * resident, D.mul(blocks, 2))) != 1:
         return smem
-    here = next((n for n in range(1, resident) if known(D.less(blocks, n * r.sms + 1)) == 1), resident)
+    here = next(
+        (n for n in range(1, resident) if known(D.less(blocks, n * r.sms + 1)) == 1), resident
+    )
     return share(r, smem, here) if here < resident else smem
 
 
-def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: int, k: int, batch: int, sms: int, a: Any, b: Any, y: bool, dear: bool) -> float:
-    """Clocks of a product, comparable with `multistage_tiles.odd_cost`. own: a tile's clocks to start, of each step of a wave of blocks, and of each step of a
-    block."""
+def clocks(
+    kind: Kind,
+    own: tuple[float, float, float],
+    t: Blocks,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    sms: int,
+    a: Any,
+    b: Any,
+    y: bool,
+    dear: bool,
+) -> float:
+    """Clocks of a product, comparable with `multistage_tiles.odd_cost`. own: a tile's clocks to
+    start, of each step of a wave of blocks, and of each step of a block."""
     start, wave, step = own
     here = t.here(m, n, batch, sms)
     steps = -(-k // (t.bk * t.split))
@@ -77,8 +99,23 @@ def clocks(kind: Kind, own: tuple[float, float, float], t: Blocks, m: int, n: in
         if not (how.trans or how.gather):
             copies += rows * depth / 32 * (kind.along16 if how.bytes == 16 else kind.along)
         else:
-            copies += rows * depth / 128 * kind.turned16 if how.bytes == 16 else -(-rows // 32) * depth * kind.turned
-    each = kind.result + kind.dear * dear + (0.0 if y else kind.anywhere) + (kind.joined if t.split > 1 else 0.0)
+            copies += (
+                rows * depth / 128 * kind.turned16
+                if how.bytes == 16
+                else -(-rows // 32) * depth * kind.turned
+            )
+    each = (
+        kind.result
+        + kind.dear * dear
+        + (0.0 if y else kind.anywhere)
+        + (kind.joined if t.split > 1 else 0.0)
+    )
     exchange = kind.exchange if t.split > 1 else 0.0
     memory = kind.memory * 4 * batch * (m * k + n * k + m * n)
-    return start + -(-here // t.resident) * steps * wave + here * (steps * step + copies + each * t.bm * t.bn) + exchange + memory
+    return (
+        start
+        + -(-here // t.resident) * steps * wave
+        + here * (steps * step + copies + each * t.bm * t.bn)
+        + exchange
+        + memory
+    )

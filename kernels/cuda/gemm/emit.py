@@ -1,5 +1,5 @@
-"""Matrix products: `gemm` (packed weight [N, `families.weight_pitch`], k contiguous), `gemm_norm` (the same between norms of rows) and `matmul` (two run-time
-operands with any strides)."""
+"""Matrix products: `gemm` (packed weight [N, `families.weight_pitch`], k contiguous), `gemm_norm`
+(the same between norms of rows) and `matmul` (two run-time operands with any strides)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    Unfit,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -15,22 +23,40 @@ from tracea_onnx.plan.kernel_families import weight_pitch
 
 from ..common import epilogue, folded_norm
 from ..common.launch import known
-from . import batches, block_costs, cluster_splitk_sm90, persistent_sm90, register_mma, repitch, select, simt, unaligned_mma
+from . import (
+    batches,
+    block_costs,
+    cluster_splitk_sm90,
+    persistent_sm90,
+    register_mma,
+    repitch,
+    select,
+    simt,
+    unaligned_mma,
+)
 from .gemv import registers as gemv_registers
 from .gemv import staged as gemv_staged
 from .multistage_sm80 import tiles as multistage_tiles
 
-#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each, for an element of the copy, for one of a weight, and for one
-#: of a multiprocessor's results that lie anywhere, of SplitTile and HopperTile.
+#: Clocks that kernels which read through tensor maps take beyond their prices behind a copy: each,
+#: for an element of the copy, for one of a weight, and for one of a multiprocessor's results that
+#: lie anywhere, of SplitTile and HopperTile.
 _COLD, _COPIED, _WEIGHT, _ANYWHERE = 3200.0, 1.6e-3, 6.6e-4, (1.0, 1.5)
 #: What these are beside other kernels, which take more than their prices.
 _BEFORE = 0.85
 _COPIES = 1700.0  # more clocks of SplitTile in batches behind copies
-#: What Tile is behind copies, and where tensor maps reach: so many times its clocks. Of so few results `tile_cost` holds, and more clocks a byte.
+#: What Tile is behind copies, and where tensor maps reach: so many times its clocks. Of so few
+#: results `tile_cost` holds, and more clocks a byte.
 _BEHIND, _MAPPED, _MOVED, _FEW_RESULTS = 1.1, 1.08, 5.3e-4, 1 << 18
-_NEAR = 256  # most k of products by a weight for which `gemv_registers` competes with kernels that read through tensor maps
-_THIN = ((1.05, 1.2), (1.12, 1.0))  # what `gemv_staged.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times its clocks
-_SHORT = 1.25  # what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many times their clocks
+# most k of products by a weight for which `gemv_registers` competes with kernels that read through
+# tensor maps
+_NEAR = 256
+# what `gemv_staged.tile_cost` is for 16-bit elements, turned and not, and for f32: so many times
+# its clocks
+_THIN = ((1.05, 1.2), (1.12, 1.0))
+# what short products of f32 cost beside tiles that copy whole rows 16 bytes at a time: so many
+# times their clocks
+_SHORT = 1.25
 _FEW_PRODUCTS = 1 << 30  # multiplications of f32 for which `multistage_tiles.steps_cost` holds
 _BESIDE = 1.2  # what FlatTile of f32 costs beside LaneTiles: so many times its clocks
 _TILES = 1 << 31  # results of a batch, less than which have a number that an `int` holds
@@ -38,13 +64,16 @@ _FEW = 16  # results that SplitTile's clusters are too few for
 #: Matrices of batches more than the first of these and up to the last, and what they are taken for.
 _MATRICES = ((0, 12, 24), (24, 48, 96), (96, 256, 0))
 _LARGE = 4096  # rows, columns and k of what a tile is chosen for where no other will do
-_SIMILAR = 1.1  # clocks of a tile for one more range of rows there, at most so many times the best one's
+# clocks of a tile for one more range of rows there, at most so many times the best one's
+_SIMILAR = 1.1
 _POINTERS = (("const T*", "a"), ("const T*", "b"), ("T*", "y"))
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Tiles that compete with a product's: their class, their clocks for so many rows, the kernel of one."""
+    """Tiles that compete with a product's: their class, their clocks for so many rows, the kernel
+    of one.
+    """
 
     tile: type
     prices: Callable[[int], Mapping[Any, float]]
@@ -72,65 +101,159 @@ def rows_by_weight(
     few = known(D.less(D.mul(m, n), _FEW + 1)) == 1 and not norms
 
     def price(rows: int) -> Any:
-        costs = select.prices(rows, n, k, 1, r, maps=maps, stored=stored, odd=odd, crossed=persistent_sm90.crossed(ldx))
+        costs = select.prices(
+            rows,
+            n,
+            k,
+            1,
+            r,
+            maps=maps,
+            stored=stored,
+            odd=odd,
+            crossed=persistent_sm90.crossed(ldx),
+        )
         near = {} if norms or k > _NEAR else gemv_registers.prices(r, rows, n, k, 1, a, b, False)
         if maps and near:
-            stores = {t: 0.0 if y or not isinstance(t, cluster_splitk_sm90.SplitTile) else cluster_splitk_sm90.rows_cost(t, rows, n, 1, r.sms) for t in costs}
+            stores = {
+                t: 0.0
+                if y or not isinstance(t, cluster_splitk_sm90.SplitTile)
+                else cluster_splitk_sm90.rows_cost(t, rows, n, 1, r.sms)
+                for t in costs
+            }
             costs = {t: cluster_splitk_sm90.START + c + stores[t] for t, c in costs.items()} | near
         if maps and not few:
             return costs
         whole = a.bytes == 16 and y
         thin = gemv_staged.prices(r, rows, n, k, 1, (ldx, 1), (ldw, 1), k)
-        costs |= {t: c * (_SHORT if whole and r.dtype == DType.F32 and isinstance(t, gemv_staged.ShortTile) else 1.0) for t, c in thin.items()}
-        costs |= register_mma.prices(r, rows, n, k, 1, a, b, y) | (near or gemv_registers.prices(r, rows, n, k, 1, a, b, False))
+        costs |= {
+            t: c
+            * (
+                _SHORT
+                if whole and r.dtype == DType.F32 and isinstance(t, gemv_staged.ShortTile)
+                else 1.0
+            )
+            for t, c in thin.items()
+        }
+        costs |= register_mma.prices(r, rows, n, k, 1, a, b, y) | (
+            near or gemv_registers.prices(r, rows, n, k, 1, a, b, False)
+        )
         if not whole:
             costs |= unaligned_mma.prices(r, rows, n, k, 1, a, b, y)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, n, k, 1, a, b, y)
         if mappable and not maps:
-            copy, late = repitch.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k, 0.0 if y else rows * n / r.sms
-            mapped = select.prices(rows, n, k, 1, aligned, maps=steps, stored=stored, crossed=persistent_sm90.crossed(copied.aligned))
-            costs |= {repitch.Aligned(t): _BEFORE * (copy + c + _ANYWHERE[isinstance(t, persistent_sm90.HopperTile)] * late) for t, c in mapped.items()}
+            copy, late = (
+                repitch.cost(rows * k) + _COLD + _COPIED * rows * k + _WEIGHT * n * k,
+                0.0 if y else rows * n / r.sms,
+            )
+            mapped = select.prices(
+                rows,
+                n,
+                k,
+                1,
+                aligned,
+                maps=steps,
+                stored=stored,
+                crossed=persistent_sm90.crossed(copied.aligned),
+            )
+            costs |= {
+                repitch.Aligned(t): _BEFORE
+                * (copy + c + _ANYWHERE[isinstance(t, persistent_sm90.HopperTile)] * late)
+                for t, c in mapped.items()
+            }
         return costs
 
     kernels: list[Kernel] = []
-    for tile, active in select.choose(m, price if beside is None else lambda rows: price(rows) | beside.prices(rows)):
+    for tile, active in select.choose(
+        m, price if beside is None else lambda rows: price(rows) | beside.prices(rows)
+    ):
         if beside is not None and isinstance(tile, beside.tile):
             kernels.append(beside.kernel(tile, active))
         elif isinstance(tile, repitch.Aligned):
             copy = repitch.kernel(r, [copied], active=active)
             kernels += [
                 copy,
-                *repitch.redirected(_by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldw, ldy, ldr, active), {"x": "scratch0"}, copy.scratch),
+                *repitch.redirected(
+                    _by_tile(aligned, tile.tile, m, n, k, copied.aligned, ldw, ldy, ldr, active),
+                    {"x": "scratch0"},
+                    copy.scratch,
+                ),
             ]
         else:
             kernels += _by_tile(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)
     return list(select.shared_scratch(kernels))
 
 
-def _by_steps(r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[Any, float]:
+def _by_steps(
+    r: Request, costs: dict[Any, float], m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
+) -> dict[Any, float]:
     """The clocks of f32 tiles where k is short: with those of LaneTiles."""
     lanes: dict[Any, float] = simt.prices(r, m, n, k, batch, a, b, y)
 
     def price(t: Any, cost: float) -> Any:
-        if isinstance(t, multistage_tiles.Tile) and t.terms != 1 and not t.grouped and batch * m * n * k < _FEW_PRODUCTS:
+        if (
+            isinstance(t, multistage_tiles.Tile)
+            and t.terms != 1
+            and not t.grouped
+            and batch * m * n * k < _FEW_PRODUCTS
+        ):
             return multistage_tiles.steps_cost(t, r, m, n, k, batch, a, b, y)
         return _BESIDE * cost if isinstance(t, unaligned_mma.FlatTile) else cost
 
     return {t: price(t, cost) for t, cost in costs.items()} | lanes if lanes else costs
 
 
-def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ldw: int, ldy: DimLike, ldr: DimLike, active: DimLike) -> list[Kernel]:
+def _by_tile(
+    r: Request,
+    tile: Any,
+    m: DimLike,
+    n: int,
+    k: int,
+    ldx: DimLike,
+    ldw: int,
+    ldy: DimLike,
+    ldr: DimLike,
+    active: DimLike,
+) -> list[Kernel]:
     if isinstance(tile, persistent_sm90.HopperTile):
         return [persistent_sm90.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
     if isinstance(tile, cluster_splitk_sm90.SplitTile):
         return [cluster_splitk_sm90.matrix_product(r, tile, m, n, k, ldx, ldw, ldy, ldr, active)]
-    params: list[tuple[str, str, Argument]] = [(t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)]
+    params: list[tuple[str, str, Argument]] = [
+        (t, name, Pointer(o)) for (t, name), o in zip(_POINTERS, ("x", "w", "y"), strict=True)
+    ]
     params += [("int", name, Int32(v)) for name, v in (("M", m), ("N", n), ("K", k))]
-    params += [("i64", name, Int64(v)) for name, v in (("a_m", ldx), ("a_k", 1), ("b_n", ldw), ("b_k", 1), ("ldy", ldy), ("ldr", ldr))]
+    params += [
+        ("i64", name, Int64(v))
+        for name, v in (
+            ("a_m", ldx),
+            ("a_k", 1),
+            ("b_n", ldw),
+            ("b_k", 1),
+            ("ldy", ldy),
+            ("ldr", ldr),
+        )
+    ]
     if isinstance(tile, (gemv_staged.ThinTile, gemv_staged.ShortTile, gemv_registers.DotTile)):
-        product: Callable[..., Kernel] = gemv_registers.product if isinstance(tile, gemv_registers.DotTile) else gemv_staged.product
-        return [product(r, tile, params=params, pitches=(ldr,), rows=m, columns=n, grid_y=1, grid_z=1, batched=False, active=active)]
+        product: Callable[..., Kernel] = (
+            gemv_registers.product
+            if isinstance(tile, gemv_registers.DotTile)
+            else gemv_staged.product
+        )
+        return [
+            product(
+                r,
+                tile,
+                params=params,
+                pitches=(ldr,),
+                rows=m,
+                columns=n,
+                grid_y=1,
+                grid_z=1,
+                batched=False,
+                active=active,
+            )
+        ]
     if isinstance(tile, register_mma.DirectTile):
         return [register_mma.product(
             r, tile, params=params, a=select.access(r, "x", ldx, 1), b=select.access(r, "w", ldw, 1), pitches=(ldr,),
@@ -153,70 +276,159 @@ def _by_tile(r: Request, tile: Any, m: DimLike, n: int, k: int, ldx: DimLike, ld
 
 
 def gemm(r: Request) -> list[Kernel]:
-    """`gemm` and `gemm_norm`. Only kernels that read through tensor maps know of norms: lowering asks for no others."""
+    """`gemm` and `gemm_norm`.
+
+    Only kernels that read through tensor maps know of norms: lowering asks for no others.
+    """
     n, k = select.static(r, "N"), select.static(r, "K")
-    return rows_by_weight(r, r.ints["M"], n, k, r.ints["ldx"], weight_pitch(k, r.dtype.size), r.ints["ldy"], r.ints.get("ldr", 0))
+    return rows_by_weight(
+        r,
+        r.ints["M"],
+        n,
+        k,
+        r.ints["ldx"],
+        weight_pitch(k, r.dtype.size),
+        r.ints["ldy"],
+        r.ints.get("ldr", 0),
+    )
 
 
 def matmul(r: Request) -> list[Kernel]:
     if not r.ints.get("ldr", 0):  # the residual lies like y
-        r = replace(r, ints={**r.ints, "ldr": r.ints["ldy"], "r_0": r.ints.get("y_0", 0), "r_1": r.ints.get("y_1", 0)})
+        r = replace(
+            r,
+            ints={
+                **r.ints,
+                "ldr": r.ints["ldy"],
+                "r_0": r.ints.get("y_0", 0),
+                "r_1": r.ints.get("y_1", 0),
+            },
+        )
     i = {name: r.ints.get(name, 0) for name in _MATMUL_STRIDES}
     if not epilogue.vector(r, "res", (i["r_0"], i["r_1"])):
         r = replace(r, unaligned=r.unaligned | {"res"})
     m, n, k, b0, b1 = (r.ints[name] for name in ("M", "N", "K", "B0", "B1"))
-    i |= {name: 0 for name, count in (("a_m", m), ("b_n", n)) if count == 1}  # where a second row would be does not matter
+    # where a second row would be does not matter
+    i |= {name: 0 for name, count in (("a_m", m), ("b_n", n)) if count == 1}
     a = select.access(r, "a", i["a_m"], i["a_k"], (i["a_0"], i["a_1"]))
     b = select.access(r, "b", i["b_n"], i["b_k"], (i["b_0"], i["b_1"]))
     y = epilogue.vector(r, "y", (i["ldy"], i["y_0"], i["y_1"]))
     odd = select.odd(r, a, b, y)
     even = select.evenly(r, a, b, y) if not odd and r.arch >= 90 else None
-    # Whether tensor maps can reach the operands as they are, or once those are copied whose copies have at most so many bytes.
-    maps = r.arch == 90 and r.dtype != DType.F32 and r.program is None and not epilogue.residual(r) and not (a.gather or b.gather)
-    ways = {most: _copies(r, i, a, b, most) for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())}
-    ways = {most: copies for most, copies in ways.items() if copies and (most == 2 or copies != ways[2])}
+    # Whether tensor maps can reach the operands as they are, or once those are copied whose copies
+    # have at most so many bytes.
+    maps = (
+        r.arch == 90
+        and r.dtype != DType.F32
+        and r.program is None
+        and not epilogue.residual(r)
+        and not (a.gather or b.gather)
+    )
+    ways = {
+        most: _copies(r, i, a, b, most)
+        for most in ((2, 8) if maps else (2,) if r.arch >= 90 else ())
+    }
+    ways = {
+        most: copies for most, copies in ways.items() if copies and (most == 2 or copies != ways[2])
+    }
     mapped = maps and a.bytes == b.bytes == 16
-    crossed = persistent_sm90.crossed(i["a_k" if a.trans else "a_m"]), persistent_sm90.crossed(i["b_k" if b.trans else "b_n"])
+    crossed = (
+        persistent_sm90.crossed(i["a_k" if a.trans else "a_m"]),
+        persistent_sm90.crossed(i["b_k" if b.trans else "b_n"]),
+    )
 
     def price(rows: int, batch: int) -> Any:
         columns, depth = select.known(n, 512), select.known(k, 512)
         turned = (a.trans, b.trans)
         few = y and batch * rows * columns < _FEW_RESULTS
-        costs = select.prices(rows, columns, depth, batch, r, transposed=turned, odd=odd or (None if few else even), split=r.arch >= 90)
+        costs = select.prices(
+            rows,
+            columns,
+            depth,
+            batch,
+            r,
+            transposed=turned,
+            odd=odd or (None if few else even),
+            split=r.arch >= 90,
+        )
         if mapped and y:
-            more = _MOVED * 2 * batch * (rows * depth + columns * depth + rows * columns) if few else 0.0
+            more = (
+                _MOVED * 2 * batch * (rows * depth + columns * depth + rows * columns)
+                if few
+                else 0.0
+            )
             costs = {t: (1.0 if few else _MAPPED) * c + more for t, c in costs.items()}
         if isinstance(n, int):
-            thin = gemv_staged.prices(r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k)
-            costs |= {t: c * (_THIN[r.dtype == DType.F32][t.deep > 0] if isinstance(t, gemv_staged.ThinTile) else 1.0) for t, c in thin.items()}
+            thin = gemv_staged.prices(
+                r, rows, columns, depth, batch, (i["a_m"], i["a_k"]), (i["b_n"], i["b_k"]), k
+            )
+            costs |= {
+                t: c
+                * (
+                    _THIN[r.dtype == DType.F32][t.deep > 0]
+                    if isinstance(t, gemv_staged.ThinTile)
+                    else 1.0
+                )
+                for t, c in thin.items()
+            }
             costs |= gemv_registers.prices(r, rows, columns, depth, batch, a, b, True)
-        costs |= register_mma.prices(r, rows, columns, depth, batch, a, b, y) | unaligned_mma.prices(r, rows, columns, depth, batch, a, b, y)
+        costs |= register_mma.prices(
+            r, rows, columns, depth, batch, a, b, y
+        ) | unaligned_mma.prices(r, rows, columns, depth, batch, a, b, y)
         if r.dtype == DType.F32:
             costs = _by_steps(r, costs, rows, columns, depth, batch, a, b, y)
         if mapped:
-            costs |= cluster_splitk_sm90.batched_prices(rows, columns, depth, r.sms, batch, turned, crossed, y)
+            costs |= cluster_splitk_sm90.batched_prices(
+                rows, columns, depth, r.sms, batch, turned, crossed, y
+            )
             if y and 0 not in (b0, b1, n, k) and batch * rows * columns < _TILES:
                 costs |= persistent_sm90.batched_prices(
-                    rows, columns, depth, batch, r.sms, turned, crossed, "bias" not in r.operands and not block_costs.dear(r)
+                    rows,
+                    columns,
+                    depth,
+                    batch,
+                    r.sms,
+                    turned,
+                    crossed,
+                    "bias" not in r.operands and not block_costs.dear(r),
                 )
         for most, copies in ways.items():
             elements = sum((rows if c.operand == "a" else columns) * depth for c in copies) * batch
-            copy, after = repitch.cost(elements), replace(r, unaligned=r.unaligned - {c.operand for c in copies})
-            wide_a, wide_b = (16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b))
+            copy, after = (
+                repitch.cost(elements),
+                replace(r, unaligned=r.unaligned - {c.operand for c in copies}),
+            )
+            wide_a, wide_b = (
+                16 if how.bytes <= most and not how.gather else how.bytes for how in (a, b)
+            )
             wide = multistage_tiles.Odd(wide_a, wide_b, y)
-            plain = {t: _BEHIND * c for t, c in select.prices(rows, columns, depth, batch, after, transposed=turned, odd=wide).items()}
+            plain = {
+                t: _BEHIND * c
+                for t, c in select.prices(
+                    rows, columns, depth, batch, after, transposed=turned, odd=wide
+                ).items()
+            }
             if maps and wide.a == wide.b == 16:
-                behind = {"a": crossed[0], "b": crossed[1]} | {c.operand: persistent_sm90.crossed(c.aligned) for c in copies}
+                behind = {"a": crossed[0], "b": crossed[1]} | {
+                    c.operand: persistent_sm90.crossed(c.aligned) for c in copies
+                }
                 plain |= {
                     t: _COPIES + c
-                    for t, c in cluster_splitk_sm90.batched_prices(rows, columns, depth, r.sms, batch, turned, (behind["a"], behind["b"]), y).items()
+                    for t, c in cluster_splitk_sm90.batched_prices(
+                        rows, columns, depth, r.sms, batch, turned, (behind["a"], behind["b"]), y
+                    ).items()
                 }
             costs |= {repitch.Aligned(t, most): copy + c for t, c in plain.items()}
         return costs
 
     kernels: list[Kernel] = []
     left: DimLike = 0
-    fits = D.mul(D.less(0, k), D.less(D.product([b0, b1, m, n]), _TILES)) if not all(isinstance(v, int) for v in (b0, b1, n, k)) else 1  # HopperTiles
+    # HopperTiles
+    fits = (
+        D.mul(D.less(0, k), D.less(D.product([b0, b1, m, n]), _TILES))
+        if not all(isinstance(v, int) for v in (b0, b1, n, k))
+        else 1
+    )
     for tile, active in _for_batches(m, D.mul(b0, b1), price):
         if isinstance(tile, persistent_sm90.HopperTile) and fits != 1:
             kernels += strided(r, tile, i, D.mul(active, fits))
@@ -224,20 +436,36 @@ def matmul(r: Request) -> list[Kernel]:
         elif isinstance(tile, repitch.Aligned):
             copies, moved = ways[tile.most], dict(i)
             for c, how, row in ((c, *((a, "m") if c.operand == "a" else (b, "n"))) for c in copies):
-                moved |= {f"{c.operand}_{'k' if how.trans else row}": c.aligned, f"{c.operand}_0": c.strides(b1)[0], f"{c.operand}_1": c.strides(b1)[1]}
+                moved |= {
+                    f"{c.operand}_{'k' if how.trans else row}": c.aligned,
+                    f"{c.operand}_0": c.strides(b1)[0],
+                    f"{c.operand}_1": c.strides(b1)[1],
+                }
             after = replace(r, unaligned=r.unaligned - {c.operand for c in copies})
-            copy, places = repitch.kernel(r, copies, b0, b1, active), {c.operand: f"scratch{j}" for j, c in enumerate(copies)}
-            kernels += [copy, *repitch.redirected(strided(after, tile.tile, moved, active), places, copy.scratch)]
+            copy, places = (
+                repitch.kernel(r, copies, b0, b1, active),
+                {c.operand: f"scratch{j}" for j, c in enumerate(copies)},
+            )
+            kernels += [
+                copy,
+                *repitch.redirected(strided(after, tile.tile, moved, active), places, copy.scratch),
+            ]
         else:
             kernels += strided(r, tile, i, active)
     if left != 0:
-        others = select.prices(_LARGE, _LARGE, _LARGE, 1, r, transposed=(a.trans, b.trans), odd=odd or even)
+        others = select.prices(
+            _LARGE, _LARGE, _LARGE, 1, r, transposed=(a.trans, b.trans), odd=odd or even
+        )
         kernels += strided(r, min(others, key=others.__getitem__), i, left)
     return kernels
 
 
-def _for_batches(rows: DimLike, batch: DimLike, price: Callable[[int, int], Mapping[Any, float]]) -> Iterator[tuple[Any, DimLike]]:
-    """As `select.choose`, also by the matrices of a batch where these are symbolic beside other sizes."""
+def _for_batches(
+    rows: DimLike, batch: DimLike, price: Callable[[int, int], Mapping[Any, float]]
+) -> Iterator[tuple[Any, DimLike]]:
+    """As `select.choose`, also by the matrices of a batch where these are symbolic beside other
+    sizes.
+    """
     number = select.known(batch, -1)
     if number >= 0:
         yield from select.choose(rows, lambda m: price(m, number))
@@ -248,20 +476,36 @@ def _for_batches(rows: DimLike, batch: DimLike, price: Callable[[int, int], Mapp
             yield tile, D.mul(within, use)
 
 
-def _with_batch(price: Callable[[int, int], Mapping[Any, float]], batch: int) -> Callable[[int], Mapping[Any, float]]:
+def _with_batch(
+    price: Callable[[int, int], Mapping[Any, float]], batch: int
+) -> Callable[[int], Mapping[Any, float]]:
     return lambda m: price(m, batch)
 
 
 def tile_prices(r: Request, m: int, n: int, k: int) -> dict[Any, float]:
-    """Clocks of the tiles for one product of f32 matrices whose k is contiguous, as `matmul` has it."""
+    """Clocks of the tiles for one product of f32 matrices whose k is contiguous, as `matmul` has
+    it.
+    """
     i = r.ints
     a, b = select.access(r, "a", i["a_m"], 1), select.access(r, "b", i["b_n"], 1)
     y = epilogue.vector(r, "y", (i["ldy"],))
-    return _by_steps(r, select.prices(m, n, k, 1, r, odd=select.odd(r, a, b, y), split=r.arch >= 90), m, n, k, 1, a, b, y)
+    return _by_steps(
+        r,
+        select.prices(m, n, k, 1, r, odd=select.odd(r, a, b, y), split=r.arch >= 90),
+        m,
+        n,
+        k,
+        1,
+        a,
+        b,
+        y,
+    )
 
 
 def _copies(r: Request, i: dict[str, DimLike], a: Any, b: Any, most: int) -> list[Any]:
-    """Of `matmul` with strides `i`: operands that are copied to where rows are aligned, those that are read at most so many bytes at a time."""
+    """Of `matmul` with strides `i`: operands that are copied to where rows are aligned, those that
+    are read at most so many bytes at a time.
+    """
     m, n, k = (r.ints[name] for name in ("M", "N", "K"))
     return [
         repitch.Rows(o, *(sizes if not how.trans else sizes[::-1]), i[f"{o}_{'k' if how.trans else row}"], (i[f"{o}_0"], i[f"{o}_1"]))
@@ -279,12 +523,31 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     if isinstance(tile, cluster_splitk_sm90.SplitTile):
         return [cluster_splitk_sm90.batched_product(r, tile, i, (a.trans, b.trans), active)]
     params: list[tuple[str, str, Argument]] = [(t, name, Pointer(name)) for t, name in _POINTERS]
-    params += select.int_params(r, ("M", "N", "K")) + [("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES]
+    params += select.int_params(r, ("M", "N", "K")) + [
+        ("i64", name, Int64(i[name])) for name in _MATMUL_STRIDES
+    ]
     if not epilogue.residual(r):
         params.append(("const T*", "res", Pointer("res")))
     if isinstance(tile, (gemv_staged.ThinTile, gemv_staged.ShortTile, gemv_registers.DotTile)):
-        product: Callable[..., Kernel] = gemv_registers.product if isinstance(tile, gemv_registers.DotTile) else gemv_staged.product
-        return [product(r, tile, params=params, pitches=(i["ldr"],), rows=m, columns=n, grid_y=b1, grid_z=b0, batched=True, active=active)]
+        product: Callable[..., Kernel] = (
+            gemv_registers.product
+            if isinstance(tile, gemv_registers.DotTile)
+            else gemv_staged.product
+        )
+        return [
+            product(
+                r,
+                tile,
+                params=params,
+                pitches=(i["ldr"],),
+                rows=m,
+                columns=n,
+                grid_y=b1,
+                grid_z=b0,
+                batched=True,
+                active=active,
+            )
+        ]
     if isinstance(tile, register_mma.DirectTile):
         return [register_mma.product(
             r, tile, params=params, a=a, b=b, pitches=(i["ldr"],),
@@ -305,5 +568,24 @@ def strided(r: Request, tile: Any, i: dict[str, DimLike], active: DimLike) -> li
     ))  # fmt: skip
 
 
-_MATMUL_STRIDES = ("a_0", "a_1", "a_m", "a_k", "b_0", "b_1", "b_k", "b_n", "y_0", "y_1", "ldy", "r_0", "r_1", "ldr")
-FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {"gemm": gemm, "gemm_norm": gemm, "matmul": batches.of(matmul)}
+_MATMUL_STRIDES = (
+    "a_0",
+    "a_1",
+    "a_m",
+    "a_k",
+    "b_0",
+    "b_1",
+    "b_k",
+    "b_n",
+    "y_0",
+    "y_1",
+    "ldy",
+    "r_0",
+    "r_1",
+    "ldr",
+)
+FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {
+    "gemm": gemm,
+    "gemm_norm": gemm,
+    "matmul": batches.of(matmul),
+}

@@ -1,4 +1,6 @@
-"""Operands whose rows begin anywhere, copied to where tensor maps and wide copies reach them (`repitch.cuh`)."""
+"""Operands whose rows begin anywhere, copied to where tensor maps and wide copies reach them
+(`repitch.cuh`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, TensorMap
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    TensorMap,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 
@@ -20,7 +30,9 @@ _START, _BYTES = 1150.0, 2500.0
 
 @dataclass(frozen=True)
 class Aligned:
-    """A tile of a kernel whose operands are copied first, those that are read at most so many bytes at a time."""
+    """A tile of a kernel whose operands are copied first, those that are read at most so many bytes
+    at a time.
+    """
 
     tile: Any
     most: int = 2
@@ -28,7 +40,9 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Rows:
-    """`rows` by `columns` elements, of which columns follow each other, `pitch` from row to row and `batch` from matrix to matrix along both axes."""
+    """`rows` by `columns` elements, of which columns follow each other, `pitch` from row to row and
+    `batch` from matrix to matrix along both axes.
+    """
 
     operand: str
     rows: DimLike
@@ -52,17 +66,44 @@ def cost(elements: int) -> float:
     return _START + 4 * elements / _BYTES
 
 
-def kernel(r: Request, operands: Sequence[Rows], b0: DimLike = 1, b1: DimLike = 1, active: DimLike = 1) -> Kernel:
+def kernel(
+    r: Request, operands: Sequence[Rows], b0: DimLike = 1, b1: DimLike = 1, active: DimLike = 1
+) -> Kernel:
     """The copy of one or two operands to scratch0, scratch1."""
     params: list[tuple[str, str, Argument]] = []
     blocks = [D.ceildiv(D.mul(o.rows, D.ceildiv(o.columns, 8)), 256) for o in operands]
     sizes = []
     for k, o in enumerate(operands):
         to, name = o.strides(b1), "other_" * k
-        sizes.append(D.product([o.rows, o.aligned, D.select(D.less(0, o.batch[0]), b0, 1), D.select(D.less(0, o.batch[1]), b1, 1), 2]))
-        params += [("const T*", f"{name}from", Pointer(o.operand)), ("T*", f"{name}to", Pointer(f"scratch{k}"))]
-        params += [("int", f"{name}rows", Int32(o.rows)), ("int", f"{name}columns", Int32(o.columns)), ("i64", f"{name}pitch", Int64(o.pitch))]
-        params += [("i64", f"{name}{n}", Int64(v)) for n, v in (("from_0", o.batch[0]), ("from_1", o.batch[1]), ("to_0", to[0]), ("to_1", to[1]))]
+        sizes.append(
+            D.product(
+                [
+                    o.rows,
+                    o.aligned,
+                    D.select(D.less(0, o.batch[0]), b0, 1),
+                    D.select(D.less(0, o.batch[1]), b1, 1),
+                    2,
+                ]
+            )
+        )
+        params += [
+            ("const T*", f"{name}from", Pointer(o.operand)),
+            ("T*", f"{name}to", Pointer(f"scratch{k}")),
+        ]
+        params += [
+            ("int", f"{name}rows", Int32(o.rows)),
+            ("int", f"{name}columns", Int32(o.columns)),
+            ("i64", f"{name}pitch", Int64(o.pitch)),
+        ]
+        params += [
+            ("i64", f"{name}{n}", Int64(v))
+            for n, v in (
+                ("from_0", o.batch[0]),
+                ("from_1", o.batch[1]),
+                ("to_0", to[0]),
+                ("to_1", to[1]),
+            )
+        ]
     if len(operands) > 1:
         params.append(("int", "blocks", Int32(blocks[0])))
     text = "\n".join([
@@ -70,15 +111,29 @@ def kernel(r: Request, operands: Sequence[Rows], b0: DimLike = 1, b1: DimLike = 
         template("common/shifted_loads"), template("gemm/repitch"),
     ])  # fmt: skip
     total = D.mul(D.add(blocks[0], blocks[1]) if len(blocks) > 1 else blocks[0], active)
-    return Kernel(text, "align", (total, b1, b0), 256, tuple(v for _, _, v in params), pdl=True, scratch=tuple(sizes))
+    return Kernel(
+        text,
+        "align",
+        (total, b1, b0),
+        256,
+        tuple(v for _, _, v in params),
+        pdl=True,
+        scratch=tuple(sizes),
+    )
 
 
-def redirected(kernels: Sequence[Kernel], to: Mapping[str, str], scratch: tuple[DimLike, ...]) -> list[Kernel]:
+def redirected(
+    kernels: Sequence[Kernel], to: Mapping[str, str], scratch: tuple[DimLike, ...]
+) -> list[Kernel]:
     """The kernels with operands read from elsewhere."""
 
     def moved(a: Argument) -> Argument:
         if isinstance(a, Pointer) and a.operand in to:
             return replace(a, operand=to[a.operand])
-        return replace(a, pointer=replace(a.pointer, operand=to[a.pointer.operand])) if isinstance(a, TensorMap) and a.pointer.operand in to else a
+        return (
+            replace(a, pointer=replace(a.pointer, operand=to[a.pointer.operand]))
+            if isinstance(a, TensorMap) and a.pointer.operand in to
+            else a
+        )
 
     return [replace(k, args=tuple(moved(a) for a in k.args), scratch=scratch) for k in kernels]

@@ -1,4 +1,6 @@
-"""Products as tiles (`gemm/multistage_sm80/gemm.cuh`): tile choice, operand access and kernels for matrices and for convolutions as implicit GEMM."""
+"""Products as tiles (`gemm/multistage_sm80/gemm.cuh`): tile choice, operand access and kernels for
+matrices and for convolutions as implicit GEMM.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from functools import cache, reduce
 from typing import Any
 
 from tracea_onnx.codegen import kernel_choice, size_ranges
-from tracea_onnx.codegen.kernel_request import Argument, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    Unfit,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, factor, multiple_of
@@ -30,15 +40,18 @@ Prices = Mapping[Any, float]
 #: What the kernels that read through tensor maps are priced by, as their `prices` take it.
 _Sizes = tuple[int, int, int, int, bool, bool, bool, int, tuple[float, float], float, float]
 MATRICES = ("gemm", "gemm_norm", "matmul")
-#: Of tiles whose clocks are to be compared with those of others, those that cost at most so many times the best one's.
+#: Of tiles whose clocks are to be compared with those of others, those that cost at most so many
+#: times the best one's.
 _SLACK = 1.05
-#: The same where measurements decide, and of those among which it counts what they take more between other launches.
+#: The same where measurements decide, and of those among which it counts what they take more
+#: between other launches.
 _SLACK_TUNED, _NEAR = 1.4, 1.1
 #: Clocks that any launch takes more between others (fitted with `cluster_splitk_sm90.between`).
 _ANY = 14954.0
 #: Bytes of shared memory that tiles of `gemm/multistage_sm80/gemm.cuh` have at most.
 _MOST_SHARED = 164 * 1024
-_MANY = 1 << 20  # results of a product by a weight that `multistage_tiles` prices as if its copies were whole
+# results of a product by a weight that `multistage_tiles` prices as if its copies were whole
+_MANY = 1 << 20
 
 
 def prices(
@@ -46,36 +59,72 @@ def prices(
     maps: int = 0, stored: bool = False, bundles: int = 1, pixel: tuple[float, float] = _FREE, made: float = 1.0, windows: str = "",
     crossed: float = 1.0,
 ) -> dict[Any, float]:  # fmt: skip
-    """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the likely ones of SplitTile and HopperTile.
+    """Clocks of the tiles for these sizes: every Tile, or where tensor maps reach the operands the
+    likely ones of SplitTile and HopperTile.
 
-    transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd: what may cost more; split: whether k may be divided; maps: steps
-    along k of the kernels that read through tensor maps, 0 where these do not reach; stored: whether they reach the result and the residual, too; bundles: of n
-    columns each, which these kernels take; pixel: clocks that copying 64 channels of one pixel, and of one filter, takes at least; made: as for `grouped.made`;
-    windows: of what convolution of two-byte elements rows are windows, "conv" or "deconv"; crossed: `persistent_sm90.crossed` of A where tensor maps reach it."""
+    transposed: operands whose rows are neighbours, of two bytes each for tiles of at least 64; odd:
+    what may cost more; split: whether k may be divided; maps: steps along k of the kernels that
+    read through tensor maps, 0 where these do not reach; stored: whether they reach the result and
+    the residual, too; bundles: of n columns each, which these kernels take; pixel: clocks that
+    copying 64 channels of one pixel, and of one filter, takes at least; made: as for
+    `grouped.made`; windows: of what convolution of two-byte elements rows are windows, "conv" or
+    "deconv"; crossed: `persistent_sm90.crossed` of A where tensor maps reach it."""
     if maps:
-        sizes = (m, n, maps, r.sms, epilogue.residual(r), block_costs.dear(r), folded_norm.measured(r), bundles, pixel, made, crossed)
+        sizes = (
+            m,
+            n,
+            maps,
+            r.sms,
+            epilogue.residual(r),
+            block_costs.dear(r),
+            folded_norm.measured(r),
+            bundles,
+            pixel,
+            made,
+            crossed,
+        )
         return _likely(sizes, stored, r.family, _SLACK_TUNED if kernel_choice.wanted() else _SLACK)
     f32 = r.dtype == DType.F32
     odd = odd or (multistage_tiles.Odd(16, 16, True, pixels=True) if f32 else None)
     steps = -(-k // (32 if f32 else 64))
     limit = min(r.caps.smem_block, _MOST_SHARED)
     out = {}
-    for t in (*multistage_tiles.tiles(r.dtype, r.tf32, r.arch), *(multistage_tiles.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ())):
+    for t in (
+        *multistage_tiles.tiles(r.dtype, r.tf32, r.arch),
+        *(multistage_tiles.TILES_WHOLE if odd and odd.whole and min(odd.a, odd.b) > 2 else ()),
+    ):
         if t.terms == 3 and r.arch in multistage_tiles.FEW_TENSOR:
             continue
-        if (not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))) or t.smem > limit:
+        if (
+            not f32 and ((transposed[0] and t.bm < 64) or (transposed[1] and t.bn < 64))
+        ) or t.smem > limit:
             continue
-        how = replace(odd, b=4) if odd and f32 and not t.terms and transposed[1] and t.bn > multistage_tiles.MOST_LINES else odd
-        for tile in _divided(t) if split and t not in multistage_tiles.TILES_WHOLE else _divided(t)[:1]:
+        how = (
+            replace(odd, b=4)
+            if odd and f32 and not t.terms and transposed[1] and t.bn > multistage_tiles.MOST_LINES
+            else odd
+        )
+        for tile in (
+            _divided(t) if split and t not in multistage_tiles.TILES_WHOLE else _divided(t)[:1]
+        ):
             if tile.split == 1 or steps >= 2 * tile.split:
                 if t.grouped and odd:
-                    out[tile] = multistage_tiles.grouped_cost(tile, r, m, n, k, batch, odd, transposed)
+                    out[tile] = multistage_tiles.grouped_cost(
+                        tile, r, m, n, k, batch, odd, transposed
+                    )
                     continue
                 out[tile] = (
-                    multistage_tiles.odd_cost(tile, m, n, k, batch, r.sms, f32, how) if how else multistage_tiles.tile_cost(tile, m, n, steps, batch, r.sms)
+                    multistage_tiles.odd_cost(tile, m, n, k, batch, r.sms, f32, how)
+                    if how
+                    else multistage_tiles.tile_cost(tile, m, n, steps, batch, r.sms)
                 )
                 if windows and not f32 and r.arch >= 90:
-                    out[tile] = max(out[tile], multistage_tiles.window_cost(tile, m, n, steps, batch, r.sms, windows == "deconv"))
+                    out[tile] = max(
+                        out[tile],
+                        multistage_tiles.window_cost(
+                            tile, m, n, steps, batch, r.sms, windows == "deconv"
+                        ),
+                    )
     return out
 
 
@@ -87,8 +136,9 @@ def _divided(tile: Any) -> tuple[Any, ...]:
 
 @cache
 def _likely(sizes: _Sizes, stored: bool, family: str, slack: float) -> dict[Any, float]:
-    """Clocks of those tiles that `choose` may take, of persistent_sm90.cuh too if `stored`; networks ask for the same sizes many times. The best one of linear layers
-    between other launches has the clocks of the best one by itself: those of other kernels are by themselves."""
+    """Clocks of those tiles that `choose` may take, of persistent_sm90.cuh too if `stored`;
+    networks ask for the same sizes many times. The best one of linear layers between other launches
+    has the clocks of the best one by itself: those of other kernels are by themselves."""
     m, n, _, sms, *_ = sizes
     linear, norms = family in ("gemm", "gemm_norm"), family == "gemm_norm"
     hopper: dict[Any, float] = persistent_sm90.prices(*sizes, wide=linear) if stored else {}
@@ -96,7 +146,12 @@ def _likely(sizes: _Sizes, stored: bool, family: str, slack: float) -> dict[Any,
     least = min(costs.values(), default=0.0)
     if linear and costs:
         near = {
-            t: c + (persistent_sm90.BETWEEN if t in hopper else cluster_splitk_sm90.between(t, m, n, sms, norms))
+            t: c
+            + (
+                persistent_sm90.BETWEEN
+                if t in hopper
+                else cluster_splitk_sm90.between(t, m, n, sms, norms)
+            )
             for t, c in costs.items()
             if c <= _NEAR * least
         }
@@ -105,24 +160,32 @@ def _likely(sizes: _Sizes, stored: bool, family: str, slack: float) -> dict[Any,
     return {t: c for t, c in costs.items() if c <= slack * least}
 
 
-#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to _MOST rows, and 3, 6, 12, ... (finely 5, 7, 10, 14, ..., too) up
-#: to _FINE.
+#: Rows that a symbolic M is tuned for, as multiples of its known factor: 1, 2, 4, 8, ... up to
+#: _MOST rows, and 3, 6, 12, ... (finely 5, 7, 10, 14, ..., too) up to _FINE.
 _MOST, _FINE = 1 << 18, 1 << 12
-#: A tile serves the next size, too, where it costs at most so many times the best one's clocks: a kernel less to compile.
+#: A tile serves the next size, too, where it costs at most so many times the best one's clocks: a
+#: kernel less to compile.
 _AGAIN = 1.02
 
 
-def choose(rows: DimLike, price: Callable[[int], Prices], finely: bool = False, again: float = _AGAIN) -> Iterator[tuple[Any, DimLike]]:
-    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one for each range of it, which is the present one meanwhile.
+def choose(
+    rows: DimLike, price: Callable[[int], Prices], finely: bool = False, again: float = _AGAIN
+) -> Iterator[tuple[Any, DimLike]]:
+    """(tile, condition) of each kernel the launch list needs: one when `rows` is known, else one
+    for each range of it, which is the present one meanwhile.
 
-    price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a tile serves the next size, too, where it costs at most so many
-    times the best one's clocks."""
+    price: clocks of tiles for so many rows. finely: of few tiles, whose turns matter more. again: a
+    tile serves the next size, too, where it costs at most so many times the best one's clocks."""
     if isinstance(rows, int):
         yield kernel_choice.cheapest(_launchable(price(rows))), 1
         return
     ranges: list[tuple[Any, int]] = []  # a tile and the last size that it serves
     least, most = size_ranges.between(rows)
-    for m in dict.fromkeys(min(size, most) for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,)) if size >= least) or (least,):
+    for m in dict.fromkeys(
+        min(size, most)
+        for size in _sizes(max(factor(rows), 1), (5, 6, 7) if finely else (6,))
+        if size >= least
+    ) or (least,):
         with size_ranges.at(rows, m):
             costs = _launchable(price(m))
         tile = _cheapest(costs)
@@ -142,9 +205,15 @@ def _launchable(costs: Prices) -> Prices:
     device = device_caps.present.get()
     if device is None:
         return costs
-    found = {t: c for t, c in costs.items() if device.launches(_smem(t), _cluster(t) if device.arch >= 90 else 1)}
+    found = {
+        t: c
+        for t, c in costs.items()
+        if device.launches(_smem(t), _cluster(t) if device.arch >= 90 else 1)
+    }
     if costs and not found:
-        raise Unfit(f"no tile fits a device with {device.smem_block} bytes of shared memory for a block and clusters of {device.cluster}")
+        raise Unfit(
+            f"no tile fits a device with {device.smem_block} bytes of shared memory for a block and clusters of {device.cluster}"
+        )
     return found
 
 
@@ -173,7 +242,9 @@ def _sizes(unit: int, quarters: tuple[int, ...]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Access:
-    """How one operand is copied: bytes at a time, along k or across it (`trans`), or element by element (`gather`)."""
+    """How one operand is copied: bytes at a time, along k or across it (`trans`), or element by
+    element (`gather`).
+    """
 
     bytes: int
     trans: bool = False
@@ -185,12 +256,18 @@ class Access:
         return self.bytes == 2
 
 
-def access(r: Request, operand: str, row_step: DimLike, k_step: DimLike, others: Sequence[DimLike] = ()) -> Access:
-    """Access of `operand` whose element (row, k) lies at row * row_step + k * k_step (+ others, which only matter for alignment)."""
+def access(
+    r: Request, operand: str, row_step: DimLike, k_step: DimLike, others: Sequence[DimLike] = ()
+) -> Access:
+    """Access of `operand` whose element (row, k) lies at row * row_step + k * k_step (+ others,
+    which only matter for alignment).
+    """
     size = r.dtype.size
 
     def alignment(*steps: DimLike) -> int:
-        return size if operand in r.unaligned else min([16, *(multiple_of(s) * size for s in steps)])
+        return (
+            size if operand in r.unaligned else min([16, *(multiple_of(s) * size for s in steps)])
+        )
 
     if isinstance(k_step, int) and k_step == 1:
         return Access(alignment(row_step, *others))
@@ -209,20 +286,29 @@ def to_batch(batched: bool) -> str:
 
 
 def odd(r: Request, a: Access, b: Access, y: bool) -> Any | None:
-    """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a time. y: whether its rows begin at multiples of 16 bytes."""
+    """What makes this product odd, None for one of two-byte elements that are copied 16 bytes at a
+    time. y: whether its rows begin at multiples of 16 bytes.
+    """
     return evenly(r, a, b, y) if r.dtype == DType.F32 or min(a.bytes, b.bytes) < 16 else None
 
 
 def evenly(r: Request, a: Access, b: Access, y: bool) -> Any:
     """What makes a product of matrices odd, whose rows of y begin at multiples of 16 bytes if `y`."""
-    return multistage_tiles.Odd(a.bytes, b.bytes, y, whole=all(how.slow or whole(r, how, rows) for how, rows in ((a, "M"), (b, "N"))), each=each(r))
+    return multistage_tiles.Odd(
+        a.bytes,
+        b.bytes,
+        y,
+        whole=all(how.slow or whole(r, how, rows) for how, rows in ((a, "M"), (b, "N"))),
+        each=each(r),
+    )
 
 
 def whole(r: Request, how: Access, rows: str) -> bool:
     """Whether each copy of an operand of `rows` has all of its elements or none."""
     if r.dtype == DType.F32 or r.family not in MATRICES or how.gather or how.slow:
         return False
-    if rows == "N" and r.family != "matmul" and known(D.mul(r.ints["M"], r.ints["N"]), 0) >= _MANY:  # packed rows have zeros up to a multiple of 8
+    # packed rows have zeros up to a multiple of 8
+    if rows == "N" and r.family != "matmul" and known(D.mul(r.ints["M"], r.ints["N"]), 0) >= _MANY:
         return True
     return multiple_of(r.ints[rows if how.trans else "K"]) * r.dtype.size >= how.bytes
 
@@ -238,7 +324,9 @@ def product(
     r: Request, tile: Any, *, source: int, params: Sequence[tuple[str, str, Argument]], a: Access, b: Access, pitches: tuple[DimLike, ...], y_vector: bool,
     rows: DimLike, columns: DimLike, grid_y: DimLike, grid_z: DimLike, defines: Sequence[str], group: DimLike = 0, active: DimLike = 1,
 ) -> list[Kernel]:  # fmt: skip
-    """Kernels of one product. source: 0 matrices, 1 convolution. params: kernel parameters beyond the epilogue's. active: 0 empties the grid."""
+    """Kernels of one product. source: 0 matrices, 1 convolution. params: kernel parameters beyond
+    the epilogue's. active: 0 empties the grid.
+    """
     epi = epilogue.epilogue(r, pitches, group, scaled=r.family == "matmul")
     cluster = r.arch >= 90 and tile.split > 1
     scratch: tuple[DimLike, ...] = ()
@@ -251,13 +339,22 @@ def product(
     simt = f32 and not tile.terms
     if simt and b.trans and tile.bn > multistage_tiles.MOST_LINES:
         b = Access(4, gather=True)
-    # Blocks; the compiler gives more registers to many small ones unless it is told, and to 256 threads so many that a second block has none left.
+    # Blocks; the compiler gives more registers to many small ones unless it is told, and to 256
+    # threads so many that a second block has none left.
     beside = (
-        multistage_tiles.held(tile, turned=b.trans) if simt or tile.grouped else 2 if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128 else 1
+        multistage_tiles.held(tile, turned=b.trans)
+        if simt or tile.grouped
+        else 2
+        if not f32 and tile.threads == 256 and tile.bm * tile.bn == 128 * 128
+        else 1
     )
-    # The largest tile is better off without reads ahead where several blocks share its k, and where pixels take registers.
+    # The largest tile is better off without reads ahead where several blocks share its k, and where
+    # pixels take registers.
     ahead = tile.bm * tile.bn < 128 * 128 or a.trans or (tile.split == 1 and source == 0)
-    sizes = [(name.upper(), getattr(tile, name)) for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")]
+    sizes = [
+        (name.upper(), getattr(tile, name))
+        for name in ("bm", "bn", "warps_m", "warps_n", "warps_k", "stages", "terms")
+    ]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(f32)}", f'#define MMA_TYPE "{MMA_TYPE[r.dtype]}"', f"#define SPLIT {tile.split}",
         f"#define CLUSTER {int(cluster)}", f"#define LAUNCH_BOUNDS {tile.threads}{f', {beside}' if beside > (2 if simt else 1) else ''}",
@@ -279,12 +376,37 @@ def product(
     grid = (D.product([tiles, tile.split, active]), grid_y, grid_z)
     smem = tile.smem + (tile.parts if b.trans else 0)
     if f32 and source == 0 and tile.split == 1:
-        smem = block_costs.even(r, smem, D.product(grid), multistage_tiles.held(tile, turned=b.trans))
-    main = Kernel(text, "product_tile", grid, tile.threads, args, smem, tile.split if cluster else 1, pdl, scratch)
+        smem = block_costs.even(
+            r, smem, D.product(grid), multistage_tiles.held(tile, turned=b.trans)
+        )
+    main = Kernel(
+        text,
+        "product_tile",
+        grid,
+        tile.threads,
+        args,
+        smem,
+        tile.split if cluster else 1,
+        pdl,
+        scratch,
+    )
     if not scratch:
         return [main]
     blocks = D.ceildiv(D.mul(rows, D.floordiv(n8, 8)), 128)
-    return [main, Kernel(text, "product_sum", (D.mul(blocks, active), grid_y, grid_z), 128, args, 0, 1, pdl, scratch)]
+    return [
+        main,
+        Kernel(
+            text,
+            "product_sum",
+            (D.mul(blocks, active), grid_y, grid_z),
+            128,
+            args,
+            0,
+            1,
+            pdl,
+            scratch,
+        ),
+    ]
 
 
 def shared_scratch(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -302,7 +424,9 @@ def pixels(r: Request) -> DimLike:
 
 
 def channels(r: Request, count: int) -> int:
-    """Elements of a tap of `count` channels in packed filters: whole copies of 16 bytes, of a single tap what a matrix has."""
+    """Elements of a tap of `count` channels in packed filters: whole copies of 16 bytes, of a
+    single tap what a matrix has.
+    """
     whole = 4 if r.dtype == DType.F32 and static(r, "KH") * static(r, "KW") > 1 else 8
     return -(-count // whole) * whole
 

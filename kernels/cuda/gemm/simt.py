@@ -22,8 +22,10 @@ _HELD = 2  # stages of copies that go through registers
 
 @dataclass(frozen=True)
 class LaneTile:
-    """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and of those that share these and divide k; steps in shared memory:
-    two go there through registers, more are copied asynchronously. split: blocks of a cluster that divide k. tall: a warp has 8 by 4 lanes."""
+    """Rows and columns of a lane, of which a warp has 4 by 8; warps along rows, along columns, and
+    of those that share these and divide k; steps in shared memory: two go there through registers,
+    more are copied asynchronously. split: blocks of a cluster that divide k. tall: a warp has 8 by
+    4 lanes."""
 
     lane_m: int
     lane_n: int
@@ -45,7 +47,13 @@ class LaneTile:
     @property
     def bk(self) -> int:
         """k of a step."""
-        return 64 if self.warps_k > 4 else 32 if self.warps_k > (2 if self.stages == _HELD else 1) else 16
+        return (
+            64
+            if self.warps_k > 4
+            else 32
+            if self.warps_k > (2 if self.stages == _HELD else 1)
+            else 16
+        )
 
     @property
     def threads(self) -> int:
@@ -53,7 +61,9 @@ class LaneTile:
 
     @property
     def beside(self) -> int:
-        """Blocks of a multiprocessor, so many that what a thread holds, reads ahead and adds up lies in registers."""
+        """Blocks of a multiprocessor, so many that what a thread holds, reads ahead and adds up
+        lies in registers.
+        """
         return max(1, 65536 // (min(255, 2 * self.lane_m * self.lane_n + 32) * self.threads))
 
     @property
@@ -69,7 +79,9 @@ class LaneTile:
     @property
     def smem(self) -> int:
         """Bytes of all steps, then of the results."""
-        return 4 * max(self.stages * self.bk * (self.bm + self.bn + 8), self.warps_k * self.bm * (self.bn + 4))
+        return 4 * max(
+            self.stages * self.bk * (self.bm + self.bn + 8), self.warps_k * self.bm * (self.bn + 4)
+        )
 
 
 _ASYNC = 3
@@ -87,10 +99,28 @@ _TILES = {
 }  # fmt: skip
 #: What tiles share whose copies go through registers, and those that copy asynchronously.
 _HELD_COSTS = block_costs.Kind(
-    along=1.98, along16=3.55, turned=1.78, turned16=3.19, memory=0.000198, result=0.157, dear=0.493, joined=0.629, anywhere=0.00865, exchange=870.0,
+    along=1.98,
+    along16=3.55,
+    turned=1.78,
+    turned16=3.19,
+    memory=0.000198,
+    result=0.157,
+    dear=0.493,
+    joined=0.629,
+    anywhere=0.00865,
+    exchange=870.0,
 )
 _ASYNC_COSTS = block_costs.Kind(
-    along=3.86, along16=4.41, turned=2.86, turned16=9.61, memory=0.000103, result=0.37, dear=0.745, joined=0.849, anywhere=0.0, exchange=1050.0,
+    along=3.86,
+    along16=4.41,
+    turned=2.86,
+    turned16=9.61,
+    memory=0.000103,
+    result=0.37,
+    dear=0.745,
+    joined=0.849,
+    anywhere=0.0,
+    exchange=1050.0,
 )
 TILES = tuple(_TILES)
 #: Blocks of a cluster that may divide k, and most of these of a multiprocessor for which they do.
@@ -99,13 +129,19 @@ _DIVIDED = {
     LaneTile(8, 4, 1, 1, 8): (2,), LaneTile(4, 4, 1, 1, 8, _ASYNC): (2,),
 }  # fmt: skip
 _MOST = 7
-#: Clocks of a row's part that a block writes where blocks that follow each other have the others, at the same time: parts meet in lines of 128 bytes.
+#: Clocks of a row's part that a block writes where blocks that follow each other have the others,
+#: at the same time: parts meet in lines of 128 bytes.
 _PART, _LINE = 0.12, 32
-_WHOLE = 1.12  # what the tiles cost where others copy whole rows 16 bytes at a time: so many times their clocks
+# what the tiles cost where others copy whole rows 16 bytes at a time: so many times their clocks
+_WHOLE = 1.12
 
 
-def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> dict[LaneTile, float]:
-    """Clocks of the tiles for these sizes. a, b: how operands are read (`select.Access`); y: whether rows of y begin at multiples of 16 bytes."""
+def prices(
+    r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
+) -> dict[LaneTile, float]:
+    """Clocks of the tiles for these sizes. a, b: how operands are read (`select.Access`); y:
+    whether rows of y begin at multiples of 16 bytes.
+    """
     if r.arch < 90 or r.dtype != DType.F32 or k > block_costs.TERMS:
         return {}
     whole, out = _WHOLE if a.bytes == b.bytes == 16 else 1.0, dict[LaneTile, float]()
@@ -114,8 +150,18 @@ def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bo
         for split in (1, *_DIVIDED.get(t, ())):
             how = block_costs.Blocks(t.bm, t.bn, t.bk, split, t.resident)
             if split == 1 or (-(-k // t.bk) >= 2 * split and how.here(m, n, batch, r.sms) <= _MOST):
-                parts = batch * m * -(-n // t.bn) if m <= t.bm and n > t.bn and n % _LINE and k <= t.bk else 0
-                out[replace(t, split=split)] = whole * block_costs.clocks(kind, own, how, m, n, k, batch, r.sms, a, b, y, block_costs.dear(r)) + _PART * parts
+                parts = (
+                    batch * m * -(-n // t.bn)
+                    if m <= t.bm and n > t.bn and n % _LINE and k <= t.bk
+                    else 0
+                )
+                out[replace(t, split=split)] = (
+                    whole
+                    * block_costs.clocks(
+                        kind, own, how, m, n, k, batch, r.sms, a, b, y, block_costs.dear(r)
+                    )
+                    + _PART * parts
+                )
     return out
 
 
@@ -127,11 +173,16 @@ def product(
     single = replace(r, unaligned=frozenset(r.operands))  # a lane finishes one result at a time
     epi = epilogue.epilogue(single, pitches, 1, scaled=r.family == "matmul", width=1)
     parameters = [*params, *epi.parameters]
-    sizes = {name.upper(): getattr(tile, name) for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")}
+    sizes = {
+        name.upper(): getattr(tile, name)
+        for name in ("lane_m", "lane_n", "warps_m", "warps_n", "warps_k", "stages")
+    }
     sizes |= {"BK": tile.bk, "BESIDE": tile.beside if tile.stages == _HELD else 1}
     ways: dict[str, int] = {"STRAIGHT": int(y_vector and tile.straight), "TALL": int(tile.tall)}
     for o, how in (("A", a), ("B", b)):
-        sizes[f"{o}_BYTES"] = how.bytes if how.bytes == 16 and (how.trans or tile.stages == _HELD) else 4
+        sizes[f"{o}_BYTES"] = (
+            how.bytes if how.bytes == 16 and (how.trans or tile.stages == _HELD) else 4
+        )
         ways |= {f"{o}_ALONG": int(not (how.trans or how.gather)), f"{o}_GATHER": int(how.gather)}
     text = "\n".join([
         prelude(r.dtype), "#define IS_F32 1", f"#define SPLIT {tile.split}", f"#define HELD {int(tile.stages == _HELD)}", select.to_batch(batched),
@@ -140,5 +191,18 @@ def product(
         f"constexpr bool {', '.join(f'{name} = {value}' for name, value in ways.items())};", epi.source, template("common/cluster_splitk"), template("gemm/simt"),
     ])  # fmt: skip
     grid = D.product([D.ceildiv(rows, tile.bm), D.ceildiv(columns, tile.bn), tile.split, active])
-    smem = tile.smem if tile.split > 1 else block_costs.even(r, tile.smem, D.product([grid, grid_y, grid_z]), tile.resident)
-    return Kernel(text, "product_lanes", (grid, grid_y, grid_z), tile.threads, tuple(v for _, _, v in parameters), smem, tile.split, True)
+    smem = (
+        tile.smem
+        if tile.split > 1
+        else block_costs.even(r, tile.smem, D.product([grid, grid_y, grid_z]), tile.resident)
+    )
+    return Kernel(
+        text,
+        "product_lanes",
+        (grid, grid_y, grid_z),
+        tile.threads,
+        tuple(v for _, _, v in parameters),
+        smem,
+        tile.split,
+        True,
+    )

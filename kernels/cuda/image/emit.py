@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracea_onnx.codegen import kernel_choice
-from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    Unfit,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike, multiple_of
@@ -15,24 +24,35 @@ from ..common.prelude import C_TYPES, prelude
 from ..common.templates import template
 from ..gemm import select
 
-#: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice, and the most slices.
+#: Pixels that a thread of global pooling reads at most before an image is split, pixels of a slice,
+#: and the most slices.
 _SPLIT_FROM, _SLICE, _SLICES = 64, 256, 32
-#: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks of a cluster (that divide an image, where clusters are few).
+#: Pixels that a thread of global pooling has on their way at once, how often it should, and blocks
+#: of a cluster (that divide an image, where clusters are few).
 _AHEAD, _ROUNDS, _BESIDE = 8, 6, 8
-#: Bytes of images from which on memory bounds global pooling; pixels that threads beside each other should have, at most, before they have more channels.
+#: Bytes of images from which on memory bounds global pooling; pixels that threads beside each other
+#: should have, at most, before they have more channels.
 _MUCH, _SMALL = 4_000_000, 16
 
 
 def _head(request: Request) -> str:
-    return prelude(request.dtype) + template("common/base", "common/half2_max", "common/cluster", "image/pool_resize")
+    return prelude(request.dtype) + template(
+        "common/base", "common/half2_max", "common/cluster", "image/pool_resize"
+    )
 
 
 def _pitch(request: Request, side: str) -> tuple[Argument, ...]:
-    return Int32(parameters(request)[f"{side}_cs"]), Int64(parameters(request)[f"{side}_rs"]), Int64(parameters(request)[f"{side}_ns"])
+    return (
+        Int32(parameters(request)[f"{side}_cs"]),
+        Int64(parameters(request)[f"{side}_rs"]),
+        Int64(parameters(request)[f"{side}_ns"]),
+    )
 
 
 def _units(request: Request, bytes: int = 16) -> DimLike:
-    """Output pixels times that many bytes of channels, of which whole eights are written where pitches are such (`vectors_of`)."""
+    """Output pixels times that many bytes of channels, of which whole eights are written where
+    pitches are such (`vectors_of`).
+    """
     i, wide = parameters(request), bytes // request.dtype.size
     channels = D.mul(D.ceildiv(i["C"], 8), 8) if known(D.mod(i["y_cs"], 8)) == 0 else i["C"]
     return D.product([i["N"], i["OH"], i["OW"], D.ceildiv(channels, wide)])
@@ -47,15 +67,35 @@ def _pixels(request: Request, bytes: int = 16, lanes: int = 1) -> DimLike:
 _UNROLLED = 7
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns")
-_POOL = ("N", "C", "IH", "IW", "OH", "OW", "KH", "KW", "SH", "SW", "DH", "DW", "PT", "PL", "PB", "PR")
+_POOL = (
+    "N",
+    "C",
+    "IH",
+    "IW",
+    "OH",
+    "OW",
+    "KH",
+    "KW",
+    "SH",
+    "SW",
+    "DH",
+    "DW",
+    "PT",
+    "PL",
+    "PB",
+    "PR",
+)
 
 
-#: Results a multiprocessor should have before pooling marches down strips, threads it should then have, registers of one, the longest strip.
+#: Results a multiprocessor should have before pooling marches down strips, threads it should then
+#: have, registers of one, the longest strip.
 _MARCH_FROM, _FILL, _REGISTERS, _LONGEST = 4096, 192, 150, 16
 _MARCH_BLOCK = 128
-#: Where several sizes are symbolic: strips stay as wide while they cost at most so many times the best ones.
+#: Where several sizes are symbolic: strips stay as wide while they cost at most so many times the
+#: best ones.
 _ALIKE = 1.15
-#: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and of such a thread at least.
+#: Threads of a multiprocessor that neighbours should divide windows for, taps of such a window and
+#: of such a thread at least.
 _DIVIDE, _WINDOW_FROM, _LEAST_TAPS = 1024, 12, 2
 
 
@@ -73,12 +113,35 @@ extern "C" __global__ void __launch_bounds__(256) pool2d(const T* x, T* y, {", "
   pool<{mode}, {kh}, {kw}, {lanes}>(x, y, Pool{{{", ".join(_POOL)}}}, Pitch{{x_cs, x_rs, x_ns}}, Pitch{{y_cs, y_rs, y_ns}});
 }}
 """
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _POOL), *_pitch(request, "x"), *_pitch(request, "y"))
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("y"),
+        *(Int32(i[n]) for n in _POOL),
+        *_pitch(request, "x"),
+        *_pitch(request, "y"),
+    )
     costs = _costs(request)
-    much = settled(D.sub(1, D.less(D.mul(select.pixels(request), i["C"]), request.sms * _MARCH_FROM))) if costs else 0
-    kernels = [_pool_march(request, *strip, D.mul(much, use)) for strip, use in _strips(request, costs)] if much != 0 else []
+    much = (
+        settled(D.sub(1, D.less(D.mul(select.pixels(request), i["C"]), request.sms * _MARCH_FROM)))
+        if costs
+        else 0
+    )
+    kernels = (
+        [_pool_march(request, *strip, D.mul(much, use)) for strip, use in _strips(request, costs)]
+        if much != 0
+        else []
+    )
     if much != 1:
-        kernels.append(Kernel(source, "pool2d", (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1), 256, args, pdl=overlapped(request)))
+        kernels.append(
+            Kernel(
+                source,
+                "pool2d",
+                (D.mul(_pixels(request, 16, lanes), D.sub(1, much)), 1, 1),
+                256,
+                args,
+                pdl=overlapped(request),
+            )
+        )
     return kernels
 
 
@@ -88,16 +151,26 @@ def _lanes(request: Request) -> int:
     kh, kw = known(i["KH"]), known(i["KW"])
     if kh is None or kw is None or kh * kw < _WINDOW_FROM:
         return 1
-    results = about(D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]), request.sms * _DIVIDE)
+    results = about(
+        D.product([i["N"], i["OH"], i["OW"], D.ceildiv(i["C"], 16 // request.dtype.size)]),
+        request.sms * _DIVIDE,
+    )
     lanes = 1
-    while lanes < 32 and results * lanes * 2 <= request.sms * _DIVIDE and kh * kw >= 2 * lanes * _LEAST_TAPS:
+    while (
+        lanes < 32
+        and results * lanes * 2 <= request.sms * _DIVIDE
+        and kh * kw >= 2 * lanes * _LEAST_TAPS
+    ):
         lanes *= 2
     return lanes
 
 
-def _strips(request: Request, costs: Mapping[tuple[int, int, int], float]) -> list[tuple[tuple[int, DimLike, int], DimLike]]:
-    """Output columns and rows of a strip and channels of a thread that read little more than once and still fill the device: where several sizes are symbolic, by
-    their pixels, and whether they are for those of a run."""
+def _strips(
+    request: Request, costs: Mapping[tuple[int, int, int], float]
+) -> list[tuple[tuple[int, DimLike, int], DimLike]]:
+    """Output columns and rows of a strip and channels of a thread that read little more than once
+    and still fill the device: where several sizes are symbolic, by their pixels, and whether they
+    are for those of a run."""
     i, pixels = parameters(request), select.pixels(request)
     if len(D.symbols(pixels)) < 2:
         return [(kernel_choice.cheapest(costs), 1)]
@@ -110,8 +183,12 @@ def _strips(request: Request, costs: Mapping[tuple[int, int, int], float]) -> li
 
     out = list[tuple[tuple[int, DimLike, int], DimLike]]()
     for (columns, v), use in select.choose(pixels, price, False, _ALIKE):
-        beside = D.product([i["N"], D.ceildiv(i["OW"], columns), -(-static(i["C"], "channel count") // v)])
-        bands = D.maximum(D.ceildiv(i["OH"], _LONGEST), D.ceildiv(request.sms * _FILL, D.maximum(beside, 1)))
+        beside = D.product(
+            [i["N"], D.ceildiv(i["OW"], columns), -(-static(i["C"], "channel count") // v)]
+        )
+        bands = D.maximum(
+            D.ceildiv(i["OH"], _LONGEST), D.ceildiv(request.sms * _FILL, D.maximum(beside, 1))
+        )
         out.append(((columns, D.maximum(D.floordiv(i["OH"], D.maximum(bands, 1)), 1), v), use))
     return out
 
@@ -130,13 +207,22 @@ def _costs(request: Request) -> dict[tuple[int, int, int], float]:
             continue
         for columns in range(1, 9):
             span, slots = (columns - 1) * sw + (kw - 1) * dw + 1, (kh - 1) * dh // sh + 1
-            sums = (v if static(i["mode"], "pooling mode") else v * size // 4) * columns * (slots + 1)
+            sums = (
+                (v if static(i["mode"], "pooling mode") else v * size // 4) * columns * (slots + 1)
+            )
             if sums + sh * span * v * size // 4 + 35 > _REGISTERS:
                 continue
             for bands in range(-(-oh // _LONGEST), oh + 1):
                 lines, strips = -(-oh // bands), -(-ow // columns)
                 threads = n * bands * strips * -(-static(i["C"], "channel count") // v)
-                read = strips * span / (ow * sw) * bands * ((lines - 1) * sh + (kh - 1) * dh + 1) / (oh * sh)
+                read = (
+                    strips
+                    * span
+                    / (ow * sw)
+                    * bands
+                    * ((lines - 1) * sh + (kh - 1) * dh + 1)
+                    / (oh * sh)
+                )
                 cost = read * max(1.0, request.sms * _FILL / threads)
                 costs[columns, lines, v] = min(cost, costs.get((columns, lines, v), cost))
     return costs
@@ -145,7 +231,8 @@ def _costs(request: Request) -> dict[tuple[int, int, int], float]:
 def _pool_march(request: Request, columns: int, lines: DimLike, v: int, use: DimLike) -> Kernel:
     i = parameters(request)
     names = ("N", "C", "IH", "IW", "OH", "OW", "PT", "PL", "PB", "PR")
-    fixed = [n for n in ("x_cs", "y_cs") if isinstance(i[n], int)]  # so that a thread's accesses differ by immediate offsets
+    # so that a thread's accesses differ by immediate offsets
+    fixed = [n for n in ("x_cs", "y_cs") if isinstance(i[n], int)]
     longs = [n for n in _PITCHES if n not in fixed]
     constants = {**{n: i[n] for n in _WINDOW}, "COLUMNS": columns, "V": v, "THREADS": _MARCH_BLOCK}
     source = "\n".join([
@@ -154,20 +241,53 @@ def _pool_march(request: Request, columns: int, lines: DimLike, v: int, use: Dim
         f"#define PARAMETERS const T* x, T* y, {', '.join(f'int {n}' for n in (*names, 'lines'))}, {', '.join(f'i64 {n}' for n in longs)}",
         template("common/base", "common/half2_max", "common/sliding_window", "image/pool_strips"),
     ])  # fmt: skip
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in names), Int32(lines), *(Int64(i[n]) for n in longs))
-    threads = D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), D.ceildiv(i["C"], v)])
-    return Kernel(source, "pool_march", (D.mul(D.ceildiv(threads, _MARCH_BLOCK), use), 1, 1), _MARCH_BLOCK, args, pdl=overlapped(request))
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("y"),
+        *(Int32(i[n]) for n in names),
+        Int32(lines),
+        *(Int64(i[n]) for n in longs),
+    )
+    threads = D.product(
+        [i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), D.ceildiv(i["C"], v)]
+    )
+    return Kernel(
+        source,
+        "pool_march",
+        (D.mul(D.ceildiv(threads, _MARCH_BLOCK), use), 1, 1),
+        _MARCH_BLOCK,
+        args,
+        pdl=overlapped(request),
+    )
 
 
 def global_pool(request: Request) -> list[Kernel]:
-    i, largest = parameters(request), "false" if static(parameters(request)["mode"], "pooling mode") else "true"
+    i, largest = (
+        parameters(request),
+        "false" if static(parameters(request)["mode"], "pooling mode") else "true",
+    )
     n, c, pixels = i["N"], static(i["C"], "channel count"), D.mul(i["H"], i["W"])
     size = known(pixels)
-    wide = 16 // request.dtype.size if all(known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None) for p in ("cs", "rs", "ns")) else 1
-    # As many threads across the channels as leave a block for each multiprocessor, but whole lines of memory where they can.
-    lanes = next((k for k in (32, 16, 8) if about(n, 1) * -(-c // (k * wide)) >= request.sms), 2 if wide > 1 else 8)
+    wide = (
+        16 // request.dtype.size
+        if all(
+            known(D.mod(i[f"x_{p}"], 16 // request.dtype.size)) in (0, None)
+            for p in ("cs", "rs", "ns")
+        )
+        else 1
+    )
+    # As many threads across the channels as leave a block for each multiprocessor, but whole lines
+    # of memory where they can.
+    lanes = next(
+        (k for k in (32, 16, 8) if about(n, 1) * -(-c // (k * wide)) >= request.sms),
+        2 if wide > 1 else 8,
+    )
     lanes = _wider(request, lanes, wide, size)
-    slices = min(_SLICES, -(-size // _SLICE)) if size is not None and size >= _SPLIT_FROM * (256 // lanes) else 1
+    slices = (
+        min(_SLICES, -(-size // _SLICE))
+        if size is not None and size >= _SPLIT_FROM * (256 // lanes)
+        else 1
+    )
     across = -(-c // (lanes * wide))
     beside = _beside(request, size, 256 // lanes, across)
     slices = 1 if beside > 1 else slices
@@ -175,7 +295,7 @@ def global_pool(request: Request) -> list[Kernel]:
 extern "C" __global__ void __launch_bounds__(256) global_pool(const T* x, T* y, float* partial, int N, int C, int H, int W, int cs, i64 rs, i64 ns, i64 y_ns,
     int across) {{
   after_previous();
-  pool_whole<{largest}, {'true' if wide > 1 else 'false'}, {lanes}, {beside}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
+  pool_whole<{largest}, {"true" if wide > 1 else "false"}, {lanes}, {beside}>(x, y, partial, N, C, H, W, Pitch{{cs, rs, ns}}, y_ns, across);
 }}
 extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* y, int slices, int N, int C, int pixels, i64 y_ns) {{
   after_previous();
@@ -184,30 +304,73 @@ extern "C" __global__ void __launch_bounds__(256) join(const float* partial, T* 
 """
     scratch: tuple[DimLike, ...] = (D.mul(n, slices * c * 4),) if slices > 1 else ()
     sizes = (Int32(n), Int32(c), Int32(i["H"]), Int32(i["W"]))
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("scratch0"), *sizes, *_pitch(request, "x"), Int64(i["y_ns"]), Int32(across))
-    first = Kernel(source, "global_pool", (D.mul(n, across * beside), slices, 1), 256, args, cluster=beside, scratch=scratch, pdl=overlapped(request))
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("y"),
+        Pointer("scratch0"),
+        *sizes,
+        *_pitch(request, "x"),
+        Int64(i["y_ns"]),
+        Int32(across),
+    )
+    first = Kernel(
+        source,
+        "global_pool",
+        (D.mul(n, across * beside), slices, 1),
+        256,
+        args,
+        cluster=beside,
+        scratch=scratch,
+        pdl=overlapped(request),
+    )
     if slices == 1:
         return [first]
-    args = (Pointer("scratch0"), Pointer("y"), Int32(slices), Int32(n), Int32(c), Int32(pixels), Int64(i["y_ns"]))
-    return [first, Kernel(source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request))]
+    args = (
+        Pointer("scratch0"),
+        Pointer("y"),
+        Int32(slices),
+        Int32(n),
+        Int32(c),
+        Int32(pixels),
+        Int64(i["y_ns"]),
+    )
+    return [
+        first,
+        Kernel(
+            source, "join", (D.ceildiv(D.mul(n, c), 256), 1, 1), 256, args, pdl=overlapped(request)
+        ),
+    ]
 
 
 def _wider(request: Request, lanes: int, wide: int, pixels: int | None) -> int:
-    """Threads across the channels of global pooling of few images: more where clusters divide much memory, of which threads should read whole lines, and where
-    there are few pixels."""
-    n, c, size = about(request.ints["N"], 0), static(request.ints["C"], "channel count"), request.dtype.size
+    """Threads across the channels of global pooling of few images: more where clusters divide much
+    memory, of which threads should read whole lines, and where there are few pixels."""
+    n, c, size = (
+        about(request.ints["N"], 0),
+        static(request.ints["C"], "channel count"),
+        request.dtype.size,
+    )
     if pixels is None:
         return lanes
     vectors = -(-c // wide)
     if lanes == 2 and wide > 1 and request.arch >= 90 and n * c * pixels * size >= _MUCH:
-        lanes = next((k for k in (32, 16, 8) if vectors >= k and n * -(-vectors // k) * _BESIDE >= request.sms // 2), lanes)
+        lanes = next(
+            (
+                k
+                for k in (32, 16, 8)
+                if vectors >= k and n * -(-vectors // k) * _BESIDE >= request.sms // 2
+            ),
+            lanes,
+        )
     while lanes < 32 and lanes < vectors and pixels * lanes <= _SMALL:
         lanes *= 2
     return lanes
 
 
 def _beside(request: Request, pixels: int | None, down: int, across: int) -> int:
-    """Blocks of a cluster that divide the pixels of a few images, of which each reads `down` at a time."""
+    """Blocks of a cluster that divide the pixels of a few images, of which each reads `down` at a
+    time.
+    """
     n = about(request.ints["N"], 0)
     if pixels is None or n == 0 or request.arch < 90:
         return 1
@@ -215,7 +378,10 @@ def _beside(request: Request, pixels: int | None, down: int, across: int) -> int
     if rounds == 1 or rounds > _BESIDE * _ROUNDS:
         return 1
     beside = 1
-    while beside < min(rounds, _BESIDE, request.caps.cluster) and 2 * beside * n * across <= 4 * request.sms:
+    while (
+        beside < min(rounds, _BESIDE, request.caps.cluster)
+        and 2 * beside * n * across <= 4 * request.sms
+    ):
         beside *= 2
     return beside
 
@@ -232,16 +398,28 @@ def resize2d(request: Request) -> list[Kernel]:
     mode, coord, rounding = (static(i[k], f"resize {k}") for k in ("mode", "coord", "rounding"))
     if mode not in (0, 1):
         raise Unfit(f"resize mode {mode}")
-    return _resize(request, f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,", {}, 16)
+    return _resize(
+        request, f"resize<{'true' if mode else 'false'}, {coord}, {rounding}>(x, y, g,", {}, 16
+    )
 
 
 def resize_cubic(request: Request) -> list[Kernel]:
-    return _resize(request, f"resize_cubic<{static(parameters(request)['coord'], 'resize coord')}>(x, y, g, a,", {"a": request.floats["a"]}, 8)
+    return _resize(
+        request,
+        f"resize_cubic<{static(parameters(request)['coord'], 'resize coord')}>(x, y, g, a,",
+        {"a": request.floats["a"]},
+        8,
+    )
 
 
 def _resize(request: Request, call: str, more: Mapping[str, float], wide: int) -> list[Kernel]:
-    """call: what computes the image, up to its last two arguments. wide: bytes of channels of a thread."""
-    i, floats = parameters(request), {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more}
+    """call: what computes the image, up to its last two arguments. wide: bytes of channels of a
+    thread.
+    """
+    i, floats = (
+        parameters(request),
+        {**{n: request.floats[n] for n in ("scale_h", "scale_w")}, **more},
+    )
     units = _units(request, wide)
     block = _FEW_BLOCK if known(D.less(units, _FEW * request.sms + 1)) == 1 else 256
     source = f"""{_head(request)}
@@ -256,7 +434,16 @@ extern "C" __global__ void __launch_bounds__({block}) resize2d(const T* x, T* y,
     args: tuple[Argument, ...] = (
         Pointer("x"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *(Float32(v) for v in floats.values()), *_pitch(request, "x"), *_pitch(request, "y"),
     )  # fmt: skip
-    return [Kernel(source, "resize2d", (blocks(units, block, request.sms * 16 * 256 // block), 1, 1), block, args, pdl=overlapped(request))]
+    return [
+        Kernel(
+            source,
+            "resize2d",
+            (blocks(units, block, request.sms * 16 * 256 // block), 1, 1),
+            block,
+            args,
+            pdl=overlapped(request),
+        )
+    ]
 
 
 def grid_sample(request: Request) -> list[Kernel]:
@@ -273,7 +460,9 @@ extern "C" __global__ void __launch_bounds__(256) grid_sample(const T* x, const 
     args: tuple[Argument, ...] = (
         Pointer("x"), Pointer("grid"), Pointer("y"), *(Int32(i[n]) for n in _RESIZE), *_pitch(request, "x"), *_pitch(request, "y"),
     )  # fmt: skip
-    return [Kernel(source, "grid_sample", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))]
+    return [
+        Kernel(source, "grid_sample", (_pixels(request), 1, 1), 256, args, pdl=overlapped(request))
+    ]
 
 
 def lrn(request: Request) -> list[Kernel]:
@@ -289,9 +478,23 @@ extern "C" __global__ void __launch_bounds__(256) lrn(const T* x, T* y, int N, i
 }}
 """
     sizes = [i[n] for n in ("N", "C", "H", "W")]
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), *map(Int32, sizes), *map(Float32, floats), *_pitch(request, "x"), *_pitch(request, "y"))
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("y"),
+        *map(Int32, sizes),
+        *map(Float32, floats),
+        *_pitch(request, "x"),
+        *_pitch(request, "y"),
+    )
     grid = blocks(D.product([i["N"], i["H"], i["W"], D.ceildiv(i["C"], 8)]), 256, request.sms * 16)
     return [Kernel(source, "lrn", (grid, 1, 1), 256, args, pdl=overlapped(request))]
 
 
-FAMILIES = {"lrn": lrn, "grid_sample": grid_sample, "pool2d": pool2d, "global_pool": global_pool, "resize2d": resize2d, "resize_cubic": resize_cubic}
+FAMILIES = {
+    "lrn": lrn,
+    "grid_sample": grid_sample,
+    "pool2d": pool2d,
+    "global_pool": global_pool,
+    "resize2d": resize2d,
+    "resize_cubic": resize_cubic,
+}

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    Unfit,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
@@ -13,18 +22,22 @@ from ..common.launch import known, overlapped, parameters, static
 from ..common.prelude import activation_source, prelude
 from ..common.templates import template
 
-#: Most channels times hidden channels that the few blocks of a cluster should compute with; that many make weights costlier than pixels; and from
-#: that many on a block reads its part of the weights, not all of them.
+#: Most channels times hidden channels that the few blocks of a cluster should compute with; that
+#: many make weights costlier than pixels; and from that many on a block reads its part of the
+#: weights, not all of them.
 _MOST_WEIGHTS, _HEAVY, _SLICED = 1 << 20, 100000, 9000
-#: Bytes of an image from which the time is that of moving it; bytes that a block keeps of images of unknown size.
+#: Bytes of an image from which the time is that of moving it; bytes that a block keeps of images of
+#: unknown size.
 _LARGE, _KEPT = 400 * 1024, 64 * 1024
-#: Blocks of a cluster that fits most devices, multiprocessors from which on clusters of 16 find room; bytes of sums that a block may have, and bytes of
-#: shared memory that these leave at least.
+#: Blocks of a cluster that fits most devices, multiprocessors from which on clusters of 16 find
+#: room; bytes of sums that a block may have, and bytes of shared memory that these leave at least.
 _CLUSTER, _BIG_DEVICE, _MOST_SUMS, _LEFT = 8, 132, 96 * 1024, 16 * 1024
 
 
 class Shape(NamedTuple):
-    """How a cluster shares its images: slices of the channels, ranges of pixels, images, threads of a block."""
+    """How a cluster shares its images: slices of the channels, ranges of pixels, images, threads of
+    a block.
+    """
 
     across: int
     down: int
@@ -33,7 +46,9 @@ class Shape(NamedTuple):
 
 
 def squeeze_excite(request: Request) -> list[Kernel]:
-    """The best shape depends on how many images there are: one launch for each range of them that has its own, of which one runs."""
+    """The best shape depends on how many images there are: one launch for each range of them that
+    has its own, of which one runs.
+    """
     n = parameters(request)["N"]
     kernels, low = [], -1
     for most, shape in _ranges(request):
@@ -45,8 +60,9 @@ def squeeze_excite(request: Request) -> list[Kernel]:
 
 
 def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
-    """(most images, shape), ascending; None: any number. By measurement on an H200, which has room for 7 clusters of 16 large blocks at once, for 15 of 8, 30 of 4,
-    66 of 2: one cluster too many costs as much as that many again."""
+    """(most images, shape), ascending; None: any number. By measurement on an H200, which has room
+    for 7 clusters of 16 large blocks at once, for 15 of 8, 30 of 4, 66 of 2: one cluster too many
+    costs as much as that many again."""
     i, sms, caps = parameters(request), request.sms, request.caps
     most_sums, cluster = min(_MOST_SUMS, caps.smem_block - _LEFT), caps.largest_cluster(_CLUSTER)
     c, r = static(i["C"], "channel count"), static(i["R"], "hidden channel count")
@@ -57,7 +73,8 @@ def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
 
     def share(blocks: int, images: int = 1, threads: int = 256) -> Shape:
         blocks = blocks if blocks <= caps.cluster else cluster
-        sliced = c * r >= _SLICED and vectors >= 2 * blocks  # slices of 32 bytes: a sector of memory
+        # slices of 32 bytes: a sector of memory
+        sliced = c * r >= _SLICED and vectors >= 2 * blocks
         shape = Shape(blocks, 1, images, threads) if sliced else Shape(1, blocks, 1, threads)
         return shape if _sums(shape, vectors, wide, r) <= most_sums else Shape(cluster, 1, 1, 512)
 
@@ -69,18 +86,26 @@ def _ranges(request: Request) -> list[tuple[int | None, Shape]]:
         (2 * sms // 3, crowd),
         (None, crowd if large else share(2, 2, 512) if heavy else share(1, 1, 512)),
     ]
-    return [(most, shape) for k, (most, shape) in enumerate(found) if k + 1 == len(found) or shape != found[k + 1][1]]
+    return [
+        (most, shape)
+        for k, (most, shape) in enumerate(found)
+        if k + 1 == len(found) or shape != found[k + 1][1]
+    ]
 
 
 def _sums(shape: Shape, vectors: int, wide: int, r: int) -> int:
-    """Bytes of shared memory beside the image: barriers and what the template lays out after them; more than there is if a slice has more vectors than threads."""
+    """Bytes of shared memory beside the image: barriers and what the template lays out after them;
+    more than there is if a slice has more vectors than threads.
+    """
     piece = -(-vectors // shape.across)
     if piece > shape.threads:
         return 1 << 30
     rows, groups = shape.threads // piece, max(1, shape.threads // (piece * 2))
     scratch = max(max(groups, min(rows, r)) * piece * wide, r * (piece | 1)) * shape.images
     pushed = [1 + (n if n > 1 else 0) for n in (shape.down, shape.across)]
-    return 16 + 4 * (scratch + piece * wide * (1 + shape.images * pushed[0]) + r * shape.images * pushed[1])
+    return 16 + 4 * (
+        scratch + piece * wide * (1 + shape.images * pushed[0]) + r * shape.images * pushed[1]
+    )
 
 
 def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
@@ -94,9 +119,20 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     pitches = [i[f"{s}_{p}"] for s in "xy" for p in ("cs", "rs", "ns")]
     whole = not request.unaligned & {"x", "y"} and all(known(D.mod(p, wide)) == 0 for p in pitches)
     pixel = shape.images * piece * 16
-    if request.arch < 90 or c * r > _MOST_WEIGHTS or sums + pixel > request.caps.smem_block or not whole:
+    if (
+        request.arch < 90
+        or c * r > _MOST_WEIGHTS
+        or sums + pixel > request.caps.smem_block
+        or not whole
+    ):
         raise Unfit("squeeze-excite that one launch cannot compute")
-    held = max(1, min((request.caps.smem_block - sums) // pixel, -(-pixels // shape.down) if pixels is not None else _KEPT // pixel))
+    held = max(
+        1,
+        min(
+            (request.caps.smem_block - sums) // pixel,
+            -(-pixels // shape.down) if pixels is not None else _KEPT // pixel,
+        ),
+    )
     constants = {"w1", "b1", "w2", "b2"} & request.operands
     flat = {s: int(D.equal(i[f"{s}_rs"], D.mul(i["W"], i[f"{s}_cs"])) == 1) for s in "xy"}
     sizes = {
@@ -108,7 +144,9 @@ def _kernel(request: Request, shape: Shape, use: DimLike) -> Kernel:
     present = [o for o in ("x", "w1", "b1", "w2", "b2", "y") if o in request.operands]
     kinds = {"b1": "const float*", "b2": "const float*", "y": "T*"}
     place = {o: o if o in present else "nullptr" for o in ("x", "y", "w1", "b1", "w2", "b2")}
-    activations = "".join(activation_source(a, n) for a, n in zip(acts, ("first_act", "second_act"), strict=True))
+    activations = "".join(
+        activation_source(a, n) for a, n in zip(acts, ("first_act", "second_act"), strict=True)
+    )
     source = f"""{prelude(request.dtype)}{activations}{template("common/base", "common/hopper")}
 {"".join(f"constexpr int {k} = {v};{chr(10)}" for k, v in sizes.items())}{template("image/squeeze_excite")}
 extern "C" __global__ void __launch_bounds__({shape.threads}) squeeze_excite({", ".join(f"{kinds.get(o, 'const T*')} {o}" for o in present)},
@@ -118,10 +156,27 @@ extern "C" __global__ void __launch_bounds__({shape.threads}) squeeze_excite({",
 """
     side = [(Int32(i[f"{s}_cs"]), Int64(i[f"{s}_rs"]), Int64(i[f"{s}_ns"])) for s in "xy"]
     floats = (Float32(request.floats.get(k, 0.0)) for k in ("p0", "p1", "q0", "q1"))
-    args: tuple[Argument, ...] = (*(Pointer(o) for o in present), Int32(i["N"]), Int32(i["H"]), Int32(i["W"]), *side[0], *side[1], *floats)
+    args: tuple[Argument, ...] = (
+        *(Pointer(o) for o in present),
+        Int32(i["N"]),
+        Int32(i["H"]),
+        Int32(i["W"]),
+        *side[0],
+        *side[1],
+        *floats,
+    )
     empty = D.equal(D.mul(i["H"], i["W"]), 0)
     grid = (D.mul(use, D.select(empty, 0, D.mul(D.ceildiv(i["N"], shape.images), blocks))), 1, 1)
-    return Kernel(source, "squeeze_excite", grid, shape.threads, args, smem=held * pixel + sums, cluster=blocks, pdl=overlapped(request))
+    return Kernel(
+        source,
+        "squeeze_excite",
+        grid,
+        shape.threads,
+        args,
+        smem=held * pixel + sums,
+        cluster=blocks,
+        pdl=overlapped(request),
+    )
 
 
 FAMILIES = {"squeeze_excite": squeeze_excite}

@@ -13,18 +13,21 @@ from ..common.templates import template
 
 #: Up to as many elements 16-byte pieces of rows that lie anywhere are not worth it.
 _SMALL = 1 << 19
-#: Words of a row that a thread has at a time at most, and up to how many of a row threads of one wave take one after the other where there are more.
+#: Words of a row that a thread has at a time at most, and up to how many of a row threads of one
+#: wave take one after the other where there are more.
 _WORDS, _LEAST = 6, 32
 #: Rows of a column that a thread has under way where rows have one element.
 _ROWS = 8
-#: Rows that no longer words divide are read element by element, by lanes next to each other: rows of how many on and up to how many elements in all, by their
-#: size; where there are more lanes, and how many elements each of them has at a time.
+#: Rows that no longer words divide are read element by element, by lanes next to each other: rows
+#: of how many on and up to how many elements in all, by their size; where there are more lanes, and
+#: how many elements each of them has at a time.
 _ODD = {1: (64, 1 << 21), 2: (64, 1 << 19), 4: (64, 1 << 30), 8: (16, 1 << 30)}
 _LONG, _ODD_EACH = 64, 4
-#: Threads that each row takes from which on blocks have pieces of one row after the other, where there are more of these than rows to gather: what is gathered
-#: again is then read once.
+#: Threads that each row takes from which on blocks have pieces of one row after the other, where
+#: there are more of these than rows to gather: what is gathered again is then read once.
 _ROUND = 2048
-#: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as many times two.
+#: Blocks that a multiprocessor has of two single elements a thread, from which on a thread has as
+#: many times two.
 _AGAIN = ((64, 4), (8, 2))
 
 
@@ -33,7 +36,9 @@ def _head() -> str:
 
 
 def _lanes(words: int, total: DimLike, sms: int) -> tuple[int, int, int]:
-    """(words of a thread at a time, neighbouring threads that have a row, how often) for rows of so many words."""
+    """(words of a thread at a time, neighbouring threads that have a row, how often) for rows of so
+    many words.
+    """
     lanes = next((n for n in (1, 2, 4, 8, 16) if n >= words), 32)
     most = max(min(-(-about(total, _WORDS * sms * 8 * 256) // (sms * 8 * 256)), _WORDS), 1)
     parts = -(-words // (lanes * most))
@@ -49,14 +54,26 @@ def _odd_lanes(row: int, elem: int) -> tuple[int, int, int]:
 
 def _across(count: int | None) -> int:
     """Threads of a block next to each other: as many as leave few of them idle."""
-    return 64 if count is None else min((256, 128, 64, 32, 16, 8, 4, 2, 1), key=lambda n: (-(-count // n) * n * (1 + 16 / n), -n))
+    return (
+        64
+        if count is None
+        else min(
+            (256, 128, 64, 32, 16, 8, 4, 2, 1),
+            key=lambda n: (-(-count // n) * n * (1 + 16 / n), -n),
+        )
+    )
 
 
 def gather(request: Request) -> list[Kernel]:
     i = parameters(request)
     elem, inner = static(i["elem"], "element size"), i["inner"]
     word, index = WORDS[elem], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
-    width = next(w for w in (16, 4, elem) if w >= elem and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned)))
+    width = next(
+        w
+        for w in (16, 4, elem)
+        if w >= elem
+        and (w == elem or (factor(inner) * elem % w == 0 and not {"x", "y"} & request.unaligned))
+    )
     total, wide = D.product([i["outer"], i["count"], inner]), 16 // elem
     rows, words = D.mul(i["outer"], i["count"]), known(D.floordiv(inner, width // elem))
     pers: list[DimLike]
@@ -64,29 +81,63 @@ def gather(request: Request) -> list[Kernel]:
     if known(inner) == 1 and known(i["outer"]) != 1:
         across = _across(known(i["count"]))
         tiles, rounds = D.ceildiv(i["count"], across), D.ceildiv(i["outer"], 256 // across)
-        # half of a multiprocessor's threads: room for the next kernel's, and no block waits for another to end
-        parts = D.minimum(rounds, D.maximum(D.floordiv(request.sms * 4, D.maximum(tiles, 1)), D.ceildiv(rounds, _ROWS)))
+        # half of a multiprocessor's threads: room for the next kernel's, and no block waits for
+        # another to end
+        parts = D.minimum(
+            rounds,
+            D.maximum(D.floordiv(request.sms * 4, D.maximum(tiles, 1)), D.ceildiv(rounds, _ROWS)),
+        )
         most = known(D.ceildiv(rounds, D.maximum(parts, 1))) or _ROWS
-        body, pers = f"gather_axis<{across}, {min(most, _ROWS)}, {word}>(x, idx, y, outer, n, count, fault);", []
+        body, pers = (
+            f"gather_axis<{across}, {min(most, _ROWS)}, {word}>(x, idx, y, outer, n, count, fault);",
+            [],
+        )
         grid: tuple[DimLike, DimLike, DimLike] = (D.mul(tiles, parts), 1, 1)
-    elif width == elem and (known(inner) or 0) >= _ODD[elem][0] and known(D.less(total, _ODD[elem][1])):
+    elif (
+        width == elem
+        and (known(inner) or 0) >= _ODD[elem][0]
+        and known(D.less(total, _ODD[elem][1]))
+    ):
         each, lanes, parts = _odd_lanes(static(inner, "row"), elem)
-        body, pers = f"gather_lanes<{elem}, {each}, {lanes}, {parts}, false, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
+        body, pers = (
+            f"gather_lanes<{elem}, {each}, {lanes}, {parts}, false, {word}>(x, idx, y, outer, n, inner, count, per0, fault);",
+            [],
+        )
         grid = (D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
-    elif width > elem and words and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1):
+    elif (
+        width > elem
+        and words
+        and (words > _LEAST or known(D.less(D.mul(rows, words), wave + 1)) == 1)
+    ):
         each, lanes, parts = _lanes(words, D.floordiv(total, width // elem), request.sms)
         turn = parts * lanes >= _ROUND and known(D.less(i["n"], i["count"])) == 1
-        body, pers = f"gather_lanes<{width}, {each}, {lanes}, {parts}, {'true' if turn else 'false'}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);", []
-        grid = (D.mul(rows, -(-parts * lanes // 256)) if turn else D.ceildiv(D.mul(rows, parts * lanes), 256), 1, 1)
+        body, pers = (
+            f"gather_lanes<{width}, {each}, {lanes}, {parts}, {'true' if turn else 'false'}, {word}>(x, idx, y, outer, n, inner, count, per0, fault);",
+            [],
+        )
+        grid = (
+            D.mul(rows, -(-parts * lanes // 256))
+            if turn
+            else D.ceildiv(D.mul(rows, parts * lanes), 256),
+            1,
+            1,
+        )
     elif width > elem:  # a wave of threads, which take a word after the other
-        body, pers = f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);", [D.floordiv(inner, width // elem)]
+        body, pers = (
+            f"gather_words<{width}, {word}>(x, idx, y, outer, n, inner, count, per0, per1, fault);",
+            [D.floordiv(inner, width // elem)],
+        )
         grid = (blocks(D.floordiv(total, width // elem), 256, request.sms * 8), 1, 1)
     else:  # pieces of 16 bytes where rows are as long and there are many of them
         body = f"gather<{word}, {index}>(x, idx, y, outer, n, inner, count, per0, per1, per2, per3, fault);"
         pers = [inner, D.floordiv(inner, max(4 // elem, 1)), D.floordiv(inner, wide)]
         few = D.select(D.less(inner, wide), 1, D.less(total, _SMALL + 1)) if elem < 8 else 1
         spread = blocks(total, 256, D.maximum(request.sms * 8, D.ceildiv(total, 1024)))
-        grid = (D.select(few, spread, blocks(D.add(D.ceildiv(total, wide), 1), 256, request.sms * 32)), 1, 1)
+        grid = (
+            D.select(few, spread, blocks(D.add(D.ceildiv(total, wide), 1), 256, request.sms * 32)),
+            1,
+            1,
+        )
     pers = [reciprocal(d) for d in (*pers, i["count"])]
     source = f"""{_head()}
 extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x, const {index}* idx, {word}* y, int outer, int n, int inner, int count,
@@ -97,7 +148,13 @@ extern "C" __global__ void __launch_bounds__(256) gather_kernel(const {word}* x,
 }}
 """
     sizes = [i[k] for k in ("outer", "n", "inner", "count")]
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, [*sizes, *pers]), Fault())
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("idx"),
+        Pointer("y"),
+        *map(Int32, [*sizes, *pers]),
+        Fault(),
+    )
     return [Kernel(source, "gather_kernel", grid, 256, args, pdl=overlapped(request))]
 
 
@@ -106,14 +163,23 @@ def _beside(total: DimLike, sms: int) -> tuple[int, int]:
     count = about(total, -1)
     if count < 0:
         return 2, 2
-    return (1, 1) if count < sms * 384 else (2, next((times for least, times in _AGAIN if count >= sms * 512 * least), 1))
+    return (
+        (1, 1)
+        if count < sms * 384
+        else (2, next((times for least, times in _AGAIN if count >= sms * 512 * least), 1))
+    )
 
 
 def gather_elements(request: Request) -> list[Kernel]:
     i = parameters(request)
-    word, index = WORDS[static(i["elem"], "element size")], C_TYPES[DType(static(i["idx_dtype"], "index type"))]
+    word, index = (
+        WORDS[static(i["elem"], "element size")],
+        C_TYPES[DType(static(i["idx_dtype"], "index type"))],
+    )
     total = D.product([i["outer"], i["count"], i["inner"]])
-    few = all(known(D.less(d, 1 << 31)) == 1 for d in (total, D.product([i["outer"], i["n"], i["inner"]])))
+    few = all(
+        known(D.less(d, 1 << 31)) == 1 for d in (total, D.product([i["outer"], i["n"], i["inner"]]))
+    )
     wide, each = _beside(total, request.sms)
     if {"idx", "y"} & request.unaligned:
         wide, each = 1, wide * each
@@ -121,12 +187,22 @@ def gather_elements(request: Request) -> list[Kernel]:
 extern "C" __global__ void __launch_bounds__(256) gather_elements_kernel(const {word}* x, const {index}* idx, {word}* y,
     int outer, int n, int inner, int count, u32 per, u32 per_count, u32* fault) {{
   next_may_start();
-  gather_elements<{wide}, {each}, {'true' if few else 'false'}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
+  gather_elements<{wide}, {each}, {"true" if few else "false"}>(x, idx, y, outer, n, inner, count, per, per_count, fault);
   wait_for_previous();
 }}
 """
-    sizes = [*(i[k] for k in ("outer", "n", "inner", "count")), reciprocal(i["inner"]), reciprocal(i["count"])]
-    args: tuple[Argument, ...] = (Pointer("x"), Pointer("idx"), Pointer("y"), *map(Int32, sizes), Fault())
+    sizes = [
+        *(i[k] for k in ("outer", "n", "inner", "count")),
+        reciprocal(i["inner"]),
+        reciprocal(i["count"]),
+    ]
+    args: tuple[Argument, ...] = (
+        Pointer("x"),
+        Pointer("idx"),
+        Pointer("y"),
+        *map(Int32, sizes),
+        Fault(),
+    )
     grid = (D.ceildiv(total, 256 * wide * each), 1, 1)
     return [Kernel(source, "gather_elements_kernel", grid, 256, args, pdl=overlapped(request))]
 

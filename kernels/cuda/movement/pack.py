@@ -1,15 +1,23 @@
-"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32 biases, folded BatchNormalization and norms of rows.
+"""Preparation of constants, once per session: weights with k contiguous and padded to 8, f32
+biases, folded BatchNormalization and norms of rows.
 
-Packed layouts: gemm [N_total, `families.weight_pitch`]; conv2d and deconv2d [OC, KH, KW, round_up(IC / G, 8)] (`select.channels`), and behind a conv2d's those of
-`grouped`;
-conv2d_dw [KH * KW, round_up(C, 8)].
-"""
+Packed layouts: gemm [N_total, `families.weight_pitch`]; conv2d and deconv2d [OC, KH, KW,
+round_up(IC / G, 8)] (`select.channels`), and behind a conv2d's those of `grouped`; conv2d_dw [KH *
+KW, round_up(C, 8)]."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import DimLike
 from tracea_onnx.plan.kernel_families import weight_pitch
@@ -78,22 +86,41 @@ _FOLD = r"""
 """
 
 
-def _kernel(r: Request, body: str, count: DimLike, params: list[tuple[str, str, Argument]]) -> list[Kernel]:
+def _kernel(
+    r: Request, body: str, count: DimLike, params: list[tuple[str, str, Argument]]
+) -> list[Kernel]:
     parameters = [*params, ("i64", "count", Int64(count))]
     text = "\n".join([
         prelude(r.dtype), f"#define PARAMETERS {declared(r, parameters)}", _ELEMENT.replace("BODY", body),
     ])  # fmt: skip
-    return [Kernel(text, "pack", (D.ceildiv(count, _BLOCK), 1, 1), _BLOCK, tuple(v for _, _, v in parameters), pdl=r.arch >= 90)]
+    return [
+        Kernel(
+            text,
+            "pack",
+            (D.ceildiv(count, _BLOCK), 1, 1),
+            _BLOCK,
+            tuple(v for _, _, v in parameters),
+            pdl=r.arch >= 90,
+        )
+    ]
 
 
 def _weights(offset: int = 0) -> list[tuple[str, str, Argument]]:
-    return [("const T*", "w", Pointer("w")), ("const float*", "scale", Pointer("scale")), ("T*", "packed", Pointer("packed", offset))]
+    return [
+        ("const T*", "w", Pointer("w")),
+        ("const float*", "scale", Pointer("scale")),
+        ("T*", "packed", Pointer("packed", offset)),
+    ]
 
 
 def pack_gemm(r: Request) -> list[Kernel]:
     n, k = select.static(r, "N"), select.static(r, "K")
     pitch = weight_pitch(k, r.dtype.size)
-    params = [*_weights(), ("const T*", "gamma", Pointer("gamma")), *select.int_params(r, ("trans", "n0", "K", "gamma_add"))]
+    params = [
+        *_weights(),
+        ("const T*", "gamma", Pointer("gamma")),
+        *select.int_params(r, ("trans", "n0", "K", "gamma_add")),
+    ]
     params += [
         ("i64", "N", Int64(n)),
         ("i64", "ldw", Int64(r.ints["ldw"])),
@@ -105,10 +132,18 @@ def pack_gemm(r: Request) -> list[Kernel]:
 
 def fold_norm(r: Request) -> list[Kernel]:
     n, k = select.static(r, "N"), select.static(r, "K")
-    params: list[tuple[str, str, Argument]] = [("const T*", name, Pointer(name)) for name in ("w", "packed", "beta", "b")]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", name, Pointer(name)) for name in ("w", "packed", "beta", "b")
+    ]
     params += [("float*", name, Pointer(name)) for name in ("sums", "bias")]
-    params += [*select.int_params(r, ("trans", "K")), ("i64", "ldw", Int64(r.ints["ldw"])), ("int", "pitch", Int32(weight_pitch(k, r.dtype.size)))]
-    params += [("float", name, Float32(float(r.floats.get(name, 1.0)))) for name in ("alpha", "unscale")]
+    params += [
+        *select.int_params(r, ("trans", "K")),
+        ("i64", "ldw", Int64(r.ints["ldw"])),
+        ("int", "pitch", Int32(weight_pitch(k, r.dtype.size))),
+    ]
+    params += [
+        ("float", name, Float32(float(r.floats.get(name, 1.0)))) for name in ("alpha", "unscale")
+    ]
     return _kernel(r, _FOLD_NORM, n, params)
 
 
@@ -116,13 +151,30 @@ def _pack_conv(r: Request, together: int = 1, offset: int = 0, *, transposed: bo
     """together: groups whose channels one filter covers; offset: bytes before the packed filters."""
     oc, ic, kh, kw, g = (select.static(r, n) for n in ("OC", "IC", "KH", "KW", "G"))
     pitch = select.channels(r, together * ic // g)
-    values = {"OCG": oc // g, "ICG": ic // g, "KH": kh, "KW": kw, "pitch": pitch, "transposed": int(transposed), "together": together}
-    return _kernel(r, _CONV, oc * kh * kw * pitch, _weights(offset) + [("int", n, Int32(v)) for n, v in values.items()])
+    values = {
+        "OCG": oc // g,
+        "ICG": ic // g,
+        "KH": kh,
+        "KW": kw,
+        "pitch": pitch,
+        "transposed": int(transposed),
+        "together": together,
+    }
+    return _kernel(
+        r,
+        _CONV,
+        oc * kh * kw * pitch,
+        _weights(offset) + [("int", n, Int32(v)) for n, v in values.items()],
+    )
 
 
 def pack_conv2d(r: Request) -> list[Kernel]:
     packed = _pack_conv(r, transposed=False)
-    return packed + _pack_conv(r, grouped.of(r).groups, grouped.filters(r), transposed=False) if grouped.widened(r) else packed
+    return (
+        packed + _pack_conv(r, grouped.of(r).groups, grouped.filters(r), transposed=False)
+        if grouped.widened(r)
+        else packed
+    )
 
 
 def pack_deconv2d(r: Request) -> list[Kernel]:
@@ -132,7 +184,13 @@ def pack_deconv2d(r: Request) -> list[Kernel]:
 def pack_conv2d_dw(r: Request) -> list[Kernel]:
     oc, taps = select.static(r, "OC"), select.static(r, "KH") * select.static(r, "KW")
     pitch = -(-oc // 8) * 8
-    return _kernel(r, _DEPTHWISE, taps * pitch, _weights() + [("int", n, Int32(v)) for n, v in (("OC", oc), ("taps", taps), ("pitch", pitch))])
+    return _kernel(
+        r,
+        _DEPTHWISE,
+        taps * pitch,
+        _weights()
+        + [("int", n, Int32(v)) for n, v in (("OC", oc), ("taps", taps), ("pitch", pitch))],
+    )
 
 
 def pack_bias(r: Request) -> list[Kernel]:
@@ -142,13 +200,22 @@ def pack_bias(r: Request) -> list[Kernel]:
         ("const float*", "scale", Pointer("scale")),
         ("const float*", "shift", Pointer("shift")),
     ]
-    return _kernel(r, _BIAS, -(-oc // 32) * 32, [*params, ("float*", "packed", Pointer("packed")), ("int", "OC", Int32(oc))])
+    return _kernel(
+        r,
+        _BIAS,
+        -(-oc // 32) * 32,
+        [*params, ("float*", "packed", Pointer("packed")), ("int", "OC", Int32(oc))],
+    )
 
 
 def fold_bn(r: Request) -> list[Kernel]:
-    params: list[tuple[str, str, Argument]] = [("const T*", n, Pointer(n)) for n in ("gamma", "beta", "mean", "var")]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", n, Pointer(n)) for n in ("gamma", "beta", "mean", "var")
+    ]
     params += [("float*", n, Pointer(n)) for n in ("scale", "shift")]
-    return _kernel(r, _FOLD, r.ints["C"], [*params, ("float", "eps", Float32(float(r.floats.get("eps", 0.0))))])
+    return _kernel(
+        r, _FOLD, r.ints["C"], [*params, ("float", "eps", Float32(float(r.floats.get("eps", 0.0))))]
+    )
 
 
 FAMILIES: dict[str, Callable[[Request], list[Kernel]]] = {

@@ -1,4 +1,6 @@
-"""Copies whose target and whose source are runs along different dims: which dims these are, and tiles of them."""
+"""Copies whose target and whose source are runs along different dims: which dims these are, and
+tiles of them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,28 @@ from tracea_onnx.ir.dims import DimLike
 
 from ..common.launch import WORDS, about, known
 
-#: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where dims follow each other.
+#: Shorter sides than this are not worth a tile, and shorter ones than that are made longer where
+#: dims follow each other.
 _TILE_SIDE, _TILE_FILL = 8, 32
-#: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside them, and how many tiles a multiprocessor has at once.
-_TILES = tuple((r, c) for r in (16, 32, 64, 128, 256, 512) for c in (8, 16, 32, 64, 128, 256) if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32))
+#: Tiles that 256 threads turn, how many elements take as long as what is done for a tile beside
+#: them, and how many tiles a multiprocessor has at once.
+_TILES = tuple(
+    (r, c)
+    for r in (16, 32, 64, 128, 256, 512)
+    for c in (8, 16, 32, 64, 128, 256)
+    if 1024 <= r * c <= 4096 and r * min(c, 32) >= 256 <= c * min(r, 32)
+)
 _TILE_COST, _TILE_LEAST = 1500, 4
-#: Tiles of short lines (transpose_tiled.cuh): elements of one by their size, of how few a block has no longer much to do, and lines at most.
+#: Tiles of short lines (transpose_tiled.cuh): elements of one by their size, of how few a block has
+#: no longer much to do, and lines at most.
 _ROOM, _LITTLE, _LINES = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 1024, 512
-#: They are better than whole tiles where these would be filled to less than that or lines have at most so many bytes, and matrices so many elements; than single
-#: elements from so many on, where matrices have at most so many.
+#: They are better than whole tiles where these would be filled to less than that or lines have at
+#: most so many bytes, and matrices so many elements; than single elements from so many on, where
+#: matrices have at most so many.
 _FILLED, _SECTOR, _LARGE_MATRIX, _SINGLE, _MATRIX = 0.5, 32, 1 << 16, 100_000, 1 << 14
-#: Rows that stay together are worth such tiles where they have at most so many bytes and there are so many elements, or where elements of 8 bytes are no longer
-#: found in L2 by those that read their neighbours.
+#: Rows that stay together are worth such tiles where they have at most so many bytes and there are
+#: so many elements, or where elements of 8 bytes are no longer found in L2 by those that read their
+#: neighbours.
 _SHORT_ROW, _MANY_ROWS, _LARGE = 12, 1 << 19, 64 << 20
 
 Sides = tuple[list[int], list[int]]
@@ -41,7 +53,9 @@ def _side(dims: Sequence[int], strides: str) -> str:
 
 
 def turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike]) -> Sides | None:
-    """Dims, innermost first, along which the target is one run, and those along which the source is one, when both runs are long enough for tiles."""
+    """Dims, innermost first, along which the target is one run, and those along which the source is
+    one, when both runs are long enough for tiles.
+    """
     last = len(n) - 1
     inner = next((d for d in range(last) if known(xs[d]) == 1), None)
     if known(ys[last]) != 1 or known(xs[last]) in (0, 1) or inner is None:
@@ -49,7 +63,15 @@ def turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLik
     sides = ([last], [inner])
     for side, strides in zip(sides, (ys, xs), strict=True):
         while (size := about(D.product([n[k] for k in side]), _TILE_FILL)) < _TILE_FILL:
-            after = next((k for k in range(last) if k not in sides[0] + sides[1] and strides[k] == D.mul(n[side[-1]], strides[side[-1]])), None)
+            after = next(
+                (
+                    k
+                    for k in range(last)
+                    if k not in sides[0] + sides[1]
+                    and strides[k] == D.mul(n[side[-1]], strides[side[-1]])
+                ),
+                None,
+            )
             if after is None:
                 break
             side.append(after)
@@ -60,14 +82,19 @@ def turned_dims(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLik
 
 def _call(name: str, forms: Sequence[int], elem: int, sides: Sides, outer: Sequence[int]) -> str:
     down, across = sides
-    places = f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
+    places = (
+        f"{_side(down, 'xs')}, {_side(across, 'ys')}, {_side(outer, 'xs')}, {_side(outer, 'ys')}"
+    )
     return f"{name}<{WORDS[elem]}, {', '.join(map(str, forms))}>(x, y, {places})"
 
 
 def whole_tiles(elem: int, n: Sequence[DimLike], sides: Sides, sms: int) -> tuple[str, DimLike]:
     """The call of `copy_turned`, and its blocks."""
     outer = [k for k in range(len(n) - 1, -1, -1) if k not in (*sides[0], *sides[1])]
-    lengths, count = [D.product([n[k] for k in side]) for side in sides], D.product([n[k] for k in outer])
+    lengths, count = (
+        [D.product([n[k] for k in side]) for side in sides],
+        D.product([n[k] for k in outer]),
+    )
     high, wide = _tile(elem, lengths, count, sms)
     blocks = D.product([D.ceildiv(lengths[0], high), D.ceildiv(lengths[1], wide), count])
     return _call("copy_turned", (high, wide), elem, sides, outer), blocks
@@ -80,7 +107,10 @@ def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tupl
         return 64, 64
 
     def cost(rows: int, columns: int) -> float:
-        """Of all tiles, of which as many as multiprocessors have at once take no longer than one. Shorter runs are written and read as more bytes than they have."""
+        """Of all tiles, of which as many as multiprocessors have at once take no longer than one.
+
+        Shorter runs are written and read as more bytes than they have.
+        """
         tiles = -(-height // rows) * -(-width // columns) * (outer or sms)
         runs = 1 + 64 / (elem * min(rows, height)) + 32 / (elem * min(columns, width))
         return max(tiles, _TILE_LEAST * sms) * (_TILE_COST + rows * columns) * runs
@@ -88,8 +118,17 @@ def _tile(elem: int, sides: Sequence[DimLike], count: DimLike, sms: int) -> tupl
     return min(_TILES, key=lambda tile: cost(*tile))
 
 
-def short_lines(elem: int, n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], whole: Sides | None, sms: int) -> Tiled | None:
-    """`copy_tiles`, where it is better than whole tiles of those sides, or than single elements if there are none."""
+def short_lines(
+    elem: int,
+    n: Sequence[DimLike],
+    xs: Sequence[DimLike],
+    ys: Sequence[DimLike],
+    whole: Sides | None,
+    sms: int,
+) -> Tiled | None:
+    """`copy_tiles`, where it is better than whole tiles of those sides, or than single elements if
+    there are none.
+    """
     sizes = [about(size, 0) for size in n]
     total, left, kept = math.prod(sizes), list(range(len(n) - 1, -1, -1)), 1
     if not total or 0 in xs or known(D.less(D.product(n), 1 << 31)) != 1:
@@ -105,19 +144,46 @@ def short_lines(elem: int, n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequ
     height, width = (math.prod(sizes[d] for d in side) for side in sides)
     if kept > 1:
         large = elem == 8 and total * elem >= _LARGE
-        worth = kept * elem <= 512 and kept % 2 == 1 if large else elem == 4 and kept * elem <= _SHORT_ROW and total > _MANY_ROWS
+        worth = (
+            kept * elem <= 512 and kept % 2 == 1
+            if large
+            else elem == 4 and kept * elem <= _SHORT_ROW and total > _MANY_ROWS
+        )
     else:
-        worth = height * width < _MATRIX and total >= _SINGLE if whole is None else _wasteful(elem, sizes, whole, sms)
+        worth = (
+            height * width < _MATRIX and total >= _SINGLE
+            if whole is None
+            else _wasteful(elem, sizes, whole, sms)
+        )
     if not worth:
         return None
-    layers, rows, columns = _layers(elem, height, width, kept, total // (height * width * kept), sms)
-    lines, outer = (D.product([n[d] for d in side]) for side in sides), D.product([n[d] for d in left])
-    blocks = [D.ceildiv(size, each) for size, each in zip((*lines, outer), (rows, columns, layers), strict=True)]
-    return Tiled(_call("copy_tiles", (layers, rows, columns, kept), elem, sides, left), D.product(blocks))
+    layers, rows, columns = _layers(
+        elem, height, width, kept, total // (height * width * kept), sms
+    )
+    lines, outer = (
+        (D.product([n[d] for d in side]) for side in sides),
+        D.product([n[d] for d in left]),
+    )
+    blocks = [
+        D.ceildiv(size, each)
+        for size, each in zip((*lines, outer), (rows, columns, layers), strict=True)
+    ]
+    return Tiled(
+        _call("copy_tiles", (layers, rows, columns, kept), elem, sides, left), D.product(blocks)
+    )
 
 
-def _lines(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], left: list[int], kept: int, elem: int) -> Sides | None:
-    """Dims of the lines of the target and of the source, innermost first, taken from `left`; lines go on while they are short."""
+def _lines(
+    n: Sequence[DimLike],
+    xs: Sequence[DimLike],
+    ys: Sequence[DimLike],
+    left: list[int],
+    kept: int,
+    elem: int,
+) -> Sides | None:
+    """Dims of the lines of the target and of the source, innermost first, taken from `left`; lines
+    go on while they are short.
+    """
     sides: Sides = ([], [])
     for side, strides in zip(sides, (ys, xs), strict=True):
         first = next((d for d in left if strides[d] == kept), None)
@@ -127,7 +193,9 @@ def _lines(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], l
         left.remove(first)
     for side, strides in zip(sides, (ys, xs), strict=True):
         while about(D.product([n[d] for d in side]), 0) * kept * elem < 128:
-            after = next((d for d in left if strides[d] == D.mul(n[side[-1]], strides[side[-1]])), None)
+            after = next(
+                (d for d in left if strides[d] == D.mul(n[side[-1]], strides[side[-1]])), None
+            )
             if after is None:
                 break
             side.append(after)
@@ -136,11 +204,15 @@ def _lines(n: Sequence[DimLike], xs: Sequence[DimLike], ys: Sequence[DimLike], l
 
 
 def _wasteful(elem: int, n: Sequence[int], sides: Sides, sms: int) -> bool:
-    """Whether whole tiles would be hardly filled, or their lines end within a sector of memory that neighbouring ones continue."""
+    """Whether whole tiles would be hardly filled, or their lines end within a sector of memory that
+    neighbouring ones continue.
+    """
     height, width = (math.prod(n[k] for k in side) for side in sides)
     rows, columns = _tile(elem, (height, width), math.prod(n) // (height * width), sms)
     filled = height * width / (-(-height // rows) * rows * -(-width // columns) * columns)
-    return height * width < _LARGE_MATRIX and (filled < _FILLED or min(height, width) * elem <= _SECTOR)
+    return height * width < _LARGE_MATRIX and (
+        filled < _FILLED or min(height, width) * elem <= _SECTOR
+    )
 
 
 def _even(n: int, most: int) -> int:
@@ -148,14 +220,18 @@ def _even(n: int, most: int) -> int:
     return -(-n // -(-n // max(min(n, most), 1)))
 
 
-def _layers(elem: int, height: int, width: int, kept: int, count: int, sms: int) -> tuple[int, int, int]:
+def _layers(
+    elem: int, height: int, width: int, kept: int, count: int, sms: int
+) -> tuple[int, int, int]:
     """Layers, rows and columns of a tile of short lines: as many elements as leave enough blocks."""
     room = _ROOM[elem]
     while True:
         side = max(math.isqrt(room // kept), 1)
         rows = _even(height, min(max(side, room // kept // width), _LINES))
         columns = _even(width, min(max(room // kept // rows, 1), _LINES))
-        layers = _even(count, min(max(room // (rows * columns * kept), 1), _LINES // max(rows, columns)))
+        layers = _even(
+            count, min(max(room // (rows * columns * kept), 1), _LINES // max(rows, columns))
+        )
         blocks = -(-height // rows) * -(-width // columns) * -(-count // layers)
         if blocks >= _TILE_LEAST * sms or room <= _LITTLE:
             return layers, rows, columns

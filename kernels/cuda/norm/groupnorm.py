@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracea_onnx.codegen.kernel_request import Argument, Float32, Int32, Int64, Kernel, Pointer, Request
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Float32,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.dims import Dim, DimLike, factor
 
@@ -16,7 +24,11 @@ from ..common.templates import template
 
 def _head(request: Request) -> str:
     act = static(parameters(request)["act"], "activation")
-    return prelude(request.dtype) + activation_source(act) + template("common/base", "common/ragged_rows", "common/cluster", "norm/groupnorm")
+    return (
+        prelude(request.dtype)
+        + activation_source(act)
+        + template("common/base", "common/ragged_rows", "common/cluster", "norm/groupnorm")
+    )
 
 
 def _threads(elements: DimLike, v: int) -> int:
@@ -28,26 +40,45 @@ def _threads(elements: DimLike, v: int) -> int:
 
 #: Bytes of a plain group that a thread keeps in registers.
 _KEPT = 128
-#: Vectors of a thread (0: it reads a group again) and threads for plain groups of unknown size, the first that hold one in registers; in clusters.
+#: Vectors of a thread (0: it reads a group again) and threads for plain groups of unknown size, the
+#: first that hold one in registers; in clusters.
 _SOME, _SOME_OF_CLUSTERS = ((2, 256), (4, 512), (8, 1024), (0, 512)), ((8, 512), (0, 512))
 
 
 def _shares(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, DimLike]]:
-    """Blocks of a cluster for each group, and whether they are for the sizes of a run; more than one choice where the groups are not known."""
+    """Blocks of a cluster for each group, and whether they are for the sizes of a run; more than
+    one choice where the groups are not known.
+    """
     share, many = axis_layout.clusters(request, groups, elements, factor(groups))
     found: list[tuple[int, DimLike]] = [(1, axis_layout.negated(many)), (share, many)]
     if share > 2 and isinstance(groups, Dim) and known(elements) is None:
         half, more = axis_layout.clusters(request, groups, elements, 2 * factor(groups))
         if half < share:
             more = D.mul(more, axis_layout.negated(many))
-            found = [(1, D.product([axis_layout.negated(many), axis_layout.negated(more)])), (share, many), (half, more)]
+            found = [
+                (1, D.product([axis_layout.negated(many), axis_layout.negated(more)])),
+                (share, many),
+                (half, more),
+            ]
     return [(blocks, use) for blocks, use in found if use != 0]
 
 
-def _kernels(request: Request, source: Callable[[int, int], str], groups: DimLike, elements: DimLike, v: int, args: tuple[Argument, ...]) -> list[Kernel]:
-    """`source` for so many threads and blocks a group: one block, or a cluster where that leaves most of the device idle."""
+def _kernels(
+    request: Request,
+    source: Callable[[int, int], str],
+    groups: DimLike,
+    elements: DimLike,
+    v: int,
+    args: tuple[Argument, ...],
+) -> list[Kernel]:
+    """`source` for so many threads and blocks a group: one block, or a cluster where that leaves
+    most of the device idle.
+    """
     threads, empty = _threads(elements, v), D.equal(elements, 0)
-    shapes = [(threads if blocks == 1 else 512, blocks, use) for blocks, use in _shares(request, groups, elements)]
+    shapes = [
+        (threads if blocks == 1 else 512, blocks, use)
+        for blocks, use in _shares(request, groups, elements)
+    ]
     return [
         Kernel(source(t, b), "groupnorm", (D.select(empty, 0, D.mul(D.mul(groups, b), use)), 1, 1), t, args, cluster=b, pdl=overlapped(request))
         for t, b, use in shapes
@@ -63,8 +94,12 @@ def _floats(request: Request) -> tuple[Argument, ...]:
     return tuple(Float32(request.floats.get(k, 0.0)) for k in ("eps", "p0", "p1"))
 
 
-def _plain_shapes(request: Request, groups: DimLike, elements: DimLike) -> list[tuple[int, int, int, DimLike]]:
-    """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster for each."""
+def _plain_shapes(
+    request: Request, groups: DimLike, elements: DimLike
+) -> list[tuple[int, int, int, DimLike]]:
+    """(vectors, threads, blocks, use) of the kernels that share plain groups: a block or a cluster
+    for each.
+    """
     v, n = 16 // request.dtype.size, known(elements)
     if n is None:
         shapes = list[tuple[int, int, int, DimLike]]()
@@ -91,7 +126,13 @@ def groupnorm(request: Request) -> list[Kernel]:
     v = 16 // request.dtype.size
     present, place = _weights(request)
     groups, elements = D.mul(i["B"], g), D.mul(i["inner"], c // g)
-    args = (*(Pointer(o) for o in present), Int32(c), Int32(g), Int32(i["inner"]), *_floats(request))
+    args = (
+        *(Pointer(o) for o in present),
+        Int32(c),
+        Int32(g),
+        Int32(i["inner"]),
+        *_floats(request),
+    )
     kernels = []
     for k, threads, blocks, use in _plain_shapes(request, groups, elements):
         source = f"""{_head(request)}
@@ -103,7 +144,17 @@ extern "C" __global__ void __launch_bounds__({threads}) groupnorm({", ".join(f"{
 """
         grid = D.select(D.equal(elements, 0), 0, D.mul(D.mul(groups, blocks), use))
         if use != 0:
-            kernels.append(Kernel(source, "groupnorm", (grid, 1, 1), threads, args, cluster=blocks, pdl=overlapped(request)))
+            kernels.append(
+                Kernel(
+                    source,
+                    "groupnorm",
+                    (grid, 1, 1),
+                    threads,
+                    args,
+                    cluster=blocks,
+                    pdl=overlapped(request),
+                )
+            )
     return kernels
 
 
@@ -127,7 +178,16 @@ extern "C" __global__ void __launch_bounds__({threads}) groupnorm({", ".join(f"{
 """
 
     side = [(Int32(i[f"{s}_cs"]), Int64(i[f"{s}_rs"]), Int64(i[f"{s}_ns"])) for s in ("x", "y")]
-    args: tuple[Argument, ...] = (*(Pointer(o) for o in present), Int32(c), Int32(g), Int32(i["H"]), Int32(i["W"]), *side[0], *side[1], *_floats(request))
+    args: tuple[Argument, ...] = (
+        *(Pointer(o) for o in present),
+        Int32(c),
+        Int32(g),
+        Int32(i["H"]),
+        Int32(i["W"]),
+        *side[0],
+        *side[1],
+        *_floats(request),
+    )
     return _kernels(request, source, D.mul(i["N"], g), D.product([i["H"], i["W"], c // g]), v, args)
 
 

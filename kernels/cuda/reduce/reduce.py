@@ -16,31 +16,55 @@ from ..common.prelude import C_TYPES, prelude
 from ..common.templates import template
 from . import columns
 
-_KINDS = ("kSum", "kMean", "kMax", "kMin", "kProd", "kL1", "kL2", "kSumSquare", "kLogSum", "kLogSumExp")
+_KINDS = (
+    "kSum",
+    "kMean",
+    "kMax",
+    "kMin",
+    "kProd",
+    "kL1",
+    "kL2",
+    "kSumSquare",
+    "kLogSum",
+    "kLogSumExp",
+)
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
 #: Bytes of the longest row that a warp reduces alone.
 _WARP_ROW = 4096
-#: Threads of a block that has a row, of up to so many bytes, and where its length is not known; how many such blocks a multiprocessor holds; bytes of a row
-#: that make it worth another block, where every multiprocessor has one, too; most blocks of a row.
-_BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = ((8192, 128), (65535, 256), (1 << 31, 512)), 256, 4, 24576, 98304, 512
+#: Threads of a block that has a row, of up to so many bytes, and where its length is not known; how
+#: many such blocks a multiprocessor holds; bytes of a row that make it worth another block, where
+#: every multiprocessor has one, too; most blocks of a row.
+_BLOCKS, _BLOCK, _RESIDENT, _PART, _LARGE_PART, _MOST = (
+    ((8192, 128), (65535, 256), (1 << 31, 512)),
+    256,
+    4,
+    24576,
+    98304,
+    512,
+)
 _LONG = 1 << 32
 #: The same of blocks that go down columns, of which a thread has at least so many elements.
 _COLUMN_BLOCK, _COLUMN_RESIDENT, _COLUMN_PART, _COLUMN_MOST = 512, 4, 4, 256
-#: Elements of the longest columns of which a thread has all; its block, and that of so many columns for each multiprocessor: blocks that have little to do
-#: are over before more of them can start.
+#: Elements of the longest columns of which a thread has all; its block, and that of so many columns
+#: for each multiprocessor: blocks that have little to do are over before more of them can start.
 _FLAT, _FLAT_BLOCK, _FLAT_LARGE, _MANY = 64, 128, 256, 2048
-#: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the longest of which a thread has rather all where it can.
+#: Elements of the shortest columns that are read as the vectors that they lie in, and bytes of the
+#: longest of which a thread has rather all where it can.
 _SHEET, _FLAT_COLUMN = 17, 48
-#: Rows of columns for each multiprocessor that such are divided for where it is not known how many there are, as many as need no blocks to share columns;
-#: threads of each from which on they are then taken.
+#: Rows of columns for each multiprocessor that such are divided for where it is not known how many
+#: there are, as many as need no blocks to share columns; threads of each from which on they are
+#: then taken.
 _UNKNOWN, _ENOUGH = 8, 512
-#: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread has at most so many elements.
+#: Blocks of a cluster that goes down columns, of which a multiprocessor holds so many and a thread
+#: has at most so many elements.
 _CLUSTER, _CLUSTER_RESIDENT, _CLUSTER_MOST = 8, 2, 32
 
 
 @dataclass(frozen=True)
 class _Reduction:
-    """policy: the class of reduce.cuh; held: bytes that it keeps of the values it has seen; live: 1, or 0 where there is nothing to launch."""
+    """policy: the class of reduce.cuh; held: bytes that it keeps of the values it has seen; live:
+    1, or 0 where there is nothing to launch.
+    """
 
     request: Request
     symbol: str
@@ -52,7 +76,11 @@ class _Reduction:
 
     @property
     def sizes(self) -> tuple[DimLike, DimLike, DimLike]:
-        return parameters(self.request)["outer"], parameters(self.request)["n"], parameters(self.request)["inner"]
+        return (
+            parameters(self.request)["outer"],
+            parameters(self.request)["n"],
+            parameters(self.request)["inner"],
+        )
 
     @property
     def aligned(self) -> bool:
@@ -65,17 +93,32 @@ class _Reduction:
         if sheets == 1:
             return found
         if sheets == 0:
-            small = D.maximum(small, axis_layout.in_wide_slabs(self.request, self.element, outer, n, inner))
+            small = D.maximum(
+                small, axis_layout.in_wide_slabs(self.request, self.element, outer, n, inner)
+            )
         found.append(self._slabs(small))
         if known(inner) == 1:
             short = axis_layout.up_to(n, _WARP_ROW // self.element.size)
-            found += [self._warps(D.mul(short, axis_layout.negated(small))), *self._blocks(D.mul(axis_layout.negated(short), axis_layout.negated(small)))]
+            found += [
+                self._warps(D.mul(short, axis_layout.negated(small))),
+                *self._blocks(D.mul(axis_layout.negated(short), axis_layout.negated(small))),
+            ]
         else:
             found += self._columns(axis_layout.negated(D.maximum(small, sheets)))
         return [k for k in found if k.grid[0] != 0]
 
-    def _kernel(self, block: int, body: str, grid: DimLike, parts: DimLike, scratch: DimLike | None = None, cluster: int = 1) -> list[Kernel]:
-        """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a row left."""
+    def _kernel(
+        self,
+        block: int,
+        body: str,
+        grid: DimLike,
+        parts: DimLike,
+        scratch: DimLike | None = None,
+        cluster: int = 1,
+    ) -> list[Kernel]:
+        """One kernel, and where `scratch` counts its bytes, another that joins what the blocks of a
+        row left.
+        """
         e, held = C_TYPES[self.element], "Policy::Held* held, " if scratch is not None else ""
         head = prelude(self.element if self.element in _FLOATS else DType.F32) + template(
             "common/base", "common/ragged_rows", "common/cluster", "reduce/reduce", "reduce/columns"
@@ -100,11 +143,31 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
 }}
 """
         source += "" if scratch is None else joining
-        first = Kernel(source, self.symbol, (D.mul(grid, self.live), 1, 1), block, args, cluster=cluster, pdl=pdl, scratch=buffers)
+        first = Kernel(
+            source,
+            self.symbol,
+            (D.mul(grid, self.live), 1, 1),
+            block,
+            args,
+            cluster=cluster,
+            pdl=pdl,
+            scratch=buffers,
+        )
         if scratch is None:
             return [first]
-        results = D.product([D.ceildiv(D.mul(outer, inner), 8 if rows else 32), D.less(1, parts), D.less(0, first.grid[0])])
-        return [first, Kernel(source, f"{self.symbol}_parts", (results, 1, 1), 256, args, pdl=pdl, scratch=buffers)]
+        results = D.product(
+            [
+                D.ceildiv(D.mul(outer, inner), 8 if rows else 32),
+                D.less(1, parts),
+                D.less(0, first.grid[0]),
+            ]
+        )
+        return [
+            first,
+            Kernel(
+                source, f"{self.symbol}_parts", (results, 1, 1), 256, args, pdl=pdl, scratch=buffers
+            ),
+        ]
 
     def _slabs(self, use: DimLike) -> Kernel:
         outer, n, inner = self.sizes
@@ -118,7 +181,13 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         places = "nullptr, outer, n, 1" if parts == 1 else "held, outer, n, parts"
         body = f"reduce_rows<Policy, {v}, {lanes}, {block}>(x, y, {places});"
         grid = D.mul(D.ceildiv(D.mul(outer, parts), block // lanes), use)
-        return self._kernel(block, body, grid, parts, None if parts == 1 else D.product([outer, parts, self.held, use]))
+        return self._kernel(
+            block,
+            body,
+            grid,
+            parts,
+            None if parts == 1 else D.product([outer, parts, self.held, use]),
+        )
 
     def _warps(self, use: DimLike) -> Kernel:
         n, widest = self.sizes[1], 16 // self.element.size
@@ -133,51 +202,92 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         bytes = D.mul(n, self.element.size)
         block = next((b for most, b in _BLOCKS if (known(bytes) or _LONG) <= most), _BLOCK)
         part = _PART if known(D.less(outer, self.request.sms)) != 0 else _LARGE_PART
-        share = D.minimum(D.floordiv(self.request.sms * _RESIDENT, D.maximum(outer, 1)), D.floordiv(n, part // self.element.size))
-        return self._rows(16 // self.element.size, block, block, D.maximum(D.minimum(share, _MOST), 1), use)
+        share = D.minimum(
+            D.floordiv(self.request.sms * _RESIDENT, D.maximum(outer, 1)),
+            D.floordiv(n, part // self.element.size),
+        )
+        return self._rows(
+            16 // self.element.size, block, block, D.maximum(D.minimum(share, _MOST), 1), use
+        )
 
     def _columns(self, use: DimLike) -> list[Kernel]:
         outer, n, inner = self.sizes
         if w := axis_layout.flat(self.request, self.element, outer, n, inner, self.aligned, _FLAT):
             units = D.mul(outer, D.floordiv(inner, w))
             many = known(D.less(units, self.request.sms * _MANY)) == 0
-            several = 4 if int(n) <= 2 else 2 if int(n) <= 4 or (many and int(n) <= 8 and w * self.element.size <= 4) else 1
+            several = (
+                4
+                if int(n) <= 2
+                else 2
+                if int(n) <= 4 or (many and int(n) <= 8 and w * self.element.size <= 4)
+                else 1
+            )
             block = _FLAT_LARGE if many else _FLAT_BLOCK
             body = f"reduce_flat<Policy, {w}, {several}, {block}>(x, y, outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')});"
             return self._kernel(block, body, D.mul(D.ceildiv(units, several * block), use), 1)
         w, across = axis_layout.columns(self.element, inner, self.aligned)
         length = known(n)
         down = (
-            _COLUMN_BLOCK // across if length is None else axis_layout.power_of_two(-(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across)
+            _COLUMN_BLOCK // across
+            if length is None
+            else axis_layout.power_of_two(
+                -(-length // _COLUMN_PART), max(64 // across, 1), _COLUMN_BLOCK // across
+            )
         )
         tiles = axis_layout.column_tiles(outer, inner, w, across)
         blocks, few = self._column_clusters(tiles, down)
         rest = D.mul(axis_layout.negated(few), use)
-        share = D.minimum(D.floordiv(self.request.sms * _COLUMN_RESIDENT, D.maximum(tiles, 1)), D.floordiv(n, down * _COLUMN_PART))
+        share = D.minimum(
+            D.floordiv(self.request.sms * _COLUMN_RESIDENT, D.maximum(tiles, 1)),
+            D.floordiv(n, down * _COLUMN_PART),
+        )
         parts = D.maximum(D.minimum(share, _COLUMN_MOST), 1)
         places = "nullptr, outer, n, inner, 1" if parts == 1 else "held, outer, n, inner, parts"
         head = f"reduce_columns<Policy, {w}, {across}, {across * down}"
         found = []
         if few != 0:
             body = f"{head}, {blocks}>(x, y, nullptr, outer, n, inner, {blocks});"
-            found += self._kernel(across * down, body, D.product([tiles, blocks, few, use]), blocks, cluster=blocks)
+            found += self._kernel(
+                across * down, body, D.product([tiles, blocks, few, use]), blocks, cluster=blocks
+            )
         scratch = None if parts == 1 else D.product([outer, parts, inner, self.held, rest])
-        return found + self._kernel(across * down, f"{head}, 1>(x, y, {places});", D.product([tiles, parts, rest]), parts, scratch)
+        return found + self._kernel(
+            across * down,
+            f"{head}, 1>(x, y, {places});",
+            D.product([tiles, parts, rest]),
+            parts,
+            scratch,
+        )
 
     def _sheets(self) -> tuple[list[Kernel], DimLike]:
-        """Columns as the vectors that they lie in, where there are rows to be shared by threads, and whether (0 or 1) they are taken so: where it is not known
-        how many rows of columns there are, if these are threads enough for every multiprocessor, which have all of their columns."""
+        """Columns as the vectors that they lie in, where there are rows to be shared by threads,
+        and whether (0 or 1) they are taken so: where it is not known how many rows of columns there
+        are, if these are threads enough for every multiprocessor, which have all of their
+        columns."""
         size = self.element.size
         n, inner = (known(d) or 0 for d in self.sizes[1:])
         outer, sms = self.sizes[0], self.request.sms
         given = about(outer, -1)
         count = sms * _UNKNOWN if given < 0 else given
-        if not self.aligned or count == 0 or n < _SHEET or inner <= 1 or (inner + 1) * size < 16 or self.policy == "Fold<kLogSumExp>":
+        if (
+            not self.aligned
+            or count == 0
+            or n < _SHEET
+            or inner <= 1
+            or (inner + 1) * size < 16
+            or self.policy == "Fold<kLogSumExp>"
+        ):
             return [], 0
-        if n * size <= _FLAT_COLUMN and axis_layout.flat(self.request, self.element, count, n, inner, True, _FLAT):
+        if n * size <= _FLAT_COLUMN and axis_layout.flat(
+            self.request, self.element, count, n, inner, True, _FLAT
+        ):
             return [], 0
         s = columns.sheet(count, n, inner, size, self.held, sms, self.request.caps.cluster)
-        use = D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads)) if given < 0 else 1
+        use = (
+            D.less(sms * _ENOUGH - 1, D.mul(D.ceildiv(D.mul(outer, s.tiles), s.teams), s.threads))
+            if given < 0
+            else 1
+        )
         return self._sheet(s, use), use
 
     def _sheet(self, s: Any, use: DimLike) -> list[Kernel]:
@@ -185,22 +295,41 @@ extern "C" __global__ void __launch_bounds__({block}) {self.symbol}({signature})
         v, cluster = 16 // self.element.size, s.parts if s.cluster else 1
         scratch = D.product([outer, s.parts, inner, self.held]) if s.parts > cluster else None
         numbers = f"{v}, {s.lanes}, {s.down}, {s.teams}, {s.depth}, {cluster}, {'true' if int(inner) % v == 0 else 'false'}"
-        places = f"{'nullptr' if scratch is None else 'held'}, outer, n, {inner}, {s.wide}, {s.parts}"
+        places = (
+            f"{'nullptr' if scratch is None else 'held'}, outer, n, {inner}, {s.wide}, {s.parts}"
+        )
         grid = D.mul(D.ceildiv(D.mul(outer, s.tiles * s.parts), s.teams), use)
-        return self._kernel(s.threads, f"reduce_sheets<Policy, {numbers}>(x, y, {places});", grid, s.parts, scratch, cluster)
+        return self._kernel(
+            s.threads,
+            f"reduce_sheets<Policy, {numbers}>(x, y, {places});",
+            grid,
+            s.parts,
+            scratch,
+            cluster,
+        )
 
     def _column_clusters(self, tiles: DimLike, down: int) -> tuple[int, DimLike]:
-        """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so few, and so long but no longer, that one launch is best."""
+        """Blocks of the clusters that share tiles of columns, and whether (0 or 1) these are so
+        few, and so long but no longer, that one launch is best.
+        """
         n, sms = self.sizes[1], self.request.sms * _CLUSTER_RESIDENT
         if self.request.arch < 90:
             return 1, 0
-        share, length = min(1 << max(sms // max(about(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1, _CLUSTER), known(n)
+        share, length = (
+            min(
+                1 << max(sms // max(about(tiles, sms // _CLUSTER), 1), 1).bit_length() - 1, _CLUSTER
+            ),
+            known(n),
+        )
         share = self.request.caps.largest_cluster(share)
         while share > 1 and length is not None and length < share * down * _COLUMN_PART:
             share //= 2
         if share == 1:
             return 1, 0
-        fits = D.mul(D.less(share * down * _COLUMN_PART - 1, n), axis_layout.up_to(n, share * down * _CLUSTER_MOST))
+        fits = D.mul(
+            D.less(share * down * _COLUMN_PART - 1, n),
+            axis_layout.up_to(n, share * down * _CLUSTER_MOST),
+        )
         return share, D.mul(fits, axis_layout.up_to(tiles, sms // share))
 
 
@@ -211,7 +340,9 @@ def _element(request: Request) -> DType:
 def reduce(request: Request) -> list[Kernel]:
     dtype, kind = _element(request), _KINDS[static(parameters(request)["kind"], "reduction")]
     if dtype in _FLOATS:
-        return _Reduction(request, "reduce", f"Fold<{kind}>", dtype, "T", 8 if kind == "kLogSumExp" else 4, 1).kernels()
+        return _Reduction(
+            request, "reduce", f"Fold<{kind}>", dtype, "T", 8 if kind == "kLogSumExp" else 4, 1
+        ).kernels()
     if dtype not in (DType.I64, DType.I32) or kind not in ("kSum", "kMax", "kMin", "kProd"):
         raise Unfit(f"a reduction of kind {kind[1:]} over {dtype.name}")
     e = C_TYPES[dtype]
@@ -223,9 +354,12 @@ def argmax(request: Request) -> list[Kernel]:
     if dtype not in (*_FLOATS, DType.I64, DType.I32):
         raise Unfit(f"an argmax over {dtype.name}")
     flags = ", ".join("true" if parameters(request)[k] else "false" for k in ("min", "last"))
-    some = axis_layout.negated(D.equal(parameters(request)["n"], 0))  # an empty axis has no extremum
+    # an empty axis has no extremum
+    some = axis_layout.negated(D.equal(parameters(request)["n"], 0))
     policy = f"Extremum<{C_TYPES[dtype]}, {flags}>"
-    return _Reduction(request, "argmax", policy, dtype, "i64", 16 if dtype == DType.I64 else 8, some).kernels()
+    return _Reduction(
+        request, "argmax", policy, dtype, "i64", 16 if dtype == DType.I64 else 8, some
+    ).kernels()
 
 
 FAMILIES = {"reduce": reduce, "argmax": argmax}

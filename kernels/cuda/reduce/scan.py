@@ -13,11 +13,13 @@ from ..common.prelude import C_TYPES, prelude
 from ..common.templates import template
 
 _FLOATS = (DType.F32, DType.F16, DType.BF16)
-#: Elements of the longest row that a warp goes along alone, and where rows are so few that there is a block for each; those of a thread at a time at least.
+#: Elements of the longest row that a warp goes along alone, and where rows are so few that there is
+#: a block for each; those of a thread at a time at least.
 _WARP_ROW, _FEW_ROW, _PER_THREAD = 1024, 256, 4
 #: Threads of a block; those of one that has all of a row at once, and of how many elements at most.
 _BLOCK, _LARGEST, _ALONE = 256, 1024, 4096
-#: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each thread has so many elements at a time.
+#: How many blocks a multiprocessor holds, and most blocks of a row or of columns, of which each
+#: thread has so many elements at a time.
 _RESIDENT, _MOST, _COLUMN_PER_THREAD = 4, 512, 8
 #: Elements of the longest columns of which a thread has all, and its block.
 _FLAT, _FLAT_BLOCK = 1024, 64
@@ -39,9 +41,18 @@ def cumsum(request: Request) -> list[Kernel]:
         short = axis_layout.up_to(n, D.select(few, _FEW_ROW, _WARP_ROW))
         alone = D.mul(axis_layout.negated(short), D.mul(few, axis_layout.up_to(n, _ALONE)))
         k = 2 * _PER_THREAD if length is None else min(-(-length // 32), 2 * _PER_THREAD)
-        found += _scan(request, dtype, 128, f"scan_rows<1, {k}, 32, 128, @>(x, y, held, outer, n, 1);", D.ceildiv(outer, 4), D.mul(short, rest))
+        found += _scan(
+            request,
+            dtype,
+            128,
+            f"scan_rows<1, {k}, 32, 128, @>(x, y, held, outer, n, 1);",
+            D.ceildiv(outer, 4),
+            D.mul(short, rest),
+        )
         threads = (
-            _LARGEST if length is None else axis_layout.power_of_two(-(-(length + v) // per), _BLOCK, _LARGEST)
+            _LARGEST
+            if length is None
+            else axis_layout.power_of_two(-(-(length + v) // per), _BLOCK, _LARGEST)
         )  # a vector more before the first whole one
         body = f"scan_rows<{v}, {per // v}, {threads}, {threads}, @>(x, y, held, outer, n, 1);"
         found += _scan(request, dtype, threads, body, outer, D.mul(alone, rest))
@@ -63,13 +74,18 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
         few = known(D.less(D.mul(outer, D.floordiv(inner, w)), request.sms * _BLOCK)) == 1
         w = 1 if few else w
         units = D.mul(outer, D.floordiv(inner, w))
-        # Small blocks of short columns would be over before more of them can start; single elements of 2 bytes were measured faster in large ones
+        # Small blocks of short columns would be over before more of them can start; single elements
+        # of 2 bytes were measured faster in large ones
         large = int(n) <= _COLUMN_PER_THREAD or (w == 1 and dtype.size == 2)
         block = _BLOCK if large and not few else _FLAT_BLOCK
         body = f"scan_flat<{w}, {_COLUMN_PER_THREAD}, {block}, @>(x, y, outer, {axis_layout.literal(n, 'n')}, {axis_layout.literal(inner, 'inner')});"
         return _scan(request, dtype, block, body, D.ceildiv(units, block), use)
     across, length = axis_layout.columns(dtype, inner, aligned=False)[1], known(n)
-    block = _BLOCK if length is None else axis_layout.power_of_two(-(-length // _COLUMN_PER_THREAD) * across, 64, _BLOCK)
+    block = (
+        _BLOCK
+        if length is None
+        else axis_layout.power_of_two(-(-length // _COLUMN_PER_THREAD) * across, 64, _BLOCK)
+    )
     tiles = axis_layout.column_tiles(outer, inner, 1, across)
     parts = _parts(request, tiles, D.floordiv(n, block // across * _COLUMN_PER_THREAD))
     return _scan(
@@ -80,25 +96,45 @@ def _columns(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
 
 def _parts(request: Request, units: DimLike, worth: DimLike) -> DimLike:
     """Blocks that share each of so many rows or tiles of columns, where `worth` would be worth it."""
-    return D.maximum(D.minimum(D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST), 1)
+    return D.maximum(
+        D.minimum(
+            D.minimum(D.floordiv(request.sms * _RESIDENT, D.maximum(units, 1)), worth), _MOST
+        ),
+        1,
+    )
 
 
 def _slabs(request: Request, dtype: DType, use: DimLike) -> list[Kernel]:
     i = parameters(request)
     each, grid, lanes = axis_layout.slab_columns(request, dtype, i["outer"], i["n"], i["inner"])
     sizes = f"outer, {axis_layout.literal(i['n'], 'n')}, {axis_layout.literal(i['inner'], 'inner')}, parts"
-    body = f"scan_slabs<{axis_layout.SLABS}, {lanes}, {axis_layout.SLAB_THREADS}, @>(x, y, {sizes});"
+    body = (
+        f"scan_slabs<{axis_layout.SLABS}, {lanes}, {axis_layout.SLAB_THREADS}, @>(x, y, {sizes});"
+    )
     return _scan(request, dtype, axis_layout.SLAB_THREADS, body, grid, use, each)
 
 
-def _scan(request: Request, dtype: DType, block: int, body: str, grid: DimLike, use: DimLike, parts: DimLike = 1, before: str = "") -> list[Kernel]:
-    """`body` with what it does for @; before it, where a row or column is divided into parts, `before` leaves the sum of each in scratch."""
+def _scan(
+    request: Request,
+    dtype: DType,
+    block: int,
+    body: str,
+    grid: DimLike,
+    use: DimLike,
+    parts: DimLike = 1,
+    before: str = "",
+) -> list[Kernel]:
+    """`body` with what it does for @; before it, where a row or column is divided into parts,
+    `before` leaves the sum of each in scratch.
+    """
     i = parameters(request)
     outer, n, inner = i["outer"], i["n"], i["inner"]
     flags = ", ".join("true" if i[k] else "false" for k in ("exclusive", "reverse"))
     divided = bool(before) and parts != 1
     policy = "Fold<kSum>" if dtype in _FLOATS else f"FoldInt<kSum, {C_TYPES[dtype]}>"
-    held, pointer = ("Policy::Held* held, ", "held") if divided else ("", "(const Policy::Held*)nullptr")
+    held, pointer = (
+        ("Policy::Held* held, ", "held") if divided else ("", "(const Policy::Held*)nullptr")
+    )
     signature = f"const {C_TYPES[dtype]}* x, {C_TYPES[dtype]}* y, {held}int outer, int n, int inner, int parts"
     source = f"""{prelude(dtype if dtype in _FLOATS else DType.F32)}{template("common/base", "common/ragged_rows", "common/cluster", "reduce/reduce", "reduce/scan")}
 typedef {policy} Policy;
@@ -122,7 +158,15 @@ extern "C" __global__ void __launch_bounds__({block}) cumsum({signature}) {{
 """
     blocks = D.mul(blocks, parts)
     scratch = (D.product([outer, parts, inner, max(dtype.size, 4), use]),)
-    first = Kernel(source, "cumsum_parts", (D.mul(blocks, D.less(1, parts)), 1, 1), block, args, pdl=pdl, scratch=scratch)
+    first = Kernel(
+        source,
+        "cumsum_parts",
+        (D.mul(blocks, D.less(1, parts)), 1, 1),
+        block,
+        args,
+        pdl=pdl,
+        scratch=scratch,
+    )
     return [first, Kernel(source, "cumsum", (blocks, 1, 1), block, args, pdl=pdl, scratch=scratch)]
 
 

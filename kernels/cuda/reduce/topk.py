@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracea_onnx.codegen.kernel_request import Argument, Fault, Int32, Int64, Kernel, Pointer, Request, Unfit
+from tracea_onnx.codegen.kernel_request import (
+    Argument,
+    Fault,
+    Int32,
+    Int64,
+    Kernel,
+    Pointer,
+    Request,
+    Unfit,
+)
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
 from tracea_onnx.ir.dims import DimLike
@@ -15,7 +24,8 @@ from ..common.templates import template
 
 #: Elements of the most that a block sorts (72 KiB of keys).
 _MOST = 8192
-#: Elements and results of a warp at most, and elements of a thread times results: each result costs a look at all of them.
+#: Elements and results of a warp at most, and elements of a thread times results: each result costs
+#: a look at all of them.
 _WARP_ROW, _WARP_RESULTS, _WARP_LOOKS = 512, 32, 256
 #: Rows of up to so many elements are sorted whole: choosing takes several passes.
 _SORTED = 512
@@ -41,7 +51,14 @@ class _Top:
         return D.mul(self.outer, self.inner)
 
     def _kernel(
-        self, call: str, grid: DimLike, block: int, more: tuple[Argument, ...] = (), declared: str = "", smem: int = 0, scratch: tuple[DimLike, ...] = ()
+        self,
+        call: str,
+        grid: DimLike,
+        block: int,
+        more: tuple[Argument, ...] = (),
+        declared: str = "",
+        smem: int = 0,
+        scratch: tuple[DimLike, ...] = (),
     ) -> Kernel:
         shared = "extern __shared__ __align__(16) u64 kept[];" if smem else ""
         e = C_TYPES[self.dtype]
@@ -53,12 +70,40 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
   {call}
 }}
 """
-        args: tuple[Argument, ...] = (Pointer("x"), Pointer("y"), Pointer("at"), Int64(self.rows), Int64(self.n), Int64(self.inner), Fault(), *more)
-        return Kernel(source, "topk", (grid, 1, 1), block, args, smem=smem, pdl=overlapped(self.request), scratch=scratch)
+        args: tuple[Argument, ...] = (
+            Pointer("x"),
+            Pointer("y"),
+            Pointer("at"),
+            Int64(self.rows),
+            Int64(self.n),
+            Int64(self.inner),
+            Fault(),
+            *more,
+        )
+        return Kernel(
+            source,
+            "topk",
+            (grid, 1, 1),
+            block,
+            args,
+            smem=smem,
+            pdl=overlapped(self.request),
+            scratch=scratch,
+        )
 
     def kernels(self) -> list[Kernel]:
-        n, k, sms, largest = known(self.n), self.k, self.request.sms, "true" if static(parameters(self.request)["largest"], "order") else "false"
-        if n is not None and n <= _WARP_ROW and k <= _WARP_RESULTS and -(-n // 32) * k <= _WARP_LOOKS:
+        n, k, sms, largest = (
+            known(self.n),
+            self.k,
+            self.request.sms,
+            "true" if static(parameters(self.request)["largest"], "order") else "false",
+        )
+        if (
+            n is not None
+            and n <= _WARP_ROW
+            and k <= _WARP_RESULTS
+            and -(-n // 32) * k <= _WARP_LOOKS
+        ):
             call = f"top_warps<{k}, {max(1, -(-n // 32))}, {largest}>(x, y, indices, rows, n, inner, fault);"
             return [self._kernel(call, blocks(self.rows, 4, sms * 16), 128)]
         if k > _MOST:
@@ -69,15 +114,32 @@ extern "C" __global__ void __launch_bounds__({block}) topk(PARAMETERS) {{
         numbers, smem = f"{threads}, {k}, {size}, {largest}", 9 * size  # with the keys left out
         grid = D.minimum(self.rows, sms * (2048 // threads))
         if n is None or n < max(_LONG, 4 * k) or known(D.less(self.rows, 2 * sms)) == 0:
-            return [self._kernel(f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);", grid, threads, smem=smem)]
+            return [
+                self._kernel(
+                    f"top_rows<{numbers}, false>(x, nullptr, y, indices, rows, n, inner, 0, kept, fault);",
+                    grid,
+                    threads,
+                    smem=smem,
+                )
+            ]
         each = max(_PART, 2 * k, -(-n // _PARTS))
         parts = -(-n // each)
         more = (Pointer("scratch0"), Int32(parts))
         first = f"top_parts<{numbers}>(x, keys, rows, n, inner, parts, {each}, kept);"
-        rest = f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
+        rest = (
+            f"top_rows<{numbers}, true>(x, keys, y, indices, rows, n, inner, parts, kept, fault);"
+        )
         scratch = (D.mul(self.rows, 8 * parts * k),)
         return [
-            self._kernel(first, D.mul(self.rows, parts), threads, more, ", u64* keys, int parts", smem, scratch),
+            self._kernel(
+                first,
+                D.mul(self.rows, parts),
+                threads,
+                more,
+                ", u64* keys, int parts",
+                smem,
+                scratch,
+            ),
             self._kernel(rest, grid, threads, more, ", const u64* keys, int parts", smem, scratch),
         ]
 
@@ -89,7 +151,9 @@ def topk(request: Request) -> list[Kernel]:
         raise Unfit(f"the first of a row of {dtype.name}")
     if (known(i["n"]) or 0) >> 31:
         raise Unfit(f"the first of a row of {i['n']} elements")
-    return _Top(request, dtype, static(i["k"], "number of results"), i["outer"], i["n"], i["inner"]).kernels()
+    return _Top(
+        request, dtype, static(i["k"], "number of results"), i["outer"], i["n"], i["inner"]
+    ).kernels()
 
 
 FAMILIES = {"topk": topk}

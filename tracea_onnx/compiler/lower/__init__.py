@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from tracea_onnx.compiler.lower.context import Lowering
 from tracea_onnx.compiler.lower.op import UNTRUSTED, WRONG, Op
-from tracea_onnx.compiler.lower.ops import attention, contrib, conv, copies, einsum, gemm, image, indexed, movement, norm, padding, pointwise, topk
+from tracea_onnx.compiler.lower.ops import (
+    attention,
+    contrib,
+    conv,
+    copies,
+    einsum,
+    gemm,
+    image,
+    indexed,
+    movement,
+    norm,
+    padding,
+    pointwise,
+    topk,
+)
 from tracea_onnx.compiler.lower.value import Unsupported
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
@@ -14,7 +28,18 @@ LOWER = {
     **topk.OPS, **contrib.OPS,
 }  # fmt: skip
 #: Kinds that carry a model's arithmetic: a partition without any is left to ORT.
-COMPUTE = frozenset({*conv.OPS, *gemm.OPS, *einsum.OPS, *attention.OPS, *contrib.OPS, *norm.OPS, *image.OPS, ":pointwise"})
+COMPUTE = frozenset(
+    {
+        *conv.OPS,
+        *gemm.OPS,
+        *einsum.OPS,
+        *attention.OPS,
+        *contrib.OPS,
+        *norm.OPS,
+        *image.OPS,
+        ":pointwise",
+    }
+)
 
 #: Kinds whose first operand has a batch and channels.
 _CHANNELS = frozenset({*norm.CHANNELS, "GlobalAveragePool", "GlobalMaxPool"})
@@ -25,7 +50,9 @@ _LISTS: dict[str, tuple[int, ...]] = {
 
 
 def _check_ranks(ctx: Lowering, op: Op) -> None:
-    """Raise Unsupported for operands of ranks that the operator does not define: ONNX Runtime looks at some only when it runs the node."""
+    """Raise Unsupported for operands of ranks that the operator does not define: ONNX Runtime looks
+    at some only when it runs the node.
+    """
     if op.kind in _CHANNELS and (rank := _rank(ctx, op.input(0))) < 2:
         raise Unsupported(f"{op.kind} of rank {rank}, which has no channels")
     for k in _LISTS.get(op.kind, ()):
@@ -43,8 +70,14 @@ def lower(ctx: Lowering, op: Op) -> None:
     fn = LOWER.get(op.kind)
     if op.kind == UNTRUSTED:
         wrong = op.attr(WRONG)
-        raise Unsupported(f"the description of the fused op is wrong: {wrong}" if wrong else "ONNX Runtime inlines the fused op, and the rules match its body")
+        raise Unsupported(
+            f"the description of the fused op is wrong: {wrong}"
+            if wrong
+            else "ONNX Runtime inlines the fused op, and the rules match its body"
+        )
     if fn is None:
-        raise Unsupported((op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}")
+        raise Unsupported(
+            (op.nodes[0].unread if op.nodes else "") or f"no kernel computes {op.kind}"
+        )
     _check_ranks(ctx, op)
     fn(ctx, op)

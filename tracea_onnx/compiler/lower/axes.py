@@ -1,4 +1,6 @@
-"""Axes of loops and of broadcast operands: what shapes become together, and with which strides each is read."""
+"""Axes of loops and of broadcast operands: what shapes become together, and with which strides each
+is read.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ _MOST = 2**31 - 1
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis, which counts from the end where it is negative. Raises Unsupported when there is none."""
+    """The axis, which counts from the end where it is negative.
+
+    Raises Unsupported when there is none.
+    """
     if not -rank <= axis < rank:
         raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
     return axis + rank if axis < 0 else axis
 
 
-def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -> list[tuple[DimLike, list[DimLike]]]:
-    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become one, of a size that kernels count to."""
+def merge_dims(
+    shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]
+) -> list[tuple[DimLike, list[DimLike]]]:
+    """Collapse a loop nest: dims of 1 go, neighbours whose strides chain in every operand become
+    one, of a size that kernels count to.
+    """
     rows: list[tuple[DimLike, list[DimLike]]] = []
     for k, n in enumerate(shape):
         if n == 1:
@@ -30,21 +39,28 @@ def merge_dims(shape: Sequence[DimLike], strides: Sequence[Sequence[DimLike]]) -
         if rows:
             m, outer = rows[-1]
             whole = D.mul(m, n)
-            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)) and not (isinstance(whole, int) and whole > _MOST):
+            if all(o == D.mul(n, i) for o, i in zip(outer, s, strict=True)) and not (
+                isinstance(whole, int) and whole > _MOST
+            ):
                 rows[-1] = (whole, s)
                 continue
         rows.append((n, s))
     return rows
 
 
-def pad_rows(rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: int) -> list[tuple[DimLike, list[DimLike]]]:
+def pad_rows(
+    rows: list[tuple[DimLike, list[DimLike]]], count: int, operands: int
+) -> list[tuple[DimLike, list[DimLike]]]:
     """Leading loops of one iteration, up to the number of loops a kernel has."""
     once: tuple[DimLike, list[DimLike]] = (1, [0] * operands)
     return [*[once] * (count - len(rows)), *rows]
 
 
 def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
-    """ONNX broadcast of the shapes. A symbol against another dim is resolved at run time by `select`."""
+    """ONNX broadcast of the shapes.
+
+    A symbol against another dim is resolved at run time by `select`.
+    """
     rank = max(len(s) for s in shapes)
     out: list[DimLike] = []
     for axis in range(rank):
@@ -76,7 +92,8 @@ def broadcast(shapes: Sequence[Dims], names: Sequence[str]) -> Dims:
 
 
 def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dims:
-    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what the symbols do not show.
+    """Strides that read `v` of `shape` as if expanded to `out`; the plan checks at run time what
+    the symbols do not show.
 
     Raises Unsupported where no run could show it."""
     if len(shape) > len(out):
@@ -96,5 +113,11 @@ def broadcast_strides(plan: PlanBuilder, v: View, shape: Dims, out: Dims) -> Dim
 
 
 def _at_most(d: DimLike, e: DimLike) -> bool:
-    """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1 (then it is e, too)."""
-    return isinstance(d, Dim) and d.op == "min" and any(a == e and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
+    """Whether d is min(e, a positive number): as two broadcast, d is e (then the result is e) or 1
+    (then it is e, too).
+    """
+    return (
+        isinstance(d, Dim)
+        and d.op == "min"
+        and any(a == e and isinstance(b, int) and b > 0 for a, b in (d.args, d.args[::-1]))
+    )

@@ -11,7 +11,18 @@ import numpy as np
 from tracea_onnx.compiler.lower.axes import merge_dims, pad_rows
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.target import CPU, Target
-from tracea_onnx.compiler.lower.value import Blocks, Deferred, Dims, Folded, Nhwc, Unsupported, Value, View, contiguous, same_strides
+from tracea_onnx.compiler.lower.value import (
+    Blocks,
+    Deferred,
+    Dims,
+    Folded,
+    Nhwc,
+    Unsupported,
+    Value,
+    View,
+    contiguous,
+    same_strides,
+)
 from tracea_onnx.compiler.lower.views import image_in
 from tracea_onnx.ir import dims as D
 from tracea_onnx.ir.abi import DType
@@ -20,27 +31,36 @@ from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import PlanBuilder, Ref
 from tracea_onnx.plan.kernel_families import COPIES, packed_elements, widened_elements
 
-#: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init launches).
+#: A Plan may depend on a constant's contents only up to this size (larger ones are prepared by init
+#: launches).
 CONTENT_LIMIT = 4096
 Border = tuple[int, int, int, int]
 
 
 class Lowering:
-    """Lowers ops one by one into `plan`. Ops are lowered in topological order; `values` holds what is known so far."""
+    """Lowers ops one by one into `plan`.
+
+    Ops are lowered in topological order; `values` holds what is known so far.
+    """
 
     def __init__(self, graph: Graph, plan: PlanBuilder, target: Target = CPU) -> None:
         self.graph, self.plan, self.target = graph, plan, target
         self.values: dict[str, Value] = {}
         self.borders: dict[str, Border] = {}  # zero border the readers of a value need
         self.alias: dict[str, str] = {}  # value -> group output that is a reshape of it
-        self.slots: dict[str, tuple[str, int]] = {}  # value -> (concatenation it is a channel slice of, first channel)
+        # value -> (concatenation it is a channel slice of, first channel)
+        self.slots: dict[str, tuple[str, int]] = {}
         self.concats: dict[str, Nhwc] = {}
-        self.block_concats: set[str] = set()  # concatenations that one convolution reads, which could read what they slice instead
+        # concatenations that one convolution reads, which could read what they slice instead
+        self.block_concats: set[str] = set()
         self.blocks: dict[str, Blocks] = {}  # those that lie nowhere, because it will
-        self.merges: dict[str, list[Op]] = {}  # products computed together with others of the same input
+        # products computed together with others of the same input
+        self.merges: dict[str, list[Op]] = {}
         self.deferrable: set[str] = set()  # values whose reader may compute them on the way
-        self.staged: dict[str, int] = {}  # values that so many pointwise expressions read, and nothing else
-        self.pooled: dict[str, Op] = {}  # results of convolutions that only a max pooling reads -> that pooling
+        # values that so many pointwise expressions read, and nothing else
+        self.staged: dict[str, int] = {}
+        # results of convolutions that only a max pooling reads -> that pooling
+        self.pooled: dict[str, Op] = {}
         self.unread: set[str] = set()  # values of which only the shape is asked for
         self.measured: set[str] = set()  # results of products whose rows will be normalised
         self.statistics: dict[str, Ref] = {}  # those of their rows
@@ -86,7 +106,14 @@ class Lowering:
         self.values[name] = v
         return v
 
-    def defer(self, v: Value, kind: str, parts: Sequence[Value], make: Callable[[], None], stage: object = None) -> None:
+    def defer(
+        self,
+        v: Value,
+        kind: str,
+        parts: Sequence[Value],
+        make: Callable[[], None],
+        stage: object = None,
+    ) -> None:
         """Leave it to the readers of `v` whether it is made."""
         v.deferred = Deferred(kind, tuple(parts), make, stage)
 
@@ -126,7 +153,9 @@ class Lowering:
             )
 
     def same(self, a: DimLike, b: DimLike, what: str) -> None:
-        """Sizes that ONNX wants to be equal: where only a run knows them, it compares them and fails with `what` and both."""
+        """Sizes that ONNX wants to be equal: where only a run knows them, it compares them and
+        fails with `what` and both.
+        """
         if not self.plan.require(a, b, what):
             raise Unsupported(f"{what} differ: {a} and {b}")
 
@@ -135,7 +164,11 @@ class Lowering:
         if of < 1 or (isinstance(a, int) and a % of):
             raise Unsupported(f"{what} is {a}, no multiple of {of}")
         if factor(a) % of:
-            self.same(D.mul(D.floordiv(a, of), of), a, f"{what}, rounded down to a multiple of {of}, and its size")
+            self.same(
+                D.mul(D.floordiv(a, of), of),
+                a,
+                f"{what}, rounded down to a multiple of {of}, and its size",
+            )
 
     def at_least(self, a: DimLike, least: DimLike, what: str) -> None:
         """A size that ONNX wants to be no less."""
@@ -171,7 +204,16 @@ class Lowering:
         """Channels-last storage of images that no tensor of the model is."""
         return self._nhwc_storage(dtype, n, c, h, w, (0, 0, 0, 0))
 
-    def _nhwc_storage(self, dtype: DType, n: DimLike, c: int, h: DimLike, w: DimLike, border: Border, pitch: int = 0) -> Nhwc:
+    def _nhwc_storage(
+        self,
+        dtype: DType,
+        n: DimLike,
+        c: int,
+        h: DimLike,
+        w: DimLike,
+        border: Border,
+        pitch: int = 0,
+    ) -> Nhwc:
         t, left, b, r = border
         cs = pitch or self.target.channel_pitch(c)
         rs = D.mul(w + (left + r), cs)
@@ -184,7 +226,18 @@ class Lowering:
                 "zero_border",
                 {},
                 {"y": inner},
-                {"N": n, "H": h, "W": w, "PT": t, "PL": left, "PB": b, "PR": r, "y_cs": cs, "y_rs": rs, "y_ns": ns},
+                {
+                    "N": n,
+                    "H": h,
+                    "W": w,
+                    "PT": t,
+                    "PL": left,
+                    "PB": b,
+                    "PR": r,
+                    "y_cs": cs,
+                    "y_rs": rs,
+                    "y_ns": ns,
+                },
                 whole=False,
                 dtype=dtype,
             )
@@ -194,7 +247,9 @@ class Lowering:
         if whole not in self.concats:
             n, _, h, w = part.image()
             channels = self.concat_channels[whole]
-            self.concats[whole] = self._nhwc_storage(part.dtype, n, channels, h, w, self.borders.get(whole, (0, 0, 0, 0)))
+            self.concats[whole] = self._nhwc_storage(
+                part.dtype, n, channels, h, w, self.borders.get(whole, (0, 0, 0, 0))
+            )
         return self.concats[whole]
 
     #: Total channels of each concatenation in `slots`.
@@ -227,7 +282,11 @@ class Lowering:
             src = v.nhwc
             ref = self.fresh(v)
             self.plan.launch(
-                "nhwc_to_nchw", {"x": src.ref}, {"y": ref.ref}, {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns}, dtype=v.dtype
+                "nhwc_to_nchw",
+                {"x": src.ref},
+                {"y": ref.ref},
+                {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns},
+                dtype=v.dtype,
             )
         elif v.ints is not None and v.data is None:
             self._store_ints(v)
@@ -240,9 +299,13 @@ class Lowering:
         return self.strided(v, exact)
 
     def as_view(self, v: Value) -> View:
-        """`v` as a strided view for a reader to whom the order of its axes in memory does not matter."""
+        """`v` as a strided view for a reader to whom the order of its axes in memory does not
+        matter.
+        """
         if v.view is None and v.nhwc is not None and self.target.few_launches:
-            return View(v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs))
+            return View(
+                v.nhwc.ref, (v.nhwc.ns, 1, *((v.nhwc.rs,) if v.rank == 4 else ()), v.nhwc.cs)
+            )
         return self.strided(v)
 
     def fresh(self, v: Value) -> View:
@@ -253,12 +316,25 @@ class Lowering:
     def _store_ints(self, v: Value) -> None:
         assert v.ints is not None
         if v.dtype not in (DType.I64, DType.I32, DType.BOOL) or len(v.ints) > 8:
-            raise Unsupported(f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name}")
+            raise Unsupported(
+                f"'{v.name}' holds {len(v.ints)} computed dims of type {v.dtype.name}"
+            )
         ref = self.new_plain(v)
-        self.plan.launch("store_ints", {}, {"y": ref}, {"count": len(v.ints), "dtype": int(v.dtype), **{f"v{k}": d for k, d in enumerate(v.ints)}})
+        self.plan.launch(
+            "store_ints",
+            {},
+            {"y": ref},
+            {
+                "count": len(v.ints),
+                "dtype": int(v.dtype),
+                **{f"v{k}": d for k, d in enumerate(v.ints)},
+            },
+        )
 
     def copy(self, src: View, dst: View, shape: Dims, dtype: DType, *, whole: bool = True) -> None:
-        """Strided copy; adjacent dims that are contiguous on both sides are merged, at most 6 remain."""
+        """Strided copy; adjacent dims that are contiguous on both sides are merged, at most 6
+        remain.
+        """
         rows = merge_dims(shape, [src.strides, dst.strides])
         if len(rows) > 6:
             raise Unsupported(f"a copy over {len(rows)} separate dims (the kernel takes 6)")
@@ -269,49 +345,122 @@ class Lowering:
         self.plan.launch("copy", {"x": src.ref}, {"y": dst.ref}, ints, whole=whole)
 
     def copy_all(self, to: View, dtype: DType, parts: Sequence[tuple[View, DimLike, Dims]]) -> None:
-        """Strided copies (from, first element of `to`, shape) that do not overlap: in one launch those of few dims, where the target can."""
+        """Strided copies (from, first element of `to`, shape) that do not overlap: in one launch
+        those of few dims, where the target can.
+        """
         few: list[tuple[Ref, dict[str, DimLike]]] = []
         for k, (src, at, shape) in enumerate(parts):
             rows = merge_dims(shape, [src.strides, to.strides]) or [(1, [1, 1])]
-            if not self.target.copies or len(rows) > 3 or rows[-1][1][1] != 1 or _is_turned(rows) or (k == len(parts) - 1 and not few):
-                self.copy(src, View(to.ref.at(D.mul(at, dtype.size)), to.strides), shape, dtype, whole=False)
+            if (
+                not self.target.copies
+                or len(rows) > 3
+                or rows[-1][1][1] != 1
+                or _is_turned(rows)
+                or (k == len(parts) - 1 and not few)
+            ):
+                self.copy(
+                    src,
+                    View(to.ref.at(D.mul(at, dtype.size)), to.strides),
+                    shape,
+                    dtype,
+                    whole=False,
+                )
                 continue
             (n0, (x0, y0)), (n1, (x1, y1)), (n2, (x2, _)) = pad_rows(rows, 3, 2)
-            few.append((src.ref, {"n0": n0, "n1": n1, "n2": n2, "x0": x0, "x1": x1, "x2": x2, "y0": y0, "y1": y1, "at": at}))
+            few.append(
+                (
+                    src.ref,
+                    {
+                        "n0": n0,
+                        "n1": n1,
+                        "n2": n2,
+                        "x0": x0,
+                        "x1": x1,
+                        "x2": x2,
+                        "y0": y0,
+                        "y1": y1,
+                        "at": at,
+                    },
+                )
+            )
         for first in range(0, len(few), COPIES):
             group = few[first : first + COPIES]
-            ints = {"elem": dtype.size, **{f"p{k}_{name}": d for k, (_, dims) in enumerate(group) for name, d in dims.items()}}
-            self.plan.launch("copies", {f"x{k}": source for k, (source, _) in enumerate(group)}, {"y": to.ref}, ints, whole=False)
+            ints = {
+                "elem": dtype.size,
+                **{
+                    f"p{k}_{name}": d
+                    for k, (_, dims) in enumerate(group)
+                    for name, d in dims.items()
+                },
+            }
+            self.plan.launch(
+                "copies",
+                {f"x{k}": source for k, (source, _) in enumerate(group)},
+                {"y": to.ref},
+                ints,
+                whole=False,
+            )
 
     def nhwc(self, v: Value, border: Border = (0, 0, 0, 0), *, stem: bool = False) -> Nhwc:
-        """`v` channels-last with at least this zero border. `stem` allows a smaller pitch of up to 4 channels."""
+        """`v` channels-last with at least this zero border.
+
+        `stem` allows a smaller pitch of up to 4 channels.
+        """
         n, c, h, w = v.image()
         self.require(v, "an image")
         if not isinstance(c, int):
             raise Unsupported(f"'{v.name}' has a symbolic channel count")
-        if v.nhwc is not None and all(have >= want for have, want in zip(v.nhwc.border, border, strict=True)):
+        if v.nhwc is not None and all(
+            have >= want for have, want in zip(v.nhwc.border, border, strict=True)
+        ):
             return v.nhwc
         if v.nhwc is None and h == 1 and w == 1 and not any(border) and (c % 16 == 0):
             ref = self.plain(v)  # a 1x1 image is the same bytes in both layouts
             v.nhwc = Nhwc(ref, c, c, c, (0, 0, 0, 0))
             return v.nhwc
         lying = image_in(v) if v.nhwc is None and self.target.few_launches else None
-        if lying is not None and not any(border) and all(factor(s) % self.target.vector == 0 for s in (c, lying.cs, lying.rs, lying.ns)):
+        if (
+            lying is not None
+            and not any(border)
+            and all(factor(s) % self.target.vector == 0 for s in (c, lying.cs, lying.rs, lying.ns))
+        ):
             v.nhwc = lying
             return lying
         wanted = self.borders.get(v.name, (0, 0, 0, 0))
-        both = (max(border[0], wanted[0]), max(border[1], wanted[1]), max(border[2], wanted[2]), max(border[3], wanted[3]))
+        both = (
+            max(border[0], wanted[0]),
+            max(border[1], wanted[1]),
+            max(border[2], wanted[2]),
+            max(border[3], wanted[3]),
+        )
         if c <= 4 and self.target.border:
             pitch: DimLike = c if stem else D.round_up(c, 16)
         else:
-            pitch = 4 if stem and c <= 4 and v.dtype.size == 4 else self.target.channel_pitch(c)  # 4 of f32 are 16 bytes
+            # 4 of f32 are 16 bytes
+            pitch = 4 if stem and c <= 4 and v.dtype.size == 4 else self.target.channel_pitch(c)
         old = v.nhwc or lying
-        new = self._nhwc_storage(v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0)
+        new = self._nhwc_storage(
+            v.dtype, n, c, h, w, both, int(pitch) if isinstance(pitch, int) else 0
+        )
         shape = {"N": n, "C": c, "H": h, "W": w, "y_cs": new.cs, "y_rs": new.rs, "y_ns": new.ns}
         if old is not None:
-            self.plan.launch("copy_nhwc", {"x": old.ref}, {"y": new.ref}, {**shape, "x_cs": old.cs, "x_rs": old.rs, "x_ns": old.ns}, whole=False, dtype=v.dtype)
+            self.plan.launch(
+                "copy_nhwc",
+                {"x": old.ref},
+                {"y": new.ref},
+                {**shape, "x_cs": old.cs, "x_rs": old.rs, "x_ns": old.ns},
+                whole=False,
+                dtype=v.dtype,
+            )
         else:
-            self.plan.launch("nchw_to_nhwc", {"x": self.plain(v)}, {"y": new.ref}, shape, whole=False, dtype=v.dtype)
+            self.plan.launch(
+                "nchw_to_nhwc",
+                {"x": self.plain(v)},
+                {"y": new.ref},
+                shape,
+                whole=False,
+                dtype=v.dtype,
+            )
         v.nhwc = new
         return new
 
@@ -331,15 +480,35 @@ class Lowering:
 
     # --- constants prepared once ------------------------------------------------------------------------------------------
     def packed(
-        self, family: str, inputs: Mapping[str, Ref | None], params: Mapping[str, int], floats: Mapping[str, float] | None = None, *, dtype: DType = DType.F32
+        self,
+        family: str,
+        inputs: Mapping[str, Ref | None],
+        params: Mapping[str, int],
+        floats: Mapping[str, float] | None = None,
+        *,
+        dtype: DType = DType.F32,
     ) -> Ref:
-        """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal requests."""
+        """Result of a packing family in elements of `dtype` (a bias is always f32), shared by equal
+        requests.
+        """
         given = sorted((k, v) for k, v in inputs.items() if v is not None)
-        key = (family, dtype, repr(given), repr(sorted(params.items())), repr(sorted((floats or {}).items())))
+        key = (
+            family,
+            dtype,
+            repr(given),
+            repr(sorted(params.items())),
+            repr(sorted((floats or {}).items())),
+        )
         if key not in self._packed:
             size = DType.F32.size if family == "pack_bias" else dtype.size
             widened = family == "pack_conv2d" and self.target.bundles and dtype.size == 2
-            ref = self.plan.arena(size * (packed_elements(family, **params) + (widened_elements(**params) if widened else 0)))
+            ref = self.plan.arena(
+                size
+                * (
+                    packed_elements(family, **params)
+                    + (widened_elements(**params) if widened else 0)
+                )
+            )
             self.plan.launch(family, inputs, {"packed": ref}, params, floats, dtype=dtype)
             if not self.plan.is_constant(ref):
                 raise Unsupported(f"{family} of an operand that is not constant")
@@ -348,14 +517,19 @@ class Lowering:
 
 
 def _is_turned(rows: list[tuple[DimLike, list[DimLike]]]) -> bool:
-    """Whether a copy should go through tiles: its source jumps along the last dim, but not along another."""
+    """Whether a copy should go through tiles: its source jumps along the last dim, but not along
+    another.
+    """
     return rows[-1][1][0] not in (0, 1) and any(x == 1 for _, (x, _) in rows[:-1])
 
 
 def _counting(data: np.ndarray[Any, Any]) -> View | None:
     """Integers that are a start and a step along each axis."""
     origin = data.reshape(-1)[0]
-    steps = [int(np.take(data, 1, axis).reshape(-1)[0] - origin) if n > 1 else 0 for axis, n in enumerate(data.shape)]
+    steps = [
+        int(np.take(data, 1, axis).reshape(-1)[0] - origin) if n > 1 else 0
+        for axis, n in enumerate(data.shape)
+    ]
     grid = np.indices(data.shape)
     if not np.array_equal(origin + sum(g * s for g, s in zip(grid, steps, strict=True)), data):
         return None
@@ -370,7 +544,10 @@ def element_type(name: str, dtype: int | None) -> DType:
 
 
 def matrix_rows(ctx: Lowering, v: Value) -> tuple[Ref, DimLike]:
-    """`v` as a matrix [rows, last]: pointer and row pitch. A view whose leading dims chain is read in place."""
+    """`v` as a matrix [rows, last]: pointer and row pitch.
+
+    A view whose leading dims chain is read in place.
+    """
     view = ctx.strided(v)
     last, lead = v.shape[-1], v.shape[:-1]
     if view.strides[-1] == 1 or last == 1:

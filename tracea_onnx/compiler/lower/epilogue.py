@@ -1,4 +1,6 @@
-"""What follows a compute kernel: the fused epilogue of a convolution or matrix product, or a pointwise kernel of its own."""
+"""What follows a compute kernel: the fused epilogue of a convolution or matrix product, or a
+pointwise kernel of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,27 @@ from tracea_onnx.plan.builder import Ref
 
 @dataclass
 class Epilogue:
-    """Parameters of a conv/gemm launch beyond bias: built-in activation and residual, or a program with operands."""
+    """Parameters of a conv/gemm launch beyond bias: built-in activation and residual, or a program
+    with operands.
+    """
 
     ints: dict[str, DimLike] = field(default_factory=dict)
     floats: dict[str, float] = field(default_factory=dict)
     operands: dict[str, Ref | None] = field(default_factory=dict)
     residual: Value | None = None
-    full: list[tuple[int, Value]] = field(default_factory=list)  # program operands read like the output
+    # program operands read like the output
+    full: list[tuple[int, Value]] = field(default_factory=list)
     program: dict[str, Any] | None = None
 
 
-def plan_epilogue(ctx: Lowering, expr: Expr | None, extras: Sequence[Value], dtype: DType, out: Dims, channel_axis: int) -> Epilogue | None:
+def plan_epilogue(
+    ctx: Lowering,
+    expr: Expr | None,
+    extras: Sequence[Value],
+    dtype: DType,
+    out: Dims,
+    channel_axis: int,
+) -> Epilogue | None:
     """The fused form of `expr`, or None when it needs a pointwise kernel of its own."""
     if expr is None:
         return Epilogue()

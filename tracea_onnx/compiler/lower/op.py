@@ -39,7 +39,9 @@ class Op:
     @property
     def extras(self) -> list[str]:
         """Inputs in the epilogue roles e0, e1, ... in expression order."""
-        found = [(int(r[1:]), n) for r, n in self.by_role.items() if r[0] == "e" and r[1:].isdigit()]
+        found = [
+            (int(r[1:]), n) for r, n in self.by_role.items() if r[0] == "e" and r[1:].isdigit()
+        ]
         return [n for _, n in sorted(found)]
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -64,33 +66,65 @@ def readers(ops: Sequence[Op]) -> dict[str, list[Op]]:
     return found
 
 
-def of_spec(spec: Spec, inputs: tuple[str, ...], outputs: tuple[str, ...], nodes: tuple[Node, ...], opset: int) -> Op:
-    return Op(":" + spec.op, nodes[0].name, inputs, outputs, spec.attrs, nodes, spec.roles, opset, dict(zip(spec.roles, inputs, strict=True)))
+def of_spec(
+    spec: Spec,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    nodes: tuple[Node, ...],
+    opset: int,
+) -> Op:
+    return Op(
+        ":" + spec.op,
+        nodes[0].name,
+        inputs,
+        outputs,
+        spec.attrs,
+        nodes,
+        spec.roles,
+        opset,
+        dict(zip(spec.roles, inputs, strict=True)),
+    )
 
 
 def of_match(match: Match, graph: Graph) -> Op:
     return of_spec(match.spec, match.inputs, match.outputs, match.nodes, graph.opset())
 
 
-#: Kind of a fused op whose spec is not believed, and its attribute that says what is wrong with one that should be.
+#: Kind of a fused op whose spec is not believed, and its attribute that says what is wrong with one
+#: that should be.
 UNTRUSTED, WRONG = "a fused op", "wrong"
 
 
 def of_node(node: Node, graph: Graph, trust: bool) -> Op:
-    """An ONNX node, or a call to a fused function, which is what its spec attribute says where that is trusted."""
+    """An ONNX node, or a call to a fused function, which is what its spec attribute says where that
+    is trusted.
+    """
     if node.proto.domain == DOMAIN and not trust:
         return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {}, (node,), (), graph.opset())
     if node.proto.domain == DOMAIN:
         spec, why = spec_table.read(node.attr(SPEC_ATTRIBUTE))
         why = why or (spec_table.fault(spec, node.inputs, node.outputs) if spec is not None else "")
         if spec is None or why:
-            return Op(UNTRUSTED, node.name, node.inputs, node.outputs, {WRONG: why}, (node,), (), graph.opset())
-        inputs = node.inputs[: len(spec.roles)]  # what follows them are constants only the body reads
+            return Op(
+                UNTRUSTED,
+                node.name,
+                node.inputs,
+                node.outputs,
+                {WRONG: why},
+                (node,),
+                (),
+                graph.opset(),
+            )
+        # what follows them are constants only the body reads
+        inputs = node.inputs[: len(spec.roles)]
         return of_spec(spec, inputs, node.outputs, (node,), graph.opset())
-    return _norm_of(node, graph) or Op(node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset())
+    return _norm_of(node, graph) or Op(
+        node.op, node.name, node.inputs, node.outputs, node.attrs, (node,), (), graph.opset()
+    )
 
 
-#: Norms that ONNX Runtime's own tools leave behind, by what their inputs are, and their default epsilon.
+#: Norms that ONNX Runtime's own tools leave behind, by what their inputs are, and their default
+#: epsilon.
 _NORMS = {
     "com.microsoft.SkipLayerNormalization": (("x", "res", "gamma", "beta", "xbias"), 1e-12),
     "com.microsoft.SkipSimplifiedLayerNormalization": (("x", "res", "gamma", "xbias"), 1e-12),
@@ -100,11 +134,19 @@ _NORMS = {
 
 
 def _norm_of(node: Node, graph: Graph) -> Op | None:
-    """One of those as the fused op that says the same; None where it gives its mean or deviation, too."""
+    """One of those as the fused op that says the same; None where it gives its mean or deviation,
+    too.
+    """
     if node.op not in _NORMS or any(node.outputs[1:3]):
         return None
     names, eps = _NORMS[node.op]
     roles = {r: i for r, i in zip(names, node.inputs, strict=False) if i}
-    attrs = {"axis": node.attr("axis", -1), "eps": node.attr("epsilon", eps), "rms": "Simplified" in node.op}
+    attrs = {
+        "axis": node.attr("axis", -1),
+        "eps": node.attr("epsilon", eps),
+        "rms": "Simplified" in node.op,
+    }
     spec = Spec("layernorm", tuple(roles), attrs)
-    return of_spec(spec, tuple(roles.values()), (node.outputs[0], *node.outputs[3:4]), (node,), graph.opset())
+    return of_spec(
+        spec, tuple(roles.values()), (node.outputs[0], *node.outputs[3:4]), (node,), graph.opset()
+    )

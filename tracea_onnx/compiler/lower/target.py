@@ -10,17 +10,21 @@ from tracea_onnx.plan.kernel_families import channel_pitch
 
 @dataclass(frozen=True)
 class Target:
-    """types: float types the compute kernels take. border: whether a convolution reads its padding from a zero border around the
-    image (else the kernel checks bounds itself). winograd: whether 3x3 convolutions have a Winograd kernel. pitch_multiple: channel
-    pitches are rounded up to it (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether
-    a launch costs more than some memory traffic: products of one input become one, squeeze-excite is a kernel, images are read in any order of axes.
-    planar: a convolution of at most so many channels reads its image in any order of axes (`conv._in_planes` says which).
-    folds_norms: whether products in 16-bit types leave statistics of their rows and take rows that are to be normalised.
-    any_depthwise: whether depthwise kernels take several output channels of an input channel, and transposed convolutions. cubic: whether Resize may be cubic.
-    copies: whether several copies can share a launch. pads: whether a kernel pads. stages: whether a pointwise
-    kernel computes several expressions, each of what the ones before it made. scatters: whether there are kernels for elements found by indices in any tensor
-    (scattered ones, too) and triangles. samples: for images sampled at a grid's places and responses of channels.
-    bundles: whether filters in 16-bit types are also packed for several groups at once."""
+    """types: float types the compute kernels take. border: whether a convolution reads its padding
+    from a zero border around the image (else the kernel checks bounds itself). winograd: whether
+    3x3 convolutions have a Winograd kernel. pitch_multiple: channel pitches are rounded up to it
+    (0: the CPU's rule, `kernel_families.channel_pitch`). few_launches: whether a launch costs more
+    than some memory traffic: products of one input become one, squeeze-excite is a kernel, images
+    are read in any order of axes. planar: a convolution of at most so many channels reads its image
+    in any order of axes (`conv._in_planes` says which). folds_norms: whether products in 16-bit
+    types leave statistics of their rows and take rows that are to be normalised. any_depthwise:
+    whether depthwise kernels take several output channels of an input channel, and transposed
+    convolutions. cubic: whether Resize may be cubic. copies: whether several copies can share a
+    launch. pads: whether a kernel pads. stages: whether a pointwise kernel computes several
+    expressions, each of what the ones before it made. scatters: whether there are kernels for
+    elements found by indices in any tensor (scattered ones, too) and triangles. samples: for images
+    sampled at a grid's places and responses of channels. bundles: whether filters in 16-bit types
+    are also packed for several groups at once."""
 
     name: str
     types: frozenset[DType]
@@ -51,7 +55,9 @@ class Target:
         return channel_pitch(channels)
 
 
-CPU = Target("cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False)
+CPU = Target(
+    "cpu", frozenset({DType.F32}), border=True, winograd=True, pitch_multiple=0, few_launches=False
+)
 CUDA = Target(
     "cuda", frozenset({DType.F32, DType.F16, DType.BF16}), border=False, winograd=False, pitch_multiple=8, few_launches=True, planar=4, any_depthwise=True,
     cubic=True, copies=True, pads=True, stages=True, scatters=True, samples=True,

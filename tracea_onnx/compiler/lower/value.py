@@ -1,4 +1,6 @@
-"""What the compiler knows of one tensor while it lowers a partition: type, dims, and where its elements lie."""
+"""What the compiler knows of one tensor while it lowers a partition: type, dims, and where its
+elements lie.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class View:
 
 @dataclass(frozen=True)
 class Nhwc:
-    """Channels-last storage of a [N, C, H, W] tensor (rank 3 counts as H = 1): pitches per pixel, row and image, and the zero
-    border (top, left, bottom, right) around each image."""
+    """Channels-last storage of a [N, C, H, W] tensor (rank 3 counts as H = 1): pitches per pixel,
+    row and image, and the zero border (top, left, bottom, right) around each image."""
 
     ref: Ref
     cs: DimLike
@@ -42,9 +44,11 @@ class Nhwc:
 
 @dataclass(frozen=True)
 class Deferred:
-    """A tensor that lies nowhere until something reads it (`make`), because its likely reader can do without, or compute it from `parts` on the way: rows
-    of a table (`rows`: the table, the indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`),
-    tuples of integers that count (`tuples`: their members). stage: the `pointwise_stages.Stage` that computes it, if it is pointwise."""
+    """A tensor that lies nowhere until something reads it (`make`), because its likely reader can
+    do without, or compute it from `parts` on the way: rows of a table (`rows`: the table, the
+    indices), a sum (`sum`), tensors side by side along the axis before the last (`concat`), tuples
+    of integers that count (`tuples`: their members). stage: the `pointwise_stages.Stage` that
+    computes it, if it is pointwise."""
 
     kind: str
     parts: tuple[Value, ...]
@@ -54,7 +58,11 @@ class Deferred:
 
 @dataclass
 class Value:
-    """One tensor. At least one of `data`/`ints` (contents known), `view`, `nhwc`, `initializer` or `deferred` tells where it is."""
+    """One tensor.
+
+    At least one of `data`/`ints` (contents known), `view`, `nhwc`, `initializer` or `deferred`
+    tells where it is.
+    """
 
     name: str
     dtype: DType
@@ -66,7 +74,9 @@ class Value:
     data: Array | None = field(default=None, repr=False)  # contents of a constant, if at most 4 KiB
     deferred: Deferred | None = field(default=None, repr=False)
     prepared: bool = False  # made once per session, of constants
-    counting: View | None = None  # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means nothing)
+    # an integer tensor whose element is offset + sum(index * stride) of this (its buffer means
+    # nothing)
+    counting: View | None = None
 
     @property
     def rank(self) -> int:
@@ -86,7 +96,9 @@ class Value:
             return self.shape[0], self.shape[1], self.shape[2], self.shape[3]
         if self.rank == 3:
             return self.shape[0], self.shape[1], 1, self.shape[2]
-        raise Unsupported(f"'{self.name}' has rank {self.rank}; convolution and pooling kernels take rank 3 or 4")
+        raise Unsupported(
+            f"'{self.name}' has rank {self.rank}; convolution and pooling kernels take rank 3 or 4"
+        )
 
 
 def contiguous(shape: Sequence[DimLike]) -> Dims:
@@ -106,7 +118,9 @@ def same_strides(a: Dims, b: Dims, shape: Dims) -> bool:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Channel (dy * row_step + dx * column_step) * channels + c of a concatenation is channel c of `image` at offset (dy, dx) of each 2x2 block."""
+    """Channel (dy * row_step + dx * column_step) * channels + c of a concatenation is channel c of
+    `image` at offset (dy, dx) of each 2x2 block.
+    """
 
     image: Value
     row_step: int
@@ -127,8 +141,12 @@ class Folded:
 
     @property
     def unscale(self) -> float:
-        """A power of two that weights are divided by, so that gamma * w keeps its bits in 16-bit types."""
+        """A power of two that weights are divided by, so that gamma * w keeps its bits in 16-bit
+        types.
+        """
         if self.gamma is None or self.gamma.data is None:
             return 1.0
-        most = float(np.abs(np.asarray(self.gamma.data, np.float64) + self.gamma_add).max(initial=0.0))
+        most = float(
+            np.abs(np.asarray(self.gamma.data, np.float64) + self.gamma_add).max(initial=0.0)
+        )
         return 2.0 ** math.ceil(math.log2(most)) if 0.0 < most < math.inf else 1.0

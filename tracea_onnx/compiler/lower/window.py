@@ -13,19 +13,31 @@ from tracea_onnx.ir.dims import DimLike
 
 
 def pair(values: Sequence[int] | None, default: int, spatial: int) -> tuple[int, int]:
-    """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1 (stride/dilation) or 0 (pad)."""
+    """Per-axis parameter of a 1-d or 2-d operator as (height, width); a 1-d one has height 1
+    (stride/dilation) or 0 (pad).
+    """
     v = [int(x) for x in values] if values else [default] * spatial
     if len(v) != spatial or min(v) < 1:
         raise Unsupported(f"strides or dilations of {v} over {spatial} spatial dims")
     return (v[0], v[1]) if spatial == 2 else (1, v[0])
 
 
-def _pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+def _pads(
+    op: Op,
+    dims: Sequence[DimLike],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[int]:
     """What lies before each axis, then what lies after each, from explicit pads or auto_pad."""
     spatial = len(dims)
     auto = op.attr("auto_pad", "NOTSET") or "NOTSET"
     if auto in ("NOTSET", "VALID"):
-        pads = [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))] if auto == "NOTSET" else [0] * (2 * spatial)
+        pads = (
+            [int(p) for p in (op.attr("pads") or [0] * (2 * spatial))]
+            if auto == "NOTSET"
+            else [0] * (2 * spatial)
+        )
     else:
         begin, end = [], []
         for n, k, s, d in zip(dims, kernel, strides, dilations, strict=True):
@@ -46,7 +58,13 @@ def _pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Seque
     return pads
 
 
-def resolve_pads(op: Op, dims: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Border:
+def resolve_pads(
+    op: Op,
+    dims: Sequence[DimLike],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Border:
     """(top, left, bottom, right) of one or two axes."""
     pads = _pads(op, dims, kernel, strides, dilations)
     return (pads[0], pads[1], pads[2], pads[3]) if len(dims) == 2 else (0, pads[0], 0, pads[1])
@@ -64,7 +82,9 @@ def _results(op: Op, size: DimLike, k: int, s: int, d: int, begin: int, end: int
 
 @dataclass(frozen=True)
 class Extent:
-    """Windows along one axis: its size, their taps, stride and dilation, what lies before and after, how many there are."""
+    """Windows along one axis: its size, their taps, stride and dilation, what lies before and
+    after, how many there are.
+    """
 
     size: DimLike
     kernel: int
@@ -77,12 +97,18 @@ class Extent:
 
 def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Extent]:
     """The windows along each axis of a convolution or pooling."""
-    strides, dilations = ([int(v) for v in op.attr(name) or [1] * len(dims)] for name in ("strides", "dilations"))
+    strides, dilations = (
+        [int(v) for v in op.attr(name) or [1] * len(dims)] for name in ("strides", "dilations")
+    )
     if min(*strides, *dilations) < 1 or not len(strides) == len(dilations) == len(dims):
-        raise Unsupported(f"strides {strides} and dilations {dilations} over {len(dims)} spatial dims")
+        raise Unsupported(
+            f"strides {strides} and dilations {dilations} over {len(dims)} spatial dims"
+        )
     pads = _pads(op, dims, kernel, strides, dilations)
     found = []
-    for n, k, s, d, begin, end in zip(dims, kernel, strides, dilations, pads[: len(dims)], pads[len(dims) :], strict=True):
+    for n, k, s, d, begin, end in zip(
+        dims, kernel, strides, dilations, pads[: len(dims)], pads[len(dims) :], strict=True
+    ):
         found.append(Extent(n, k, s, d, begin, end, _results(op, n, k, s, d, begin, end)))
     if any(isinstance(e.out, int) and e.out <= 0 for e in found):
         raise Unsupported("windows with an empty result")
@@ -91,7 +117,9 @@ def extents(op: Op, dims: Sequence[DimLike], kernel: Sequence[int]) -> list[Exte
 
 @dataclass(frozen=True)
 class Pooling:
-    """(height, width) of windows, strides, dilations and results, and the padding (top, left, bottom, right)."""
+    """(height, width) of windows, strides, dilations and results, and the padding (top, left,
+    bottom, right).
+    """
 
     kernel: tuple[int, int]
     strides: tuple[int, int]
@@ -121,7 +149,10 @@ def pooling(op: Op, x: Value) -> Pooling:
     kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
     per_axis = ([sh, sw], [dh, dw]) if spatial == 2 else ([sw], [dw])
     pads = resolve_pads(op, (h, w) if spatial == 2 else (w,), kernel, *per_axis)
-    oh, ow = _results(op, h, kh, sh, dh, pads[0], pads[2]), _results(op, w, kw, sw, dw, pads[1], pads[3])
+    oh, ow = (
+        _results(op, h, kh, sh, dh, pads[0], pads[2]),
+        _results(op, w, kw, sw, dw, pads[1], pads[3]),
+    )
     if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
         raise Unsupported("pooling with an empty output")
     return Pooling((kh, kw), (sh, sw), (dh, dw), pads, (oh, ow))

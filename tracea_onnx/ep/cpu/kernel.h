@@ -1,5 +1,6 @@
-// The contract between a Plan and a CPU kernel: what one bound launch holds and what a kernel family must provide.
-// A launch is fully resolved for concrete shapes: pointers are final, integer parameters are evaluated.
+// The contract between a Plan and a CPU kernel: what one bound launch holds and what a kernel
+// family must provide. A launch is fully resolved for concrete shapes: pointers are final, integer
+// parameters are evaluated.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,41 +8,91 @@
 namespace tracea {
 
 // Element types carry ONNX's TensorProto numbers, so a Plan can name them without a table.
-enum DType : int64_t { kF32 = 1, kU8 = 2, kI8 = 3, kU16 = 4, kI16 = 5, kI32 = 6, kI64 = 7, kBool = 9, kF16 = 10, kF64 = 11, kU32 = 12, kU64 = 13, kBF16 = 16 };
+enum DType : int64_t {
+  kF32 = 1,
+  kU8 = 2,
+  kI8 = 3,
+  kU16 = 4,
+  kI16 = 5,
+  kI32 = 6,
+  kI64 = 7,
+  kBool = 9,
+  kF16 = 10,
+  kF64 = 11,
+  kU32 = 12,
+  kU64 = 13,
+  kBF16 = 16
+};
 
-// Activation applied by a fused epilogue; p0 and p1 are launch floats 0 and 1. `ops.py` generates the same numbers for Python.
+// Activation applied by a fused epilogue; p0 and p1 are launch floats 0 and 1. `ops.py` generates
+// the same numbers for Python.
 enum Act : int64_t {
-  kNone, kRelu, kLeakyRelu /*p0=alpha*/, kClip /*p0=lo p1=hi*/, kSigmoid, kSilu, kHardSigmoid /*p0=alpha p1=beta*/,
-  kHardSwish, kTanh, kElu /*p0=alpha*/, kGeluErf, kGeluTanh, kQuickGelu /*x*sigmoid(p0*x)*/, kMish, kSoftplus, kExp, kActCount
+  kNone,
+  kRelu,
+  kLeakyRelu /*p0=alpha*/,
+  kClip /*p0=lo p1=hi*/,
+  kSigmoid,
+  kSilu,
+  kHardSigmoid /*p0=alpha p1=beta*/,
+  kHardSwish,
+  kTanh,
+  kElu /*p0=alpha*/,
+  kGeluErf,
+  kGeluTanh,
+  kQuickGelu /*x*sigmoid(p0*x)*/,
+  kMish,
+  kSoftplus,
+  kExp,
+  kActCount
 };
 // Where the residual joins: y = act(acc + r) or y = act(acc) + r.
 enum Residual : int64_t { kNoResidual, kBeforeAct, kAfterAct };
 
-// One instruction of a pointwise program over registers of one scalar type (f32 or i64): r[dst] = op(r[a], r[b], r[c]).
-// Registers 0..n_in-1 hold the inputs; for an epilogue register 0 is the accumulator (bias already in).
-struct Instr { int32_t op, dst, a, b, c; float imm; };
+// One instruction of a pointwise program over registers of one scalar type (f32 or i64): r[dst] =
+// op(r[a], r[b], r[c]). Registers 0..n_in-1 hold the inputs; for an epilogue register 0 is the
+// accumulator (bias already in).
+struct Instr {
+  int32_t op, dst, a, b, c;
+  float imm;
+};
 enum ProgramType : int32_t { kProgF32, kProgI64 };
-struct Program { const Instr* code; int32_t n_code, n_in, n_regs, out, type; };
+struct Program {
+  const Instr* code;
+  int32_t n_code, n_in, n_regs, out, type;
+};
 
 // How an extra operand of an epilogue program is read against the output tile (row m, channel n).
-enum Broadcast : int64_t { kFull /* o[m*ld + n] */, kChannel /* o[n] */, kRow /* o[m] */, kScalar /* o[0] */ };
+enum Broadcast : int64_t {
+  kFull /* o[m*ld + n] */,
+  kChannel /* o[n] */,
+  kRow /* o[m] */,
+  kScalar /* o[0] */
+};
 
 struct Launch {
-  void* const* buf;       // operands in the family's declared order; an absent optional operand is null
-  const int64_t* i;       // integer parameters in the family's declared order
-  const float* f;         // float parameters, idem
-  const Program* prog;    // pointwise or epilogue program, or null
-  int* error;             // a kernel that meets bad data (an index out of range) writes 1 here and goes on safely
+  void* const* buf;  // operands in the family's declared order; an absent optional operand is null
+  const int64_t* i;  // integer parameters in the family's declared order
+  const float* f;    // float parameters, idem
+  const Program* prog;  // pointwise or epilogue program, or null
+  int* error;  // a kernel that meets bad data (an index out of range) writes 1 here and goes on
+               // safely
 };
 
 struct Kernel {
-  const char* name;                                     // family name as the Plan writes it
-  int64_t (*tasks)(const Launch&, int threads);         // how many independent pieces (>= 0; 0 = nothing to do)
-  size_t (*scratch)(const Launch&, int threads);        // bytes of per-thread scratch, 64-byte aligned; may be null
-  void (*run)(const Launch&, int64_t task, int64_t tasks, void* scratch);  // one piece, on one thread; never throws, never allocates
+  const char* name;  // family name as the Plan writes it
+  int64_t (*tasks)(const Launch&,
+                   int threads);  // how many independent pieces (>= 0; 0 = nothing to do)
+  size_t (*scratch)(const Launch&,
+                    int threads);  // bytes of per-thread scratch, 64-byte aligned; may be null
+  void (*run)(const Launch&, int64_t task, int64_t tasks,
+              void* scratch);  // one piece, on one thread; never throws, never allocates
 };
 
-// One table per instruction set, terminated by a null name. Each lives in its own translation units compiled for that set.
-struct KernelTable { const char* isa; const Kernel* const* kernels; };
+// One table per instruction set, terminated by a null name. Each lives in its own translation units
+// compiled for that set.
+struct KernelTable {
+  const char* isa;
+  const Kernel* const* kernels;
+};
 
 }  // namespace tracea

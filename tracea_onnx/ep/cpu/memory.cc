@@ -16,7 +16,9 @@ constexpr size_t kHugePage = size_t(2) << 20;
 Memory::Memory(size_t bytes) : bytes_(bytes) {
   if (bytes >= kHugePage) {
     length_ = align_up(bytes, kHugePage) + kHugePage;  // room to start on a huge page
-    mapped_ = length_ > bytes ? mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+    mapped_ = length_ > bytes ? mmap(nullptr, length_, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                              : MAP_FAILED;
     if (mapped_ == MAP_FAILED) {
       mapped_ = nullptr;
       throw Failure("out of memory: " + std::to_string(bytes) + " bytes were asked for");

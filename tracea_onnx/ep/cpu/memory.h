@@ -1,12 +1,14 @@
-// Zeroed memory on a 64-byte line, on huge pages where it is large: packed weights and arenas are read at DRAM speed through few TLB entries.
+// Zeroed memory on a 64-byte line, on huge pages where it is large: packed weights and arenas are
+// read at DRAM speed through few TLB entries.
 #pragma once
 #include <cstddef>
 #include <utility>
 
 namespace tracea {
 
-constexpr size_t kAlign = 64;   // every buffer of a plan starts on a cache line
-constexpr size_t kSlack = 256;  // readable bytes behind every buffer: vector kernels may load past the end
+constexpr size_t kAlign = 64;  // every buffer of a plan starts on a cache line
+constexpr size_t kSlack =
+    256;  // readable bytes behind every buffer: vector kernels may load past the end
 
 constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -15,14 +17,22 @@ class Memory {
   Memory() = default;
   explicit Memory(size_t bytes);  // throws Failure when the machine has no such memory
   Memory(Memory&& o) noexcept { swap(o); }
-  Memory& operator=(Memory&& o) noexcept { swap(o); return *this; }
+  Memory& operator=(Memory&& o) noexcept {
+    swap(o);
+    return *this;
+  }
   ~Memory();
 
   char* data() const { return data_; }
   size_t size() const { return bytes_; }
 
  private:
-  void swap(Memory& o) { std::swap(data_, o.data_); std::swap(bytes_, o.bytes_); std::swap(mapped_, o.mapped_); std::swap(length_, o.length_); }
+  void swap(Memory& o) {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    std::swap(mapped_, o.mapped_);
+    std::swap(length_, o.length_);
+  }
   char* data_ = nullptr;
   size_t bytes_ = 0;
   void* mapped_ = nullptr;  // what munmap gets, or null when the memory came from the heap

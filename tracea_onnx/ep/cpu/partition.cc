@@ -2,14 +2,17 @@
 
 #include <cstring>
 
+#include "cpu/run_state.h"
 #include "plan/extent.h"
 #include "plan/failure.h"
-#include "cpu/run_state.h"
 
 namespace tracea {
-Partition::Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) : plan_(std::move(plan)) {
+Partition::Partition(std::shared_ptr<const Plan> plan,
+                     const std::function<Blob(const std::string&)>& initializer)
+    : plan_(std::move(plan)) {
   const size_t n = plan_->buffers.size();
-  std::vector<char> used(n, 0);  // by a run launch: initializers and blobs that only init launches read are not copied
+  std::vector<char> used(
+      n, 0);  // by a run launch: initializers and blobs that only init launches read are not copied
   for (const LaunchSpec& l : plan_->run)
     for (const OperandSpec& o : l.operands)
       if (o.buffer >= 0) used[size_t(o.buffer)] = 1;
@@ -35,14 +38,16 @@ Partition::Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(
   std::vector<const char*> base(n, nullptr);
   for (size_t k = 0; k < n; k++) {
     base[k] = layout_.offset[k] >= 0 ? constants_.data() + layout_.offset[k] : source[k].data;
-    if (layout_.offset[k] >= 0 && source[k].bytes) memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
+    if (layout_.offset[k] >= 0 && source[k].bytes)
+      memcpy(constants_.data() + layout_.offset[k], source[k].data, source[k].bytes);
   }
   run_init(base);
 }
 
 Partition::~Partition() = default;
 
-// Packs weights. One thread: sessions of one process often load at the same time, and there is no pool to borrow outside a run.
+// Packs weights. One thread: sessions of one process often load at the same time, and there is no
+// pool to borrow outside a run.
 void Partition::run_init(const std::vector<const char*>& base) {
   const std::vector<int64_t> value = plan_->evaluate({});
   Memory scratch;
@@ -57,20 +62,24 @@ void Partition::run_init(const std::vector<const char*>& base) {
         continue;
       }
       const int64_t offset = value[size_t(o.offset)];
-      if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
+      if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)])
+        throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
       operands.push_back(const_cast<char*>(base[size_t(o.buffer)]) + offset);
       rooms.push_back({true, layout_.bytes[size_t(o.buffer)] - offset}), before.push_back(offset);
     }
     for (int e : l.ints) ints.push_back(value[size_t(e)]);
     check_extents(l, ints.data(), rooms.data(), before.data());
     int error = 0;
-    const Launch launch{operands.data(), ints.data(), l.floats.data(), l.has_program ? &l.program : nullptr, &error};
+    const Launch launch{operands.data(), ints.data(), l.floats.data(),
+                        l.has_program ? &l.program : nullptr, &error};
     const size_t bytes = l.kernel->scratch ? l.kernel->scratch(launch, 1) : 0;
     if (scratch.size() < bytes) scratch = Memory(bytes);
     const int64_t tasks = l.kernel->tasks(launch, 1);
     for (int64_t t = 0; t < tasks; t++) l.kernel->run(launch, t, tasks, scratch.data());
     if (error) {
-      bad_constants_ = std::string("'") + l.name() + "' met an index out of range of its tensor in constants (partition '" + plan_->name + "')";
+      bad_constants_ = std::string("'") + l.name() +
+                       "' met an index out of range of its tensor in constants (partition '" +
+                       plan_->name + "')";
       return;
     }
   }
@@ -123,7 +132,9 @@ void Partition::Run::execute(const Parallel& parallel) {
   state_->attach(plan, bound_, partition_.constants_.data(), parallel.threads);
   state_->run(parallel);
   const int failed = state_->take_failure();
-  if (failed >= 0) throw Failure(std::string("'") + plan.run[size_t(failed)].name() + "' met an index out of range of its tensor (partition '" + plan.name + "')");
+  if (failed >= 0)
+    throw Failure(std::string("'") + plan.run[size_t(failed)].name() +
+                  "' met an index out of range of its tensor (partition '" + plan.name + "')");
 }
 
 }  // namespace tracea

@@ -1,4 +1,5 @@
-// One compiled partition of a session: its plan, its constants, and what repeated and concurrent runs share.
+// One compiled partition of a session: its plan, its constants, and what repeated and concurrent
+// runs share.
 #pragma once
 #include <functional>
 #include <memory>
@@ -6,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "plan/bound.h"
 #include "ort/boundary.h"
+#include "plan/bound.h"
 
 namespace tracea {
 
-// Runs body(context, k) for k in [0, n), on as many threads as there are; bodies may run one after the other on one thread.
-// What threads of a pool run.
+// Runs body(context, k) for k in [0, n), on as many threads as there are; bodies may run one after
+// the other on one thread. What threads of a pool run.
 using Work = Callback<void(void* context, size_t k)>;
 
 struct Parallel {
@@ -25,14 +26,16 @@ struct RunState;
 
 class Partition : Counted<&Stats::live_partitions> {
  public:
-  // `initializer` gives the contents of a constant by name; they are read only during construction. Runs the init launches. Throws Failure.
-  Partition(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);
+  // `initializer` gives the contents of a constant by name; they are read only during construction.
+  // Runs the init launches. Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan,
+            const std::function<Blob(const std::string&)>& initializer);
   ~Partition();
 
   const Plan& plan() const { return *plan_; }
 
-  // One run in flight. Any number may exist at once, each used by one thread. What it needs is borrowed from the partition, so a run like an earlier one
-  // allocates nothing.
+  // One run in flight. Any number may exist at once, each used by one thread. What it needs is
+  // borrowed from the partition, so a run like an earlier one allocates nothing.
   class Run {
    public:
     explicit Run(Partition& partition);
@@ -40,9 +43,11 @@ class Partition : Counted<&Stats::live_partitions> {
     Run(const Run&) = delete;
 
     std::vector<InputTensor>& inputs();  // the caller fills them, then binds,
-    const Bound& bind();                 // the plan for their shapes (the last sets of shapes are remembered; throws Failure),
-    std::vector<void*>& outputs();       // then fills these,
-    void execute(const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
+    const Bound&
+    bind();  // the plan for their shapes (the last sets of shapes are remembered; throws Failure),
+    std::vector<void*>& outputs();  // then fills these,
+    void execute(
+        const Parallel& parallel);  // and runs; throws Failure when a kernel reports bad data
 
    private:
     Partition& partition_;
@@ -56,10 +61,11 @@ class Partition : Counted<&Stats::live_partitions> {
   std::shared_ptr<const Plan> plan_;
   ConstantLayout layout_;
   Memory constants_;
-  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch met an index out of range
+  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch
+                               // met an index out of range
   std::mutex mutex_;
   BoundPlans bounds_;
-  std::vector<std::unique_ptr<RunState>> idle_;          // one per run that was ever concurrent
+  std::vector<std::unique_ptr<RunState>> idle_;  // one per run that was ever concurrent
 };
 
 }  // namespace tracea

@@ -5,7 +5,10 @@
 namespace tracea {
 
 // `lists` is null-terminated; each entry points to one template's null-terminated table.
-struct IsaKernels { const char* isa; const Kernel* const* const* const* lists; };
+struct IsaKernels {
+  const char* isa;
+  const Kernel* const* const* const* lists;
+};
 extern const IsaKernels kIsaKernels[];  // generated; best first, ends with a null isa
 
 // Name of the best instruction set this machine and this build have.
@@ -16,7 +19,8 @@ bool isa_available(const char* isa);
 const Kernel* find_kernel(const char* isa, const char* name);
 // Null when there is no such family.
 const FamilyInfo* find_family(const char* name);
-// Its place in families.h; of a family that find_family gave (the table is one for each file that includes it).
+// Its place in families.h; of a family that find_family gave (the table is one for each file that
+// includes it).
 size_t family_index(const FamilyInfo* family);
 
 }  // namespace tracea

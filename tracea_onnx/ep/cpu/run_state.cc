@@ -9,7 +9,8 @@
 namespace tracea {
 namespace {
 
-alignas(kAlign) char empty_tensor[kAlign + kSlack];  // stands for the data of a tensor without elements: null means "absent" to a kernel
+alignas(kAlign) char empty_tensor[kAlign + kSlack];  // stands for the data of a tensor without
+                                                     // elements: null means "absent" to a kernel
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -21,12 +22,15 @@ inline void pause() {
 
 }  // namespace
 
-void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads) {
+void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants,
+                      int threads) {
   const bool fresh = bound != next || threads_ != threads;
   const struct Undo {  // what was set up in part must not pass for whole in a later run
     RunState& state;
     const int before;
-    ~Undo() { if (std::uncaught_exceptions() > before) state.bound = nullptr; }
+    ~Undo() {
+      if (std::uncaught_exceptions() > before) state.bound = nullptr;
+    }
   } undo{*this, std::uncaught_exceptions()};
   if (fresh) {
     bound = next;
@@ -46,7 +50,9 @@ void RunState::attach(const Plan& plan, const std::shared_ptr<const Bound>& next
   }
   for (const Patch& p : patches_) {
     // A kernel's operands are not const: which of them it writes is the family's convention.
-    char* base = p.base == Base::kInput ? static_cast<char*>(const_cast<void*>(inputs[size_t(p.index)].data)) : static_cast<char*>(outputs[size_t(p.index)]);
+    char* base = p.base == Base::kInput
+                     ? static_cast<char*>(const_cast<void*>(inputs[size_t(p.index)].data))
+                     : static_cast<char*>(outputs[size_t(p.index)]);
     operands_[p.operand] = base ? base + p.offset : empty_tensor;
   }
   if (fresh) prepare(plan);
@@ -65,17 +71,22 @@ void RunState::prepare(const Plan& plan) {
   int64_t before = 0;
   for (size_t l = 0; l < n; l++) {
     const LaunchSpec& spec = plan.run[l];
-    launches_.push_back({operands_.data() + operand, bound->ints.data() + integer, spec.floats.data(), spec.has_program ? &spec.program : nullptr, &errors_[l]});
+    launches_.push_back({operands_.data() + operand, bound->ints.data() + integer,
+                         spec.floats.data(), spec.has_program ? &spec.program : nullptr,
+                         &errors_[l]});
     kernels_.push_back(spec.kernel);
     operand += spec.operands.size();
     integer += spec.ints.size();
     const int64_t tasks = spec.kernel->tasks(launches_[l], threads_);
     if (tasks <= 0) continue;
-    if (spec.kernel->scratch) scratch_each_ = std::max(scratch_each_, align_up(spec.kernel->scratch(launches_[l], threads_), kAlign));
+    if (spec.kernel->scratch)
+      scratch_each_ =
+          std::max(scratch_each_, align_up(spec.kernel->scratch(launches_[l], threads_), kAlign));
     parallel_ |= tasks > 1;
     steps_.push_back(int(l));
     const int end = int(steps_.size());
-    // A chain of one-task launches stays on one thread: handing it over would cost more than it does.
+    // A chain of one-task launches stays on one thread: handing it over would cost more than it
+    // does.
     if (tasks == 1 && !phases_.empty() && phases_.back().tasks == 1) {
       phases_.back().last = end;
       continue;
@@ -102,8 +113,10 @@ void RunState::work(size_t worker) {
     while (p < phases_.size() && t >= phases_[p].end) p++;
     if (p == phases_.size()) return;
     const Phase& phase = phases_[p];
-    // Every task of an earlier phase has a thread that is running it, so this wait ends whatever the other threads of the pool do.
-    for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++) spins < 4096 ? pause() : std::this_thread::yield();
+    // Every task of an earlier phase has a thread that is running it, so this wait ends whatever
+    // the other threads of the pool do.
+    for (int spins = 0; done_.load(std::memory_order_acquire) < phase.before; spins++)
+      spins < 4096 ? pause() : std::this_thread::yield();
     execute(phase, t - phase.before, scratch);
     done_.fetch_add(1, std::memory_order_acq_rel);
   }
@@ -117,7 +130,9 @@ void RunState::run(const Parallel& parallel) {
   }
   ticket_.store(0, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  parallel.run(parallel.self, Work([](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }), size_t(threads_), this);
+  parallel.run(parallel.self,
+               Work([](void* self, size_t worker) { static_cast<RunState*>(self)->work(worker); }),
+               size_t(threads_), this);
 }
 
 int RunState::take_failure() {

@@ -1,4 +1,5 @@
-// What one run in flight needs for itself: arena, scratch, pointers, and the ticket counter its threads draw tasks from.
+// What one run in flight needs for itself: arena, scratch, pointers, and the ticket counter its
+// threads draw tasks from.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -9,8 +10,10 @@
 namespace tracea {
 
 struct RunState : Counted<&Stats::live_states> {
-  // Prepares for `bound` (a no-op when it is already prepared for it and for that many threads) and sets the run's tensors.
-  void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants, int threads);
+  // Prepares for `bound` (a no-op when it is already prepared for it and for that many threads) and
+  // sets the run's tensors.
+  void attach(const Plan& plan, const std::shared_ptr<const Bound>& next, char* constants,
+              int threads);
   void run(const Parallel& parallel);
   // Index of the first launch that reported bad data, or -1; forgets it.
   int take_failure();
@@ -20,10 +23,18 @@ struct RunState : Counted<&Stats::live_states> {
   std::vector<void*> outputs;
 
  private:
-  struct Patch { size_t operand; Base base; int index; int64_t offset; };
+  struct Patch {
+    size_t operand;
+    Base base;
+    int index;
+    int64_t offset;
+  };
   // Steps [first, last): one launch of several tasks, or a chain of launches of one task each.
   // Tickets before..end belong to it: a task may start when `before` tasks are done.
-  struct Phase { int first, last; int64_t tasks, before, end; };
+  struct Phase {
+    int first, last;
+    int64_t tasks, before, end;
+  };
 
   void prepare(const Plan& plan);
   void work(size_t worker);

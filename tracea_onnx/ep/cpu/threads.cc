@@ -22,7 +22,8 @@ int processors() {
   return n ? int(n) : 1;
 }
 
-// Every body waits until all have arrived or the time is up; how many ever waited together is how many threads there are.
+// Every body waits until all have arrived or the time is up; how many ever waited together is how
+// many threads there are.
 struct Meeting {
   int wanted;
   std::atomic<int> present{0}, most{0};
@@ -32,7 +33,9 @@ struct Meeting {
   void attend() {
     if (over.load()) return;
     const int here = present.fetch_add(1) + 1;
-    for (int most_seen = most.load(); here > most_seen && !most.compare_exchange_weak(most_seen, here);) {}
+    for (int most_seen = most.load();
+         here > most_seen && !most.compare_exchange_weak(most_seen, here);) {
+    }
     if (here == wanted) over.store(true);
     while (!over.load()) {
       if (std::chrono::steady_clock::now() > deadline) over.store(true);
@@ -59,10 +62,12 @@ int Threads::count(const OrtKernelContext* context) {
   meeting.wanted = limit_;
   meeting.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
   const Parallel pool = ort_parallel(context, limit_);
-  pool.run(pool.self, Work([](void* m, size_t) { static_cast<Meeting*>(m)->attend(); }), size_t(limit_), &meeting);
+  pool.run(pool.self, Work([](void* m, size_t) { static_cast<Meeting*>(m)->attend(); }),
+           size_t(limit_), &meeting);
   const int met = meeting.most.load();
   int seen = known;
-  while (met > seen && !seen_.compare_exchange_weak(seen, met)) {}
+  while (met > seen && !seen_.compare_exchange_weak(seen, met)) {
+  }
   stats.threads = seen_.load();
   return seen_.load();
 }
@@ -71,7 +76,8 @@ Parallel ort_parallel(const OrtKernelContext* context, int threads) {
   return {threads,
           [](void* self, Work body, size_t n, void* argument) {
             // As many batches as bodies: each may run on its own thread.
-            check(ort.KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(self), body, n, n, argument));
+            check(ort.KernelContext_ParallelFor(static_cast<const OrtKernelContext*>(self), body, n,
+                                                n, argument));
           },
           const_cast<OrtKernelContext*>(context)};
 }

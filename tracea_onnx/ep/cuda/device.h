@@ -1,4 +1,5 @@
-// One GPU of the process: its primary context (shared with every other CUDA library), memory pool and loaded modules.
+// One GPU of the process: its primary context (shared with every other CUDA library), memory pool
+// and loaded modules.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -17,8 +18,9 @@
 
 namespace tracea::cuda {
 
-// What the driver says of a device without making a context on it. arch: compute capability x 10; memory and its bandwidth: bytes, and bytes a
-// second; smem: bytes of shared memory, of a block that asks for it and of a multiprocessor; clocks: kHz.
+// What the driver says of a device without making a context on it. arch: compute capability x 10;
+// memory and its bandwidth: bytes, and bytes a second; smem: bytes of shared memory, of a block
+// that asks for it and of a multiprocessor; clocks: kHz.
 struct DeviceFacts {
   std::string name, pci_bus_id;
   int arch, sms;
@@ -34,20 +36,25 @@ class Module {
   Module(Device& device, Blob cubin);  // throws Failure
   ~Module();
   Module(const Module&) = delete;
-  // Finds a kernel and allows it that much dynamic shared memory and that cluster size. Throws Failure.
+  // Finds a kernel and allows it that much dynamic shared memory and that cluster size. Throws
+  // Failure.
   Function function(const std::string& symbol, unsigned shared_bytes, unsigned cluster);
 
  private:
-  struct Kernel { Function handle; unsigned shared_bytes, cluster; };
+  struct Kernel {
+    Function handle;
+    unsigned shared_bytes, cluster;
+  };
   Device& device_;
   ModuleHandle handle_ = nullptr;
   std::mutex mutex_;
   std::unordered_map<std::string, Kernel> kernels_;
 };
 
-// Memory that is kept when it is released. A block released by a run is free to the same lane at once (its stream orders the uses) and to
-// everybody else when that lane was synchronised (`settle`). What recent runs did not use goes back to the driver. The device's context
-// must be current.
+// Memory that is kept when it is released. A block released by a run is free to the same lane at
+// once (its stream orders the uses) and to everybody else when that lane was synchronised
+// (`settle`). What recent runs did not use goes back to the driver. The device's context must be
+// current.
 class Pool {
  public:
   // `pinned`: of host memory that the device reads and writes by itself; else of device memory.
@@ -63,17 +70,26 @@ class Pool {
   // The sum of all blocks, free ones included, stays within the least limit of those that live.
   void add_limit(size_t bytes);
   void remove_limit(size_t bytes);
-  // A run has ended without synchronisation: the next block that is released outside of a run waits for the device first.
+  // A run has ended without synchronisation: the next block that is released outside of a run waits
+  // for the device first.
   void expect_unfinished() { unfinished_ = true; }
-  // Runs of a session are spread over threads (ORT's parallel executor), and any of them may release what another's lane still uses: while
-  // there is such a session, every block that is released outside of a run waits for the device.
+  // Runs of a session are spread over threads (ORT's parallel executor), and any of them may
+  // release what another's lane still uses: while there is such a session, every block that is
+  // released outside of a run waits for the device.
   void expect_threads(bool begin) { threads_ += begin ? 1 : -1; }
 
  private:
-  // By size, then by address: the same requests in the same order get the same blocks, run after run, so that graphs are replayed.
+  // By size, then by address: the same requests in the same order get the same blocks, run after
+  // run, so that graphs are replayed.
   using Block = std::pair<size_t, Address>;
-  struct Free { const void* lane; long released; };
-  struct Live { size_t bytes; bool held, released; };
+  struct Free {
+    const void* lane;
+    long released;
+  };
+  struct Live {
+    size_t bytes;
+    bool held, released;
+  };
   Address take(size_t bytes, const void* lane);
   void keep(const Block& block, const void* lane) noexcept;
   Result obtain(Address* address, size_t bytes);
@@ -89,8 +105,8 @@ class Pool {
   std::map<Block, Free> free_;
   std::unordered_map<Address, Live> live_;
   std::multiset<size_t> limits_;
-  size_t total_ = 0, used_ = 0;        // bytes of all blocks, of those that are not free
-  size_t peak_ = 0, last_peak_ = 0;    // of used_, in this window of runs and the one before
+  size_t total_ = 0, used_ = 0;      // bytes of all blocks, of those that are not free
+  size_t peak_ = 0, last_peak_ = 0;  // of used_, in this window of runs and the one before
   long runs_ = 0;
 };
 
@@ -133,7 +149,8 @@ class Device {
   // How many the driver offers; 0 without a driver. Initialises CUDA. Never throws.
   static int count();
   static DeviceFacts facts(int ordinal);  // throws Failure
-  // The device with its context, made on first use and kept for the life of the process. Throws Failure.
+  // The device with its context, made on first use and kept for the life of the process. Throws
+  // Failure.
   static Device& get(int ordinal);
 
   const int ordinal;
@@ -143,14 +160,16 @@ class Device {
   SyncStreams sync_streams;
 
   Context context() const { return context_; }
-  // The device in words that tell its kind from any other, and as metadata of a compile request (`tracea_onnx/pricing/device_caps.py`).
+  // The device in words that tell its kind from any other, and as metadata of a compile request
+  // (`tracea_onnx/pricing/device_caps.py`).
   std::string identity() const;
   unsigned largest_cluster() const { return largest_cluster_; }  // blocks of one; 0 = not known
   std::vector<std::pair<std::string, std::string>> properties() const;
-  Address empty() const { return empty_; }  // stands for the data of a tensor without elements
+  Address empty() const { return empty_; }     // stands for the data of a tensor without elements
   std::shared_ptr<Module> module(Blob cubin);  // the context must be current
 
-  // A call of the driver that may need memory of the device: where it has none, what is only kept is given back, and the call is made again.
+  // A call of the driver that may need memory of the device: where it has none, what is only kept
+  // is given back, and the call is made again.
   template <class Call>
   Result attempt(Call call) {
     const Result r = call();
@@ -163,7 +182,8 @@ class Device {
  private:
   explicit Device(int ordinal);
   void count_clusters();
-  std::string clusters_;  // "blocks of a cluster:clusters at a time", of each size; empty = not known
+  std::string
+      clusters_;  // "blocks of a cluster:clusters at a time", of each size; empty = not known
   bool clusters_known_ = false;
   unsigned largest_cluster_ = 0;
   Context context_ = nullptr;
@@ -178,7 +198,8 @@ class Device {
 class Current {
  public:
   explicit Current(Device& device);  // throws Failure, also where the context was lost
-  // For destructors: throws nothing. Where the context cannot be used, calls of the driver fail, and their results are not looked at.
+  // For destructors: throws nothing. Where the context cannot be used, calls of the driver fail,
+  // and their results are not looked at.
   Current(Device& device, std::nothrow_t) noexcept;
   ~Current();
   Current(const Current&) = delete;
@@ -188,19 +209,30 @@ class Current {
   Health* outer_;
 };
 
-// Device memory that belongs to one object. It must be idle when it is released; the context must be current then.
+// Device memory that belongs to one object. It must be idle when it is released; the context must
+// be current then.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(Device& device, size_t bytes) : device_(&device), address_(device.pool.allocate(bytes, nullptr)), bytes_(bytes) {}
+  Buffer(Device& device, size_t bytes)
+      : device_(&device), address_(device.pool.allocate(bytes, nullptr)), bytes_(bytes) {}
   Buffer(Buffer&& o) noexcept { swap(o); }
-  Buffer& operator=(Buffer&& o) noexcept { swap(o); return *this; }
-  ~Buffer() { if (device_) device_->pool.release(address_, nullptr); }
+  Buffer& operator=(Buffer&& o) noexcept {
+    swap(o);
+    return *this;
+  }
+  ~Buffer() {
+    if (device_) device_->pool.release(address_, nullptr);
+  }
   Address address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
  private:
-  void swap(Buffer& o) { std::swap(device_, o.device_); std::swap(address_, o.address_); std::swap(bytes_, o.bytes_); }
+  void swap(Buffer& o) {
+    std::swap(device_, o.device_);
+    std::swap(address_, o.address_);
+    std::swap(bytes_, o.bytes_);
+  }
   Device* device_ = nullptr;
   Address address_ = 0;
   size_t bytes_ = 0;

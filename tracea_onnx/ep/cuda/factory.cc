@@ -8,21 +8,23 @@
 
 #include "cuda/lane.h"
 #include "cuda/stream.h"
-#include "plan/failure.h"
 #include "ort/graph.h"
+#include "plan/failure.h"
 
 namespace tracea::cuda {
 namespace {
 
-enum { kHardwareGpu = 1 };                            // OrtHardwareDeviceType
-enum { kMemoryCpu = 0, kMemoryGpu = 1 };              // OrtMemoryInfoDeviceType
+enum { kHardwareGpu = 1 };                               // OrtHardwareDeviceType
+enum { kMemoryCpu = 0, kMemoryGpu = 1 };                 // OrtMemoryInfoDeviceType
 enum { kMemoryDefault = 0, kMemoryHostAccessible = 5 };  // OrtDeviceMemoryType
 
 struct Pairs {
   Pairs() { ort.CreateKeyValuePairs(&p); }
   ~Pairs() { ort.ReleaseKeyValuePairs(p); }
   Pairs(const Pairs&) = delete;
-  void add(const char* key, const std::string& value) { ort.AddKeyValuePair(p, key, value.c_str()); }
+  void add(const char* key, const std::string& value) {
+    ort.AddKeyValuePair(p, key, value.c_str());
+  }
   OrtKeyValuePairs* p = nullptr;
 };
 
@@ -37,7 +39,8 @@ struct Allocator : OrtAllocator {
   bool pinned;
 };
 
-// An allocator's interface has no error: a run takes the line from here, for others it goes to stderr; ORT reports the null.
+// An allocator's interface has no error: a run takes the line from here, for others it goes to
+// stderr; ORT reports the null.
 thread_local std::string refused;
 
 template <class Body>
@@ -46,7 +49,8 @@ void reported(bool in_run, Body body) noexcept {
     body();
   } catch (const std::exception& e) {
     if (in_run)
-      contained([&] { refused = e.what(); }, [](const char*) {});  // or no reason, for want of memory
+      contained([&] { refused = e.what(); },
+                [](const char*) {});  // or no reason, for want of memory
     else
       complain(e.what());
   }
@@ -78,15 +82,22 @@ void release(OrtAllocator* self, void* p) {
     Device& device = Device::get(a.ordinal);
     const Current current(device, std::nothrow);
     const auto block = reinterpret_cast<Address>(p);
-    if (a.pinned) return device.pinned.release(block, nullptr);  // copies from and to it were waited for
+    if (a.pinned)
+      return device.pinned.release(block, nullptr);  // copies from and to it were waited for
     Lane* lane = lane_of_thread(device);
     if (lane && lane->recording) lane->hold(block);
     device.pool.release(block, lane);
   });
 }
 
-bool ours(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryGpu && ort.MemoryDevice_GetVendorId(m) == kNvidia; }
-bool host(const OrtMemoryDevice* m) { return ort.MemoryDevice_GetDeviceType(m) == kMemoryCpu || ort.MemoryDevice_GetMemoryType(m) == kMemoryHostAccessible; }
+bool ours(const OrtMemoryDevice* m) {
+  return ort.MemoryDevice_GetDeviceType(m) == kMemoryGpu &&
+         ort.MemoryDevice_GetVendorId(m) == kNvidia;
+}
+bool host(const OrtMemoryDevice* m) {
+  return ort.MemoryDevice_GetDeviceType(m) == kMemoryCpu ||
+         ort.MemoryDevice_GetMemoryType(m) == kMemoryHostAccessible;
+}
 
 // The device that a tensor lies on, or null for one on the host.
 Device* device_of(const OrtValue* value) {
@@ -100,18 +111,21 @@ void join_all(const OrtValue* from, const OrtValue* to) {
     if (Lane* lane = device ? lane_of_thread(*device) : nullptr) lane->join_all();
 }
 
-// Before the host reads or writes pinned memory that copies on this stream may still be about to write or read.
+// Before the host reads or writes pinned memory that copies on this stream may still be about to
+// write or read.
 void finish_pinned(const OrtValue* from, const OrtValue* to, Stream given) {
   for (const OrtValue* value : {from, to}) {
     const OrtMemoryDevice* m = ort.Value_GetMemoryDevice(value);
     if (!given || !ours(m)) continue;
     Device& device = Device::get(int(ort.MemoryDevice_GetDeviceId(m)));
     const Current current(device);
-    if (device.sync_streams.has(given)) cuda::check(driver().stream_synchronize(given), "copying a tensor");
+    if (device.sync_streams.has(given))
+      cuda::check(driver().stream_synchronize(given), "copying a tensor");
   }
 }
 
-// From one device to another: after what either was given so far, before what they are given next. A graph would not repeat that.
+// From one device to another: after what either was given so far, before what they are given next.
+// A graph would not repeat that.
 void copy_across(Device& source, Device& target, Address from, Address to, size_t bytes) {
   Lane *const reader = lane_of_thread(source), *const writer = lane_of_thread(target);
   for (Lane* lane : {reader, writer})
@@ -124,7 +138,8 @@ void copy_across(Device& source, Device& target, Address from, Address to, size_
   if (reader && writer) {
     order(target, writer->stream, source, reader->stream);
     const Current current(source);
-    cuda::check(driver().copy_async(to, from, bytes, reader->stream), "copying a tensor between devices");
+    cuda::check(driver().copy_async(to, from, bytes, reader->stream),
+                "copying a tensor between devices");
     return order(source, reader->stream, target, writer->stream);
   }
   const Current current(source);
@@ -145,7 +160,8 @@ Factory::~Factory() {
 const OrtHardwareDevice* Factory::virtual_device(Exposed& exposed) {
   Pairs metadata;
   metadata.add("is_virtual", "1");
-  tracea::check(ort.CreateHardwareDevice(kHardwareGpu, kNvidia, 0, "NVIDIA", metadata.p, &exposed.own));
+  tracea::check(
+      ort.CreateHardwareDevice(kHardwareGpu, kNvidia, 0, "NVIDIA", metadata.p, &exposed.own));
   return exposed.own;
 }
 
@@ -154,10 +170,13 @@ const std::vector<ListedGpu>& Factory::gpus() {
   return *gpus_;
 }
 
-void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
+void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
+                          OrtEpDevice** out, size_t max, size_t* count) {
   std::vector<const OrtHardwareDevice*> gpus;
   for (size_t k = 0; k < n; k++)
-    if (ort.HardwareDevice_Type(hardware[k]) == kHardwareGpu && ort.HardwareDevice_VendorId(hardware[k]) == kNvidia) gpus.push_back(hardware[k]);
+    if (ort.HardwareDevice_Type(hardware[k]) == kHardwareGpu &&
+        ort.HardwareDevice_VendorId(hardware[k]) == kNvidia)
+      gpus.push_back(hardware[k]);
   const int devices = int(this->gpus().size());
   exposed_.reserve(exposed_.size() + size_t(devices));
   for (int ordinal = 0; ordinal < devices && *count < max; ordinal++) {
@@ -171,8 +190,11 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
     Exposed& exposed = exposed_.emplace_back();
     if (!match) match = virtual_device(exposed);
     constexpr int kDeviceAllocator = 0;
-    tracea::check(ort.CreateMemoryInfo_V2("TraceaCuda", kMemoryGpu, kNvidia, ordinal, kMemoryDefault, 0, kDeviceAllocator, &exposed.device));
-    tracea::check(ort.CreateMemoryInfo_V2("TraceaCudaPinned", kMemoryGpu, kNvidia, ordinal, kMemoryHostAccessible, 0, kDeviceAllocator, &exposed.pinned));
+    tracea::check(ort.CreateMemoryInfo_V2("TraceaCuda", kMemoryGpu, kNvidia, ordinal,
+                                          kMemoryDefault, 0, kDeviceAllocator, &exposed.device));
+    tracea::check(ort.CreateMemoryInfo_V2("TraceaCudaPinned", kMemoryGpu, kNvidia, ordinal,
+                                          kMemoryHostAccessible, 0, kDeviceAllocator,
+                                          &exposed.pinned));
     Pairs metadata;
     metadata.add("tracea_backend", "cuda");
     metadata.add(kDeviceKey, std::to_string(ordinal));
@@ -188,7 +210,8 @@ void Factory::add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* ha
 int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n) {
   int device = -1;
   for (size_t k = 0; k < n; k++)
-    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr) device = int(strtol(text, nullptr, 10));  // our own metadata
+    if (const char* text = metadata[k] ? ort.GetKeyValue(metadata[k], kDeviceKey) : nullptr)
+      device = int(strtol(text, nullptr, 10));  // our own metadata
   return device;
 }
 
@@ -211,12 +234,15 @@ OrtDataTransferImpl* make_data_transfer() {
   auto d = new OrtDataTransferImpl();
   d->ort_version_supported = ort.abi;
   d->Release = [](OrtDataTransferImpl* self) { delete self; };
-  d->CanCopy = [](const OrtDataTransferImpl*, const OrtMemoryDevice* from, const OrtMemoryDevice* to) {
+  d->CanCopy = [](const OrtDataTransferImpl*, const OrtMemoryDevice* from,
+                  const OrtMemoryDevice* to) {
     return (ours(from) && (ours(to) || host(to))) || (host(from) && ours(to));
   };
-  d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to, OrtSyncStream** streams, size_t n) {
+  d->CopyTensors = [](OrtDataTransferImpl*, const OrtValue** from, OrtValue** to,
+                      OrtSyncStream** streams, size_t n) {
     for (size_t k = 0; k < n; k++) {
-      // Inside of a run there is none where the host is to have the tensor, or has made it, whichever stream the run was given.
+      // Inside of a run there is none where the host is to have the tensor, or has made it,
+      // whichever stream the run was given.
       if (!streams || !streams[k]) join_all(from[k], to[k]);
       copy_tensor(from[k], to[k], streams ? stream_of(streams[k]) : nullptr);
     }
@@ -255,13 +281,15 @@ void copy_tensor(const OrtValue* from, OrtValue* to, Stream given) {
   for (Device* d : {source_device, target_device})
     if (Lane* lane = given && d ? lane_of_thread(*d) : nullptr) lane->join(given);
   const auto at = reinterpret_cast<Address>(source), goal = reinterpret_cast<Address>(target);
-  if (source_device && target_device && source_device != target_device) return copy_across(*source_device, *target_device, at, goal, bytes);
+  if (source_device && target_device && source_device != target_device)
+    return copy_across(*source_device, *target_device, at, goal, bytes);
   Device& device = source_device ? *source_device : *target_device;
   const Current current(device);
   if (Lane* lane = lane_of_thread(device)) {
     lane->host_copies |= from_host || to_host;
     cuda::check(driver().copy_async(goal, at, bytes, lane->stream), "copying a tensor");
-    if (lane->recording && !lane->host_copies) cuda::check(driver().copy_async(goal, at, bytes, lane->side), "copying a tensor");
+    if (lane->recording && !lane->host_copies)
+      cuda::check(driver().copy_async(goal, at, bytes, lane->side), "copying a tensor");
     return;
   }
   if (given && device.sync_streams.has(given)) {
@@ -269,15 +297,18 @@ void copy_tensor(const OrtValue* from, OrtValue* to, Stream given) {
     device.pool.expect_unfinished();  // what it reads or writes may be released meanwhile
     return device.pinned.expect_unfinished();
   }
-  // Outside of a run: on the legacy default stream, after whatever the lanes were given; and done when the call returns, since not every stream waits for that one.
+  // Outside of a run: on the legacy default stream, after whatever the lanes were given; and done
+  // when the call returns, since not every stream waits for that one.
   cuda::check(driver().copy(goal, at, bytes), "copying a tensor");
   if (!to_host) cuda::check(driver().stream_synchronize(nullptr), "copying a tensor");
 }
 
 void finish_copies(const OrtValue* from, const OrtValue* to) {
   if (on_host(from) == on_host(to)) return;
-  // The driver has taken pageable host memory when the copy call returns; pinned memory it reads later.
-  const bool read_later = on_host(from) && ort.MemoryDevice_GetDeviceType(ort.Value_GetMemoryDevice(from)) == kMemoryGpu;
+  // The driver has taken pageable host memory when the copy call returns; pinned memory it reads
+  // later.
+  const bool read_later = on_host(from) && ort.MemoryDevice_GetDeviceType(
+                                               ort.Value_GetMemoryDevice(from)) == kMemoryGpu;
   if (!on_host(to) && !read_later) return;
   Device& device = on_host(from) ? *device_of(to) : *device_of(from);
   if (Lane* lane = lane_of_thread(device)) {

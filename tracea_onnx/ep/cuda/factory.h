@@ -1,4 +1,5 @@
-// The GPU side of the provider's factory: devices, allocators and copies between host and device memory.
+// The GPU side of the provider's factory: devices, allocators and copies between host and device
+// memory.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,7 +12,9 @@
 namespace tracea::cuda {
 
 constexpr uint32_t kNvidia = 0x10DE;
-constexpr const char* kDeviceKey = "cuda_device_id";  // metadata of our ep-devices; ORT's Python API compares it with the provider option device_id
+constexpr const char* kDeviceKey =
+    "cuda_device_id";  // metadata of our ep-devices; ORT's Python API compares it with the provider
+                       // option device_id
 
 class Factory {
  public:
@@ -19,14 +22,18 @@ class Factory {
   Factory(const Factory&) = delete;
   ~Factory();
 
-  // Appends one ep-device per GPU: on the hardware devices ORT shows where they can be told apart, else on virtual ones. None without a
-  // driver. Initialises no CUDA. Throws Failure.
-  void add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n, OrtEpDevice** out, size_t max, size_t* count);
+  // Appends one ep-device per GPU: on the hardware devices ORT shows where they can be told apart,
+  // else on virtual ones. None without a driver. Initialises no CUDA. Throws Failure.
+  void add_devices(OrtEpFactory* self, const OrtHardwareDevice* const* hardware, size_t n,
+                   OrtEpDevice** out, size_t max, size_t* count);
   bool any_gpu() { return !gpus().empty(); }
 
  private:
   const std::vector<ListedGpu>& gpus();
-  struct Exposed { OrtMemoryInfo *device = nullptr, *pinned = nullptr; OrtHardwareDevice* own = nullptr; };
+  struct Exposed {
+    OrtMemoryInfo *device = nullptr, *pinned = nullptr;
+    OrtHardwareDevice* own = nullptr;
+  };
   const OrtHardwareDevice* virtual_device(Exposed& exposed);
   std::vector<Exposed> exposed_;
   std::optional<std::vector<ListedGpu>> gpus_;
@@ -35,17 +42,21 @@ class Factory {
 // Device ordinal of the ep-device a session was given, or -1 when it is not a GPU.
 int chosen_device(const OrtKeyValuePairs* const* metadata, size_t n);
 
-// Of device memory from the pool, or of pinned host memory. Makes no context before something is allocated.
+// Of device memory from the pool, or of pinned host memory. Makes no context before something is
+// allocated.
 OrtAllocator* make_allocator(const OrtMemoryInfo* info);
 void release_allocator(OrtAllocator* allocator);
-// ORT hands on the null that an allocator gives when there is no memory. Throws Failure with the reason where `data` is one.
+// ORT hands on the null that an allocator gives when there is no memory. Throws Failure with the
+// reason where `data` is one.
 void need_memory(const void* data);
 void forget_refusal();  // of a run that ended before it could say so
 OrtDataTransferImpl* make_data_transfer();
 
-// Whether a tensor lies in memory that kernels of any of our devices should read through a copy: host memory, pinned or not.
+// Whether a tensor lies in memory that kernels of any of our devices should read through a copy:
+// host memory, pinned or not.
 bool on_host(const OrtValue* value);
-// Copies a tensor on this thread's lane; outside of a run on the stream that is given, else at once. Throws Failure.
+// Copies a tensor on this thread's lane; outside of a run on the stream that is given, else at
+// once. Throws Failure.
 void copy_tensor(const OrtValue* from, OrtValue* to, Stream given = nullptr);
 // Waits for copies of this thread's lane that the host is about to look at.
 void finish_copies(const OrtValue* from, const OrtValue* to);

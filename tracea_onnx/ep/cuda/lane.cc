@@ -8,14 +8,21 @@
 namespace tracea::cuda {
 namespace {
 
-struct Running { const Lanes* session; Lane* lane; };
+struct Running {
+  const Lanes* session;
+  Lane* lane;
+};
 thread_local std::vector<Running> runs;
 
 }  // namespace
 
-Lane::Lane(Device& d, const std::optional<Stream>& user) : device(d), stream(user.value_or(nullptr)), foreign(user.has_value()) {
-  if (!foreign) check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }), "making a stream");
-  const Result r = device.attempt([&] { return driver().stream_create(&side, kStreamNonBlocking); });
+Lane::Lane(Device& d, const std::optional<Stream>& user)
+    : device(d), stream(user.value_or(nullptr)), foreign(user.has_value()) {
+  if (!foreign)
+    check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }),
+          "making a stream");
+  const Result r =
+      device.attempt([&] { return driver().stream_create(&side, kStreamNonBlocking); });
   if (r != kSuccess && !foreign) driver().stream_destroy(stream);
   check(r, "making a stream");
 }
@@ -69,7 +76,9 @@ void order(Device& earlier_device, Stream earlier, Device& later_device, Stream 
   check(r, "ordering two streams");
 }
 
-bool Lane::joined(Stream guest) const { return std::find(guests.begin(), guests.end(), guest) != guests.end(); }
+bool Lane::joined(Stream guest) const {
+  return std::find(guests.begin(), guests.end(), guest) != guests.end();
+}
 
 void Lane::follow(Stream guest) {
   if (guest == stream || joined(guest)) return;
@@ -106,7 +115,8 @@ void Lane::report_fault() {
   const bool earlier = std::exchange(unfinished, false);
   if (!fault || !*fault) return;
   *fault = 0;
-  throw Failure(std::string("a Gather met an index out of range of its tensor, or a TopK a row of fewer elements than it is to give") +
+  throw Failure(std::string("a Gather met an index out of range of its tensor, or a TopK a row of "
+                            "fewer elements than it is to give") +
                 (earlier ? ", in this run or an earlier one that was not synchronised" : ""));
 }
 
@@ -171,7 +181,8 @@ Lane& Lanes::enter() {
 }
 
 void Lanes::leave(bool synchronize, bool keep) {
-  const auto it = std::find_if(runs.rbegin(), runs.rend(), [this](const Running& r) { return r.session == this; });
+  const auto it = std::find_if(runs.rbegin(), runs.rend(),
+                               [this](const Running& r) { return r.session == this; });
   if (it == runs.rend()) return;
   Lane& lane = *it->lane;
   runs.erase(std::next(it).base());
@@ -179,7 +190,9 @@ void Lanes::leave(bool synchronize, bool keep) {
     Lanes& lanes;
     Lane& lane;
     bool keep;
-    ~Release() { if (!keep) lanes.release(lane); }
+    ~Release() {
+      if (!keep) lanes.release(lane);
+    }
   } release{*this, lane, keep};
   const Current current(device);
   if (synchronize) {
@@ -204,7 +217,9 @@ void Lanes::synchronize() {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& lane : all_) lanes.push_back(lane.get());
   }
-  for (const Lane* lane : lanes) check(driver().stream_synchronize(lane->stream), "running");  // which may take long, and nobody waits for the lock
+  for (const Lane* lane : lanes)
+    check(driver().stream_synchronize(lane->stream),
+          "running");  // which may take long, and nobody waits for the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   for (Lane* lane : idle_) lane->report_fault();  // a run in flight reports its own
 }
@@ -216,14 +231,16 @@ void Lanes::drain() noexcept {
       driver().context_synchronize();  // the stream's owner may have destroyed it
     else
       synchronize();
-  } catch (...) {  // a run has failed, or the driver is gone: what belongs to the session goes all the same
+  } catch (...) {  // a run has failed, or the driver is gone: what belongs to the session goes all
+                   // the same
   }
 }
 
 bool running() { return !runs.empty(); }
 
 Lane* lane_of_thread(const Device& device) {
-  const auto it = std::find_if(runs.rbegin(), runs.rend(), [&](const Running& r) { return &r.lane->device == &device; });
+  const auto it = std::find_if(runs.rbegin(), runs.rend(),
+                               [&](const Running& r) { return &r.lane->device == &device; });
   return it == runs.rend() ? nullptr : it->lane;
 }
 

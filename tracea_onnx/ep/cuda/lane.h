@@ -1,4 +1,5 @@
-// What one run at a time needs on a GPU: a stream, and the arena that all plans of the session share on it, since its stream orders them.
+// What one run at a time needs on a GPU: a stream, and the arena that all plans of the session
+// share on it, since its stream orders them.
 #pragma once
 #include <functional>
 #include <memory>
@@ -16,27 +17,33 @@ namespace tracea::cuda {
 struct Settings {
   bool graphs = false;                // partitions replay recorded graphs
   bool sync_launches = false;         // wait for every launch, to learn which one fails
-  std::optional<Stream> user_stream;  // run on this stream, which belongs to somebody else; null is the legacy default stream
-  size_t memory_limit = 0;            // bytes of device memory that the provider may hold; 0 = as many as there are
+  std::optional<Stream> user_stream;  // run on this stream, which belongs to somebody else; null is
+                                      // the legacy default stream
+  size_t memory_limit =
+      0;  // bytes of device memory that the provider may hold; 0 = as many as there are
   std::function<void(const std::string&)> warn = [](const std::string&) {};
 };
 
 struct Lane : Counted<&Stats::live_lanes> {
-  Lane(Device& device, const std::optional<Stream>& user);  // the context must be current; throws Failure
+  Lane(Device& device,
+       const std::optional<Stream>& user);  // the context must be current; throws Failure
   ~Lane();
   Lane(const Lane&) = delete;
 
-  // Makes the arena at least this large, and smaller again when runs have long asked for much less. Both move it: `generation` changes, and what was laid out on it must be laid out again.
+  // Makes the arena at least this large, and smaller again when runs have long asked for much less.
+  // Both move it: `generation` changes, and what was laid out on it must be laid out again.
   void reserve(size_t bytes);
   void synchronize();  // throws Failure, also where a kernel has met bad data
-  // Orders the run with a stream of ONNX Runtime's user: what it was given so far comes before what the lane is given next, and what it is given
-  // after the run after the lane's work. The lane keeps its own stream, where its arena, its blocks and its graphs are. Nothing for a stream
-  // that is not among the device's `sync_streams`.
+  // Orders the run with a stream of ONNX Runtime's user: what it was given so far comes before what
+  // the lane is given next, and what it is given after the run after the lane's work. The lane
+  // keeps its own stream, where its arena, its blocks and its graphs are. Nothing for a stream that
+  // is not among the device's `sync_streams`.
   void join(Stream guest);
-  void join_all();  // with all of them: ONNX Runtime does not tell which was meant
+  void join_all();          // with all of them: ONNX Runtime does not tell which was meant
   void show(Stream guest);  // lets it wait for the lane's work so far, if it was joined
   void leave_guests();      // the end of the run, which was not waited for
-  // The word that kernels write which meet bad data, in host memory that the device sees: reading it costs nothing.
+  // The word that kernels write which meet bad data, in host memory that the device sees: reading
+  // it costs nothing.
   Address fault_word();
   void report_fault();  // throws Failure if it was written; the lane's work must be done
   // A recorded graph uses this block: nobody else may get it before `release_held`.
@@ -44,22 +51,28 @@ struct Lane : Counted<&Stats::live_lanes> {
   void release_held();
 
   Device& device;
-  Stream stream = nullptr;  // ordered with the legacy default stream, so that tensors of other libraries' default streams need no more synchronisation
+  Stream stream = nullptr;  // ordered with the legacy default stream, so that tensors of other
+                            // libraries' default streams need no more synchronisation
   Stream side = nullptr;    // for recording graphs
   Buffer arena;
   long generation = 0;
-  struct Record { int id = -1; long generation = 0, elsewhere = 0; } record;  // the graph id of the run (-1: none), and what must be the same at its end
-  bool recording = false;   // a run on this lane is recorded on `side` as a whole (ORT's graph capture)
-  const bool foreign;       // `stream` belongs to the user
-  std::vector<Address> held;  // blocks that a recorded run allocated or released: its replays use them
+  struct Record {
+    int id = -1;
+    long generation = 0, elsewhere = 0;
+  } record;  // the graph id of the run (-1: none), and what must be the same at its end
+  bool recording =
+      false;           // a run on this lane is recorded on `side` as a whole (ORT's graph capture)
+  const bool foreign;  // `stream` belongs to the user
+  std::vector<Address>
+      held;  // blocks that a recorded run allocated or released: its replays use them
   size_t asked = 0, asked_before = 0;  // most bytes in this window of `reserve`s and the one before
   long reserves = 0;
   volatile uint32_t* fault = nullptr;
-  bool unfinished = false;  // a run on it was not waited for: its faults show later
-  long partitions = 0;      // begun by the run
-  bool failed = false;      // one of them
+  bool unfinished = false;     // a run on it was not waited for: its faults show later
+  long partitions = 0;         // begun by the run
+  bool failed = false;         // one of them
   std::vector<Stream> guests;  // joined by the run
-  bool host_copies = false; // the run copied to or from the host, which a graph would not repeat
+  bool host_copies = false;    // the run copied to or from the host, which a graph would not repeat
 
  private:
   bool joined(Stream guest) const;
@@ -69,7 +82,8 @@ struct Lane : Counted<&Stats::live_lanes> {
 // The lanes of one session: as many as there were concurrent runs.
 class Lanes {
  public:
-  explicit Lanes(Device& device, Settings settings = {}) : device(device), settings(std::move(settings)) {}
+  explicit Lanes(Device& device, Settings settings = {})
+      : device(device), settings(std::move(settings)) {}
   ~Lanes();
 
   // A run begins and ends on this thread (ORT's OnRunStart and OnRunEnd).
@@ -80,11 +94,12 @@ class Lanes {
   Lane* here() const;
   Lane& acquire();
   void release(Lane& lane);
-  void synchronize();  // all of them
+  void synchronize();     // all of them
   void drain() noexcept;  // waits for their work before they go
   // Runs are spread over threads from now on.
   void expect_threads();
-  // Partitions lie in bodies of control flow, where ONNX Runtime does not tell the stream that a run was given.
+  // Partitions lie in bodies of control flow, where ONNX Runtime does not tell the stream that a
+  // run was given.
   void expect_bodies() { bodies_ = true; }
   // Partitions that ran on other lanes than their run's.
   long elsewhere() const { return elsewhere_; }
@@ -102,15 +117,18 @@ class Lanes {
   std::vector<Lane*> idle_;
 };
 
-// Lets `later` wait for what `earlier` was given so far; they may be of two devices. Throws Failure.
+// Lets `later` wait for what `earlier` was given so far; they may be of two devices. Throws
+// Failure.
 void order(Device& earlier_device, Stream earlier, Device& later_device, Stream later);
 
 bool running();  // whether a run is on this thread
 
-// The lane of the innermost run on this thread that is on this device, of whatever session; else null.
+// The lane of the innermost run on this thread that is on this device, of whatever session; else
+// null.
 Lane* lane_of_thread(const Device& device);
 
-// The lane a partition runs on: the thread's own, else (ORT's parallel executor) one of the session's, synchronised before and after.
+// The lane a partition runs on: the thread's own, else (ORT's parallel executor) one of the
+// session's, synchronised before and after.
 class Borrowed {
  public:
   explicit Borrowed(Lanes& lanes);

@@ -18,7 +18,8 @@ Address address_of(const void* p) { return reinterpret_cast<Address>(p); }
 
 }  // namespace
 
-Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer)
+Partition::Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
+                     const std::function<Blob(const std::string&)>& initializer)
     : plan_(std::move(plan)), lanes_(std::move(lanes)), device_(lanes_->device) {
   const Current current(device_);
   for (const LaunchSpec& l : plan_->run) faults_ |= l.cuda->faults;
@@ -41,9 +42,12 @@ Kernels load_kernels(Device& device, const Plan& plan) {
   const auto load = [&](const std::vector<LaunchSpec>& launches, std::vector<Function>& functions) {
     for (const LaunchSpec& l : launches) {
       if (device.largest_cluster() && l.cuda->cluster > device.largest_cluster())
-        throw NoKernel("kernel '" + l.cuda->symbol + "' is launched in clusters of " + std::to_string(l.cuda->cluster) + ", the device has room for " + std::to_string(device.largest_cluster()) + " at most");
+        throw NoKernel("kernel '" + l.cuda->symbol + "' is launched in clusters of " +
+                       std::to_string(l.cuda->cluster) + ", the device has room for " +
+                       std::to_string(device.largest_cluster()) + " at most");
       out.modules.push_back(device.module(plan.pack->blobs()[size_t(l.cuda->cubin)]));
-      functions.push_back(out.modules.back()->function(l.cuda->symbol, l.cuda->shared_bytes, l.cuda->cluster));
+      functions.push_back(
+          out.modules.back()->function(l.cuda->symbol, l.cuda->shared_bytes, l.cuda->cluster));
     }
   };
   try {
@@ -58,7 +62,8 @@ Kernels load_kernels(Device& device, const Plan& plan) {
   return out;
 }
 
-// Lays out two blocks: what run launches read stays; what only init launches use (sources of packed weights, their scratch) goes again.
+// Lays out two blocks: what run launches read stays; what only init launches use (sources of packed
+// weights, their scratch) goes again.
 void Partition::make_constants(const std::function<Blob(const std::string&)>& initializer) {
   const size_t n = plan_->buffers.size();
   std::vector<char> in_run(n, 0), in_init(n, 0);
@@ -85,12 +90,14 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
       case BufferKind::kArena:
         if (!in_init[k]) continue;
         layout_.bytes[k] = value[size_t(b.bytes)];
-        if (!plan_->exprs[size_t(b.bytes)].constant || layout_.bytes[k] < 0) throw Failure("scratch of an init launch has no fixed size");
+        if (!plan_->exprs[size_t(b.bytes)].constant || layout_.bytes[k] < 0)
+          throw Failure("scratch of an init launch has no fixed size");
         break;
     }
     if (source[k].data) layout_.bytes[k] = int64_t(source[k].bytes);
     if (layout_.bytes[k] > INT64_MAX / 4 - int64_t(total) - int64_t(passing_total))
-      throw Failure("constants and scratch of " + std::to_string(layout_.bytes[k]) + " bytes and more: no GPU has as much memory; make the pack again");
+      throw Failure("constants and scratch of " + std::to_string(layout_.bytes[k]) +
+                    " bytes and more: no GPU has as much memory; make the pack again");
     const size_t room = align_up(size_t(layout_.bytes[k]) + kSlack, kDeviceAlign);
     if (b.kind == BufferKind::kConst || (in_run[k] && b.kind != BufferKind::kArena))
       layout_.offset[k] = int64_t(total), total += room;
@@ -106,15 +113,20 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     Lanes& lanes;
     Lane& lane;
     ~Release() {
-      driver().stream_synchronize(lane.stream);  // `temporary` must be idle when it goes back, also after a failure
+      driver().stream_synchronize(
+          lane.stream);  // `temporary` must be idle when it goes back, also after a failure
       lanes.release(lane);
     }
   } release{*lanes_, lane};
-  check(driver().fill_async(constants_.address(), 0, std::max(total, size_t(1)), lane.stream), "clearing the constants");
+  check(driver().fill_async(constants_.address(), 0, std::max(total, size_t(1)), lane.stream),
+        "clearing the constants");
   std::vector<Address> base(n, 0);
   for (size_t k = 0; k < n; k++) {
-    base[k] = layout_.offset[k] >= 0 ? constants_.address() + Address(layout_.offset[k]) : temporary.address() + passing[k];
-    if (source[k].bytes) copy(base[k], address_of(source[k].data), source[k].bytes, lane.stream, "copying the constants");
+    base[k] = layout_.offset[k] >= 0 ? constants_.address() + Address(layout_.offset[k])
+                                     : temporary.address() + passing[k];
+    if (source[k].bytes)
+      copy(base[k], address_of(source[k].data), source[k].bytes, lane.stream,
+           "copying the constants");
   }
   if (!plan_->init.empty()) {
     std::vector<Place> operands;
@@ -122,7 +134,8 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     for (const LaunchSpec& l : plan_->init) {
       for (const OperandSpec& o : l.operands) {
         const int64_t offset = value[size_t(o.offset)];
-        if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
+        if (offset < 0 || offset > layout_.bytes[size_t(o.buffer)])
+          throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
         operands.push_back({Base::kConst, 0, int64_t(base[size_t(o.buffer)]) + offset});
       }
       for (int e : l.ints) ints.push_back(value[size_t(e)]);
@@ -130,9 +143,12 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
     LaunchList launches(device_, plan_->init, kernels_.init, operands, ints);
     Addresses absolute;
     absolute.empty = device_.empty();
-    if (std::any_of(plan_->init.begin(), plan_->init.end(), [](const LaunchSpec& l) { return l.cuda->faults; })) absolute.fault = lane.fault_word();
+    if (std::any_of(plan_->init.begin(), plan_->init.end(),
+                    [](const LaunchSpec& l) { return l.cuda->faults; }))
+      absolute.fault = lane.fault_word();
     launches.address(absolute);
-    lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name) : launches.launch(lane.stream);
+    lanes_->settings.sync_launches ? launches.launch_synchronised(lane.stream, plan_->name)
+                                   : launches.launch(lane.stream);
   }
   check(driver().stream_synchronize(lane.stream), "preparing the constants");
   try {
@@ -142,7 +158,8 @@ void Partition::make_constants(const std::function<Blob(const std::string&)>& in
   }
 }
 
-// A lane's state belongs to its run, but for the graphs in it: these may be dropped for the sake of others.
+// A lane's state belongs to its run, but for the graphs in it: these may be dropped for the sake of
+// others.
 struct Partition::Busy {
   explicit Busy(LaneState& s) : state(s) {
     while (state.busy.exchange(true)) std::this_thread::yield();  // dropping is short
@@ -161,9 +178,11 @@ Partition::LaneState& Partition::state_of(const Lane& lane) {
   return *states_.back();
 }
 
-Partition::Prepared& Partition::prepared(LaneState& state, const std::shared_ptr<const Bound>& bound) {
+Partition::Prepared& Partition::prepared(LaneState& state,
+                                         const std::shared_ptr<const Bound>& bound) {
   auto& list = state.prepared;
-  const auto it = std::find_if(list.begin(), list.end(), [&](const auto& p) { return p->bound == bound; });
+  const auto it =
+      std::find_if(list.begin(), list.end(), [&](const auto& p) { return p->bound == bound; });
   if (it != list.end()) {
     std::rotate(list.begin(), it, it + 1);
   } else {
@@ -221,7 +240,9 @@ void Partition::make_room(LaneState& state, size_t most) {
 
 bool Partition::comes_again(Prepared& p, const Addresses& addresses) {
   uint64_t digest = 1;  // two sets of one digest only cost a graph that is made early
-  const auto mix = [&](uint64_t v) { digest = (digest ^ v) * 0x9E3779B97F4A7C15u, digest ^= digest >> 29; };
+  const auto mix = [&](uint64_t v) {
+    digest = (digest ^ v) * 0x9E3779B97F4A7C15u, digest ^= digest >> 29;
+  };
   for (const Address a : {addresses.constants, addresses.arena, addresses.fault}) mix(a);
   for (const auto* of : {&addresses.inputs, &addresses.outputs})
     for (const Address a : *of) mix(a);
@@ -231,13 +252,19 @@ bool Partition::comes_again(Prepared& p, const Addresses& addresses) {
 }
 
 bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
-  if (p.generation != lane.generation) p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
+  if (p.generation != lane.generation)
+    p.recorded.clear(), p.generation = lane.generation;  // the arena has moved
   const auto older = [](const Recorded& a, const Recorded& b) { return a.used < b.used; };
-  const auto too_fast = [&] { return p.made >= kTrials && p.replayed < p.made * kReplays; };  // addresses come and go
-  auto it = std::find_if(p.recorded.begin(), p.recorded.end(), [&](const Recorded& r) { return r.key == addresses; });
+  const auto too_fast = [&] {
+    return p.made >= kTrials && p.replayed < p.made * kReplays;
+  };  // addresses come and go
+  auto it = std::find_if(p.recorded.begin(), p.recorded.end(),
+                         [&](const Recorded& r) { return r.key == addresses; });
   if (it == p.recorded.end()) {
-    if (!comes_again(p, addresses) || too_fast()) return false;  // those that come only once are not worth a graph
-    if (p.recorded.size() == kSeen) p.recorded.erase(std::min_element(p.recorded.begin(), p.recorded.end(), older));
+    if (!comes_again(p, addresses) || too_fast())
+      return false;  // those that come only once are not worth a graph
+    if (p.recorded.size() == kSeen)
+      p.recorded.erase(std::min_element(p.recorded.begin(), p.recorded.end(), older));
     it = p.recorded.emplace(p.recorded.end(), addresses, 0);
   }
   it->used = ++state.clock;
@@ -266,27 +293,35 @@ bool Partition::replay(Lane& lane, LaneState& state, Prepared& p, const Addresse
 void Partition::give_up_graph(Recorded& recorded, const Failure& why) {
   recorded.plain = true;
   recorded.graph = Graph();
-  if (!warned_.exchange(true)) lanes_->settings.warn("partition '" + plan_->name + "' runs without a CUDA graph: " + why.what());
+  if (!warned_.exchange(true))
+    lanes_->settings.warn("partition '" + plan_->name +
+                          "' runs without a CUDA graph: " + why.what());
 }
 
 void Partition::enqueue(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses) {
   p.launches.address(addresses);
-  if (lanes_->settings.sync_launches) return p.launches.launch_synchronised(lane.stream, plan_->name);
+  if (lanes_->settings.sync_launches)
+    return p.launches.launch_synchronised(lane.stream, plan_->name);
   if (lanes_->settings.graphs && p.launches.size() && replay(lane, state, p, addresses)) return;
   p.launches.launch(lane.stream);
 }
 
-void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
+void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound,
+                    const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) {
   if (!bad_constants_.empty()) throw Failure(bad_constants_);
-  const auto passes = [](const Tensor& t, size_t bytes) { return bytes && (t.host || address_of(t.data) % kTensorAlign); };
+  const auto passes = [](const Tensor& t, size_t bytes) {
+    return bytes && (t.host || address_of(t.data) % kTensorAlign);
+  };
   size_t arena = align_up(bound->arena_bytes, kDeviceAlign);
   const auto places = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes) {
     std::vector<size_t> at(tensors.size(), 0);
     for (size_t k = 0; k < tensors.size(); k++)
-      if (passes(tensors[k], bytes[k])) at[k] = arena, arena += align_up(bytes[k] + kSlack, kDeviceAlign);
+      if (passes(tensors[k], bytes[k]))
+        at[k] = arena, arena += align_up(bytes[k] + kSlack, kDeviceAlign);
     return at;
   };
-  const std::vector<size_t> input_at = places(inputs, bound->input_bytes), output_at = places(outputs, bound->output_bytes);
+  const std::vector<size_t> input_at = places(inputs, bound->input_bytes),
+                            output_at = places(outputs, bound->output_bytes);
   lane.reserve(arena);
 
   Addresses addresses;
@@ -295,9 +330,12 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const
   addresses.empty = device_.empty();
   if (faults_) addresses.fault = lane.fault_word();
   bool host = false;
-  const auto locate = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes, const std::vector<size_t>& at, std::vector<Address>& to) {
+  const auto locate = [&](const std::vector<Tensor>& tensors, const std::vector<size_t>& bytes,
+                          const std::vector<size_t>& at, std::vector<Address>& to) {
     for (size_t k = 0; k < tensors.size(); k++) {
-      to.push_back(!bytes[k] ? addresses.empty : passes(tensors[k], bytes[k]) ? addresses.arena + at[k] : address_of(tensors[k].data));
+      to.push_back(!bytes[k]                      ? addresses.empty
+                   : passes(tensors[k], bytes[k]) ? addresses.arena + at[k]
+                                                  : address_of(tensors[k].data));
       host |= tensors[k].host && bytes[k];
     }
   };
@@ -309,19 +347,29 @@ void Partition::run(Lane& lane, const std::shared_ptr<const Bound>& bound, const
   Prepared& p = prepared(state, bound);
   lane.partitions++;
   for (size_t k = 0; k < inputs.size(); k++)
-    if (passes(inputs[k], bound->input_bytes[k])) copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.stream, "copying an input");
+    if (passes(inputs[k], bound->input_bytes[k]))
+      copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.stream,
+           "copying an input");
   enqueue(lane, state, p, addresses);
   for (size_t k = 0; k < outputs.size(); k++)
-    if (passes(outputs[k], bound->output_bytes[k])) copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.stream, "copying an output");
+    if (passes(outputs[k], bound->output_bytes[k]))
+      copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.stream,
+           "copying an output");
   lane.host_copies |= host;
   if (lane.recording && !lane.host_copies) {
-    for (const auto* tensors : {&inputs, &outputs})  // also those that were there before the run, and that their owner may drop
+    for (const auto* tensors :
+         {&inputs,
+          &outputs})  // also those that were there before the run, and that their owner may drop
       for (const Tensor& t : *tensors) lane.hold(address_of(t.data));
     for (size_t k = 0; k < inputs.size(); k++)
-      if (passes(inputs[k], bound->input_bytes[k])) copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.side, "copying an input");
+      if (passes(inputs[k], bound->input_bytes[k]))
+        copy(addresses.inputs[k], address_of(inputs[k].data), bound->input_bytes[k], lane.side,
+             "copying an input");
     p.launches.launch(lane.side);
     for (size_t k = 0; k < outputs.size(); k++)
-      if (passes(outputs[k], bound->output_bytes[k])) copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.side, "copying an output");
+      if (passes(outputs[k], bound->output_bytes[k]))
+        copy(address_of(outputs[k].data), addresses.outputs[k], bound->output_bytes[k], lane.side,
+             "copying an output");
   }
   if (host) {
     check(driver().stream_synchronize(lane.stream), "running partition '" + plan_->name + "'");

@@ -1,4 +1,5 @@
-// One compiled partition on a GPU: its plan, its constants in device memory, and what repeated and concurrent runs share.
+// One compiled partition on a GPU: its plan, its constants in device memory, and what repeated and
+// concurrent runs share.
 #pragma once
 #include <array>
 #include <atomic>
@@ -8,44 +9,62 @@
 #include <mutex>
 #include <vector>
 
-#include "plan/bound.h"
 #include "cuda/lane.h"
 #include "cuda/launch.h"
+#include "plan/bound.h"
 
 namespace tracea::cuda {
 
-// A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a 16-byte boundary), goes through the arena.
-struct Tensor { void* data; bool host; };
+// A tensor of a run. One that lies in host memory, or where kernels cannot read it (not on a
+// 16-byte boundary), goes through the arena.
+struct Tensor {
+  void* data;
+  bool host;
+};
 
 // The loaded kernels of a plan: of its launches of a run, then of those that prepare constants.
-struct Kernels { std::vector<std::shared_ptr<Module>> modules; std::vector<Function> run, init; };
+struct Kernels {
+  std::vector<std::shared_ptr<Module>> modules;
+  std::vector<Function> run, init;
+};
 // The device cannot run a kernel.
-struct NoKernel : Failure { using Failure::Failure; };
-// Throws NoKernel, or Failure where the device has no memory or does not work. The context must be current.
+struct NoKernel : Failure {
+  using Failure::Failure;
+};
+// Throws NoKernel, or Failure where the device has no memory or does not work. The context must be
+// current.
 Kernels load_kernels(Device& device, const Plan& plan);
 
 class Partition : public Cache, Counted<&Stats::live_partitions> {
  public:
-  // `initializer` gives the contents of a constant by name; they are read only during construction. Loads the kernels, copies the
-  // constants and runs the init launches. Where the session's settings say so, recorded graphs are replayed from the second run with the
-  // same shapes and addresses on. Throws Failure.
-  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes, const std::function<Blob(const std::string&)>& initializer);
+  // `initializer` gives the contents of a constant by name; they are read only during construction.
+  // Loads the kernels, copies the constants and runs the init launches. Where the session's
+  // settings say so, recorded graphs are replayed from the second run with the same shapes and
+  // addresses on. Throws Failure.
+  Partition(std::shared_ptr<const Plan> plan, std::shared_ptr<Lanes> lanes,
+            const std::function<Blob(const std::string&)>& initializer);
   ~Partition() override;
 
   const Plan& plan() const { return *plan_; }
   Lanes& lanes() const { return *lanes_; }
-  std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs) { return bounds_.get(*plan_, layout_, inputs); }
-  // Enqueues a run on the lane; waits for its end only when a tensor lies in host memory. Re-entrant for different lanes. Throws Failure.
-  void run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
+  std::shared_ptr<const Bound> bound(const std::vector<InputTensor>& inputs) {
+    return bounds_.get(*plan_, layout_, inputs);
+  }
+  // Enqueues a run on the lane; waits for its end only when a tensor lies in host memory.
+  // Re-entrant for different lanes. Throws Failure.
+  void run(Lane& lane, const std::shared_ptr<const Bound>& bound, const std::vector<Tensor>& inputs,
+           const std::vector<Tensor>& outputs);
   // The launches of this lane's last run of `bound`, laid out for its addresses.
   const LaunchList& launches(Lane& lane, const std::shared_ptr<const Bound>& bound);
   // Drops the recorded graphs of all lanes that are not about to replay one.
   bool drop() override;
 
  private:
-  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one at least.
+  // Sets of shapes per lane; sets of addresses per set of shapes; graphs of all lanes, and of one
+  // at least.
   static constexpr size_t kPrepared = 16, kSeen = 64, kGraphs = 64, kLaneGraphs = 4;
-  static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and replays that make one worth its cost
+  static constexpr long kTrials = 16, kReplays = 16;  // graphs made before their use is judged, and
+                                                      // replays that make one worth its cost
 
   // Addresses that came again, with their graph. `plain`: no graph can be made of them.
   struct Recorded : Counted<&Stats::live_addresses> {
@@ -58,14 +77,16 @@ class Partition : public Cache, Counted<&Stats::live_partitions> {
   // The launches for one set of shapes on one lane.
   struct Prepared : Counted<&Stats::live_prepared> {
     Prepared(const Partition& p, std::shared_ptr<const Bound> b)
-        : bound(std::move(b)), launches(p.device_, p.plan_->run, p.kernels_.run, bound->operands, bound->ints) {}
+        : bound(std::move(b)),
+          launches(p.device_, p.plan_->run, p.kernels_.run, bound->operands, bound->ints) {}
     std::shared_ptr<const Bound> bound;
     LaunchList launches;
     std::list<Recorded> recorded;
-    std::array<uint64_t, kSeen> seen{};  // digests of the addresses that came last: most come once, and leave nothing else
+    std::array<uint64_t, kSeen>
+        seen{};  // digests of the addresses that came last: most come once, and leave nothing else
     size_t next_seen = 0;
-    long generation = -1;            // of the lane's arena when `recorded` began
-    long made = 0, replayed = 0;     // graphs
+    long generation = -1;         // of the lane's arena when `recorded` began
+    long made = 0, replayed = 0;  // graphs
   };
   struct LaneState {
     const Lane* lane;
@@ -82,7 +103,7 @@ class Partition : public Cache, Counted<&Stats::live_partitions> {
   // Whether a graph was replayed; else the launches are still to be made.
   bool replay(Lane& lane, LaneState& state, Prepared& p, const Addresses& addresses);
   static void make_room(LaneState& state, size_t most);
-  static bool drop_graphs(LaneState& state);  // whether there were any
+  static bool drop_graphs(LaneState& state);                         // whether there were any
   static bool comes_again(Prepared& p, const Addresses& addresses);  // remembers them
   size_t graphs_of_a_lane();
   void give_up_graph(Recorded& recorded, const Failure& why);
@@ -95,7 +116,8 @@ class Partition : public Cache, Counted<&Stats::live_partitions> {
   Kernels kernels_;
   ConstantLayout layout_;
   Buffer constants_;
-  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch met bad data
+  std::string bad_constants_;  // why every run fails, as it does in ONNX Runtime: an init launch
+                               // met bad data
   BoundPlans bounds_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<LaneState>> states_;

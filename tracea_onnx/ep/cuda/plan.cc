@@ -12,7 +12,8 @@ constexpr int64_t kMaxBlock = 1024, kMaxShared = 256 * 1024, kMaxCluster = 16;
 
 unsigned bounded(const Json& v, int64_t least, int64_t most, const char* what) {
   const int64_t n = v.integer(what);
-  if (n < least || n > most) throw Failure(std::string(what) + " " + std::to_string(n) + " is out of range");
+  if (n < least || n > most)
+    throw Failure(std::string(what) + " " + std::to_string(n) + " is out of range");
   return unsigned(n);
 }
 
@@ -24,13 +25,17 @@ struct Reader {
 
   void number(const Json& v) {
     launch.ints.push_back(v.index(plan.exprs.size(), "expression"));
-    if (init && !plan.exprs[size_t(launch.ints.back())].constant) throw Failure("an init launch may not depend on input shapes");
+    if (init && !plan.exprs[size_t(launch.ints.back())].constant)
+      throw Failure("an init launch may not depend on input shapes");
   }
 
   void operand(const Json& buffer, const Json& offset) {
-    const OperandSpec o{buffer.index(plan.buffers.size(), "buffer"), offset.index(plan.exprs.size(), "expression")};
+    const OperandSpec o{buffer.index(plan.buffers.size(), "buffer"),
+                        offset.index(plan.exprs.size(), "expression")};
     const BufferKind kind = plan.buffers[size_t(o.buffer)].kind;
-    if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput || !plan.exprs[size_t(o.offset)].constant)) throw Failure("an init launch may only use constants");
+    if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput ||
+                 !plan.exprs[size_t(o.offset)].constant))
+      throw Failure("an init launch may only use constants");
     launch.operands.push_back(o);
   }
 
@@ -46,7 +51,8 @@ struct Reader {
     const auto& steps = v.at("steps").array("steps");
     m.rank = int(dims.size());
     m.im2col = !v.at("im2col").is_null();
-    if (m.rank < 1 || m.rank > kMaxMapRank || int(strides.size()) != m.rank - 1 || (!m.im2col && int(box.size()) != m.rank) || (!steps.empty() && int(steps.size()) != m.rank))
+    if (m.rank < 1 || m.rank > kMaxMapRank || int(strides.size()) != m.rank - 1 ||
+        (!m.im2col && int(box.size()) != m.rank) || (!steps.empty() && int(steps.size()) != m.rank))
       throw Failure("a malformed tensor map");
     for (const Json& d : dims) number(d);
     for (const Json& s : strides) number(s);
@@ -58,8 +64,11 @@ struct Reader {
       const auto& window = v.at("im2col").array("im2col");
       if (window.size() != 4 || m.rank < 3) throw Failure("a malformed tensor map");
       const auto &lower = window[0].array("lower corner"), &upper = window[1].array("upper corner");
-      if (int(lower.size()) != m.rank - 2 || int(upper.size()) != m.rank - 2) throw Failure("a malformed tensor map");
-      for (size_t k = 0; k < lower.size(); k++) m.lower[k] = int(lower[k].integer("lower corner")), m.upper[k] = int(upper[k].integer("upper corner"));
+      if (int(lower.size()) != m.rank - 2 || int(upper.size()) != m.rank - 2)
+        throw Failure("a malformed tensor map");
+      for (size_t k = 0; k < lower.size(); k++)
+        m.lower[k] = int(lower[k].integer("lower corner")),
+        m.upper[k] = int(upper[k].integer("upper corner"));
       m.channels = bounded(window[2], 1, 256, "channels per pixel");
       m.pixels = bounded(window[3], 1, 1024, "pixels per column");
     }
@@ -70,9 +79,14 @@ struct Reader {
     const auto& items = row.array("argument");
     if (items.empty()) throw Failure("an empty argument");
     const std::string& kind = items[0].text("kind of argument");
-    static const struct { const char* name; size_t size; CudaArgument kind; } kKinds[] = {
-        {"p", 3, CudaArgument::kPointer}, {"null", 1, CudaArgument::kNull}, {"i", 2, CudaArgument::kInt32},
-        {"l", 2, CudaArgument::kInt64}, {"f", 2, CudaArgument::kFloat32}, {"t", 2, CudaArgument::kTensorMap}, {"e", 1, CudaArgument::kFault}};
+    static const struct {
+      const char* name;
+      size_t size;
+      CudaArgument kind;
+    } kKinds[] = {{"p", 3, CudaArgument::kPointer}, {"null", 1, CudaArgument::kNull},
+                  {"i", 2, CudaArgument::kInt32},   {"l", 2, CudaArgument::kInt64},
+                  {"f", 2, CudaArgument::kFloat32}, {"t", 2, CudaArgument::kTensorMap},
+                  {"e", 1, CudaArgument::kFault}};
     for (const auto& k : kKinds) {
       if (kind != k.name) continue;
       if (items.size() != k.size) throw Failure("a malformed argument '" + kind + "'");
@@ -82,7 +96,8 @@ struct Reader {
         case CudaArgument::kNull: return;
         case CudaArgument::kInt32:
         case CudaArgument::kInt64: return number(items[1]);
-        case CudaArgument::kFloat32: return launch.floats.push_back(float(items[1].number("float")));
+        case CudaArgument::kFloat32:
+          return launch.floats.push_back(float(items[1].number("float")));
         case CudaArgument::kTensorMap: return map(items[1]);
         case CudaArgument::kFault: cuda.faults = true; return;
       }

@@ -1,6 +1,7 @@
-// A launch of a CUDA Plan as it is written (docs/cuda.md, "CUDA"): what to launch and how its arguments are laid out.
-// The buffers, expressions and floats it uses are the LaunchSpec's operands, ints and floats, in the order the arguments use them:
-// ints begin with the grid; a tensor map takes one operand, then its dims and its strides.
+// A launch of a CUDA Plan as it is written (docs/cuda.md, "CUDA"): what to launch and how its
+// arguments are laid out. The buffers, expressions and floats it uses are the LaunchSpec's
+// operands, ints and floats, in the order the arguments use them: ints begin with the grid; a
+// tensor map takes one operand, then its dims and its strides.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,9 +18,11 @@ enum class CudaArgument : uint8_t { kPointer, kNull, kInt32, kInt64, kFloat32, k
 
 constexpr int kMaxMapRank = 5;
 
-// The fixed part of a CUtensorMap. Innermost dimension first; `im2col`: lower and upper corner have rank - 2 entries.
+// The fixed part of a CUtensorMap. Innermost dimension first; `im2col`: lower and upper corner have
+// rank - 2 entries.
 struct CudaMap {
-  int dtype, rank, swizzle, together;  // together: bytes that L2 reads of memory when a copy needs one of them
+  int dtype, rank, swizzle,
+      together;  // together: bytes that L2 reads of memory when a copy needs one of them
   uint32_t box[kMaxMapRank], steps[kMaxMapRank];
   bool im2col;
   int lower[kMaxMapRank], upper[kMaxMapRank];
@@ -31,12 +34,14 @@ struct CudaLaunch {
   std::string symbol;
   unsigned block, shared_bytes, cluster;
   bool faults = false;  // may meet bad data: has an argument kFault
-  bool programmatic;    // starts while the launch before it ends; the kernel waits for its data itself
+  bool
+      programmatic;  // starts while the launch before it ends; the kernel waits for its data itself
   std::vector<CudaArgument> arguments;
   std::vector<CudaMap> maps;
 };
 
-// Fills `launch` from one record of a plan whose buffers and expressions are known already. Throws Failure.
+// Fills `launch` from one record of a plan whose buffers and expressions are known already. Throws
+// Failure.
 void read_cuda_launch(const Json& row, bool init, const Plan& plan, LaunchSpec& launch);
 
 }  // namespace tracea

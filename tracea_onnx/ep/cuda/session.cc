@@ -6,16 +6,16 @@
 
 #include "cuda/factory.h"
 #include "cuda/stream.h"
-#include "plan/failure.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
+#include "plan/failure.h"
 #include "plan/stats.h"
 
 namespace tracea::cuda {
 namespace {
 
 constexpr int kStringTensor = 8, kLastType = 31;  // more than there are: ORT says which it knows
-enum { kMemCpuInput = -2, kMemCpuOutput = -1 };  // OrtMemType
+enum { kMemCpuInput = -2, kMemCpuOutput = -1 };   // OrtMemType
 
 void copy_compute(OrtKernelContext* context) {
   const OrtValue* from = nullptr;
@@ -38,7 +38,8 @@ const OrtKernelCreateFunc kCreateCopyKernel = [](void*, const OrtKernelInfo*, Or
   *out = k;
 };
 
-// For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host memory; with kernels of ours it does not.
+// For a provider that compiles all its nodes, ORT leaves what its own MemcpyFromHost makes in host
+// memory; with kernels of ours it does not.
 OrtKernelRegistry* make_copy_kernels() {
   OrtKernelRegistry* registry = nullptr;
   tracea::check(ort.CreateKernelRegistry(&registry));
@@ -55,11 +56,13 @@ OrtKernelRegistry* make_copy_kernels() {
     OrtKernelDefBuilder* b = nullptr;
     OrtKernelDef* d = nullptr;
     tracea::check(ort.CreateKernelDefBuilder(&b));
-    tracea::check(ort.KernelDefBuilder_SetOperatorType(b, to_host ? "MemcpyToHost" : "MemcpyFromHost"));
+    tracea::check(
+        ort.KernelDefBuilder_SetOperatorType(b, to_host ? "MemcpyToHost" : "MemcpyFromHost"));
     tracea::check(ort.KernelDefBuilder_SetDomain(b, ""));
     tracea::check(ort.KernelDefBuilder_SetSinceVersion(b, 1, 1));
     tracea::check(ort.KernelDefBuilder_SetExecutionProvider(b, kProviderName));
-    tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput) : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
+    tracea::check(to_host ? ort.KernelDefBuilder_SetOutputMemType(b, 0, kMemCpuOutput)
+                          : ort.KernelDefBuilder_SetInputMemType(b, 0, kMemCpuInput));
     tracea::check(ort.KernelDefBuilder_AddTypeConstraint(b, "T", types.data(), types.size()));
     tracea::check(ort.KernelDefBuilder_Build(b, &d));
     tracea::check(ort.KernelRegistry_AddKernel(registry, d, kCreateCopyKernel, nullptr));
@@ -74,7 +77,9 @@ int graph_id(const OrtRunOptions* options) {
   if (!text || !*text) return 0;
   char* end = nullptr;
   const long id = strtol(text, &end, 10);
-  if (*end || id < -1 || id > INT_MAX) throw Failure(std::string("run option gpu_graph_id='") + text + "' is not a number from -1 to " + std::to_string(INT_MAX));
+  if (*end || id < -1 || id > INT_MAX)
+    throw Failure(std::string("run option gpu_graph_id='") + text +
+                  "' is not a number from -1 to " + std::to_string(INT_MAX));
   return int(id);
 }
 
@@ -82,13 +87,21 @@ Session* (*session_of)(OrtEp*) = nullptr;
 
 }  // namespace
 
-Session::Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn)
-    : device_(Device::get(ordinal)), graphs_(options.cuda_graph), memory_limit_(options.memory_limit) {
+Session::Session(int ordinal, bool device_memory, const Options& options,
+                 std::function<void(const std::string&)> warn)
+    : device_(Device::get(ordinal)),
+      graphs_(options.cuda_graph),
+      memory_limit_(options.memory_limit) {
   device_.health.need();
   if (graphs_ == GraphMode::kSession && (!device_memory || ort.abi < 26))
-    throw Failure(device_memory ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
-                                : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
-  if (graphs_ == GraphMode::kSession && options.sync_launches) throw Failure("sync_launches=1 waits for every launch, which enable_cuda_graph=session cannot record; leave one of them out");
+    throw Failure(
+        device_memory
+            ? "enable_cuda_graph=session needs ONNX Runtime 1.26 or newer; use enable_cuda_graph=1"
+            : "enable_cuda_graph=session needs a GPU device; add the provider option device_id");
+  if (graphs_ == GraphMode::kSession && options.sync_launches)
+    throw Failure(
+        "sync_launches=1 waits for every launch, which enable_cuda_graph=session cannot record; "
+        "leave one of them out");
   Settings settings;
   settings.graphs = graphs_ == GraphMode::kPartition;
   settings.sync_launches = options.sync_launches;
@@ -96,10 +109,15 @@ Session::Session(int ordinal, bool device_memory, const Options& options, std::f
   if (options.user_stream) {
     const Current current(device_);
     const auto stream = reinterpret_cast<Stream>(*options.user_stream);
-    constexpr uint64_t kNamed = 2;  // the legacy default stream has two names, the one of each thread one
+    constexpr uint64_t kNamed =
+        2;  // the legacy default stream has two names, the one of each thread one
     Context owner = device_.context();
-    if (*options.user_stream > kNamed) cuda::check(driver().stream_context(stream, &owner), "looking at the stream of user_compute_stream");
-    if (owner != device_.context()) throw Failure("the stream of the provider option user_compute_stream is not of CUDA device " + std::to_string(ordinal));
+    if (*options.user_stream > kNamed)
+      cuda::check(driver().stream_context(stream, &owner),
+                  "looking at the stream of user_compute_stream");
+    if (owner != device_.context())
+      throw Failure("the stream of the provider option user_compute_stream is not of CUDA device " +
+                    std::to_string(ordinal));
     settings.user_stream = stream;
   }
   lanes_ = std::make_shared<Lanes>(device_, std::move(settings));
@@ -117,8 +135,9 @@ Session::~Session() {
   if (copy_kernels_) ort.ReleaseKernelRegistry(copy_kernels_);
 }
 
-// ORT calls it for the inputs of a run and for its outputs (IOBinding). Inputs may come from streams that nothing else orders with ours. After
-// each replay of a whole session it does so as well, where waiting for everybody's work would be too much.
+// ORT calls it for the inputs of a run and for its outputs (IOBinding). Inputs may come from
+// streams that nothing else orders with ours. After each replay of a whole session it does so as
+// well, where waiting for everybody's work would be too much.
 void Session::synchronize() {
   if (graphs_ != GraphMode::kSession) {
     const Current current(device_);
@@ -129,23 +148,34 @@ void Session::synchronize() {
 
 void Session::attach(OrtEp& ep, Session* (*find)(OrtEp*)) {
   session_of = find;
-  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) { session_of(self)->run_start(options); };
-  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) { session_of(self)->run_end(synchronize); };
+  ep.OnRunStart = [](OrtEp* self, const OrtRunOptions* options) {
+    session_of(self)->run_start(options);
+  };
+  ep.OnRunEnd = [](OrtEp* self, const OrtRunOptions*, bool synchronize) {
+    session_of(self)->run_end(synchronize);
+  };
   ep.Sync = [](OrtEp* self) { session_of(self)->synchronize(); };
   if (copy_kernels_) {
-    ep.CreateSyncStreamForDevice = [](OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl** out) { *out = make_session_stream(); };
-    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) { *out = session_of(self)->copy_kernels(); };
+    ep.CreateSyncStreamForDevice = [](OrtEp*, const OrtMemoryDevice*, OrtSyncStreamImpl** out) {
+      *out = make_session_stream();
+    };
+    ep.GetKernelRegistry = [](OrtEp* self, const OrtKernelRegistry** out) {
+      *out = session_of(self)->copy_kernels();
+    };
   }
   if (graphs_ != GraphMode::kSession) return;
   ep.IsGraphCaptureEnabled = [](const OrtEp*) { return true; };
-  ep.IsGraphCaptured = [](const OrtEp* self, int id) { return session_of(const_cast<OrtEp*>(self))->captured(id); };
+  ep.IsGraphCaptured = [](const OrtEp* self, int id) {
+    return session_of(const_cast<OrtEp*>(self))->captured(id);
+  };
   ep.ReplayGraph = [](OrtEp* self, int id) { session_of(self)->replay(id); };
   constexpr int kCpuForShapes = 1;  // their results are fixed as long as the bound tensors are
   ep.GetGraphCaptureNodeAssignmentPolicy = [](const OrtEp*) { return kCpuForShapes; };
   ep.ReleaseCapturedGraph = [](OrtEp* self, int id) { session_of(self)->forget(id); };
 }
 
-std::shared_ptr<Partition> Session::compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
+std::shared_ptr<Partition> Session::compile(
+    std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer) {
   return std::make_shared<Partition>(std::move(plan), lanes_, initializer);
 }
 
@@ -159,7 +189,9 @@ Kernels Session::load(const Plan& plan) {
 }
 
 std::string Session::description() const {
-  return "CUDA device " + std::to_string(device_.ordinal) + ", " + device_.about.name + ", sm_" + std::to_string(device_.about.arch) + ", " + std::to_string(device_.about.sms) + " multiprocessors";
+  return "CUDA device " + std::to_string(device_.ordinal) + ", " + device_.about.name + ", sm_" +
+         std::to_string(device_.about.arch) + ", " + std::to_string(device_.about.sms) +
+         " multiprocessors";
 }
 
 void Session::run_start(const OrtRunOptions* options) {
@@ -188,16 +220,20 @@ void Session::run_start(const OrtRunOptions* options) {
   lane.record.elsewhere = lanes_->elsewhere();
 }
 
-// Only what was recorded whole may be replayed: no copy from or to the host, no partition that failed, ran elsewhere or was not reached.
+// Only what was recorded whole may be replayed: no copy from or to the host, no partition that
+// failed, ran elsewhere or was not reached.
 bool Session::finish_recording(Lane& lane) {
   lane.recording = false;
   const Current current(device_);
   Graph graph(device_, lane.side);
   const std::lock_guard<std::mutex> lock(mutex_);
   Capture& c = captures_[lane.record.id];
-  const bool whole = !lane.host_copies && !lane.failed && lane.partitions == std::exchange(c.partitions, lane.partitions) && lanes_->elsewhere() == lane.record.elsewhere;
+  const bool whole = !lane.host_copies && !lane.failed &&
+                     lane.partitions == std::exchange(c.partitions, lane.partitions) &&
+                     lanes_->elsewhere() == lane.record.elsewhere;
   if (!whole || lane.generation != lane.record.generation || c.done) return false;
-  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and the outputs are what they were
+  graph.launch(lane.stream);  // once now: what instantiating left to the first launch is done, and
+                              // the outputs are what they were
   c.done = std::make_unique<Captured>(Captured{std::move(graph), &lane});
   return true;
 }
@@ -233,7 +269,8 @@ bool Session::captured(int id) {
 void Session::replay(int id) {
   const std::lock_guard<std::mutex> lock(mutex_);  // replays share their arena
   const auto it = captures_.find(id);
-  if (it == captures_.end() || !it->second.done) throw Failure("no graph " + std::to_string(id) + " was captured");
+  if (it == captures_.end() || !it->second.done)
+    throw Failure("no graph " + std::to_string(id) + " was captured");
   const Current current(device_);
   Lane& lane = *it->second.done->lane;
   lane.join_all();  // ORT does not tell the stream of a run that it replays
@@ -257,7 +294,8 @@ void Session::forget(int id) {
   captures_.erase(it);
 }
 
-void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs, const std::vector<size_t>& outputs) {
+void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs,
+             const std::vector<size_t>& outputs) {
   const Current current(partition.lanes().device);
   const Plan& plan = partition.plan();
   std::vector<InputTensor> tensors(inputs.size());
@@ -279,7 +317,8 @@ void compute(Partition& partition, OrtKernelContext* context, const std::vector<
   for (size_t k = 0; k < outputs.size(); k++) {
     const auto& dims = bound->output_dims[k];
     OrtValue* value = nullptr;
-    tracea::check(ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
+    tracea::check(
+        ort.KernelContext_GetOutput(context, outputs[k], dims.data(), dims.size(), &value));
     tracea::check(ort.GetTensorMutableData(value, &out[k].data));
     if (bound->output_bytes[k]) need_memory(out[k].data);
     out[k].host = on_host(value);

@@ -1,4 +1,5 @@
-// The GPU side of a session: its lanes, the copy kernels ORT puts between providers, and graph capture as ORT asks for it.
+// The GPU side of a session: its lanes, the copy kernels ORT puts between providers, and graph
+// capture as ORT asks for it.
 #pragma once
 #include <functional>
 #include <map>
@@ -16,20 +17,24 @@ namespace tracea::cuda {
 
 class Session {
  public:
-  // `device_memory`: ORT was given a GPU device, so tensors at the border of partitions lie in its memory; else they lie on the host and
-  // partitions copy them. `warn`: where lines about what goes slower than it could are sent. Throws Failure.
-  Session(int ordinal, bool device_memory, const Options& options, std::function<void(const std::string&)> warn);
+  // `device_memory`: ORT was given a GPU device, so tensors at the border of partitions lie in its
+  // memory; else they lie on the host and partitions copy them. `warn`: where lines about what goes
+  // slower than it could are sent. Throws Failure.
+  Session(int ordinal, bool device_memory, const Options& options,
+          std::function<void(const std::string&)> warn);
   ~Session();
 
   // Sets the callbacks of `ep` that a GPU needs; `find` gets the session of an ep.
   void attach(OrtEp& ep, Session* (*find)(OrtEp*));
-  std::shared_ptr<Partition> compile(std::shared_ptr<const Plan> plan, const std::function<Blob(const std::string&)>& initializer);
+  std::shared_ptr<Partition> compile(std::shared_ptr<const Plan> plan,
+                                     const std::function<Blob(const std::string&)>& initializer);
   // What the compiler must know of the device, as metadata of its request.
   std::vector<std::pair<std::string, std::string>> metadata() const;
   std::string description() const;
   int arch() const { return device_.about.arch; }
   int sms() const { return device_.about.sms; }
-  // Loads the kernels of a plan, which stay loaded as long as they are kept. Throws NoKernel where the device cannot run one of them.
+  // Loads the kernels of a plan, which stay loaded as long as they are kept. Throws NoKernel where
+  // the device cannot run one of them.
   Kernels load(const Plan& plan);
   // Whether tensors between partitions and other nodes lie on the device.
   bool device_memory() const { return copy_kernels_; }
@@ -45,9 +50,16 @@ class Session {
   const OrtKernelRegistry* copy_kernels() const { return copy_kernels_; }
 
  private:
-  struct Captured { Graph graph; Lane* lane; };
+  struct Captured {
+    Graph graph;
+    Lane* lane;
+  };
   // The runs of one graph id (run option gpu_graph_id) so far. partitions: of the last one.
-  struct Capture { int runs = 0; long partitions = 0; std::unique_ptr<Captured> done; };
+  struct Capture {
+    int runs = 0;
+    long partitions = 0;
+    std::unique_ptr<Captured> done;
+  };
   // Whether the graph and its lane are kept for replays.
   bool finish_recording(Lane& lane);
 
@@ -60,7 +72,9 @@ class Session {
   std::map<int, Capture> captures_;
 };
 
-// One run of a partition inside ORT. `inputs` and `outputs`: index in the fused node of each of the plan's tensors. Throws Failure.
-void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs, const std::vector<size_t>& outputs);
+// One run of a partition inside ORT. `inputs` and `outputs`: index in the fused node of each of the
+// plan's tensors. Throws Failure.
+void compute(Partition& partition, OrtKernelContext* context, const std::vector<size_t>& inputs,
+             const std::vector<size_t>& outputs);
 
 }  // namespace tracea::cuda

@@ -20,7 +20,8 @@ struct Notification : OrtSyncNotificationImpl {
   Event event;  // null until it is activated
 };
 
-// What the stream was given so far, and the run on this thread, where that is ordered with the stream.
+// What the stream was given so far, and the run on this thread, where that is ordered with the
+// stream.
 void activate(Notification& n) {
   if (!n.device) return;
   const Current current(*n.device);
@@ -38,7 +39,8 @@ void wait_on_host(Notification& n) {
 void wait_on_device(Notification& n, OrtSyncStream* consumer) {
   if (!n.event) return;
   const Stream given = stream_of(consumer);
-  if (!n.device->sync_streams.has(given)) return wait_on_host(n);  // of a session, or of another provider
+  if (!n.device->sync_streams.has(given))
+    return wait_on_host(n);  // of a session, or of another provider
   const Current current(*n.device);
   check(driver().stream_wait(given, n.event, 0), "waiting for an event");
 }
@@ -55,8 +57,12 @@ OrtSyncNotificationImpl* make_notification(const SyncStream& s) {
     if (const Driver* d = usable()) d->event_destroy(gone->event);
   };
   n->Activate = [](OrtSyncNotificationImpl* self) { activate(*static_cast<Notification*>(self)); };
-  n->WaitOnDevice = [](OrtSyncNotificationImpl* self, OrtSyncStream* consumer) { wait_on_device(*static_cast<Notification*>(self), consumer); };
-  n->WaitOnHost = [](OrtSyncNotificationImpl* self) { wait_on_host(*static_cast<Notification*>(self)); };
+  n->WaitOnDevice = [](OrtSyncNotificationImpl* self, OrtSyncStream* consumer) {
+    wait_on_device(*static_cast<Notification*>(self), consumer);
+  };
+  n->WaitOnHost = [](OrtSyncNotificationImpl* self) {
+    wait_on_host(*static_cast<Notification*>(self));
+  };
   return n;
 }
 
@@ -80,8 +86,12 @@ OrtSyncStreamImpl* make(Device* device, Stream stream) {
   s->device = device;
   s->stream = stream;
   s->Release = [](OrtSyncStreamImpl* it) { release(it); };
-  s->GetHandle = [](OrtSyncStreamImpl* it) { return static_cast<void*>(static_cast<SyncStream*>(it)->stream); };
-  s->CreateNotification = [](OrtSyncStreamImpl* it, OrtSyncNotificationImpl** out) { *out = make_notification(*static_cast<SyncStream*>(it)); };
+  s->GetHandle = [](OrtSyncStreamImpl* it) {
+    return static_cast<void*>(static_cast<SyncStream*>(it)->stream);
+  };
+  s->CreateNotification = [](OrtSyncStreamImpl* it, OrtSyncNotificationImpl** out) {
+    *out = make_notification(*static_cast<SyncStream*>(it));
+  };
   s->Flush = [](OrtSyncStreamImpl* it) { flush(*static_cast<SyncStream*>(it)); };
   s->OnSessionRunEnd = [](OrtSyncStreamImpl*) {};
   return s;
@@ -93,7 +103,8 @@ OrtSyncStreamImpl* make_user_stream(const OrtMemoryDevice* where) {
   Device& device = Device::get(int(ort.MemoryDevice_GetDeviceId(where)));
   const Current current(device);
   Stream stream = nullptr;
-  check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }), "making a stream");
+  check(device.attempt([&] { return driver().stream_create(&stream, kStreamDefault); }),
+        "making a stream");
   OrtSyncStreamImpl* made = nullptr;
   try {
     made = make(&device, stream);

@@ -1,5 +1,5 @@
-// The C ABI of this library: whatever others call goes through here, so that no exception leaves it. ORT, Python's ctypes and the C library
-// have no way to catch one.
+// The C ABI of this library: whatever others call goes through here, so that no exception leaves
+// it. ORT, Python's ctypes and the C library have no way to catch one.
 #pragma once
 #include <cstddef>
 #include <cstdio>
@@ -13,7 +13,8 @@ struct OrtStatus;
 
 namespace tracea {
 
-// OrtErrorCode. Not ORT_EP_FAIL: on that code ORT's Python API silently repeats a run on its CPU provider.
+// OrtErrorCode. Not ORT_EP_FAIL: on that code ORT's Python API silently repeats a run on its CPU
+// provider.
 enum class Code { kFail = 1, kInvalidArgument = 2 };
 
 // An OrtStatus with `line`, made even when memory is short.
@@ -43,19 +44,26 @@ OrtStatus* guarded(Body&& body, Code code = Code::kFail) noexcept {
   return status;
 }
 
-// The value of `body`; after an exception `otherwise`, and its line in `message` if that is not null.
+// The value of `body`; after an exception `otherwise`, and its line in `message` if that is not
+// null.
 template <class R, class Body>
 R answered(R otherwise, char* message, size_t size, Body&& body) noexcept {
   R value = otherwise;
-  const bool whole = contained([&] { value = body(); }, [&](const char* line) noexcept { if (message && size) snprintf(message, size, "%s", line); });
+  const bool whole = contained([&] { value = body(); },
+                               [&](const char* line) noexcept {
+                                 if (message && size) snprintf(message, size, "%s", line);
+                               });
   return whole ? value : otherwise;
 }
 
 // For what has no way to report: the line goes to stderr.
-inline void complain(const char* line) noexcept { fprintf(stderr, "tracea-onnx: error: %s\n", line); }
+inline void complain(const char* line) noexcept {
+  fprintf(stderr, "tracea-onnx: error: %s\n", line);
+}
 
-// A function pointer that C code calls. It takes only lambdas without captures, and none of their exceptions passes it: they become an
-// OrtStatus where one is returned (then `body` may return nothing), else a line on stderr and a zero, false or null.
+// A function pointer that C code calls. It takes only lambdas without captures, and none of their
+// exceptions passes it: they become an OrtStatus where one is returned (then `body` may return
+// nothing), else a line on stderr and a zero, false or null.
 template <class Signature>
 class Callback;
 
@@ -64,7 +72,8 @@ class Callback<R(A...)> {
  public:
   using Pointer = R (*)(A...);
   Callback() = default;
-  template <class Body, class = std::enable_if_t<std::is_empty_v<Body> && !std::is_same_v<Body, Callback>>>
+  template <class Body,
+            class = std::enable_if_t<std::is_empty_v<Body> && !std::is_same_v<Body, Callback>>>
   Callback(Body) noexcept : pointer_(&call<Body>) {}
   operator Pointer() const { return pointer_; }
 
@@ -91,7 +100,9 @@ class Callback<R(A...)> {
   }
   Pointer pointer_ = nullptr;
 };
-static_assert(sizeof(Callback<void()>) == sizeof(void (*)()) && std::is_standard_layout_v<Callback<void()>> && std::is_trivially_copyable_v<Callback<void()>>,
+static_assert(sizeof(Callback<void()>) == sizeof(void (*)()) &&
+                  std::is_standard_layout_v<Callback<void()>> &&
+                  std::is_trivially_copyable_v<Callback<void()>>,
               "a callback lies in ORT's structs as a pointer does");
 
 }  // namespace tracea

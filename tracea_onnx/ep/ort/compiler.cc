@@ -16,7 +16,8 @@ using Compiler = int (*)(const uint8_t* request, size_t n, Reply::Pointer reply,
 
 std::atomic<Compiler> callback{nullptr};
 
-// Ctrl-C came while the callback ran on this thread: every later question of the same session fails at once.
+// Ctrl-C came while the callback ran on this thread: every later question of the same session fails
+// at once.
 thread_local bool interrupted = false;
 constexpr int kInterrupted = 2;  // what the callback answers then
 
@@ -30,19 +31,25 @@ std::shared_ptr<const Pack> compile(const std::string& request) {
   const Compiler ask = callback.load();
   if (!ask) throw Failure("no compiler is registered");
   if (interrupted) throw Failure("interrupted");
-  struct { std::string bytes; bool whole = false; } reply;
+  struct {
+    std::string bytes;
+    bool whole = false;
+  } reply;
   stats.compile_requests++;
   const Reply take = [](void* context, const uint8_t* bytes, size_t n) {
     auto& r = *static_cast<decltype(reply)*>(context);
     r.bytes.assign(reinterpret_cast<const char*>(bytes), n);
     r.whole = true;
   };
-  const int failed = ask(reinterpret_cast<const uint8_t*>(request.data()), request.size(), take, &reply);
+  const int failed =
+      ask(reinterpret_cast<const uint8_t*>(request.data()), request.size(), take, &reply);
   if (failed == kInterrupted) {
     interrupted = true;
-    raise(SIGINT);  // the callback could not raise into native code: Python's handler raises once this thread is back in Python
+    raise(SIGINT);  // the callback could not raise into native code: Python's handler raises once
+                    // this thread is back in Python
   }
-  if (failed) throw Failure(reply.bytes.empty() ? "the compiler failed without a message" : reply.bytes);
+  if (failed)
+    throw Failure(reply.bytes.empty() ? "the compiler failed without a message" : reply.bytes);
   if (!reply.whole) throw Failure("the compiler's reply was not taken; memory is short");
   return Pack::parse(reply.bytes.data(), reply.bytes.size());
 }
@@ -50,4 +57,6 @@ std::shared_ptr<const Pack> compile(const std::string& request) {
 }  // namespace tracea
 
 // Null takes the compiler away again.
-TRACEA_EXPORT void tracea_set_compiler(tracea::Compiler compiler) noexcept { tracea::callback.store(compiler); }
+TRACEA_EXPORT void tracea_set_compiler(tracea::Compiler compiler) noexcept {
+  tracea::callback.store(compiler);
+}

@@ -1,4 +1,5 @@
-// The callback that compiles partitions: Python's tracea_onnx.compiler.partition_compiler in a Python process.
+// The callback that compiles partitions: Python's tracea_onnx.compiler.partition_compiler in a
+// Python process.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,8 +9,9 @@
 namespace tracea {
 
 bool has_compiler();
-// Asks the compiler about a request (a ModelProto) and parses its reply. Throws Failure with the compiler's line.
-// After Ctrl-C in the compiler it is not asked again on this thread until `new_session`.
+// Asks the compiler about a request (a ModelProto) and parses its reply. Throws Failure with the
+// compiler's line. After Ctrl-C in the compiler it is not asked again on this thread until
+// `new_session`.
 std::shared_ptr<const Pack> compile(const std::string& request);
 void new_session();
 

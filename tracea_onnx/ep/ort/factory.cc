@@ -1,14 +1,16 @@
-// The library's entry points for ONNX Runtime: one factory, with a device for the CPU and one for each NVIDIA GPU.
+// The library's entry points for ONNX Runtime: one factory, with a device for the CPU and one for
+// each NVIDIA GPU.
+#include "cuda/factory.h"
+
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 
-#include "cuda/factory.h"
 #include "cuda/device.h"
 #include "cuda/stream.h"
-#include "plan/failure.h"
 #include "ort/graph.h"
 #include "ort/provider.h"
+#include "plan/failure.h"
 
 namespace tracea {
 
@@ -21,14 +23,16 @@ struct Factory : OrtEpFactory {
   Log log;
 };
 
-void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices, size_t n, OrtEpDevice** out, size_t max, size_t* count) {
+void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices, size_t n,
+                       OrtEpDevice** out, size_t max, size_t* count) {
   *count = 0;
   for (size_t k = 0; k < n && *count < max; k++) {
     if (ort.HardwareDevice_Type(devices[k]) != 0 /* CPU */) continue;
     OrtKeyValuePairs* metadata = nullptr;
     ort.CreateKeyValuePairs(&metadata);
     ort.AddKeyValuePair(metadata, "tracea_backend", "cpu");
-    ort.AddKeyValuePair(metadata, cuda::kDeviceKey, "-1");  // so that the provider option device_id never means this one
+    ort.AddKeyValuePair(metadata, cuda::kDeviceKey,
+                        "-1");  // so that the provider option device_id never means this one
     OrtStatus* status = ort.CreateEpDevice(&factory, devices[k], metadata, nullptr, &out[*count]);
     ort.ReleaseKeyValuePairs(metadata);
     check(status);
@@ -43,8 +47,8 @@ void supported_devices(Factory& factory, const OrtHardwareDevice* const* devices
   }
 }
 
-// `ort` is one for the whole library, and sessions outlive the factories they came from: the first ONNX Runtime that asks is the only one.
-// Whether `api` is its table.
+// `ort` is one for the whole library, and sessions outlive the factories they came from: the first
+// ONNX Runtime that asks is the only one. Whether `api` is its table.
 bool serves(const OrtApi* api, uint32_t version) {
   static std::mutex mutex;
   static const OrtApi* first = nullptr;
@@ -59,7 +63,9 @@ bool serves(const OrtApi* api, uint32_t version) {
 }  // namespace
 }  // namespace tracea
 
-TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, const OrtLogger* logger, OrtEpFactory** factories, size_t max, size_t* n) noexcept {
+TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base,
+                                           const OrtLogger* logger, OrtEpFactory** factories,
+                                           size_t max, size_t* n) noexcept {
   using namespace tracea;
   *n = 0;
   unsigned major = 0, minor = 0;
@@ -67,12 +73,17 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
   const uint32_t version = minor < kMaxAbi ? minor : kMaxAbi;
   const OrtApi* api = base->GetApi(version);
   if (!api) return nullptr;  // cannot even make a status
-  const auto create_status = reinterpret_cast<Ort::CreateStatus_t*>(reinterpret_cast<void* const*>(api)[0]);  // the caller's own
+  const auto create_status = reinterpret_cast<Ort::CreateStatus_t*>(
+      reinterpret_cast<void* const*>(api)[0]);  // the caller's own
   if (fields != 2 || major != 1 || minor < kMinAbi)
-    return create_status(int(Code::kFail), "TraceaExecutionProvider needs ONNX Runtime 1.24 or newer; upgrade with: python -m pip install -U onnxruntime");
-  if (!serves(api, version))
     return create_status(int(Code::kFail),
-                         "TraceaExecutionProvider: this library serves another ONNX Runtime of this process already; register a copy of the file, under another path, with this one");
+                         "TraceaExecutionProvider needs ONNX Runtime 1.24 or newer; upgrade with: "
+                         "python -m pip install -U onnxruntime");
+  if (!serves(api, version))
+    return create_status(
+        int(Code::kFail),
+        "TraceaExecutionProvider: this library serves another ONNX Runtime of this process "
+        "already; register a copy of the file, under another path, with this one");
   return guarded([&] {
     if (max < 1) throw Failure("no room for the factory");
     auto f = new Factory();
@@ -82,20 +93,33 @@ TRACEA_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, 
     f->GetVendor = [](const OrtEpFactory*) { return "tracea-onnx"; };
     f->GetVendorId = [](const OrtEpFactory*) { return uint32_t(0); };
     f->GetVersion = [](const OrtEpFactory*) { return TRACEA_VERSION; };
-    f->GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices, size_t n_devices, OrtEpDevice** out, size_t most, size_t* count) {
+    f->GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices,
+                                size_t n_devices, OrtEpDevice** out, size_t most, size_t* count) {
       supported_devices(*static_cast<Factory*>(self), devices, n_devices, out, most, count);
     };
-    f->CreateEp = [](OrtEpFactory*, const OrtHardwareDevice* const*, const OrtKeyValuePairs* const* metadata, size_t n_devices, const OrtSessionOptions* session,
-                     const OrtLogger* session_logger, OrtEp** out) {
+    f->CreateEp = [](OrtEpFactory*, const OrtHardwareDevice* const*,
+                     const OrtKeyValuePairs* const* metadata, size_t n_devices,
+                     const OrtSessionOptions* session, const OrtLogger* session_logger,
+                     OrtEp** out) {
       *out = nullptr;
       *out = new Provider(session, session_logger, cuda::chosen_device(metadata, n_devices));
     };
     f->ReleaseEp = [](OrtEpFactory*, OrtEp* ep) { delete static_cast<Provider*>(ep); };
-    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*, OrtAllocator** out) { *out = cuda::make_allocator(info); };
-    f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) { cuda::release_allocator(allocator); };
-    f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) { *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr; };
-    f->IsStreamAware = [](const OrtEpFactory* self) { return static_cast<Factory*>(const_cast<OrtEpFactory*>(self))->cuda.any_gpu(); };
-    f->CreateSyncStreamForDevice = [](OrtEpFactory*, const OrtMemoryDevice* where, const OrtKeyValuePairs*, OrtSyncStreamImpl** out) { *out = cuda::make_user_stream(where); };
+    f->CreateAllocator = [](OrtEpFactory*, const OrtMemoryInfo* info, const OrtKeyValuePairs*,
+                            OrtAllocator** out) { *out = cuda::make_allocator(info); };
+    f->ReleaseAllocator = [](OrtEpFactory*, OrtAllocator* allocator) {
+      cuda::release_allocator(allocator);
+    };
+    f->CreateDataTransfer = [](OrtEpFactory* self, OrtDataTransferImpl** out) {
+      *out = static_cast<Factory*>(self)->cuda.any_gpu() ? cuda::make_data_transfer() : nullptr;
+    };
+    f->IsStreamAware = [](const OrtEpFactory* self) {
+      return static_cast<Factory*>(const_cast<OrtEpFactory*>(self))->cuda.any_gpu();
+    };
+    f->CreateSyncStreamForDevice = [](OrtEpFactory*, const OrtMemoryDevice* where,
+                                      const OrtKeyValuePairs*, OrtSyncStreamImpl** out) {
+      *out = cuda::make_user_stream(where);
+    };
     factories[0] = f;
     *n = 1;
   });

@@ -5,7 +5,16 @@
 
 namespace tracea {
 
-enum { kAttrInt = 1, kAttrInts, kAttrFloat, kAttrFloats, kAttrString, kAttrStrings, kAttrGraph, kAttrTensor };  // OrtOpAttrType
+enum {
+  kAttrInt = 1,
+  kAttrInts,
+  kAttrFloat,
+  kAttrFloats,
+  kAttrString,
+  kAttrStrings,
+  kAttrGraph,
+  kAttrTensor
+};  // OrtOpAttrType
 constexpr int kStringTensor = 8;
 
 void check(OrtStatus* status) {
@@ -44,7 +53,8 @@ std::vector<const Handle*> list(Count count, Fill fill) {
 template <class T>
 std::vector<T> read_many(const OrtOpAttr* a, int type) {
   size_t bytes = 0;
-  succeeded(ort.ReadOpAttr(a, type, nullptr, 0, &bytes));  // fails, and says how many bytes it needs
+  succeeded(
+      ort.ReadOpAttr(a, type, nullptr, 0, &bytes));  // fails, and says how many bytes it needs
   std::vector<T> out(bytes / sizeof(T));
   if (bytes) check(ort.ReadOpAttr(a, type, out.data(), bytes, &bytes));
   return out;
@@ -59,7 +69,9 @@ T read_one(const OrtOpAttr* a, int type) {
 }
 
 struct TensorAttribute {
-  explicit TensorAttribute(const OrtOpAttr* a) { check(ort.OpAttr_GetTensorAttributeAsOrtValue(a, &value)); }
+  explicit TensorAttribute(const OrtOpAttr* a) {
+    check(ort.OpAttr_GetTensorAttributeAsOrtValue(a, &value));
+  }
   ~TensorAttribute() { ort.ReleaseValue(value); }
   OrtValue* value = nullptr;
 };
@@ -70,12 +82,32 @@ std::string attribute_bytes(const Attribute& a) {
   std::string out;
   const auto put = [&out](const void* p, size_t n) { out.append(static_cast<const char*>(p), n); };
   switch (a.type) {
-    case kAttrInt: { const auto v = read_one<int64_t>(a.handle, a.type); put(&v, sizeof v); break; }
-    case kAttrFloat: { const auto v = read_one<float>(a.handle, a.type); put(&v, sizeof v); break; }
-    case kAttrInts: { const auto v = read_many<int64_t>(a.handle, a.type); put(v.data(), v.size() * sizeof(int64_t)); break; }
-    case kAttrFloats: { const auto v = read_many<float>(a.handle, a.type); put(v.data(), v.size() * sizeof(float)); break; }
+    case kAttrInt: {
+      const auto v = read_one<int64_t>(a.handle, a.type);
+      put(&v, sizeof v);
+      break;
+    }
+    case kAttrFloat: {
+      const auto v = read_one<float>(a.handle, a.type);
+      put(&v, sizeof v);
+      break;
+    }
+    case kAttrInts: {
+      const auto v = read_many<int64_t>(a.handle, a.type);
+      put(v.data(), v.size() * sizeof(int64_t));
+      break;
+    }
+    case kAttrFloats: {
+      const auto v = read_many<float>(a.handle, a.type);
+      put(v.data(), v.size() * sizeof(float));
+      break;
+    }
     case kAttrString:
-    case kAttrStrings: { const auto v = read_many<char>(a.handle, a.type); put(v.data(), v.size()); break; }
+    case kAttrStrings: {
+      const auto v = read_many<char>(a.handle, a.type);
+      put(v.data(), v.size());
+      break;
+    }
     case kAttrTensor: {
       const TensorAttribute t(a.handle);
       const TensorView v = tensor_view(t.value);
@@ -103,10 +135,14 @@ Graph::Graph(const OrtGraph* g) {
   if (n) check(ort.Graph_GetOperatorSets(g, domains.data(), versions.data(), n));
   for (size_t k = 0; k < n; k++) opsets.emplace_back(domains[k], versions[k]);
 
-  for (auto v : list<OrtValueInfo>([&](size_t* c) { return ort.Graph_GetNumInputs(g, c); }, [&](auto p, size_t c) { return ort.Graph_GetInputs(g, p, c); }))
+  for (auto v : list<OrtValueInfo>([&](size_t* c) { return ort.Graph_GetNumInputs(g, c); },
+                                   [&](auto p, size_t c) { return ort.Graph_GetInputs(g, p, c); }))
     inputs.push_back(value(v));
-  for (auto node : list<OrtNode>([&](size_t* c) { return ort.Graph_GetNumNodes(g, c); }, [&](auto p, size_t c) { return ort.Graph_GetNodes(g, p, c); })) read_node(node);
-  for (auto v : list<OrtValueInfo>([&](size_t* c) { return ort.Graph_GetNumOutputs(g, c); }, [&](auto p, size_t c) { return ort.Graph_GetOutputs(g, p, c); }))
+  for (auto node : list<OrtNode>([&](size_t* c) { return ort.Graph_GetNumNodes(g, c); },
+                                 [&](auto p, size_t c) { return ort.Graph_GetNodes(g, p, c); }))
+    read_node(node);
+  for (auto v : list<OrtValueInfo>([&](size_t* c) { return ort.Graph_GetNumOutputs(g, c); },
+                                   [&](auto p, size_t c) { return ort.Graph_GetOutputs(g, p, c); }))
     outputs.push_back(value(v));
   for (Node& node : nodes)
     if (node.available) node.key = key(node);
@@ -122,7 +158,8 @@ int Graph::value(const OrtValueInfo* info) {
   }
   const auto [it, added] = index.emplace(text, int(values.size()));
   if (!added) {
-    if (handles_[size_t(it->second)] != info) ambiguous = std::string("two values are called '") + text + "'";
+    if (handles_[size_t(it->second)] != info)
+      ambiguous = std::string("two values are called '") + text + "'";
     return it->second;
   }
   handles_.push_back(info);
@@ -130,20 +167,25 @@ int Graph::value(const OrtValueInfo* info) {
   v.name = text;
   const OrtTypeInfo* type = nullptr;
   const OrtTensorTypeAndShapeInfo* tensor = nullptr;
-  if (succeeded(ort.GetValueInfoTypeInfo(info, &type)) && type && succeeded(ort.CastTypeInfoToTensorInfo(type, &tensor)) && tensor) {
+  if (succeeded(ort.GetValueInfoTypeInfo(info, &type)) && type &&
+      succeeded(ort.CastTypeInfoToTensorInfo(type, &tensor)) && tensor) {
     check(ort.GetTensorElementType(tensor, &v.type));
     v.has_shape = ort.TensorTypeAndShape_HasShape(tensor);
     size_t rank = 0;
     if (v.has_shape) check(ort.GetDimensionsCount(tensor, &rank));
     std::vector<int64_t> dims(rank);
     std::vector<const char*> symbols(rank);
-    if (rank) check(ort.GetDimensions(tensor, dims.data(), rank)), check(ort.GetSymbolicDimensions(tensor, symbols.data(), rank));
-    for (size_t k = 0; k < rank; k++) v.dims.push_back({dims[k], dims[k] < 0 && symbols[k] ? symbols[k] : ""});
+    if (rank)
+      check(ort.GetDimensions(tensor, dims.data(), rank)),
+          check(ort.GetSymbolicDimensions(tensor, symbols.data(), rank));
+    for (size_t k = 0; k < rank; k++)
+      v.dims.push_back({dims[k], dims[k] < 0 && symbols[k] ? symbols[k] : ""});
   }
   bool constant = false;
   check(ort.ValueInfo_IsConstantInitializer(info, &constant));
   const OrtValue* contents = nullptr;
-  if (constant && v.type != kStringTensor && succeeded(ort.ValueInfo_GetInitializerValue(info, &contents)) && contents) {
+  if (constant && v.type != kStringTensor &&
+      succeeded(ort.ValueInfo_GetInitializerValue(info, &contents)) && contents) {
     const TensorView t = tensor_view(contents);
     v.constant = true;
     v.type = t.type;
@@ -174,10 +216,16 @@ void Graph::read_node(const OrtNode* handle) {
     for (auto v : list<OrtValueInfo>(count, fill)) out.push_back(value(v));
     return out;
   };
-  n.inputs = values_of([&](size_t* c) { return ort.Node_GetNumInputs(handle, c); }, [&](auto p, size_t c) { return ort.Node_GetInputs(handle, p, c); });
-  n.outputs = values_of([&](size_t* c) { return ort.Node_GetNumOutputs(handle, c); }, [&](auto p, size_t c) { return ort.Node_GetOutputs(handle, p, c); });
-  n.captured = values_of([&](size_t* c) { return ort.Node_GetNumImplicitInputs(handle, c); }, [&](auto p, size_t c) { return ort.Node_GetImplicitInputs(handle, p, c); });
-  for (auto a : list<OrtOpAttr>([&](size_t* c) { return ort.Node_GetNumAttributes(handle, c); }, [&](auto p, size_t c) { return ort.Node_GetAttributes(handle, p, c); })) {
+  n.inputs = values_of([&](size_t* c) { return ort.Node_GetNumInputs(handle, c); },
+                       [&](auto p, size_t c) { return ort.Node_GetInputs(handle, p, c); });
+  n.outputs = values_of([&](size_t* c) { return ort.Node_GetNumOutputs(handle, c); },
+                        [&](auto p, size_t c) { return ort.Node_GetOutputs(handle, p, c); });
+  n.captured =
+      values_of([&](size_t* c) { return ort.Node_GetNumImplicitInputs(handle, c); },
+                [&](auto p, size_t c) { return ort.Node_GetImplicitInputs(handle, p, c); });
+  for (auto a :
+       list<OrtOpAttr>([&](size_t* c) { return ort.Node_GetNumAttributes(handle, c); },
+                       [&](auto p, size_t c) { return ort.Node_GetAttributes(handle, p, c); })) {
     Attribute out{"", 0, a};
     check(ort.OpAttr_GetName(a, &text));
     out.name = text;
@@ -193,7 +241,8 @@ void Graph::read_node(const OrtNode* handle) {
 std::string Graph::key(const Node& n) const {
   Sha256 h;
   h.add_text(n.domain).add_text(n.op).add_u64(n.attributes.size());
-  for (const Attribute& a : n.attributes) h.add_text(a.name).add_u64(uint64_t(a.type)).add_text(attribute_bytes(a));
+  for (const Attribute& a : n.attributes)
+    h.add_text(a.name).add_u64(uint64_t(a.type)).add_text(attribute_bytes(a));
   for (const auto* side : {&n.inputs, &n.outputs}) {
     h.add_u64(side->size());
     for (int k : *side) {
@@ -202,7 +251,9 @@ std::string Graph::key(const Node& n) const {
         continue;
       }
       const Value& v = values[size_t(k)];
-      h.add_text(v.name).add_u64(uint64_t(v.type)).add_u64(v.has_shape ? v.dims.size() : ~uint64_t(0));
+      h.add_text(v.name)
+          .add_u64(uint64_t(v.type))
+          .add_u64(v.has_shape ? v.dims.size() : ~uint64_t(0));
       for (const Dim& d : v.dims) h.add_u64(uint64_t(d.value)).add_text(d.symbol);
       h.add_u64(v.constant);
       if (v.constant && v.bytes <= kKeyedConstantBytes) h.add_u64(v.bytes).add(v.data, v.bytes);

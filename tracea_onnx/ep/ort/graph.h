@@ -1,4 +1,5 @@
-// The graph ORT shows, read once into plain values; node keys; and its serialisation for the compiler.
+// The graph ORT shows, read once into plain values; node keys; and its serialisation for the
+// compiler.
 #pragma once
 #include <string>
 #include <unordered_map>
@@ -13,28 +14,37 @@ void check(OrtStatus* status);
 
 constexpr size_t kKeyedConstantBytes = 4096;  // constants up to this size are part of a node's key
 
-struct Dim { int64_t value; std::string symbol; };  // value -1 = not known
+struct Dim {
+  int64_t value;
+  std::string symbol;
+};  // value -1 = not known
 
 struct Value {
   std::string name;
   int type = 0;  // TensorProto element type; 0 = not a tensor or unknown
   bool has_shape = false;
   std::vector<Dim> dims;
-  const void* data = nullptr;  // contents of a constant, else null (a constant without elements has a non-null dummy)
+  const void* data = nullptr;  // contents of a constant, else null (a constant without elements has
+                               // a non-null dummy)
   size_t bytes = 0;
-  bool constant = false;       // an initializer nobody can override, with readable contents
+  bool constant = false;  // an initializer nobody can override, with readable contents
 };
 
-struct Attribute { std::string name; int type; const OrtOpAttr* handle; };
+struct Attribute {
+  std::string name;
+  int type;
+  const OrtOpAttr* handle;
+};
 
 struct Node {
   const OrtNode* handle;
   std::string domain, op, name;
-  bool available;                                // false when another provider has it already
-  std::vector<int> inputs, outputs, captured;    // indices into Graph::values; -1 = absent. captured: read by the node's bodies
-  std::vector<Attribute> attributes;             // without graphs
-  bool has_body = false;                         // a control-flow node
-  std::string key;                               // docs/plan-format.md, "Plan and pack"
+  bool available;  // false when another provider has it already
+  std::vector<int> inputs, outputs,
+      captured;  // indices into Graph::values; -1 = absent. captured: read by the node's bodies
+  std::vector<Attribute> attributes;  // without graphs
+  bool has_body = false;              // a control-flow node
+  std::string key;                    // docs/plan-format.md, "Plan and pack"
 };
 
 struct Graph {
@@ -47,11 +57,13 @@ struct Graph {
   std::unordered_map<std::string, int> index;  // value by name
   std::vector<Node> nodes;                     // topological order
   std::vector<int> inputs, outputs;
-  std::string ambiguous;  // what makes names mean more than one value, or nothing: a name with a NUL in it ends there for who calls ORT
+  std::string ambiguous;  // what makes names mean more than one value, or nothing: a name with a
+                          // NUL in it ends there for who calls ORT
 
   // The ModelProto of a compile request (docs/plan-format.md, "Compiler callback").
   std::string serialize(const std::vector<std::pair<std::string, std::string>>& metadata) const;
-  // Identity of the graph for the compiler's answer: equal for equal graphs, wherever their constants lie in memory.
+  // Identity of the graph for the compiler's answer: equal for equal graphs, wherever their
+  // constants lie in memory.
   std::string digest() const;
 
  private:
@@ -61,11 +73,18 @@ struct Graph {
   std::string key(const Node& node) const;
 };
 
-// The attribute's value in a canonical byte form (numbers little endian, strings length-prefixed, tensors with type and dims).
+// The attribute's value in a canonical byte form (numbers little endian, strings length-prefixed,
+// tensors with type and dims).
 std::string attribute_bytes(const Attribute& a);
 
 // A tensor's element type, dims and contents. Throws Failure.
-struct TensorView { int type; const int64_t* dims; size_t rank; const void* data; size_t bytes; };
+struct TensorView {
+  int type;
+  const int64_t* dims;
+  size_t rank;
+  const void* data;
+  size_t bytes;
+};
 TensorView tensor_view(const OrtValue* value);
 
 }  // namespace tracea

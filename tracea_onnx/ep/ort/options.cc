@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "plan/failure.h"
 #include "cpu/registry.h"
+#include "plan/failure.h"
 
 namespace tracea {
 namespace {
@@ -17,7 +17,8 @@ constexpr const char* kLevels[] = {"verbose", "info", "warning", "error", "off"}
 std::string entry(const OrtSessionOptions* session, const char* key) {
   const std::string name = std::string("ep.traceaexecutionprovider.") + key;
   size_t n = 0;
-  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), nullptr, &n)) ort.ReleaseStatus(s);  // not set, or "buffer too small" with the size
+  if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), nullptr, &n))
+    ort.ReleaseStatus(s);  // not set, or "buffer too small" with the size
   if (n <= 1) return "";
   std::string value(n, '\0');
   if (OrtStatus* s = ort.GetSessionConfigEntry(session, name.c_str(), value.data(), &n)) {
@@ -28,19 +29,24 @@ std::string entry(const OrtSessionOptions* session, const char* key) {
   return value;
 }
 
-uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most, bool hexadecimal = false) {
-  const bool hex = hexadecimal && text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+uint64_t number(const char* option, const std::string& text, uint64_t least, uint64_t most,
+                bool hexadecimal = false) {
+  const bool hex =
+      hexadecimal && text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
   const char* const digits = hex ? "0123456789abcdefABCDEF" : "0123456789";
   const bool plain = text.find_first_not_of(digits, hex ? 2 : 0) == std::string::npos;
   errno = 0;
   const uint64_t n = plain ? strtoull(text.c_str(), nullptr, hex ? 16 : 10) : 0;
   if (!plain || errno || n < least || n > most)
-    throw Failure(std::string("provider option ") + option + "='" + text + "' is not a number from " + std::to_string(least) + " to " + std::to_string(most));
+    throw Failure(std::string("provider option ") + option + "='" + text +
+                  "' is not a number from " + std::to_string(least) + " to " +
+                  std::to_string(most));
   return n;
 }
 
 bool flag(const char* option, const std::string& text) {
-  if (text != "0" && text != "1") throw Failure(std::string("provider option ") + option + "='" + text + "' is not one of: 0, 1");
+  if (text != "0" && text != "1")
+    throw Failure(std::string("provider option ") + option + "='" + text + "' is not one of: 0, 1");
   return text == "1";
 }
 
@@ -60,35 +66,50 @@ Options read_options(const OrtSessionOptions* session) {
   for (char& c : o.kernel_pack_sha256) c = char(tolower(static_cast<unsigned char>(c)));
   if (const std::string& v = o.kernel_pack_sha256; !v.empty()) {
     if (v.size() != 64 || v.find_first_not_of("0123456789abcdef") != std::string::npos)
-      throw Failure("provider option kernel_pack_sha256='" + v + "' is not 64 hexadecimal digits; sha256sum prints those of a file");
-    if (o.kernel_pack.empty()) throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
+      throw Failure("provider option kernel_pack_sha256='" + v +
+                    "' is not 64 hexadecimal digits; sha256sum prints those of a file");
+    if (o.kernel_pack.empty())
+      throw Failure("provider option kernel_pack_sha256 is of a kernel_pack, which is not given");
   }
   o.cache_dir = entry(session, "cache_dir");
   o.isa = entry(session, "isa");
   if (o.isa.empty()) o.isa = best_isa();
-  if (!isa_available(o.isa.c_str())) throw Failure("provider option isa='" + o.isa + "' is not available on this machine; use one of: " + available_isas());
+  if (!isa_available(o.isa.c_str()))
+    throw Failure("provider option isa='" + o.isa +
+                  "' is not available on this machine; use one of: " + available_isas());
   if (const std::string v = entry(session, "claim"); !v.empty()) o.claim = v;
-  if (o.claim != "auto" && o.claim != "all") throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
+  if (o.claim != "auto" && o.claim != "all")
+    throw Failure("provider option claim='" + o.claim + "' is not one of: auto, all");
   if (const std::string v = entry(session, "specs"); !v.empty()) o.specs = v;
-  if (o.specs != "rematch" && o.specs != "trust") throw Failure("provider option specs='" + o.specs + "' is not one of: rematch, trust");
+  if (o.specs != "rematch" && o.specs != "trust")
+    throw Failure("provider option specs='" + o.specs + "' is not one of: rematch, trust");
   if (const std::string v = entry(session, "tf32"); !v.empty()) o.tf32 = flag("tf32", v);
-  if (const std::string v = entry(session, "num_threads"); !v.empty()) o.num_threads = int(number("num_threads", v, 0, 1024));
+  if (const std::string v = entry(session, "num_threads"); !v.empty())
+    o.num_threads = int(number("num_threads", v, 0, 1024));
   o.backend = entry(session, "backend");
-  if (!o.backend.empty() && o.backend != "cpu" && o.backend != "cuda") throw Failure("provider option backend='" + o.backend + "' is not one of: cpu, cuda");
-  if (const std::string v = entry(session, "device_id"); !v.empty()) o.device_id = int(number("device_id", v, 0, 1023));
-  if (const std::string v = entry(session, "gpu_mem_limit"); !v.empty()) o.memory_limit = number("gpu_mem_limit", v, 1, SIZE_MAX);
-  if (const std::string v = entry(session, "user_compute_stream"); !v.empty()) o.user_stream = number("user_compute_stream", v, 0, UINT64_MAX, true);
-  if (const std::string v = entry(session, "sync_launches"); !v.empty()) o.sync_launches = flag("sync_launches", v);
+  if (!o.backend.empty() && o.backend != "cpu" && o.backend != "cuda")
+    throw Failure("provider option backend='" + o.backend + "' is not one of: cpu, cuda");
+  if (const std::string v = entry(session, "device_id"); !v.empty())
+    o.device_id = int(number("device_id", v, 0, 1023));
+  if (const std::string v = entry(session, "gpu_mem_limit"); !v.empty())
+    o.memory_limit = number("gpu_mem_limit", v, 1, SIZE_MAX);
+  if (const std::string v = entry(session, "user_compute_stream"); !v.empty())
+    o.user_stream = number("user_compute_stream", v, 0, UINT64_MAX, true);
+  if (const std::string v = entry(session, "sync_launches"); !v.empty())
+    o.sync_launches = flag("sync_launches", v);
   if (const std::string v = entry(session, "enable_cuda_graph"); !v.empty()) {
     int mode = 0;
     while (mode < 3 && v != kGraphModes[mode]) mode++;
-    if (mode == 3) throw Failure("provider option enable_cuda_graph='" + v + "' is not one of: 0, 1, session");
+    if (mode == 3)
+      throw Failure("provider option enable_cuda_graph='" + v + "' is not one of: 0, 1, session");
     o.cuda_graph = GraphMode(mode);
   }
   if (const std::string v = entry(session, "log_level"); !v.empty()) {
     int level = 0;
     while (level <= int(LogLevel::kOff) && v != kLevels[level]) level++;
-    if (level > int(LogLevel::kOff)) throw Failure("provider option log_level='" + v + "' is not one of: verbose, info, warning, error, off");
+    if (level > int(LogLevel::kOff))
+      throw Failure("provider option log_level='" + v +
+                    "' is not one of: verbose, info, warning, error, off");
     o.stderr_level = LogLevel(level);
   }
   return o;
@@ -103,7 +124,8 @@ std::string printable(const std::string& text) {
     const auto next = k + 1 < text.size() ? static_cast<unsigned char>(text[k + 1]) : 0;
     if (c < 0x20 || c == 0x7f)
       escape(c);
-    else if (c == 0xc2 && next >= 0x80 && next < 0xa0)  // U+0080 to U+009f, which terminals obey as well
+    else if (c == 0xc2 && next >= 0x80 &&
+             next < 0xa0)  // U+0080 to U+009f, which terminals obey as well
       escape(next), k++;
     else
       out += text[k];
@@ -113,9 +135,12 @@ std::string printable(const std::string& text) {
 
 void Log::operator()(LogLevel level, const std::string& text) const {
   const std::string line = printable(text);
-  if (level >= stderr_level && stderr_level != LogLevel::kOff) fprintf(stderr, "tracea-onnx: %s: %s\n", kLevels[int(level)], line.c_str());
+  if (level >= stderr_level && stderr_level != LogLevel::kOff)
+    fprintf(stderr, "tracea-onnx: %s: %s\n", kLevels[int(level)], line.c_str());
   if (!logger) return;
-  if (OrtStatus* s = ort.Logger_LogMessage(logger, int(level), line.c_str(), "tracea_onnx", 0, kProviderName)) ort.ReleaseStatus(s);
+  if (OrtStatus* s =
+          ort.Logger_LogMessage(logger, int(level), line.c_str(), "tracea_onnx", 0, kProviderName))
+    ort.ReleaseStatus(s);
 }
 
 }  // namespace tracea

@@ -10,7 +10,9 @@ class Proto {
  public:
   Proto& integer(int field, int64_t v) { return tag(field, 0).varint(uint64_t(v)); }
   Proto& real(int field, float v) { return tag(field, 5).raw(&v, 4); }
-  Proto& bytes(int field, const void* data, size_t n) { return tag(field, 2).varint(n).raw(data, n); }
+  Proto& bytes(int field, const void* data, size_t n) {
+    return tag(field, 2).varint(n).raw(data, n);
+  }
   Proto& text(int field, const std::string& s) { return bytes(field, s.data(), s.size()); }
   Proto& message(int field, const Proto& m) { return text(field, m.out_); }
   const std::string& str() const { return out_; }

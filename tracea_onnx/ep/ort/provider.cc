@@ -4,9 +4,9 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "cpu/partition.h"
 #include "ort/compiler.h"
 #include "plan/failure.h"
-#include "cpu/partition.h"
 #include "plan/stats.h"
 
 namespace tracea {
@@ -26,7 +26,8 @@ struct Compiled : OrtNodeComputeInfo {
   std::shared_ptr<Partition> partition;
   std::shared_ptr<cuda::Partition> on_gpu;  // one of the two
   std::shared_ptr<Threads> threads;
-  std::vector<size_t> inputs, outputs;  // index in the fused node of each of the plan's inputs and outputs
+  std::vector<size_t> inputs,
+      outputs;  // index in the fused node of each of the plan's inputs and outputs
 
   void compute(OrtKernelContext* context) const {
     if (on_gpu) return cuda::compute(*on_gpu, context, inputs, outputs);
@@ -55,10 +56,13 @@ struct Compiled : OrtNodeComputeInfo {
   }
 };
 
-// Whether the graph stays without cycles when the nodes of each group (0, 1, ...; -1 = none) become one node. ORT drops every claim otherwise.
+// Whether the graph stays without cycles when the nodes of each group (0, 1, ...; -1 = none) become
+// one node. ORT drops every claim otherwise.
 bool acyclic(const Graph& graph, const std::vector<int>& group) {
   const int n = int(graph.nodes.size());
-  const auto vertex = [&](int node) { return group[size_t(node)] < 0 ? node : n + group[size_t(node)]; };
+  const auto vertex = [&](int node) {
+    return group[size_t(node)] < 0 ? node : n + group[size_t(node)];
+  };
   std::vector<int> producer(graph.values.size(), -1);
   for (int k = 0; k < n; k++)
     for (int v : graph.nodes[size_t(k)].outputs)
@@ -104,29 +108,38 @@ struct Uses {
   std::vector<char> output;  // of the graph
 };
 
-// Why an entry's tensors are not those that its nodes (`members`) exchange with the rest of the graph, or "". It looks at these nodes and at who reads
-// their results, at nothing else: a graph may have as many entries as nodes.
-std::string objection(const Graph& graph, const Uses& uses, const Entry& entry, const std::vector<int>& members) {
+// Why an entry's tensors are not those that its nodes (`members`) exchange with the rest of the
+// graph, or "". It looks at these nodes and at who reads their results, at nothing else: a graph
+// may have as many entries as nodes.
+std::string objection(const Graph& graph, const Uses& uses, const Entry& entry,
+                      const std::vector<int>& members) {
   const std::unordered_set<int> inside(members.begin(), members.end());
   std::unordered_set<int> made, read, given;
   for (int n : members) {
     const Node& node = graph.nodes[size_t(n)];
     made.insert(node.outputs.begin(), node.outputs.end());
-    for (const auto* reads : {&node.inputs, &node.captured}) read.insert(reads->begin(), reads->end());
+    for (const auto* reads : {&node.inputs, &node.captured})
+      read.insert(reads->begin(), reads->end());
   }
   const auto needed = [&](int v) {
     const auto& readers = uses.readers[size_t(v)];
-    return uses.output[size_t(v)] || std::any_of(readers.begin(), readers.end(), [&](int n) { return !inside.count(n); });
+    return uses.output[size_t(v)] ||
+           std::any_of(readers.begin(), readers.end(), [&](int n) { return !inside.count(n); });
   };
   // "" where the graph knows nothing else of the tensor's element type and rank than the plan does.
   const auto differs = [](const Border& t, const Value& v, const char* what) -> std::string {
-    if (v.type && v.type != t.dtype) return std::string("its ") + what + " '" + t.name + "' has the element type " + std::to_string(t.dtype) + ", the graph's " + std::to_string(v.type);
-    if (v.has_shape && int64_t(v.dims.size()) != t.rank) return std::string("its ") + what + " '" + t.name + "' has " + std::to_string(t.rank) + " dims, the graph's " + std::to_string(v.dims.size());
+    if (v.type && v.type != t.dtype)
+      return std::string("its ") + what + " '" + t.name + "' has the element type " +
+             std::to_string(t.dtype) + ", the graph's " + std::to_string(v.type);
+    if (v.has_shape && int64_t(v.dims.size()) != t.rank)
+      return std::string("its ") + what + " '" + t.name + "' has " + std::to_string(t.rank) +
+             " dims, the graph's " + std::to_string(v.dims.size());
     return "";
   };
   for (const Border& t : entry.inputs) {
     const auto it = graph.index.find(t.name);
-    if (it == graph.index.end() || !read.count(it->second) || made.count(it->second)) return "its input '" + t.name + "' is not an input of its nodes";
+    if (it == graph.index.end() || !read.count(it->second) || made.count(it->second))
+      return "its input '" + t.name + "' is not an input of its nodes";
     const Value& value = graph.values[size_t(it->second)];
     if (value.constant) return "its input '" + t.name + "' is a constant";
     if (const std::string other = differs(t, value, "input"); !other.empty()) return other;
@@ -135,12 +148,16 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry, 
     if (const auto it = graph.index.find(t.name); it != graph.index.end()) given.insert(it->second);
   for (int n : members)
     for (int v : graph.nodes[size_t(n)].outputs)
-      if (v >= 0 && !given.count(v) && needed(v)) return "it does not make '" + graph.values[size_t(v)].name + "', which is needed outside";
+      if (v >= 0 && !given.count(v) && needed(v))
+        return "it does not make '" + graph.values[size_t(v)].name + "', which is needed outside";
   for (const Border& t : entry.outputs) {
     const auto it = graph.index.find(t.name);
-    if (it == graph.index.end() || !made.count(it->second)) return "its nodes do not make its output '" + t.name + "'";
+    if (it == graph.index.end() || !made.count(it->second))
+      return "its nodes do not make its output '" + t.name + "'";
     if (!needed(it->second)) return "its output '" + t.name + "' is not needed outside";
-    if (const std::string other = differs(t, graph.values[size_t(it->second)], "output"); !other.empty()) return other;
+    if (const std::string other = differs(t, graph.values[size_t(it->second)], "output");
+        !other.empty())
+      return other;
   }
   return "";
 }
@@ -148,22 +165,34 @@ std::string objection(const Graph& graph, const Uses& uses, const Entry& entry, 
 }  // namespace
 
 Provider::Provider(const OrtSessionOptions* session, const OrtLogger* logger, int gpu)
-    : OrtEp{}, options_(read_options(session)), log_{logger, options_.stderr_level}, threads_(std::make_shared<Threads>(options_.num_threads)) {
+    : OrtEp{},
+      options_(read_options(session)),
+      log_{logger, options_.stderr_level},
+      threads_(std::make_shared<Threads>(options_.num_threads)) {
   new_session();
-  if (!options_.kernel_pack.empty()) pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256);
+  if (!options_.kernel_pack.empty())
+    pack_ = Pack::read(options_.kernel_pack, options_.kernel_pack_sha256);
   ort_version_supported = ort.abi;
   GetName = [](const OrtEp*) { return kProviderName; };
-  OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) { static_cast<Provider*>(self)->get_capability(graph, info); };
-  OrtEp::Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused, size_t n, OrtNodeComputeInfo** out, OrtNode**) {
-    for (size_t k = 0; k < n; k++) static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
+  OrtEp::GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* info) {
+    static_cast<Provider*>(self)->get_capability(graph, info);
+  };
+  OrtEp::Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused, size_t n,
+                      OrtNodeComputeInfo** out, OrtNode**) {
+    for (size_t k = 0; k < n; k++)
+      static_cast<Provider*>(self)->compile_one(graphs[k], fused[k], &out[k]);
   };
   OrtEp::ReleaseNodeComputeInfos = [](OrtEp*, OrtNodeComputeInfo** infos, size_t n) {
     for (size_t k = 0; k < n; k++) delete static_cast<Compiled*>(infos[k]);
   };
-  if (options_.backend.empty()) options_.backend = gpu >= 0 || options_.device_id >= 0 ? "cuda" : "cpu";
-  if (options_.backend == "cpu" && (gpu >= 0 || options_.device_id >= 0)) throw Failure("provider option backend=cpu takes no device_id");
+  if (options_.backend.empty())
+    options_.backend = gpu >= 0 || options_.device_id >= 0 ? "cuda" : "cpu";
+  if (options_.backend == "cpu" && (gpu >= 0 || options_.device_id >= 0))
+    throw Failure("provider option backend=cpu takes no device_id");
   if (options_.backend == "cuda") {
-    cuda_ = std::make_unique<cuda::Session>(gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_, [log = log_](const std::string& line) { log(LogLevel::kWarning, line); });
+    cuda_ = std::make_unique<cuda::Session>(
+        gpu >= 0 ? gpu : std::max(options_.device_id, 0), gpu >= 0, options_,
+        [log = log_](const std::string& line) { log(LogLevel::kWarning, line); });
     cuda_->attach(*this, [](OrtEp* self) { return static_cast<Provider*>(self)->cuda_.get(); });
     log_(LogLevel::kInfo, cuda_->description());
   }
@@ -175,7 +204,9 @@ std::shared_ptr<const Pack> Provider::ask_compiler(const Graph& graph, bool body
   const auto known = replies_.find(digest);
   if (known != replies_.end()) return known->second;
   std::vector<std::pair<std::string, std::string>> metadata = {
-      {"backend", options_.backend}, {"claim", options_.claim}, {"specs", options_.specs}, {"tf32", options_.tf32 ? "1" : "0"}, {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
+      {"backend", options_.backend},     {"claim", options_.claim},
+      {"specs", options_.specs},         {"tf32", options_.tf32 ? "1" : "0"},
+      {"cache_dir", options_.cache_dir}, {"body", body ? "1" : "0"}};
   if (cuda_) {
     metadata.emplace_back("traps", options_.sync_launches ? "1" : "0");
     const auto device = cuda_->metadata();
@@ -195,21 +226,25 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   const Graph graph(handle);
   if (graph.nodes.empty()) return;
   if (!graph.ambiguous.empty()) {
-    log_(LogLevel::kWarning, "graph '" + graph.name + "' is left to ONNX Runtime: " + graph.ambiguous);
+    log_(LogLevel::kWarning,
+         "graph '" + graph.name + "' is left to ONNX Runtime: " + graph.ambiguous);
     return;
   }
   const OrtNode* parent = nullptr;  // of the body of If, Loop, Scan, BeamSearch ...
   check(ort.Graph_GetParentNode(handle, &parent));
   if (parent) {
-    // ORT cannot place a claimed node in the body of the one operator that it will replace by a function (SequenceMap), nor in a body that came with an
-    // inlined function: the provider's domain is missing there.
+    // ORT cannot place a claimed node in the body of the one operator that it will replace by a
+    // function (SequenceMap), nor in a body that came with an inlined function: the provider's
+    // domain is missing there.
     const char *op = nullptr, *domain = nullptr;
     check(ort.Node_GetOperatorType(parent, &op));
     check(ort.Node_GetDomain(parent, &domain));
     if (!strcmp(op, "SequenceMap")) return;
     if (cuda_ && cuda_->device_memory() && !strcmp(domain, "com.microsoft")) {
-      log_(LogLevel::kInfo, "graph '" + graph.name + "' is left to ONNX Runtime: " + op + " reads on the host what its body makes");
-      return;  // where the body left it, which is no address of the host's (BeamSearch, GreedySearch, Sampling)
+      log_(LogLevel::kInfo, "graph '" + graph.name + "' is left to ONNX Runtime: " + op +
+                                " reads on the host what its body makes");
+      return;  // where the body left it, which is no address of the host's (BeamSearch,
+               // GreedySearch, Sampling)
     }
     size_t n = 0;
     check(ort.Node_GetNumInputs(parent, &n));
@@ -223,19 +258,29 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   }
   std::unordered_map<std::string, int> by_key;
   for (size_t n = 0; n < graph.nodes.size(); n++)
-    if (graph.nodes[n].available && !graph.nodes[n].has_body) by_key.emplace(graph.nodes[n].key, int(n));
+    if (graph.nodes[n].available && !graph.nodes[n].has_body)
+      by_key.emplace(graph.nodes[n].key, int(n));
 
   long claimed = 0;
   const Uses uses(graph);
   std::vector<int> group(graph.nodes.size(), -1);  // which claim each node belongs to
-  struct Candidate { std::vector<int> members; Claim claim; };
-  const auto mark = [&](const Candidate& c, int as) { for (int n : c.members) group[size_t(n)] = as; };
-  // `alike`: of a GPU's plans those that were made for as many multiprocessors as this one has, else the others.
+  struct Candidate {
+    std::vector<int> members;
+    Claim claim;
+  };
+  const auto mark = [&](const Candidate& c, int as) {
+    for (int n : c.members) group[size_t(n)] = as;
+  };
+  // `alike`: of a GPU's plans those that were made for as many multiprocessors as this one has,
+  // else the others.
   const auto claim = [&](const std::shared_ptr<const Pack>& pack, bool alike) {
     std::vector<Candidate> candidates;
-    const auto refused = [&](const std::string& why_not) { log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not); };
+    const auto refused = [&](const std::string& why_not) {
+      log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' does not fit: " + why_not);
+    };
     for (const Entry& entry : pack->entries()) {
-      if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch())) continue;
+      if (entry.backend != options_.backend || (cuda_ && entry.arch && entry.arch != cuda_->arch()))
+        continue;
       if ((!cuda_ || !entry.sms || entry.sms == cuda_->sms()) != alike) continue;
       Candidate c{{}, {pack, &entry, nullptr, {}}};
       for (const std::string& key : entry.nodes) {
@@ -249,12 +294,14 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
         continue;
       }
       if (cuda_) {
-        // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for this device; anything else fails again in `compile_one`.
+        // ORT ignores what fails here, and asks the CPU. So this is only where a kernel is not for
+        // this device; anything else fails again in `compile_one`.
         try {
           c.claim.plan = Plan::parse(entry, pack, options_.isa.c_str());
           c.claim.kernels = cuda_->load(*c.claim.plan);
         } catch (const cuda::NoKernel& e) {
-          log_(LogLevel::kError, "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
+          log_(LogLevel::kError,
+               "a plan of graph '" + graph.name + "' is left to ONNX Runtime: " + e.what());
           continue;
         } catch (const Failure&) {
         }
@@ -280,7 +327,9 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
     for (const Candidate& c : candidates) {
       const Entry& entry = *c.claim.entry;
       if (cuda_ && !alike)
-        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " + std::to_string(entry.sms) + " multiprocessors, this one has " + std::to_string(cuda_->sms()) +
+        log_(LogLevel::kWarning, "a plan of graph '" + graph.name + "' was made for a GPU of " +
+                                     std::to_string(entry.sms) + " multiprocessors, this one has " +
+                                     std::to_string(cuda_->sms()) +
                                      ": it may run slower than one made for it");
       std::vector<const OrtNode*> nodes;
       for (int n : c.members) nodes.push_back(graph.nodes[size_t(n)].handle);
@@ -295,24 +344,30 @@ void Provider::get_capability(const OrtGraph* handle, OrtEpGraphSupportInfo* inf
   if (!claimed && has_compiler()) {
     if (const auto pack = ask_compiler(graph, parent != nullptr)) claim(pack, true);
   } else if (!claimed) {
-    log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'" : "nothing claimed in graph '" + graph.name +
-         "': no compiler is registered and no kernel_pack was given");
+    log_(LogLevel::kInfo, pack_ ? "no plan of the kernel pack matches graph '" + graph.name + "'"
+                                : "nothing claimed in graph '" + graph.name +
+                                      "': no compiler is registered and no kernel_pack was given");
   }
   if (cuda_ && parent && claimed) cuda_->expect_bodies();
   stats.claimed_nodes += claimed;
-  log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " + std::to_string(graph.nodes.size()) + " nodes claimed");
+  log_(LogLevel::kInfo, "graph '" + graph.name + "': " + std::to_string(claimed) + " of " +
+                            std::to_string(graph.nodes.size()) + " nodes claimed");
 }
 
 void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNodeComputeInfo** out) {
   const Graph graph(handle);
   const auto it = graph.nodes.empty() ? claims_.end() : claims_.find(graph.nodes.front().key);
-  if (it == claims_.end()) throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" + (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
+  if (it == claims_.end())
+    throw Failure("internal: ORT asks to compile nodes that were not claimed (first: '" +
+                  (graph.nodes.empty() ? "" : graph.nodes.front().name) + "')");
   const Claim& claim = it->second;
   auto plan = claim.plan ? claim.plan : Plan::parse(*claim.entry, claim.pack, options_.isa.c_str());
 
   auto compiled = std::make_unique<Compiled>();
   compiled->ort_version_supported = ort.abi;
-  compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) { *state = self; };
+  compiled->CreateState = [](OrtNodeComputeInfo* self, OrtNodeComputeContext*, void** state) {
+    *state = self;
+  };
   compiled->ReleaseState = [](OrtNodeComputeInfo*, void*) {};
   compiled->Compute = [](OrtNodeComputeInfo* self, void*, OrtKernelContext* context) {
     return guarded([&] { static_cast<Compiled*>(self)->compute(context); }, Code::kInvalidArgument);
@@ -322,7 +377,9 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
     size_t n = 0;
     check(outputs ? ort.Node_GetNumOutputs(fused, &n) : ort.Node_GetNumInputs(fused, &n));
     std::vector<const OrtValueInfo*> infos(n);
-    if (n) check(outputs ? ort.Node_GetOutputs(fused, infos.data(), n) : ort.Node_GetInputs(fused, infos.data(), n));
+    if (n)
+      check(outputs ? ort.Node_GetOutputs(fused, infos.data(), n)
+                    : ort.Node_GetInputs(fused, infos.data(), n));
     std::unordered_map<std::string, size_t> place;
     for (size_t k = 0; k < n; k++) {
       const char* name = nullptr;
@@ -332,7 +389,9 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
     std::vector<size_t> at;
     for (const TensorSpec& t : wanted) {
       const auto p = place.find(t.name);
-      if (p == place.end()) throw Failure("plan '" + plan->name + "': '" + t.name + "' is not " + (outputs ? "an output" : "an input") + " of the fused node");
+      if (p == place.end())
+        throw Failure("plan '" + plan->name + "': '" + t.name + "' is not " +
+                      (outputs ? "an output" : "an input") + " of the fused node");
       at.push_back(p->second);
     }
     return at;
@@ -341,7 +400,8 @@ void Provider::compile_one(const OrtGraph* handle, const OrtNode* fused, OrtNode
   compiled->outputs = positions(true, plan->outputs);
   const auto initializer = [&](const std::string& name) -> Blob {
     const auto v = graph.index.find(name);
-    if (v == graph.index.end() || !graph.values[size_t(v->second)].constant) throw Failure("plan '" + plan->name + "': '" + name + "' is not a constant of the model");
+    if (v == graph.index.end() || !graph.values[size_t(v->second)].constant)
+      throw Failure("plan '" + plan->name + "': '" + name + "' is not a constant of the model");
     const Value& value = graph.values[size_t(v->second)];
     return {static_cast<const char*>(value.data), value.bytes};
   };

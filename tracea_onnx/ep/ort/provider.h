@@ -5,17 +5,22 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cpu/threads.h"
 #include "cuda/session.h"
 #include "ort/graph.h"
 #include "ort/options.h"
 #include "plan/pack.h"
 #include "plan/stats.h"
-#include "cpu/threads.h"
 
 namespace tracea {
 
 // `plan` and `kernels`: of a GPU's entry, whose kernels are loaded before it is claimed.
-struct Claim { std::shared_ptr<const Pack> pack; const Entry* entry; std::shared_ptr<const Plan> plan; cuda::Kernels kernels; };
+struct Claim {
+  std::shared_ptr<const Pack> pack;
+  const Entry* entry;
+  std::shared_ptr<const Plan> plan;
+  cuda::Kernels kernels;
+};
 
 class Provider : public OrtEp, Counted<&Stats::live_sessions> {
  public:
@@ -30,10 +35,11 @@ class Provider : public OrtEp, Counted<&Stats::live_sessions> {
   Options options_;
   Log log_;
   std::shared_ptr<Threads> threads_;
-  std::unique_ptr<cuda::Session> cuda_;                                       // null on the CPU
-  std::shared_ptr<const Pack> pack_;                                          // of option kernel_pack
-  std::unordered_map<std::string, std::shared_ptr<const Pack>> replies_;     // of the compiler, by graph: ORT asks twice while it loads a session
-  std::unordered_map<std::string, Claim> claims_;                            // by the key of the entry's first node
+  std::unique_ptr<cuda::Session> cuda_;  // null on the CPU
+  std::shared_ptr<const Pack> pack_;     // of option kernel_pack
+  std::unordered_map<std::string, std::shared_ptr<const Pack>>
+      replies_;  // of the compiler, by graph: ORT asks twice while it loads a session
+  std::unordered_map<std::string, Claim> claims_;  // by the key of the entry's first node
 };
 
 }  // namespace tracea

@@ -21,9 +21,13 @@ Proto attribute(const Attribute& a) {
   p.text(1, a.name);
   switch (a.type) {
     case 1: p.integer(3, at<int64_t>(v, 0)); break;
-    case 2: for (size_t k = 0; k < v.size() / 8; k++) p.integer(8, at<int64_t>(v, k)); break;
+    case 2:
+      for (size_t k = 0; k < v.size() / 8; k++) p.integer(8, at<int64_t>(v, k));
+      break;
     case 3: p.real(2, at<float>(v, 0)); break;
-    case 4: for (size_t k = 0; k < v.size() / 4; k++) p.real(7, at<float>(v, k)); break;
+    case 4:
+      for (size_t k = 0; k < v.size() / 4; k++) p.real(7, at<float>(v, k));
+      break;
     case 5: p.text(4, v); break;
     case 6:  // null-terminated, one after the other
       for (size_t start = 0; start < v.size(); start = v.find('\0', start) + 1) {
@@ -78,7 +82,9 @@ Proto initializer(const Value& v) {
   Proto t;
   for (const Dim& d : v.dims) t.integer(1, d.value);
   t.integer(2, v.type).text(8, v.name);
-  const auto entry = [&t](const char* key, const std::string& value) { t.message(13, Proto().text(1, key).text(2, value)); };
+  const auto entry = [&t](const char* key, const std::string& value) {
+    t.message(13, Proto().text(1, key).text(2, value));
+  };
   entry("location", "tracea:memory");
   entry("offset", std::to_string(reinterpret_cast<uintptr_t>(v.data)));
   entry("length", std::to_string(v.bytes));
@@ -87,7 +93,8 @@ Proto initializer(const Value& v) {
 
 }  // namespace
 
-std::string Graph::serialize(const std::vector<std::pair<std::string, std::string>>& metadata) const {
+std::string Graph::serialize(
+    const std::vector<std::pair<std::string, std::string>>& metadata) const {
   const auto value_name = [this](int k) { return k < 0 ? std::string() : values[size_t(k)].name; };
   Proto graph;
   for (const Node& n : nodes) {
@@ -105,7 +112,8 @@ std::string Graph::serialize(const std::vector<std::pair<std::string, std::strin
   for (const Value& v : values)
     if (v.constant) graph.message(5, initializer(v)), listed[size_t(&v - values.data())] = 1;
   for (int k : inputs)
-    if (k >= 0 && !values[size_t(k)].constant) graph.message(11, value_info(values[size_t(k)])), listed[size_t(k)] = 1;
+    if (k >= 0 && !values[size_t(k)].constant)
+      graph.message(11, value_info(values[size_t(k)])), listed[size_t(k)] = 1;
   for (int k : outputs)
     if (k >= 0) graph.message(12, value_info(values[size_t(k)])), listed[size_t(k)] = 1;
   for (size_t k = 0; k < values.size(); k++)
@@ -113,7 +121,8 @@ std::string Graph::serialize(const std::vector<std::pair<std::string, std::strin
 
   Proto model;
   model.integer(1, ir_version).text(2, "tracea-onnx").message(7, graph);
-  for (const auto& [domain, version] : opsets) model.message(8, Proto().text(1, domain).integer(2, version));
+  for (const auto& [domain, version] : opsets)
+    model.message(8, Proto().text(1, domain).integer(2, version));
   for (const auto& [key, value] : metadata) model.message(14, Proto().text(1, key).text(2, value));
   return model.str();
 }

@@ -13,10 +13,19 @@ namespace {
 
 int64_t element_bytes(int type) {
   switch (type) {
-    case kF32: case kI32: case kU32: return 4;
-    case kF64: case kI64: case kU64: return 8;
-    case kF16: case kBF16: case kI16: case kU16: return 2;
-    case kI8: case kU8: case kBool: return 1;
+    case kF32:
+    case kI32:
+    case kU32: return 4;
+    case kF64:
+    case kI64:
+    case kU64: return 8;
+    case kF16:
+    case kBF16:
+    case kI16:
+    case kU16: return 2;
+    case kI8:
+    case kU8:
+    case kBool: return 1;
     default: throw Failure("a tensor of unsupported element type " + std::to_string(type));
   }
 }
@@ -38,15 +47,20 @@ std::string shape_text(const InputTensor& t) {
 std::string inputs_text(const Plan& plan, const std::vector<InputTensor>& inputs) {
   constexpr size_t kMostNamed = 4;
   std::string s;
-  for (size_t k = 0; k < inputs.size() && k < kMostNamed; k++) s += (k ? ", '" : " (of '") + plan.inputs[k].name + "' " + shape_text(inputs[k]);
+  for (size_t k = 0; k < inputs.size() && k < kMostNamed; k++)
+    s += (k ? ", '" : " (of '") + plan.inputs[k].name + "' " + shape_text(inputs[k]);
   return s + (inputs.size() > kMostNamed ? ", ...)" : inputs.empty() ? "" : ")");
 }
 
 std::vector<int64_t> symbol_values(const Plan& plan, const std::vector<InputTensor>& inputs) {
   for (size_t k = 0; k < inputs.size(); k++) {
     const TensorSpec& want = plan.inputs[k];
-    if (inputs[k].type != want.type) throw Failure("input '" + want.name + "' has element type " + std::to_string(inputs[k].type) + ", the plan needs " + std::to_string(want.type));
-    if (inputs[k].rank != size_t(want.rank)) throw Failure("input '" + want.name + "' has shape " + shape_text(inputs[k]) + ", the plan needs rank " + std::to_string(want.rank));
+    if (inputs[k].type != want.type)
+      throw Failure("input '" + want.name + "' has element type " + std::to_string(inputs[k].type) +
+                    ", the plan needs " + std::to_string(want.type));
+    if (inputs[k].rank != size_t(want.rank))
+      throw Failure("input '" + want.name + "' has shape " + shape_text(inputs[k]) +
+                    ", the plan needs rank " + std::to_string(want.rank));
   }
   std::vector<int64_t> symbols;
   for (const AxisSpec& s : plan.symbols) symbols.push_back(inputs[size_t(s.input)].dims[s.axis]);
@@ -58,7 +72,8 @@ std::vector<int64_t> symbol_values(const Plan& plan, const std::vector<InputTens
 std::vector<int64_t> lay_out(const std::vector<Interval>& intervals, int64_t* total, size_t align) {
   std::vector<size_t> order(intervals.size());
   std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return intervals[a].bytes > intervals[b].bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return intervals[a].bytes > intervals[b].bytes; });
   std::vector<int64_t> offset(intervals.size(), 0);
   std::vector<size_t> placed, alive;
   *total = 0;
@@ -68,12 +83,14 @@ std::vector<int64_t> lay_out(const std::vector<Interval>& intervals, int64_t* to
     alive.clear();
     for (size_t o : placed)
       if (intervals[o].first <= me.last && me.first <= intervals[o].last) alive.push_back(o);
-    std::sort(alive.begin(), alive.end(), [&](size_t a, size_t b) { return offset[a] < offset[b]; });
+    std::sort(alive.begin(), alive.end(),
+              [&](size_t a, size_t b) { return offset[a] < offset[b]; });
     int64_t end = 0, best = -1, best_gap = INT64_MAX;
     for (size_t o : alive) {
       const int64_t gap = offset[o] - end;
       if (gap >= need && gap < best_gap) best = end, best_gap = gap;
-      end = std::max(end, offset[o] + int64_t(align_up(size_t(intervals[o].bytes) + kSlack, align)));
+      end =
+          std::max(end, offset[o] + int64_t(align_up(size_t(intervals[o].bytes) + kSlack, align)));
     }
     offset[k] = best >= 0 ? best : end;
     *total = std::max(*total, offset[k] + need);
@@ -82,20 +99,26 @@ std::vector<int64_t> lay_out(const std::vector<Interval>& intervals, int64_t* to
   return offset;
 }
 
-std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs) {
+std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& constants,
+                                       const std::vector<InputTensor>& inputs) {
   auto bound = std::make_shared<Bound>();
   const std::vector<int64_t> symbols = symbol_values(plan, inputs);
   const std::vector<int64_t> value = plan.evaluate(symbols);
   for (const AxisSpec& c : plan.checks) {
     const InputTensor& t = inputs[size_t(c.input)];
     if (t.dims[c.axis] != value[size_t(c.expr)])
-      throw Failure("input '" + plan.inputs[size_t(c.input)].name + "' has shape " + shape_text(t) + ", but its dimension " + std::to_string(c.axis) + " must be " +
+      throw Failure("input '" + plan.inputs[size_t(c.input)].name + "' has shape " + shape_text(t) +
+                    ", but its dimension " + std::to_string(c.axis) + " must be " +
                     std::to_string(value[size_t(c.expr)]));
   }
   for (const RequireSpec& r : plan.requirements) {
     const int64_t a = value[size_t(r.a)], b = value[size_t(r.b)];
-    if (r.equal && a != b) throw Failure(r.what + " differ: " + std::to_string(a) + " and " + std::to_string(b) + inputs_text(plan, inputs));
-    if (!r.equal && a < b) throw Failure(r.what + " is " + std::to_string(a) + ", less than " + std::to_string(b) + inputs_text(plan, inputs));
+    if (r.equal && a != b)
+      throw Failure(r.what + " differ: " + std::to_string(a) + " and " + std::to_string(b) +
+                    inputs_text(plan, inputs));
+    if (!r.equal && a < b)
+      throw Failure(r.what + " is " + std::to_string(a) + ", less than " + std::to_string(b) +
+                    inputs_text(plan, inputs));
   }
   for (const InputTensor& t : inputs) {
     bound->key.insert(bound->key.end(), t.dims, t.dims + t.rank);
@@ -111,7 +134,8 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
     bound->output_dims.push_back(std::move(dims));
   }
 
-  // Sizes of all buffers, for the arena and for the check that every operand starts inside its buffer.
+  // Sizes of all buffers, for the arena and for the check that every operand starts inside its
+  // buffer.
   const size_t n = plan.buffers.size();
   std::vector<int64_t> bytes(n);
   for (size_t k = 0; k < n; k++) {
@@ -131,17 +155,22 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
     for (const OperandSpec& o : plan.run[l].operands) {
       if (o.buffer < 0 || plan.buffers[size_t(o.buffer)].kind != BufferKind::kArena) continue;
       int& i = interval_of[size_t(o.buffer)];
-      if (i < 0) i = int(intervals.size()), intervals.push_back({bytes[size_t(o.buffer)], int(l), int(l)});
+      if (i < 0)
+        i = int(intervals.size()), intervals.push_back({bytes[size_t(o.buffer)], int(l), int(l)});
       intervals[size_t(i)].last = int(l);
     }
   int64_t arena = 0;
-  const std::vector<int64_t> offsets = lay_out(intervals, &arena, plan.backend == "cuda" ? kDeviceAlign : kAlign);
+  const std::vector<int64_t> offsets =
+      lay_out(intervals, &arena, plan.backend == "cuda" ? kDeviceAlign : kAlign);
   bound->arena_bytes = size_t(arena);
 
   for (const ExtentSpec& e : plan.extents) {
-    const int64_t low = value[size_t(e.low)], high = value[size_t(e.high)], size = bytes[size_t(e.buffer)];
+    const int64_t low = value[size_t(e.low)], high = value[size_t(e.high)],
+                  size = bytes[size_t(e.buffer)];
     if (low < high && (low < 0 || high > size))
-      throw Failure("'" + e.what + "' would touch bytes " + std::to_string(low) + " to " + std::to_string(high) + " of a buffer of " + std::to_string(size) + inputs_text(plan, inputs));
+      throw Failure("'" + e.what + "' would touch bytes " + std::to_string(low) + " to " +
+                    std::to_string(high) + " of a buffer of " + std::to_string(size) +
+                    inputs_text(plan, inputs));
   }
 
   std::vector<Room> rooms;
@@ -155,12 +184,21 @@ std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& c
         continue;
       }
       const size_t k = size_t(o.buffer);
-      const int64_t offset = bytes[k] ? value[size_t(o.offset)] : 0;  // what has no elements has no place where some of them begin
-      if (offset < 0 || offset > bytes[k]) throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
+      const int64_t offset = bytes[k]
+                                 ? value[size_t(o.offset)]
+                                 : 0;  // what has no elements has no place where some of them begin
+      if (offset < 0 || offset > bytes[k])
+        throw Failure(std::string("an operand of '") + l.name() + "' starts outside its buffer");
       switch (plan.buffers[k].kind) {
-        case BufferKind::kInput: bound->operands.push_back({Base::kInput, plan.buffers[k].index, offset}); break;
-        case BufferKind::kOutput: bound->operands.push_back({Base::kOutput, plan.buffers[k].index, offset}); break;
-        case BufferKind::kArena: bound->operands.push_back({Base::kArena, 0, offsets[size_t(interval_of[k])] + offset}); break;
+        case BufferKind::kInput:
+          bound->operands.push_back({Base::kInput, plan.buffers[k].index, offset});
+          break;
+        case BufferKind::kOutput:
+          bound->operands.push_back({Base::kOutput, plan.buffers[k].index, offset});
+          break;
+        case BufferKind::kArena:
+          bound->operands.push_back({Base::kArena, 0, offsets[size_t(interval_of[k])] + offset});
+          break;
         default: bound->operands.push_back({Base::kConst, 0, constants.offset[k] + offset});
       }
       rooms.push_back({true, bytes[k] - offset}), before.push_back(offset);
@@ -176,13 +214,16 @@ bool fits(const Plan& plan, const Bound& bound, const std::vector<InputTensor>& 
   size_t at = 0;
   for (size_t k = 0; k < inputs.size(); k++) {
     const InputTensor& t = inputs[k];
-    if (t.type != plan.inputs[k].type || t.rank != size_t(plan.inputs[k].rank) || !std::equal(t.dims, t.dims + t.rank, bound.key.begin() + long(at))) return false;
+    if (t.type != plan.inputs[k].type || t.rank != size_t(plan.inputs[k].rank) ||
+        !std::equal(t.dims, t.dims + t.rank, bound.key.begin() + long(at)))
+      return false;
     at += t.rank;
   }
   return true;
 }
 
-std::shared_ptr<const Bound> BoundPlans::get(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs) {
+std::shared_ptr<const Bound> BoundPlans::get(const Plan& plan, const ConstantLayout& constants,
+                                             const std::vector<InputTensor>& inputs) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t k = 0; k < known_.size(); k++)
@@ -191,7 +232,8 @@ std::shared_ptr<const Bound> BoundPlans::get(const Plan& plan, const ConstantLay
         return known_.front();
       }
   }
-  auto made = bind_plan(plan, constants, inputs);  // outside the lock: another run need not wait for it
+  auto made =
+      bind_plan(plan, constants, inputs);  // outside the lock: another run need not wait for it
   const std::lock_guard<std::mutex> lock(mutex_);
   stats.bound_plans++;
   known_.insert(known_.begin(), made);

@@ -1,4 +1,5 @@
-// A Plan bound to concrete input shapes: every expression evaluated, the arena laid out, every operand a (base, offset).
+// A Plan bound to concrete input shapes: every expression evaluated, the arena laid out, every
+// operand a (base, offset).
 #pragma once
 #include <functional>
 #include <memory>
@@ -11,36 +12,53 @@
 namespace tracea {
 
 // A run-time input as ORT hands it over.
-struct InputTensor { const void* data; int type; const int64_t* dims; size_t rank; };
+struct InputTensor {
+  const void* data;
+  int type;
+  const int64_t* dims;
+  size_t rank;
+};
 
 enum class Base : uint8_t { kAbsent, kInput, kOutput, kArena, kConst, kFault };
-struct Place { Base base; int index; int64_t offset; };  // index: of the input or output; kConst: offset into the constants' memory
+struct Place {
+  Base base;
+  int index;
+  int64_t offset;
+};  // index: of the input or output; kConst: offset into the constants' memory
 
-// The fixed part of a session's constants: where each const, copied initializer and blob buffer lies.
-struct ConstantLayout { std::vector<int64_t> offset, bytes; size_t total; };  // by buffer; offset -1 = has none
+// The fixed part of a session's constants: where each const, copied initializer and blob buffer
+// lies.
+struct ConstantLayout {
+  std::vector<int64_t> offset, bytes;
+  size_t total;
+};  // by buffer; offset -1 = has none
 
 struct Bound : Counted<&Stats::live_bounds> {
-  std::vector<int64_t> key;                         // dims of all inputs
+  std::vector<int64_t> key;  // dims of all inputs
   std::vector<std::vector<int64_t>> output_dims;
   std::vector<size_t> input_bytes, output_bytes;
   size_t arena_bytes = 0;
-  std::vector<Place> operands;                      // of all run launches, one after the other
-  std::vector<int64_t> ints;                        // idem
+  std::vector<Place> operands;  // of all run launches, one after the other
+  std::vector<int64_t> ints;    // idem
 };
 
-constexpr size_t kDeviceAlign = 256;  // of an arena on a GPU: whole sectors, and more than a tensor map asks for
+constexpr size_t kDeviceAlign =
+    256;  // of an arena on a GPU: whole sectors, and more than a tensor map asks for
 
 // Whether `bound` was made for inputs of these types and dims.
 bool fits(const Plan& plan, const Bound& bound, const std::vector<InputTensor>& inputs);
 
-// Checks the inputs against the plan (type, rank, symbols, fixed dims) and binds. Throws Failure with one line.
-std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs);
+// Checks the inputs against the plan (type, rank, symbols, fixed dims) and binds. Throws Failure
+// with one line.
+std::shared_ptr<const Bound> bind_plan(const Plan& plan, const ConstantLayout& constants,
+                                       const std::vector<InputTensor>& inputs);
 
 // The plans bound last, by the dims of their inputs. Safe to use from several threads.
 class BoundPlans {
  public:
   // Binds unless these dims are known. Throws Failure.
-  std::shared_ptr<const Bound> get(const Plan& plan, const ConstantLayout& constants, const std::vector<InputTensor>& inputs);
+  std::shared_ptr<const Bound> get(const Plan& plan, const ConstantLayout& constants,
+                                   const std::vector<InputTensor>& inputs);
 
  private:
   static constexpr size_t kMost = 16;
@@ -49,9 +67,13 @@ class BoundPlans {
 };
 
 // One interval of an arena: bytes needed from the first to the last launch that touches it.
-struct Interval { int64_t bytes; int first, last; };
-// Offsets of the intervals, aligned with slack, such that no two that live at the same time overlap; `total` gets the arena's size.
-// Largest first, each into the smallest gap that holds it.
-std::vector<int64_t> lay_out(const std::vector<Interval>& intervals, int64_t* total, size_t align = kAlign);
+struct Interval {
+  int64_t bytes;
+  int first, last;
+};
+// Offsets of the intervals, aligned with slack, such that no two that live at the same time
+// overlap; `total` gets the arena's size. Largest first, each into the smallest gap that holds it.
+std::vector<int64_t> lay_out(const std::vector<Interval>& intervals, int64_t* total,
+                             size_t align = kAlign);
 
 }  // namespace tracea

@@ -15,22 +15,30 @@ std::string text(Wide v) {
 
 }  // namespace
 
-void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms, const int64_t* before) {
+void check_extents(const LaunchSpec& launch, const int64_t* ints, const Room* rooms,
+                   const int64_t* before) {
   const std::string kernel = std::string("'") + launch.name() + "'";
   Extent found[kMostOperands] = {};
   unsigned present = 0;
   for (size_t k = 0; k < launch.operands.size(); k++) present |= unsigned(rooms[k].present) << k;
   if (const char* wrong = kExtents[family_index(launch.family)](ints, present, found))
-    throw Failure(kernel + " takes no " + wrong + " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
+    throw Failure(
+        kernel + " takes no " + wrong +
+        " of this size: the sizes of the inputs do not fit the model, or the plan is damaged");
   const ProgramOperands read = kProgramOperands[family_index(launch.family)];
   for (int k = read.before; launch.has_program && k < launch.program.n_in; k++)
-    if (const size_t o = size_t(read.first + k - read.before); read.first < 0 || o >= launch.operands.size() || !rooms[o].present)
-      throw Failure(kernel + " has a program that reads an operand which is not there: the plan is damaged");
+    if (const size_t o = size_t(read.first + k - read.before);
+        read.first < 0 || o >= launch.operands.size() || !rooms[o].present)
+      throw Failure(kernel +
+                    " has a program that reads an operand which is not there: the plan is damaged");
   for (size_t k = 0; k < launch.operands.size(); k++) {
     if (!rooms[k].present || found[k].low >= found[k].high) continue;
     if (found[k].low < -Wide(before[k]) || found[k].high > rooms[k].bytes)
-      throw Failure(kernel + " would touch bytes " + text(found[k].low) + " to " + text(found[k].high) + " of operand " + std::to_string(k) + ", which has " +
-                    std::to_string(rooms[k].bytes) + " (and " + std::to_string(before[k]) + " before it): the sizes of the inputs do not fit the model, or the plan is damaged");
+      throw Failure(
+          kernel + " would touch bytes " + text(found[k].low) + " to " + text(found[k].high) +
+          " of operand " + std::to_string(k) + ", which has " + std::to_string(rooms[k].bytes) +
+          " (and " + std::to_string(before[k]) +
+          " before it): the sizes of the inputs do not fit the model, or the plan is damaged");
   }
 }
 

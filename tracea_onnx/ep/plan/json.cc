@@ -16,7 +16,9 @@ struct JsonParser {
   const char* end;
   const char* begin;
 
-  [[noreturn]] void fail(const char* what) const { throw Failure("malformed JSON at byte " + std::to_string(p - begin) + ": " + what); }
+  [[noreturn]] void fail(const char* what) const {
+    throw Failure("malformed JSON at byte " + std::to_string(p - begin) + ": " + what);
+  }
 
   void space() {
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')) p++;
@@ -50,7 +52,10 @@ struct JsonParser {
         expect(':');
         v.items_.push_back(value(depth + 1));
         space();
-        if (p < end && *p == ',') { p++; continue; }
+        if (p < end && *p == ',') {
+          p++;
+          continue;
+        }
         expect('}');
         return v;
       }
@@ -62,7 +67,10 @@ struct JsonParser {
       for (;;) {
         v.items_.push_back(value(depth + 1));
         space();
-        if (p < end && *p == ',') { p++; continue; }
+        if (p < end && *p == ',') {
+          p++;
+          continue;
+        }
         expect(']');
         return v;
       }
@@ -90,7 +98,8 @@ struct JsonParser {
     if (word("-Infinity")) return v.real_ = -inf, v;
     const char* start = p;
     bool real = false;
-    while (p < end && strchr("+-0123456789.eE", *p) && *p) real |= *p == '.' || *p == 'e' || *p == 'E', p++;
+    while (p < end && strchr("+-0123456789.eE", *p) && *p)
+      real |= *p == '.' || *p == 'e' || *p == 'E', p++;
     const std::string s(start, p);
     char* stop = nullptr;
     errno = 0;
@@ -115,7 +124,9 @@ struct JsonParser {
     return u;
   }
 
-  static unsigned hex_digit(char c) { return c <= '9' ? unsigned(c - '0') : unsigned((c | 0x20) - 'a' + 10); }
+  static unsigned hex_digit(char c) {
+    return c <= '9' ? unsigned(c - '0') : unsigned((c | 0x20) - 'a' + 10);
+  }
 
   void utf8(std::string& out, unsigned u) {
     if (u < 0x80) {
@@ -125,7 +136,8 @@ struct JsonParser {
     } else if (u < 0x10000) {
       out += char(0xe0 | u >> 12), out += char(0x80 | (u >> 6 & 63)), out += char(0x80 | (u & 63));
     } else {
-      out += char(0xf0 | u >> 18), out += char(0x80 | (u >> 12 & 63)), out += char(0x80 | (u >> 6 & 63)), out += char(0x80 | (u & 63));
+      out += char(0xf0 | u >> 18), out += char(0x80 | (u >> 12 & 63)),
+          out += char(0x80 | (u >> 6 & 63)), out += char(0x80 | (u & 63));
     }
   }
 
@@ -145,7 +157,8 @@ struct JsonParser {
       const char e = *p++;
       if (e == 'u') {
         unsigned u = hex4();
-        if (u >= 0xd800 && u < 0xdc00 && word("\\u")) u = 0x10000 + ((u - 0xd800) << 10) + (hex4() - 0xdc00);
+        if (u >= 0xd800 && u < 0xdc00 && word("\\u"))
+          u = 0x10000 + ((u - 0xd800) << 10) + (hex4() - 0xdc00);
         utf8(out, u);
         continue;
       }
@@ -165,7 +178,9 @@ Json Json::parse(const char* text, size_t n) {
   return v;
 }
 
-static Failure wrong(const char* what, const char* kind) { return Failure(std::string(what) + " is not " + kind); }
+static Failure wrong(const char* what, const char* kind) {
+  return Failure(std::string(what) + " is not " + kind);
+}
 
 int64_t Json::integer(const char* what) const {
   if (kind_ != kInt && kind_ != kBool) throw wrong(what, "an integer");
@@ -174,7 +189,8 @@ int64_t Json::integer(const char* what) const {
 
 int Json::index(size_t limit, const char* what) const {
   const int64_t k = integer(what);
-  if (k < 0 || uint64_t(k) >= limit) throw Failure(std::string(what) + " " + std::to_string(k) + " does not exist");
+  if (k < 0 || uint64_t(k) >= limit)
+    throw Failure(std::string(what) + " " + std::to_string(k) + " does not exist");
   return int(k);
 }
 

@@ -1,4 +1,5 @@
-// A reader for the JSON header of a pack. Accepts what Python's json module writes, NaN and Infinity included.
+// A reader for the JSON header of a pack. Accepts what Python's json module writes, NaN and
+// Infinity included.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,13 +15,14 @@ class Json {
   // Throws Failure with the position of the first error.
   static Json parse(const char* text, size_t n);
 
-  // Accessors throw Failure when the value is of another kind; `what` names the value in the message.
+  // Accessors throw Failure when the value is of another kind; `what` names the value in the
+  // message.
   int64_t integer(const char* what) const;
-  double number(const char* what) const;  // integers too
+  double number(const char* what) const;            // integers too
   int index(size_t limit, const char* what) const;  // an integer from 0 to limit - 1
   const std::string& text(const char* what) const;
   const std::vector<Json>& array(const char* what) const;
-  const Json& at(const char* key) const;  // throws when the object has no such key
+  const Json& at(const char* key) const;    // throws when the object has no such key
   const Json* find(const char* key) const;  // null when the object has no such key
   bool is_null() const { return kind_ == kNull; }
 
@@ -30,7 +32,7 @@ class Json {
   int64_t int_ = 0;
   double real_ = 0;
   std::string text_;
-  std::vector<Json> items_;         // of an array, or the values of an object
+  std::vector<Json> items_;  // of an array, or the values of an object
   std::vector<std::string> keys_;
 };
 

@@ -22,14 +22,18 @@ static_assert(sizeof(Head) == 64, "the pack's head is 64 bytes");
 
 struct File {
   explicit File(const std::string& path) : f(fopen(path.c_str(), "rb")) {}
-  ~File() { if (f) fclose(f); }
+  ~File() {
+    if (f) fclose(f);
+  }
   FILE* f;
 };
 
 std::vector<Border> border(const Json& list, bool outputs) {
   std::vector<Border> out;
   for (const Json& v : list.array("list of values"))
-    out.push_back({v.at("name").text("name"), v.at("dtype").integer("dtype"), outputs ? int64_t(v.at("dims").array("dims").size()) : v.at("rank").integer("rank")});
+    out.push_back(
+        {v.at("name").text("name"), v.at("dtype").integer("dtype"),
+         outputs ? int64_t(v.at("dims").array("dims").size()) : v.at("rank").integer("rank")});
   return out;
 }
 
@@ -37,15 +41,21 @@ std::vector<Border> border(const Json& list, bool outputs) {
 
 std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
   Head head;
-  if (n < sizeof head || memcmp(data, kMagic, sizeof kMagic)) throw Failure("this is not a tracea-onnx pack; make one with `tracea-onnx optimize MODEL --pack FILE`");
+  if (n < sizeof head || memcmp(data, kMagic, sizeof kMagic))
+    throw Failure(
+        "this is not a tracea-onnx pack; make one with `tracea-onnx optimize MODEL --pack FILE`");
   memcpy(&head, data, sizeof head);
   if (head.version != kVersion)
-    throw Failure("pack version " + std::to_string(head.version) + " is not version " + std::to_string(kVersion) + "; make the pack again with this version of tracea-onnx");
+    throw Failure("pack version " + std::to_string(head.version) + " is not version " +
+                  std::to_string(kVersion) +
+                  "; make the pack again with this version of tracea-onnx");
   const size_t body = n - sizeof head;
   const char* p = static_cast<const char*>(data) + sizeof head;
-  if (head.header_bytes > body || head.blob_bytes != body - head.header_bytes) throw Failure("the pack is truncated or damaged; make it again");
+  if (head.header_bytes > body || head.blob_bytes != body - head.header_bytes)
+    throw Failure("the pack is truncated or damaged; make it again");
   const auto digest = Sha256().add(p, body).digest();
-  if (memcmp(digest.data(), head.sha256, 32)) throw Failure("the pack is damaged (its checksum does not match); make it again");
+  if (memcmp(digest.data(), head.sha256, 32))
+    throw Failure("the pack is damaged (its checksum does not match); make it again");
 
   auto pack = std::make_shared<Pack>();
   pack->header_ = Json::parse(p, head.header_bytes);
@@ -55,7 +65,9 @@ std::shared_ptr<const Pack> Pack::parse(const void* data, size_t n) {
     const auto& pair = row.array("blob");
     if (pair.size() != 2) throw Failure("a blob of the pack is not [offset, bytes]");
     const int64_t offset = pair[0].integer("blob offset"), bytes = pair[1].integer("blob size");
-    if (offset < 0 || bytes < 0 || uint64_t(offset) > head.blob_bytes || uint64_t(bytes) > head.blob_bytes - uint64_t(offset)) throw Failure("a blob lies outside the pack");
+    if (offset < 0 || bytes < 0 || uint64_t(offset) > head.blob_bytes ||
+        uint64_t(bytes) > head.blob_bytes - uint64_t(offset))
+      throw Failure("a blob lies outside the pack");
     pack->blobs_.push_back({pack->payload_.data() + offset, size_t(bytes)});
   }
   for (const Json& row : pack->header_.at("entries").array("entries")) {
@@ -78,11 +90,15 @@ std::shared_ptr<const Pack> Pack::read(const std::string& path, const std::strin
   if (!file.f) throw Failure("cannot open the pack file '" + path + "'");
   std::vector<char> bytes;
   char buffer[1 << 16];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, file.f));) bytes.insert(bytes.end(), buffer, buffer + n);
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, file.f));)
+    bytes.insert(bytes.end(), buffer, buffer + n);
   if (ferror(file.f)) throw Failure("cannot read the pack file '" + path + "'");
   if (!sha256.empty()) {
     const std::string found = Sha256().add(bytes.data(), bytes.size()).hex();
-    if (found != sha256) throw Failure("the pack file '" + path + "' has the SHA-256 " + found + ", the provider option kernel_pack_sha256 asks for " + sha256 + "; it is not the file that was checked");
+    if (found != sha256)
+      throw Failure("the pack file '" + path + "' has the SHA-256 " + found +
+                    ", the provider option kernel_pack_sha256 asks for " + sha256 +
+                    "; it is not the file that was checked");
   }
   try {
     return parse(bytes.data(), bytes.size());

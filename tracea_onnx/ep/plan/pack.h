@@ -1,26 +1,33 @@
-// A pack: plans for groups of nodes, with their blobs. Format: docs/plan-format.md, "Plan and pack".
+// A pack: plans for groups of nodes, with their blobs. Format: docs/plan-format.md, "Plan and
+// pack".
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "plan/json.h"
 #include "cpu/memory.h"
+#include "plan/json.h"
 
 namespace tracea {
 
-struct Blob { const char* data; size_t bytes; };
+struct Blob {
+  const char* data;
+  size_t bytes;
+};
 
 // A value that a plan reads or makes. dtype: element type; rank: how many dims it has.
-struct Border { std::string name; int64_t dtype, rank; };
+struct Border {
+  std::string name;
+  int64_t dtype, rank;
+};
 
 struct Entry {
-  std::vector<std::string> nodes;             // keys of the nodes the plan computes
+  std::vector<std::string> nodes;  // keys of the nodes the plan computes
   std::vector<Border> inputs, outputs;
-  std::string backend;                        // whose kernels it names; a pack may hold plans of several
-  int64_t arch = 0;                           // of a CUDA plan: the compute capability x 10 its cubins are for
-  int64_t sms = 0;                            // of a CUDA plan: the multiprocessors its grids were chosen for
-  const Json* plan;                           // points into the pack's header
+  std::string backend;  // whose kernels it names; a pack may hold plans of several
+  int64_t arch = 0;     // of a CUDA plan: the compute capability x 10 its cubins are for
+  int64_t sms = 0;      // of a CUDA plan: the multiprocessors its grids were chosen for
+  const Json* plan;     // points into the pack's header
 };
 
 class Pack {

@@ -19,14 +19,18 @@ struct Reader {
   int expr(const Json& v) const { return index(v, plan.exprs.size(), "expression"); }
 
   void read_expr(const Json& row) {
-    static const struct { const char* name; size_t args; } kOps[] = {{"const", 1}, {"sym", 1}, {"add", 2}, {"sub", 2}, {"mul", 2}, {"floordiv", 2},
-                                                                      {"mod", 2}, {"max", 2}, {"min", 2}, {"eq", 2}, {"lt", 2}, {"select", 3}};
+    static const struct {
+      const char* name;
+      size_t args;
+    } kOps[] = {{"const", 1}, {"sym", 1}, {"add", 2}, {"sub", 2}, {"mul", 2}, {"floordiv", 2},
+                {"mod", 2},   {"max", 2}, {"min", 2}, {"eq", 2},  {"lt", 2},  {"select", 3}};
     const auto& items = row.array("expression");
     if (items.empty()) throw Failure("an empty expression");
     const std::string& op = items[0].text("operator");
     for (size_t k = 0; k < sizeof kOps / sizeof *kOps; k++) {
       if (op != kOps[k].name) continue;
-      if (items.size() != kOps[k].args + 1) throw Failure("expression '" + op + "' has the wrong number of operands");
+      if (items.size() != kOps[k].args + 1)
+        throw Failure("expression '" + op + "' has the wrong number of operands");
       Expr e{ExprOp(k), true, 0, 0, 0};
       if (e.op == ExprOp::kConst) {
         e.a = items[1].integer("constant");
@@ -57,33 +61,44 @@ struct Reader {
 
   BufferSpec buffer(const Json& row) const {
     const std::string& kind = row.at("kind").text("kind");
-    if (kind == "input") return {BufferKind::kInput, index(row.at("index"), plan.inputs.size(), "input"), 0, ""};
-    if (kind == "output") return {BufferKind::kOutput, index(row.at("index"), plan.outputs.size(), "output"), 0, ""};
+    if (kind == "input")
+      return {BufferKind::kInput, index(row.at("index"), plan.inputs.size(), "input"), 0, ""};
+    if (kind == "output")
+      return {BufferKind::kOutput, index(row.at("index"), plan.outputs.size(), "output"), 0, ""};
     if (kind == "arena") return {BufferKind::kArena, 0, expr(row.at("bytes")), ""};
-    if (kind == "blob") return {BufferKind::kBlob, index(row.at("index"), plan.pack->blobs().size(), "blob"), 0, ""};
+    if (kind == "blob")
+      return {BufferKind::kBlob, index(row.at("index"), plan.pack->blobs().size(), "blob"), 0, ""};
     if (kind == "initializer") return {BufferKind::kInitializer, 0, 0, row.at("name").text("name")};
     if (kind != "const") throw Failure("unknown kind of buffer '" + kind + "'");
     const int64_t bytes = row.at("bytes").integer("bytes");
     if (bytes < 0) throw Failure("a buffer of negative size");
-    if (bytes > kMaxBytes) throw Failure("a buffer of " + std::to_string(bytes) + " bytes: no machine has as many; make the pack again");
+    if (bytes > kMaxBytes)
+      throw Failure("a buffer of " + std::to_string(bytes) +
+                    " bytes: no machine has as many; make the pack again");
     return {BufferKind::kConst, 0, bytes, ""};
   }
 
   void read_program(const Json& p, LaunchSpec& l) const {
     if (p.is_null()) return;
     if (!l.family->program) throw Failure(std::string(l.family->name) + " takes no program");
-    const int64_t n_in = p.at("n_in").integer("n_in"), regs = p.at("regs").integer("regs"), out = p.at("out").integer("out"), type = p.at("type").integer("type");
-    if (n_in < 0 || n_in > regs || regs > kMaxRegisters || out < 0 || out >= regs || type < 0 || type > 1) throw Failure("a malformed program");
+    const int64_t n_in = p.at("n_in").integer("n_in"), regs = p.at("regs").integer("regs"),
+                  out = p.at("out").integer("out"), type = p.at("type").integer("type");
+    if (n_in < 0 || n_in > regs || regs > kMaxRegisters || out < 0 || out >= regs || type < 0 ||
+        type > 1)
+      throw Failure("a malformed program");
     for (const Json& row : p.at("code").array("code")) {
       const auto& f = row.array("instruction");
       if (f.size() != 6) throw Failure("a malformed instruction");
       const int op = index(f[0], kOpCount, "opcode");
-      Instr ins{op, index(f[1], size_t(regs), "register"), 0, 0, 0, float(f[5].number("immediate"))};
+      Instr ins{op, index(f[1], size_t(regs), "register"), 0, 0,
+                0,  float(f[5].number("immediate"))};
       int32_t* const args[] = {&ins.a, &ins.b, &ins.c};
-      for (int k = 0; k < kOpArity[op]; k++) *args[k] = index(f[2 + size_t(k)], size_t(regs), "register");
+      for (int k = 0; k < kOpArity[op]; k++)
+        *args[k] = index(f[2 + size_t(k)], size_t(regs), "register");
       l.code.push_back(ins);
     }
-    l.program = {l.code.data(), int32_t(l.code.size()), int32_t(n_in), int32_t(regs), int32_t(out), int32_t(type)};
+    l.program = {l.code.data(), int32_t(l.code.size()), int32_t(n_in),
+                 int32_t(regs), int32_t(out),           int32_t(type)};
     l.has_program = true;
   }
 
@@ -96,17 +111,23 @@ struct Reader {
       return l;
     }
     l.family = find_family(name.c_str());
-    if (!l.family) throw Failure("unknown kernel family '" + name + "'; the pack needs another version of tracea-onnx");
+    if (!l.family)
+      throw Failure("unknown kernel family '" + name +
+                    "'; the pack needs another version of tracea-onnx");
     l.kernel = find_kernel(isa, name.c_str());
     if (!l.kernel) throw Failure("this build has no kernel '" + name + "' for " + isa);
     const auto& operands = row.at("b").array("operands");
     const auto& ints = row.at("i").array("integers");
     const auto& floats = row.at("f").array("floats");
-    if (int(operands.size()) != l.family->operands || int(ints.size()) != l.family->ints || int(floats.size()) != l.family->floats)
-      throw Failure("'" + name + "' has the wrong number of parameters; the pack needs another version of tracea-onnx");
+    if (int(operands.size()) != l.family->operands || int(ints.size()) != l.family->ints ||
+        int(floats.size()) != l.family->floats)
+      throw Failure(
+          "'" + name +
+          "' has the wrong number of parameters; the pack needs another version of tracea-onnx");
     for (size_t k = 0; k < operands.size(); k++) {
       if (operands[k].is_null()) {
-        if (!(l.family->optional >> k & 1)) throw Failure("'" + name + "' lacks operand " + std::to_string(k));
+        if (!(l.family->optional >> k & 1))
+          throw Failure("'" + name + "' lacks operand " + std::to_string(k));
         l.operands.push_back({-1, 0});
         continue;
       }
@@ -114,13 +135,15 @@ struct Reader {
       if (pair.size() != 2) throw Failure("a malformed operand");
       const OperandSpec o{index(pair[0], plan.buffers.size(), "buffer"), expr(pair[1])};
       const BufferKind kind = plan.buffers[size_t(o.buffer)].kind;
-      if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput || kind == BufferKind::kArena || !plan.exprs[size_t(o.offset)].constant))
+      if (init && (kind == BufferKind::kInput || kind == BufferKind::kOutput ||
+                   kind == BufferKind::kArena || !plan.exprs[size_t(o.offset)].constant))
         throw Failure("an init launch may only use constants");
       l.operands.push_back(o);
     }
     for (const Json& v : ints) {
       l.ints.push_back(expr(v));
-      if (init && !plan.exprs[size_t(l.ints.back())].constant) throw Failure("an init launch may not depend on input shapes");
+      if (init && !plan.exprs[size_t(l.ints.back())].constant)
+        throw Failure("an init launch may not depend on input shapes");
     }
     for (const Json& v : floats) l.floats.push_back(float(v.number("float")));
     read_program(row.at("p"), l);
@@ -128,14 +151,18 @@ struct Reader {
   }
 
   void read(const Json& j) {
-    if (j.at("version").integer("version") != 1) throw Failure("plan version " + std::to_string(j.at("version").integer("version")) + " is not version 1");
+    if (j.at("version").integer("version") != 1)
+      throw Failure("plan version " + std::to_string(j.at("version").integer("version")) +
+                    " is not version 1");
     plan.backend = j.at("backend").text("backend");
-    if (plan.backend != "cpu" && plan.backend != "cuda") throw Failure("the plan is for backend '" + plan.backend + "'");
+    if (plan.backend != "cpu" && plan.backend != "cuda")
+      throw Failure("the plan is for backend '" + plan.backend + "'");
     plan.name = j.at("name").text("name");
     for (const Json& v : j.at("inputs").array("inputs")) {
       const int64_t rank = v.at("rank").integer("rank");
       if (rank < 0 || rank > 64) throw Failure("an input of impossible rank");
-      plan.inputs.push_back({v.at("name").text("name"), int(v.at("dtype").integer("dtype")), int(rank), {}});
+      plan.inputs.push_back(
+          {v.at("name").text("name"), int(v.at("dtype").integer("dtype")), int(rank), {}});
     }
     for (const Json& v : j.at("symbols").array("symbols")) plan.symbols.push_back(axis(v, 2));
     for (const Json& v : j.at("exprs").array("exprs")) read_expr(v);
@@ -145,7 +172,8 @@ struct Reader {
       if (items.size() != 4) throw Failure("a malformed requirement");
       const std::string& how = items[0].text("requirement");
       if (how != "eq" && how != "ge") throw Failure("unknown requirement '" + how + "'");
-      plan.requirements.push_back({how == "eq", expr(items[1]), expr(items[2]), items[3].text("requirement")});
+      plan.requirements.push_back(
+          {how == "eq", expr(items[1]), expr(items[2]), items[3].text("requirement")});
     }
     for (const Json& v : j.at("outputs").array("outputs")) {
       TensorSpec t{v.at("name").text("name"), int(v.at("dtype").integer("dtype")), 0, {}};
@@ -153,17 +181,21 @@ struct Reader {
       t.rank = int(t.dims.size());
       plan.outputs.push_back(std::move(t));
     }
-    int64_t constants = 0;  // at most 2 * kMaxBytes before it is compared: sums of them, with what lies between, fit 64 bits
+    int64_t constants = 0;  // at most 2 * kMaxBytes before it is compared: sums of them, with what
+                            // lies between, fit 64 bits
     for (const Json& v : j.at("buffers").array("buffers")) {
       plan.buffers.push_back(buffer(v));
       if (plan.buffers.back().kind != BufferKind::kConst) continue;
       constants += plan.buffers.back().bytes;
-      if (constants > kMaxBytes) throw Failure("constants of " + std::to_string(constants) + " bytes: no machine has as many; make the pack again");
+      if (constants > kMaxBytes)
+        throw Failure("constants of " + std::to_string(constants) +
+                      " bytes: no machine has as many; make the pack again");
     }
     for (const Json& v : j.at("extents").array("extents")) {
       const auto& items = v.array("extent");
       if (items.size() != 4) throw Failure("a malformed extent");
-      plan.extents.push_back({index(items[0], plan.buffers.size(), "buffer"), expr(items[1]), expr(items[2]), items[3].text("extent")});
+      plan.extents.push_back({index(items[0], plan.buffers.size(), "buffer"), expr(items[1]),
+                              expr(items[2]), items[3].text("extent")});
     }
     for (const Json& v : j.at("init").array("init")) plan.init.push_back(launch(v, true));
     for (const Json& v : j.at("run").array("run")) plan.run.push_back(launch(v, false));
@@ -176,13 +208,15 @@ void refuse_overflow(bool overflow) {
 
 }  // namespace
 
-std::shared_ptr<const Plan> Plan::parse(const Entry& entry, std::shared_ptr<const Pack> pack, const char* isa) {
+std::shared_ptr<const Plan> Plan::parse(const Entry& entry, std::shared_ptr<const Pack> pack,
+                                        const char* isa) {
   auto plan = std::make_shared<Plan>();
   plan->pack = std::move(pack);
   try {
     Reader{*plan, isa}.read(*entry.plan);
   } catch (const Failure& e) {
-    throw Failure(std::string("bad plan") + (plan->name.empty() ? "" : " '" + plan->name + "'") + ": " + e.what());
+    throw Failure(std::string("bad plan") + (plan->name.empty() ? "" : " '" + plan->name + "'") +
+                  ": " + e.what());
   }
   return plan;
 }
@@ -196,7 +230,9 @@ std::vector<int64_t> Plan::evaluate(const std::vector<int64_t>& symbols) const {
     int64_t r = 0;
     switch (e.op) {
       case ExprOp::kConst: r = e.a; break;
-      case ExprOp::kSym: r = symbols.empty() ? 0 : symbols[size_t(e.a)]; break;  // init launches evaluate without symbols and use none
+      case ExprOp::kSym:
+        r = symbols.empty() ? 0 : symbols[size_t(e.a)];
+        break;  // init launches evaluate without symbols and use none
       case ExprOp::kAdd: refuse_overflow(__builtin_add_overflow(a(), b(), &r)); break;
       case ExprOp::kSub: refuse_overflow(__builtin_sub_overflow(a(), b(), &r)); break;
       case ExprOp::kMul: refuse_overflow(__builtin_mul_overflow(a(), b(), &r)); break;

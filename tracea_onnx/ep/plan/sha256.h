@@ -18,7 +18,8 @@ class Sha256 {
 
  private:
   void block(const uint8_t* p);
-  std::array<uint32_t, 8> h_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<uint32_t, 8> h_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                             0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   uint8_t pending_[64];
   size_t n_pending_ = 0;
   uint64_t total_ = 0;

@@ -5,16 +5,20 @@
 namespace tracea {
 
 struct Stats {
-  std::atomic<long> sessions{0}, claimed_nodes{0}, partitions{0}, runs{0}, bound_plans{0}, compile_requests{0}, threads{0};
-  // Of what lives now. memory: bytes of constants, arenas and scratch, mapped: those that are not of malloc; pool_blocks: of device memory, free ones included; modules: names of cubins
-  // that a device remembers, loaded or not; addresses: sets that partitions remember; graphs: recorded ones.
-  std::atomic<long> live_sessions{0}, live_partitions{0}, live_bounds{0}, live_states{0}, live_memory{0}, live_mapped{0}, live_lanes{0}, live_prepared{0}, live_addresses{0}, live_graphs{0}, live_modules{0},
-      live_pool_blocks{0};
+  std::atomic<long> sessions{0}, claimed_nodes{0}, partitions{0}, runs{0}, bound_plans{0},
+      compile_requests{0}, threads{0};
+  // Of what lives now. memory: bytes of constants, arenas and scratch, mapped: those that are not
+  // of malloc; pool_blocks: of device memory, free ones included; modules: names of cubins that a
+  // device remembers, loaded or not; addresses: sets that partitions remember; graphs: recorded
+  // ones.
+  std::atomic<long> live_sessions{0}, live_partitions{0}, live_bounds{0}, live_states{0},
+      live_memory{0}, live_mapped{0}, live_lanes{0}, live_prepared{0}, live_addresses{0},
+      live_graphs{0}, live_modules{0}, live_pool_blocks{0};
 };
 extern Stats stats;
 
 // A base that counts the objects that live.
-template <std::atomic<long> Stats::*Counter>
+template <std::atomic<long> Stats::* Counter>
 struct Counted {
   Counted() { ++(stats.*Counter); }
   Counted(const Counted&) { ++(stats.*Counter); }

@@ -1,12 +1,13 @@
-// Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of runtime/cuda_harness.py, for kernel tests and the tuner.
+// Runs a CUDA plan without ONNX Runtime on caller-owned host memory: the C ABI of
+// runtime/cuda_harness.py, for kernel tests and the tuner.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <unordered_map>
 
-#include "ort/boundary.h"
 #include "cuda/listing.h"
 #include "cuda/partition.h"
+#include "ort/boundary.h"
 #include "plan/failure.h"
 
 using namespace tracea;
@@ -37,9 +38,13 @@ struct Mark {
     if (const cuda::Driver* d = cuda::usable()) d->event_destroy(event);
   }
   Mark(const Mark&) = delete;
-  void record(cuda::Stream stream) const { cuda::check(cuda::driver().event_record(event, stream), "timing"); }
+  void record(cuda::Stream stream) const {
+    cuda::check(cuda::driver().event_record(event, stream), "timing");
+  }
   // Into the graph that is being recorded, whose replays set it.
-  void record_into(cuda::Stream side) const { cuda::check(cuda::driver().event_record_flags(event, side, cuda::kRecordExternal), "timing"); }
+  void record_into(cuda::Stream side) const {
+    cuda::check(cuda::driver().event_record_flags(event, side, cuda::kRecordExternal), "timing");
+  }
   // Microseconds on the device since `earlier`; both must have been reached.
   double since(const Mark& earlier) const {
     float ms = 0;
@@ -69,14 +74,17 @@ int reported(char* message, size_t size, Body body) noexcept {
 constexpr int kRepeats = 64;
 
 // One launch many times over: as a graph, so that the host's launching is not what is timed.
-cuda::Graph repeated(cuda::Device& device, const cuda::LaunchList& launches, size_t k, cuda::Stream side) {
+cuda::Graph repeated(cuda::Device& device, const cuda::LaunchList& launches, size_t k,
+                     cuda::Stream side) {
   cuda::check(cuda::driver().capture_begin(side, cuda::kCaptureRelaxed), "recording a graph");
   for (int r = 0; r < kRepeats; r++) launches.launch_one(k, side);
   return cuda::Graph(device, side);
 }
 
-// Microseconds of each launch within a run of all of them, on what the others leave in cache, none overlapping the next: medians of `replays` replays.
-std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane& lane, int replays) {
+// Microseconds of each launch within a run of all of them, on what the others leave in cache, none
+// overlapping the next: medians of `replays` replays.
+std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane& lane,
+                             int replays) {
   const std::vector<Mark> marks(launches.size() + 1);
   cuda::check(cuda::driver().capture_begin(lane.side, cuda::kCaptureRelaxed), "recording a graph");
   marks[0].record_into(lane.side);
@@ -99,15 +107,23 @@ std::vector<double> in_place(const cuda::LaunchList& launches, const cuda::Lane&
   return medians;
 }
 
-struct HostTensor { const void* data; int32_t type; uint32_t rank; const int64_t* dims; };
+struct HostTensor {
+  const void* data;
+  int32_t type;
+  uint32_t rank;
+  const int64_t* dims;
+};
 
 }  // namespace
 
-// What a compile request says of a CUDA device, lines `key=value`; 0 on success, else 1 and a line in `message`.
-TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char* message, size_t message_size) noexcept {
+// What a compile request says of a CUDA device, lines `key=value`; 0 on success, else 1 and a line
+// in `message`.
+TRACEA_EXPORT int tracea_cuda_device(int ordinal, char* text, size_t size, char* message,
+                                     size_t message_size) noexcept {
   return reported(message, message_size, [&] {
     std::string all;
-    for (const auto& [key, value] : cuda::Device::get(ordinal).properties()) all += key + "=" + value + "\n";
+    for (const auto& [key, value] : cuda::Device::get(ordinal).properties())
+      all += key + "=" + value + "\n";
     snprintf(text, size, "%s", all.c_str());
   });
 }
@@ -120,9 +136,12 @@ TRACEA_EXPORT int tracea_cuda_listed() noexcept {
   return n;
 }
 
-// Loads the first plan of a pack and prepares its constants. Null and a line in `message` on failure.
-TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_bytes, size_t n, const char* const* names, const void* const* data, const size_t* bytes,
-                                     size_t n_initializers, char* message, size_t message_size) noexcept {
+// Loads the first plan of a pack and prepares its constants. Null and a line in `message` on
+// failure.
+TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_bytes, size_t n,
+                                     const char* const* names, const void* const* data,
+                                     const size_t* bytes, size_t n_initializers, char* message,
+                                     size_t message_size) noexcept {
   return answered<void*>(nullptr, message, message_size, [&] {
     auto opened = std::make_unique<Opened>();
     const auto pack = Pack::parse(pack_bytes, n);
@@ -130,27 +149,34 @@ TRACEA_EXPORT void* tracea_cuda_open(int ordinal, int graphs, const void* pack_b
     auto plan = Plan::parse(pack->entries().front(), pack, best_isa());
     if (plan->backend != "cuda") throw Failure("the plan is for backend '" + plan->backend + "'");
     std::unordered_map<std::string, Blob> initializers;
-    for (size_t k = 0; k < n_initializers; k++) initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
+    for (size_t k = 0; k < n_initializers; k++)
+      initializers[names[k]] = {static_cast<const char*>(data[k]), bytes[k]};
     cuda::Settings settings;
     settings.graphs = graphs != 0;
     opened->lanes = std::make_shared<cuda::Lanes>(cuda::Device::get(ordinal), settings);
-    opened->partition = std::make_unique<cuda::Partition>(plan, opened->lanes, [&](const std::string& name) {
-      const auto it = initializers.find(name);
-      if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
-      return it->second;
-    });
+    opened->partition =
+        std::make_unique<cuda::Partition>(plan, opened->lanes, [&](const std::string& name) {
+          const auto it = initializers.find(name);
+          if (it == initializers.end()) throw Failure("initializer '" + name + "' was not given");
+          return it->second;
+        });
     return opened.release();
   });
 }
 
 TRACEA_EXPORT void tracea_cuda_close(void* handle) noexcept { delete static_cast<Opened*>(handle); }
 
-// Runs once. `output(context, k, dims, rank)` gives host memory for output k, once per output and before anything runs.
-TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t n_inputs, void* (*output)(void* context, size_t k, const int64_t* dims, size_t rank), void* context,
-                                  char* message, size_t message_size) noexcept {
+// Runs once. `output(context, k, dims, rank)` gives host memory for output k, once per output and
+// before anything runs.
+TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t n_inputs,
+                                  void* (*output)(void* context, size_t k, const int64_t* dims,
+                                                  size_t rank),
+                                  void* context, char* message, size_t message_size) noexcept {
   const Opened& o = *static_cast<Opened*>(handle);
   return reported(message, message_size, [&] {
-    if (n_inputs != o.partition->plan().inputs.size()) throw Failure("the plan has " + std::to_string(o.partition->plan().inputs.size()) + " inputs");
+    if (n_inputs != o.partition->plan().inputs.size())
+      throw Failure("the plan has " + std::to_string(o.partition->plan().inputs.size()) +
+                    " inputs");
     std::vector<InputTensor> tensors;
     std::vector<cuda::Tensor> in, out;
     for (size_t k = 0; k < n_inputs; k++) {
@@ -159,21 +185,28 @@ TRACEA_EXPORT int tracea_cuda_run(void* handle, const HostTensor* inputs, size_t
     }
     const cuda::Current current(o.lanes->device);
     const auto bound = o.partition->bound(tensors);
-    for (size_t k = 0; k < bound->output_dims.size(); k++) out.push_back({output(context, k, bound->output_dims[k].data(), bound->output_dims[k].size()), true});
+    for (size_t k = 0; k < bound->output_dims.size(); k++)
+      out.push_back(
+          {output(context, k, bound->output_dims[k].data(), bound->output_dims[k].size()), true});
     const Run run(*o.lanes);
     o.partition->run(run.lane, bound, in, out);
   });
 }
 
-// Times the launches of the last shapes given to `tracea_cuda_run`, on the data they left. `us[0]` gets the microseconds of all launches
-// as one graph, the mean of `replays` replays; `us[1 + k]`, for k < capacity - 1, those of launch k: in a graph of nothing but it or, if `within`, among the
-// others. Symbols come as lines in `names`. Returns the number of launches, -1 with a line in `message` on failure.
-TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs, int replays, int within, double* us, size_t capacity, char* names,
-                                       size_t names_size, char* message, size_t message_size) noexcept {
+// Times the launches of the last shapes given to `tracea_cuda_run`, on the data they left. `us[0]`
+// gets the microseconds of all launches as one graph, the mean of `replays` replays; `us[1 + k]`,
+// for k < capacity - 1, those of launch k: in a graph of nothing but it or, if `within`, among the
+// others. Symbols come as lines in `names`. Returns the number of launches, -1 with a line in
+// `message` on failure.
+TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, size_t n_inputs,
+                                       int replays, int within, double* us, size_t capacity,
+                                       char* names, size_t names_size, char* message,
+                                       size_t message_size) noexcept {
   const Opened& o = *static_cast<Opened*>(handle);
   return answered(int64_t(-1), message, message_size, [&] {
     std::vector<InputTensor> tensors;
-    for (size_t k = 0; k < n_inputs; k++) tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
+    for (size_t k = 0; k < n_inputs; k++)
+      tensors.push_back({inputs[k].data, inputs[k].type, inputs[k].dims, inputs[k].rank});
     const cuda::Current current(o.lanes->device);
     const auto bound = o.partition->bound(tensors);
     const Run run(*o.lanes);
@@ -183,11 +216,14 @@ TRACEA_EXPORT int64_t tracea_cuda_time(void* handle, const HostTensor* inputs, s
     if (launches.size()) {
       const cuda::Graph graph(lane.device, launches, lane.side);
       graph.launch(lane.stream);  // the first replay also uploads the graph
-      us[0] = timed(lane.stream, [&] {
-        for (int r = 0; r < replays; r++) graph.launch(lane.stream);
-      }) / replays;
+      us[0] = timed(lane.stream,
+                    [&] {
+                      for (int r = 0; r < replays; r++) graph.launch(lane.stream);
+                    }) /
+              replays;
     }
-    const std::vector<double> among = within ? in_place(launches, lane, replays) : std::vector<double>();
+    const std::vector<double> among =
+        within ? in_place(launches, lane, replays) : std::vector<double>();
     std::string text;
     for (size_t k = 0; k < launches.size(); k++) {
       text += std::string(launches.symbol(k)) + "\n";

@@ -1,4 +1,5 @@
-// Runs one kernel on caller-owned memory: the C ABI the kernel tests and the tuner use. Nothing here runs inside a session.
+// Runs one kernel on caller-owned memory: the C ABI the kernel tests and the tuner use. Nothing
+// here runs inside a session.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,15 +11,18 @@
 #include <thread>
 #include <vector>
 
-#include "ort/boundary.h"
 #include "cpu/registry.h"
+#include "ort/boundary.h"
 
 using namespace tracea;
 
 namespace {
 
 struct Scratch {
-  explicit Scratch(size_t bytes) : p(bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr) { if (bytes && !p) throw std::bad_alloc(); }
+  explicit Scratch(size_t bytes)
+      : p(bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr) {
+    if (bytes && !p) throw std::bad_alloc();
+  }
   ~Scratch() { std::free(p); }
   void* p;
 };
@@ -38,12 +42,14 @@ void run_once(const Kernel& k, const Launch& launch, int threads, std::vector<vo
   const int64_t tasks = k.tasks(launch, threads);
   std::atomic<int64_t> ticket{0};
   auto work = [&](size_t t) {
-    for (int64_t i; (i = ticket.fetch_add(1, std::memory_order_relaxed)) < tasks;) k.run(launch, i, tasks, scratch[t]);
+    for (int64_t i; (i = ticket.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      k.run(launch, i, tasks, scratch[t]);
   };
   std::vector<std::thread> others;
   others.reserve(size_t(threads));
   for (int t = 1; t < threads; t++)
-    if (!contained([&] { others.emplace_back(work, size_t(t)); }, [](const char*) {})) break;  // fewer threads do as well
+    if (!contained([&] { others.emplace_back(work, size_t(t)); }, [](const char*) {}))
+      break;  // fewer threads do as well
   work(0);
   for (auto& t : others) t.join();
 }
@@ -54,13 +60,20 @@ TRACEA_EXPORT const char* tracea_best_isa() noexcept { return best_isa(); }
 
 TRACEA_EXPORT int tracea_has_isa(const char* isa) noexcept { return isa_available(isa); }
 
-TRACEA_EXPORT int tracea_has_kernel(const char* isa, const char* name) noexcept { return isa_available(isa) && find_kernel(isa, name); }
+TRACEA_EXPORT int tracea_has_kernel(const char* isa, const char* name) noexcept {
+  return isa_available(isa) && find_kernel(isa, name);
+}
 
-// Runs a kernel `repeat` times and writes the seconds each run took: thread CPU time for one thread, wall-clock time for more.
-// Returns 0; 1 and a line in `message` when the kernel does not exist; 2 when the kernel reported bad data.
-TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program,
-                                      int threads, int repeat, double* seconds, char* message, size_t message_size) noexcept {
-  if (!isa_available(isa)) return snprintf(message, message_size, "instruction set %s is not available here", isa), 1;
+// Runs a kernel `repeat` times and writes the seconds each run took: thread CPU time for one
+// thread, wall-clock time for more. Returns 0; 1 and a line in `message` when the kernel does not
+// exist; 2 when the kernel reported bad data.
+TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* const* buf,
+                                      const int64_t* ints, const float* floats,
+                                      const Program* program, int threads, int repeat,
+                                      double* seconds, char* message,
+                                      size_t message_size) noexcept {
+  if (!isa_available(isa))
+    return snprintf(message, message_size, "instruction set %s is not available here", isa), 1;
   const Kernel* k = find_kernel(isa, name);
   if (!k) return snprintf(message, message_size, "no kernel called %s for %s", name, isa), 1;
   return answered(1, message, message_size, [&] {
@@ -81,15 +94,20 @@ TRACEA_EXPORT int tracea_bench_kernel(const char* isa, const char* name, void* c
 }
 
 // How many tasks the kernel would split this launch into, -1 when it does not exist.
-TRACEA_EXPORT int64_t tracea_kernel_tasks(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program, int threads) noexcept {
+TRACEA_EXPORT int64_t tracea_kernel_tasks(const char* isa, const char* name, void* const* buf,
+                                          const int64_t* ints, const float* floats,
+                                          const Program* program, int threads) noexcept {
   const Kernel* k = isa_available(isa) ? find_kernel(isa, name) : nullptr;
   int error = 0;
   const Launch launch{buf, ints, floats, program, &error};
   return k ? k->tasks(launch, threads) : -1;
 }
 
-TRACEA_EXPORT int tracea_run_kernel(const char* isa, const char* name, void* const* buf, const int64_t* ints, const float* floats, const Program* program, int threads,
-                                    char* message, size_t message_size) noexcept {
+TRACEA_EXPORT int tracea_run_kernel(const char* isa, const char* name, void* const* buf,
+                                    const int64_t* ints, const float* floats,
+                                    const Program* program, int threads, char* message,
+                                    size_t message_size) noexcept {
   double seconds;
-  return tracea_bench_kernel(isa, name, buf, ints, floats, program, threads, 1, &seconds, message, message_size);
+  return tracea_bench_kernel(isa, name, buf, ints, floats, program, threads, 1, &seconds, message,
+                             message_size);
 }

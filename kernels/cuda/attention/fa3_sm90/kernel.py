@@ -1,4 +1,6 @@
-"""Attention of 16-bit operands on Hopper: tiles of the warp-specialised kernel, and which of them suits a problem."""
+"""Attention of 16-bit operands on Hopper: tiles of the warp-specialised kernel, and which of them
+suits a problem.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ from ...common.templates import template
 from .. import problem
 from ..decode import simt as decode_simt
 
-#: The most tiles of keys in flight; where two blocks of a multiprocessor do little but read, each with whole heads or with shares of all: more make the memory slower.
+#: The most tiles of keys in flight; where two blocks of a multiprocessor do little but read, each
+#: with whole heads or with shares of all: more make the memory slower.
 _MOST_STAGES, _PAIRED_STAGES, _SPREAD_STAGES = 6, 2, 3
-#: Most blocks that share rows, where another kernel joins what they have, and tiles of keys that each has at least.
+#: Most blocks that share rows, where another kernel joins what they have, and tiles of keys that
+#: each has at least.
 _MOST_PARTS, _LEAST_STEPS = 128, 2
 
 
@@ -33,9 +37,11 @@ def copied(request: Request, operand: str) -> bool:
 
 @dataclass(frozen=True)
 class HopperTile:
-    """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile, what is computed with; blocks: resident on a multiprocessor;
-    plan: what runs beside what (pipeline.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight; parts: blocks of a
-    cluster that divide the keys (ALONE); spread: as many blocks divide them as fill the device, and a second kernel joins what they have (ALONE)."""
+    """groups: consumer warpgroups of 64 query rows; keys: of a tile; last: of the last tile, what
+    is computed with; blocks: resident on a multiprocessor; plan: what runs beside what
+    (pipeline.cuh); stages: tiles of keys and values in flight; slots: tiles of queries in flight;
+    parts: blocks of a cluster that divide the keys (ALONE); spread: as many blocks divide them as
+    fill the device, and a second kernel joins what they have (ALONE)."""
 
     groups: int
     keys: int
@@ -49,7 +55,10 @@ class HopperTile:
     spread: bool = False
 
     def __str__(self) -> str:
-        plan, parts = "" if self.plan == "FREE" else f" {self.plan.lower()}", " spread" if self.spread else f"/{self.parts}" if self.parts > 1 else ""
+        plan, parts = (
+            "" if self.plan == "FREE" else f" {self.plan.lower()}",
+            " spread" if self.spread else f"/{self.parts}" if self.parts > 1 else "",
+        )
         last = f"+{self.last}" if self.last < self.keys else ""
         return f"{self.groups}x{self.keys}{last}{f'*{self.blocks}' if self.blocks > 1 else ''}{plan}{parts}"
 
@@ -59,7 +68,8 @@ class HopperTile:
         return _rows(self.groups, self.plan)
 
     def constants(self) -> str:
-        launched = 65536 // (128 * (self.groups + 1) * self.blocks) // 8 * 8  # registers of a thread before they are given from the producer to the others
+        # registers of a thread before they are given from the producer to the others
+        launched = 65536 // (128 * (self.groups + 1) * self.blocks) // 8 * 8
         left = 40 if launched > 128 else 32
         registers = min(240, (launched * (self.groups + 1) - left) // self.groups // 8 * 8)
         return (
@@ -76,25 +86,39 @@ def _rows(groups: int, plan: str) -> int:
 
 def spread_tile(p: Any) -> HopperTile | None:
     """Of few rows of many keys, which as many blocks divide as fill the device."""
-    return hopper_tile(p, 1, 64, 2 if p.widest <= 128 else 1, "ALONE", spread=True, most=_SPREAD_STAGES)
+    return hopper_tile(
+        p, 1, 64, 2 if p.widest <= 128 else 1, "ALONE", spread=True, most=_SPREAD_STAGES
+    )
 
 
 def paired_tile(p: Any, count: int) -> HopperTile | None:
     """Of few rows of `count` keys, of which a multiprocessor has two."""
     keys = 64 if p.widest <= 112 or p.mask else 32  # as many bytes on their way
-    return hopper_tile(p, 1, keys, 2, "ALONE", last=(count - 1) % keys // 16 * 16 + 16, most=_PAIRED_STAGES)
+    return hopper_tile(
+        p, 1, keys, 2, "ALONE", last=(count - 1) % keys // 16 * 16 + 16, most=_PAIRED_STAGES
+    )
 
 
 def divided_tile(p: Any, blocks: int, parts: int) -> HopperTile | None:
-    """Of few rows whose keys `parts` blocks of a cluster divide, of which a multiprocessor has two or, as far as registers go, three."""
+    """Of few rows whose keys `parts` blocks of a cluster divide, of which a multiprocessor has two
+    or, as far as registers go, three.
+    """
     if p.mask or p.widest > (128 if blocks == 2 else 96):
         return None
-    return hopper_tile(p, 1, 64 if blocks == 2 or p.widest <= 64 else 32, blocks, "ALONE", parts, most=_PAIRED_STAGES)
+    return hopper_tile(
+        p,
+        1,
+        64 if blocks == 2 or p.widest <= 64 else 32,
+        blocks,
+        "ALONE",
+        parts,
+        most=_PAIRED_STAGES,
+    )
 
 
 def _mask_bytes(p: Any, rows: int, keys: int) -> int:
-    """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at an odd number of
-    16 bytes from the next (masks.cuh)."""
+    """Of a tile of keys: what masks add to them, or what rows have as masks of their own, each at
+    an odd number of 16 bytes from the next (masks.cuh)."""
     if not p.mask or (p.rows_masked and not p.mask_step):
         return 0
     units = keys * (2 if p.mask == 1 else 1) // 16
@@ -104,27 +128,55 @@ def _mask_bytes(p: Any, rows: int, keys: int) -> int:
 def hopper_tile(
     p: Any, groups: int, keys: int, blocks: int = 1, plan: str = "FREE", parts: int = 1, last: int = 0, spread: bool = False, most: int = _MOST_STAGES,
 ) -> HopperTile | None:  # fmt: skip
-    """With as many stages as shared memory holds, up to `most`, or None when it has no room for two."""
+    """With as many stages as shared memory holds, up to `most`, or None when it has no room for
+    two.
+    """
     panels, panels_v = -(-p.head // 64), -(-p.head_v // 64)
     if plan == "WHOLE":
-        smem = 2048 + _rows(groups, plan) * 128 * max(panels, panels_v) + keys * 128 * (panels + panels_v)
-        return HopperTile(groups, keys, last or keys, blocks, plan, 1, 1, smem) if (smem + 1024) * blocks <= HOPPER_SHARED + 1024 else None
-    slot, stage = _rows(groups, plan) * 128 * max(panels, panels_v), keys * 128 * (panels + panels_v) + _mask_bytes(p, _rows(groups, plan), keys)
-    other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)  # alignment and barriers; results to be gathered
-    room = (HOPPER_SHARED + 1024) // blocks - 1024 - other  # without what the device keeps of each block's
+        smem = (
+            2048
+            + _rows(groups, plan) * 128 * max(panels, panels_v)
+            + keys * 128 * (panels + panels_v)
+        )
+        return (
+            HopperTile(groups, keys, last or keys, blocks, plan, 1, 1, smem)
+            if (smem + 1024) * blocks <= HOPPER_SHARED + 1024
+            else None
+        )
+    slot, stage = (
+        _rows(groups, plan) * 128 * max(panels, panels_v),
+        keys * 128 * (panels + panels_v) + _mask_bytes(p, _rows(groups, plan), keys),
+    )
+    # alignment and barriers; results to be gathered
+    other = 2048 + ((groups - 1) * 512 * (-(-p.head_v // 16) * 8 + 4) if plan == "SPLIT" else 0)
+    # without what the device keeps of each block's
+    room = (HOPPER_SHARED + 1024) // blocks - 1024 - other
     for slots in (2, 1):
         stages = min(most, (room - slots * slot) // stage)
         if stages >= 2:
-            return HopperTile(groups, keys, last or keys, blocks, plan, stages, slots, slots * slot + stages * stage + other, parts, spread)
+            return HopperTile(
+                groups,
+                keys,
+                last or keys,
+                blocks,
+                plan,
+                stages,
+                slots,
+                slots * slot + stages * stage + other,
+                parts,
+                spread,
+            )
     return None
 
 
 @dataclass(frozen=True)
 class Form:
-    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys (at most `masked` where rows have masks of their own, which
-    need registers), `usual` where T is not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of their tiles of keys and for
-    16 of its keys. delay: the same clocks on the way through one warpgroup, which the others of a multiprocessor hide; without `work`,
-    the form is for multiprocessors that have no more tiles than blocks."""
+    """Tiles of `groups` warpgroups, `blocks` of them on a multiprocessor, with 64 to `widest` keys
+    (at most `masked` where rows have masks of their own, which need registers), `usual` where T is
+    not known. Of a busy multiprocessor 64 rows take `work` clocks: for themselves, for each of
+    their tiles of keys and for 16 of its keys. delay: the same clocks on the way through one
+    warpgroup, which the others of a multiprocessor hide; without `work`, the form is for
+    multiprocessors that have no more tiles than blocks."""
 
     groups: int
     blocks: int
@@ -139,7 +191,8 @@ class Form:
 
 #: Into how many parts keys are divided, and into how many where sizes are not known.
 _PARTS, _USUAL_PARTS = (2, 4, 8), 4
-#: For heads of up to 64 elements, of up to 128, whose warpgroups need more registers, and for longer ones (whose figures are guessed from those of 128).
+#: For heads of up to 64 elements, of up to 128, whose warpgroups need more registers, and for
+#: longer ones (whose figures are guessed from those of 128).
 _SHORT = (
     Form(4, 1, "FREE", 96, 96, 64, (900, 110, 85), (4000, 64, 96)), Form(1, 4, "FREE", 64, 64, 0, (760, 180, 85), (4000, 64, 96)),
     Form(2, 2, "FREE", 64, 80, 0, (640, 165, 85), (4500, 64, 96)), Form(1, 3, "FREE", 64, 80, 80, (800, 200, 85), (4000, 64, 96)),
@@ -157,38 +210,50 @@ _WIDE = (
     Form(2, 1, "OVERLAP", 64, 96, 64, (3400, 180, 290), (4000, 100, 352)), Form(1, 1, "OVERLAP", 64, 96, 64, (900, 180, 290), (4000, 100, 352)),
     Form(1, 1, "ALONE", 64, 96, 64, None, (3800, 64, 260)), *(Form(1, 1, "ALONE", 64, 96, 64, None, (9500, 64, 260), n) for n in _PARTS),
 )  # fmt: skip
-#: Clocks more of 64 causal rows for each 64 rows of a block of several, which see more and fewer keys.
+#: Clocks more of 64 causal rows for each 64 rows of a block of several, which see more and fewer
+#: keys.
 _UNEVEN = 60
 #: Clocks more of 64 rows whose last tile of keys is narrower.
 _NARROWER = 100
-#: Percent of its price that a form of several blocks takes where heads are not whole panels of shared memory.
+#: Percent of its price that a form of several blocks takes where heads are not whole panels of
+#: shared memory.
 _SLOWER = 130
-#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its tiles; clocks of a second one, of causal rows: where one tile is
-#: long the other is short.
+#: The price of a form whose delay nothing hides, where a multiprocessor has more than one of its
+#: tiles; clocks of a second one, of causal rows: where one tile is long the other is short.
 _NEVER, _SECOND = 1 << 40, 1000
-#: Clocks of a key and its value on their way to a tile where rows of short heads are no whole sectors of memory.
+#: Clocks of a key and its value on their way to a tile where rows of short heads are no whole
+#: sectors of memory.
 _FETCHING = 18
 
 
-def _clocks(of: tuple[int, int, int], keys: DimLike, tile: HopperTile, *, seen: bool = False) -> DimLike:
+def _clocks(
+    of: tuple[int, int, int], keys: DimLike, tile: HopperTile, *, seen: bool = False
+) -> DimLike:
     """Of 64 rows with so many keys; seen: of which they see half, and half of a tile."""
     each = of[1] + tile.keys // 16 * of[2]
     if seen:
-        return D.add(of[0], D.floordiv(D.mul(D.ceildiv(D.add(keys, tile.keys), tile.keys), each), 2))
+        return D.add(
+            of[0], D.floordiv(D.mul(D.ceildiv(D.add(keys, tile.keys), tile.keys), each), 2)
+        )
     less = (tile.keys - tile.last) // 16 * of[2] - _NARROWER if tile.last < tile.keys else 0
     return D.add(of[0] - less, D.mul(D.ceildiv(keys, tile.keys), each))
 
 
 def _delay(form: Form, keys: DimLike, tile: HopperTile) -> DimLike:
-    return _clocks(form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), tile)
+    return _clocks(
+        form.delay, D.ceildiv(keys, form.groups if form.plan == "SPLIT" else form.parts), tile
+    )
 
 
 def _slower(p: Any, form: Form) -> int:
-    """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as these: small tiles hide less. And of those of other rows that those
-    with masks of their own take: of 256 rows two warps bring too many."""
+    """Percent of the clocks of whole long heads that shorter ones take, which come as slowly as
+    these: small tiles hide less. And of those of other rows that those with masks of their own
+    take: of 256 rows two warps bring too many."""
     if not p.rows_masked:
         ragged = p.head % 16 or p.head_v % 16  # rows of no whole sectors of memory
-        return _SLOWER if 64 < p.widest < 128 and form.blocks > 1 and (ragged or not p.causal) else 100
+        return (
+            _SLOWER if 64 < p.widest < 128 and form.blocks > 1 and (ragged or not p.causal) else 100
+        )
     if not p.mask_step:
         return 111 if form.plan == "OVERLAP" else 100  # reads them beside its own products
     if form.groups == 1:
@@ -197,16 +262,26 @@ def _slower(p: Any, form: Form) -> int:
 
 
 def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
-    """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the last of what is left."""
+    """Clocks of the multiprocessor with the most tiles: rounds of as many as it has room for, the
+    last of what is left.
+    """
     keys, rows = parameters(request)["T"], tile.rows
-    count = D.ceildiv(D.mul(problem.blocks(request, rows), form.parts), clustered(request.sms, form.parts))
+    count = D.ceildiv(
+        D.mul(problem.blocks(request, rows), form.parts), clustered(request.sms, form.parts)
+    )
     delay = _delay(form, keys, tile)
     if form.plan == "WHOLE":
         count = D.select(D.less(tile.keys, keys), form.blocks + 1, count)
     if form.work is None:
         pairs = p.causal and p.widest <= 64 and form.plan in ("ALONE", "SPLIT") and form.parts == 1
-        twice = D.mul(D.less(count, 3), D.less(keys, D.add(parameters(request)["S"], 1))) if pairs else 0
-        return D.select(D.less(form.blocks, count), D.select(twice, D.add(delay, _SECOND), _NEVER), delay)
+        twice = (
+            D.mul(D.less(count, 3), D.less(keys, D.add(parameters(request)["S"], 1)))
+            if pairs
+            else 0
+        )
+        return D.select(
+            D.less(form.blocks, count), D.select(twice, D.add(delay, _SECOND), _NEVER), delay
+        )
     work = _clocks(form.work, keys, tile, seen=p.causal)
     if p.causal and rows > 64:
         work = D.add(work, _UNEVEN * rows // 64)
@@ -218,10 +293,19 @@ def _cost(request: Request, p: Any, form: Form, tile: HopperTile) -> DimLike:
         return D.maximum(D.mul(tiles, work), delay)
 
     rest = D.mod(count, form.blocks)
-    # Of more than half of its blocks, or of half behind the first round of short heads: somewhere it is all of them.
-    half = D.mul(D.less(form.blocks, count), D.less(count, 2 * form.blocks)) if p.widest <= 64 and not p.causal else 0
-    last = D.select(D.less(form.blocks, D.add(D.mul(rest, 2), half)), together(form.blocks), together(rest))
-    cost = D.add(D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0))
+    # Of more than half of its blocks, or of half behind the first round of short heads: somewhere
+    # it is all of them.
+    half = (
+        D.mul(D.less(form.blocks, count), D.less(count, 2 * form.blocks))
+        if p.widest <= 64 and not p.causal
+        else 0
+    )
+    last = D.select(
+        D.less(form.blocks, D.add(D.mul(rest, 2), half)), together(form.blocks), together(rest)
+    )
+    cost = D.add(
+        D.mul(D.floordiv(count, form.blocks), together(form.blocks)), D.select(rest, last, 0)
+    )
     percent = _slower(p, form)
     return D.floordiv(D.mul(cost, percent), 100) if percent != 100 else cost
 
@@ -230,10 +314,19 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
     """The tile of a form with the keys that cost least."""
     i = parameters(request)
     t, widest = known(i["T"]), form.masked if p.rows_masked else form.widest
-    if form.plan == "WHOLE":  # causal: other forms leave none of the products out whose keys no row sees
+    # causal: other forms leave none of the products out whose keys no row sees
+    if form.plan == "WHOLE":
         keys = 64 * -(-(t or widest) // 64)
-        return hopper_tile(p, form.groups, keys, form.blocks, form.plan, last=-(-t // 16) * 16 if t else keys) if p.causal and 0 < keys <= widest else None
-    widths = range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
+        return (
+            hopper_tile(
+                p, form.groups, keys, form.blocks, form.plan, last=-(-t // 16) * 16 if t else keys
+            )
+            if p.causal and 0 < keys <= widest
+            else None
+        )
+    widths = (
+        range(64, widest + 1, 16) if t is not None else (min(form.usual, widest),) if widest else ()
+    )
     exact = t and not p.causal and form.parts == 1 and form.plan in ("FREE", "TURNS", "ALONE")
 
     def made(keys: int) -> HopperTile | None:
@@ -241,7 +334,12 @@ def _fitted(request: Request, p: Any, form: Form) -> HopperTile | None:
         return hopper_tile(p, form.groups, keys, form.blocks, form.plan, form.parts, last)
 
     def price(tile: HopperTile) -> int:
-        return evaluate(_clocks(form.work, t or 0, tile, seen=p.causal) if form.work else _delay(form, t or 0, tile), {})
+        return evaluate(
+            _clocks(form.work, t or 0, tile, seen=p.causal)
+            if form.work
+            else _delay(form, t or 0, tile),
+            {},
+        )
 
     return min(filter(None, map(made, widths)), key=price, default=None)
 
@@ -250,36 +348,56 @@ def priced(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
     """A tile of each form, with the clocks that it takes."""
     forms = _SHORT if p.widest <= 64 else _LONG if p.widest <= 128 else _WIDE
     fixed = all(known(parameters(request)[n]) is not None for n in "BHST")
-    fitted = ((form, _fitted(request, p, form)) for form in forms if (fixed or form.parts in (1, _USUAL_PARTS)) and form.parts <= request.caps.cluster)
+    fitted = (
+        (form, _fitted(request, p, form))
+        for form in forms
+        if (fixed or form.parts in (1, _USUAL_PARTS)) and form.parts <= request.caps.cluster
+    )
     return [(tile, _cost(request, p, form, tile)) for form, tile in fitted if tile is not None]
 
 
 def tiles(request: Request, p: Any) -> list[tuple[HopperTile, DimLike]]:
-    """The tiles worth having, and for each whether it is the one for the sizes of a run: the cheapest."""
+    """The tiles worth having, and for each whether it is the one for the sizes of a run: the
+    cheapest.
+    """
     found = priced(request, p)
     exact = {tile: float(cost) for tile, cost in found if isinstance(cost, int)}
     if len(exact) == len(found) and (fastest := kernel_choice.measured(exact)) is not None:
         return [(fastest, 1)]
     chosen: list[tuple[HopperTile, DimLike]] = []
     for n, (tile, cost) in enumerate(found):
-        better = [D.less(cost, c) if k < n else D.sub(1, D.less(c, cost)) for k, (_, c) in enumerate(found) if k != n]
+        better = [
+            D.less(cost, c) if k < n else D.sub(1, D.less(c, cost))
+            for k, (_, c) in enumerate(found)
+            if k != n
+        ]
         chosen.append((tile, D.product(better)))
     return [(tile, use) for tile, use in chosen if use != 0]
 
 
 def _raw(request: Request, p: Any) -> bool:
-    """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the scale, must leave room for the scores' digits."""
+    """Whether scores can stay unscaled up to their exponentials: what masks add, divided by the
+    scale, must leave room for the scores' digits.
+    """
     fill = request.floats.get("fill", 0.0)
-    small = p.mask == 0 or (request.dtype == DType.F16 if p.mask == 1 else fill == -math.inf or abs(fill) <= 65504)
+    small = p.mask == 0 or (
+        request.dtype == DType.F16 if p.mask == 1 else fill == -math.inf or abs(fill) <= 65504
+    )
     return small and not p.softcap and 1e-3 < request.floats["scale"] < 0.69
 
 
 def blocks_of(request: Request, tile: HopperTile) -> DimLike:
-    """How many have equal shares of the keys of all tiles of rows (spread): as many as fill the device, of few tiles as many for each as do."""
+    """How many have equal shares of the keys of all tiles of rows (spread): as many as fill the
+    device, of few tiles as many for each as do.
+    """
     room, count = request.sms * tile.blocks, problem.blocks(request, tile.rows)
-    most = D.minimum(_MOST_PARTS, D.maximum(D.ceildiv(parameters(request)["T"], _LEAST_STEPS * tile.keys), 1))
+    most = D.minimum(
+        _MOST_PARTS, D.maximum(D.ceildiv(parameters(request)["T"], _LEAST_STEPS * tile.keys), 1)
+    )
     fill = D.floordiv(room, D.maximum(count, 1))
-    return D.select(D.less(1, fill), D.mul(count, D.minimum(fill, most)), D.minimum(room, D.mul(count, most)))
+    return D.select(
+        D.less(1, fill), D.mul(count, D.minimum(fill, most)), D.minimum(room, D.mul(count, most))
+    )
 
 
 def _held(request: Request, tile: HopperTile) -> int:
@@ -290,33 +408,65 @@ def _held(request: Request, tile: HopperTile) -> int:
 def scratch(request: Request, p: Any, tile: HopperTile, use: DimLike) -> DimLike:
     """Bytes of what blocks have that another kernel joins."""
     part = -(-_held(request, tile) * (p.head_v + 2) * 4 // 16) * 16
-    return D.product([D.add(problem.blocks(request, tile.rows), blocks_of(request, tile)), part, use])
+    return D.product(
+        [D.add(problem.blocks(request, tile.rows), blocks_of(request, tile)), part, use]
+    )
 
 
-def kernels(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str], place: str) -> list[Kernel]:
-    """places: where an operand lies that was copied to where tensor copies can read it; place: where what blocks have lies until another kernel joins it."""
+def kernels(
+    request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str], place: str
+) -> list[Kernel]:
+    """places: where an operand lies that was copied to where tensor copies can read it; place:
+    where what blocks have lies until another kernel joins it.
+    """
     if not tile.spread:
         return [_kernel(request, p, tile, use, places)]
-    blocks, count, i = blocks_of(request, tile), problem.blocks(request, tile.rows), parameters(request)
+    blocks, count, i = (
+        blocks_of(request, tile),
+        problem.blocks(request, tile.rows),
+        parameters(request),
+    )
     alone = replace(request, ints=dict(request.ints) | {"KVH": i["H"]})  # rows of one head
     most = known(D.ceildiv(blocks, D.maximum(count, 1))) or _MOST_PARTS
-    join = decode_simt.joining(alone, p, _held(request, tile), D.mul(count, use), blocks, most, place)
+    join = decode_simt.joining(
+        alone, p, _held(request, tile), D.mul(count, use), blocks, most, place
+    )
     return [_kernel(request, p, tile, use, {**places, "y": place}), join]
 
 
-def _kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]) -> Kernel:
+def _kernel(
+    request: Request, p: Any, tile: HopperTile, use: DimLike, places: Mapping[str, str]
+) -> Kernel:
     i = parameters(request)
     whole = tile.plan == "WHOLE"
     block = 128 * (tile.groups + (not whole))
-    flags = {"RAW": _raw(request, p), "MASK_ROWS": p.rows_masked, "COPIED_OUT": copied(request, "y") and not tile.spread}
-    stored = 16 if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal) else tile.rows  # at once: a warp's rows or the block's
-    asked = tile.rows if tile.plan == "OVERLAP" else 64  # the same of queries: the block's or a warpgroup's
+    flags = {
+        "RAW": _raw(request, p),
+        "MASK_ROWS": p.rows_masked,
+        "COPIED_OUT": copied(request, "y") and not tile.spread,
+    }
+    # at once: a warp's rows or the block's
+    stored = (
+        16
+        if tile.plan in ("ALONE", "SPLIT", "WHOLE") or (tile.groups > 2 and not p.causal)
+        else tile.rows
+    )
+    # the same of queries: the block's or a warpgroup's
+    asked = tile.rows if tile.plan == "OVERLAP" else 64
     keys = 64 if whole else tile.keys
-    operands = [("q", i["S"], i["H"], asked), ("k", i["T"], i["KVH"], keys), ("v", i["T"], i["KVH"], keys)]
+    operands = [
+        ("q", i["S"], i["H"], asked),
+        ("k", i["T"], i["KVH"], keys),
+        ("v", i["T"], i["KVH"], keys),
+    ]
     if flags["COPIED_OUT"]:
         operands.append(("y", i["S"], i["H"], stored))
-    together = 256 if tile.plan == "OVERLAP" else 64 if tile.spread else 128  # long heads: their other panel comes next
-    maps = [_heads(request, places.get(o, o), o, p.size(o), rows, heads, box, together) for o, rows, heads, box in operands]
+    # long heads: their other panel comes next
+    together = 256 if tile.plan == "OVERLAP" else 64 if tile.spread else 128
+    maps = [
+        _heads(request, places.get(o, o), o, p.size(o), rows, heads, box, together)
+        for o, rows, heads, box in operands
+    ]
     templates = (
         "attention/problem",
         "attention/fa3_sm90/wgmma",
@@ -333,26 +483,61 @@ def _kernel(request: Request, p: Any, tile: HopperTile, use: DimLike, places: Ma
         problem.entry(block, "".join(o for o, *_ in operands), tile.blocks),
     ])  # fmt: skip
     count = problem.blocks(request, tile.rows)
-    columns = count if whole or tile.parts > 1 else blocks_of(request, tile) if tile.spread else D.minimum(count, request.sms * tile.blocks)
+    columns = (
+        count
+        if whole or tile.parts > 1
+        else blocks_of(request, tile)
+        if tile.spread
+        else D.minimum(count, request.sms * tile.blocks)
+    )
     grid = (D.product([columns, tile.parts, use]), 1, 1)
     arguments = (*maps, *problem.arguments(request, places))
-    return Kernel(source, "attention", grid, block, arguments, smem=tile.smem, cluster=tile.parts, pdl=overlapped(request))
+    return Kernel(
+        source,
+        "attention",
+        grid,
+        block,
+        arguments,
+        smem=tile.smem,
+        cluster=tile.parts,
+        pdl=overlapped(request),
+    )
 
 
-def _heads(request: Request, place: str, operand: str, size: int, rows: DimLike, heads: DimLike, box: int, together: int) -> TensorMap:
-    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64 elements; together: bytes of memory that L2 reads for it (beside
-    those 128 lies what is another head's or comes with another copy, and may so come twice)."""
+def _heads(
+    request: Request,
+    place: str,
+    operand: str,
+    size: int,
+    rows: DimLike,
+    heads: DimLike,
+    box: int,
+    together: int,
+) -> TensorMap:
+    """[batch, head, row, element] of an operand, which lies at `place`, copied by `box` rows of 64
+    elements; together: bytes of memory that L2 reads for it (beside those 128 lies what is another
+    head's or comes with another copy, and may so come twice)."""
     strides = tuple(D.mul(parameters(request)[f"{operand}_{a}"], 2) for a in "shb")
-    return TensorMap(Pointer(place), request.dtype, (size, rows, heads, parameters(request)["B"]), strides, (64, box, 1, 1), together=together)
+    return TensorMap(
+        Pointer(place),
+        request.dtype,
+        (size, rows, heads, parameters(request)["B"]),
+        strides,
+        (64, box, 1, 1),
+        together=together,
+    )
 
 
 def _products(dtype: DType, keys: int, counts: set[int], width: int) -> str:
-    """`start_scores(Width<n>, s, a, b)`, `add_scores`: s[64 x n] = a b^T, += a b^T from shared memory, of n in `counts` of `keys` keys; `multiply_values(out, p, b)`:
-    out[64 x width] += p b, p in registers."""
+    """`start_scores(Width<n>, s, a, b)`, `add_scores`: s[64 x n] = a b^T, += a b^T from shared
+    memory, of n in `counts` of `keys` keys; `multiply_values(out, p, b)`: out[64 x width] += p b, p
+    in registers."""
     kind = "f16" if dtype == DType.F16 else "bf16"
 
     def outputs(count: int) -> tuple[str, str]:
-        return ", ".join(f"%{k}" for k in range(count)), ", ".join(f'"+f"(d[{k}])' for k in range(count))
+        return ", ".join(f"%{k}" for k in range(count)), ", ".join(
+            f'"+f"(d[{k}])' for k in range(count)
+        )
 
     text = "template <int N> struct Width { static constexpr int keys = N; };\n"
     for count in sorted(counts):

@@ -1,5 +1,6 @@
-"""Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`), else strips of the image that threads march down
-(`strips.cuh`); transposed ones: an output a thread (`transposed.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
+"""Depthwise convolutions: an output or a few a thread where there is little to do (`direct.cuh`),
+else strips of the image that threads march down (`strips.cuh`); transposed ones: an output a thread
+(`transposed.cuh`). Packed weights are [KH * KW, round_up(C, 8)]."""
 
 from __future__ import annotations
 
@@ -23,18 +24,22 @@ from . import large as depthwise_large
 _WINDOW = ("KH", "KW", "SH", "SW", "DH", "DW")
 _PITCHES = ("x_cs", "x_rs", "x_ns", "y_cs", "y_rs", "y_ns", "r_cs", "r_rs", "r_ns")
 _BLOCK = 128
-#: Threads a multiprocessor should have before a thread of `direct.cuh` computes more than one output, and multiply-adds before strips pay
-#: (half of them where a thread of `direct.cuh` would read twice as many bytes, for each row of a larger window after the last).
+#: Threads a multiprocessor should have before a thread of `direct.cuh` computes more than one
+#: output, and multiply-adds before strips pay (half of them where a thread of `direct.cuh` would
+#: read twice as many bytes, for each row of a larger window after the last).
 _FILL, _STRIPS_FROM = 192, 65536
-#: Bytes of weights that a thread has in registers before the kernel before this one ends; threads have no more channels than these allow, for more taps fewer.
+#: Bytes of weights that a thread has in registers before the kernel before this one ends; threads
+#: have no more channels than these allow, for more taps fewer.
 _EARLY = 400
 #: Taps of a window from which on a thread goes through it row by row.
 _LARGE = 121
 #: Taps of a window from which on what a block reads lies in shared memory.
 _MANY = 81
-#: Where the batch is symbolic: strips are as long as suits the first of these batches that is not smaller.
+#: Where the batch is symbolic: strips are as long as suits the first of these batches that is not
+#: smaller.
 _BATCHES = (4, 8, 16, 32)
-#: Where an image's sides are symbolic: strips stay as wide as suits fewer pixels while that takes up to so many times the clocks.
+#: Where an image's sides are symbolic: strips stay as wide as suits fewer pixels while that takes
+#: up to so many times the clocks.
 _ALIKE = 1.05
 
 
@@ -43,18 +48,28 @@ def convolution(r: Request) -> list[Kernel]:
     kh, kw = _window(r)[:2]
     if kh * kw >= _MANY and depthwise_large.applies(r) and (found := depthwise_large.chosen(r)):
         return [large(r, wide, use) for wide, use in found]
-    if len(D.symbols(select.pixels(r))) > 1 and not (isinstance(i["OH"], int) and isinstance(i["OW"], int)):
+    if len(D.symbols(select.pixels(r))) > 1 and not (
+        isinstance(i["OH"], int) and isinstance(i["OW"], int)
+    ):
         return _of_any_size(r)
     batch = about(i["N"], -1)
     usual = _BATCHES[-1] if batch < 0 else batch
     if next(_divisions(r, usual), None) is None:  # of neighbouring outputs a thread can have few
         columns, lines = _few_outputs(r)
-        many = 1 if kh * kw > _LARGE else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
+        many = (
+            1
+            if kh * kw > _LARGE
+            else settled(D.sub(1, D.less(_threads(r, columns, lines, _width(r)), r.sms * _FILL)))
+        )
         kernels = [single(r, columns, lines, many)] if many != 0 else []
     else:
         many = settled(_many(r))
         tile = choose(r, usual) if many != 0 else None
-        kernels = [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)] if tile is not None else []
+        kernels = (
+            [strips(r, tile, _lines(r, tile) if batch < 0 else tile.lines, many)]
+            if tile is not None
+            else []
+        )
     return kernels if many == 1 else [*kernels, single(r, 1, 1, D.sub(1, many))]
 
 
@@ -62,11 +77,15 @@ def _many(r: Request) -> DimLike:
     """Whether there is so much to do that strips pay."""
     kh, kw = _window(r)[:2]
     least = _STRIPS_FROM // (2 if r.dtype == DType.F32 and kh * kw > 9 else 1)
-    return D.sub(1, D.less(D.mul(select.pixels(r), select.static(r, "OC") * kh * kw), r.sms * least))
+    return D.sub(
+        1, D.less(D.mul(select.pixels(r), select.static(r, "OC") * kh * kw), r.sms * least)
+    )
 
 
 def _of_any_size(r: Request) -> list[Kernel]:
-    """Of images whose sides are symbolic: strips as wide as suits ranges of their pixels, and as long."""
+    """Of images whose sides are symbolic: strips as wide as suits ranges of their pixels, and as
+    long.
+    """
     pixels, many = select.pixels(r), _many(r)
 
     def price(m: int) -> dict[Strips | None, float]:
@@ -78,18 +97,30 @@ def _of_any_size(r: Request) -> list[Kernel]:
 
     found = [(tile, D.mul(use, many)) for tile, use in select.choose(pixels, price, False, _ALIKE)]
     few = (1, 1) if found[0][0] else _few_outputs(r)
-    return [*(strips(r, t, _long(r, t), use) if t else single(r, *few, use) for t, use in found), single(r, *few, D.sub(1, many))]
+    return [
+        *(strips(r, t, _long(r, t), use) if t else single(r, *few, use) for t, use in found),
+        single(r, *few, D.sub(1, many)),
+    ]
 
 
 def _long(r: Request, tile: Strips) -> DimLike:
-    """Rows of a strip of `tile`: as few as leave no more strips than run at once, or in as many turns as whole columns of strips take."""
-    room, beside = r.sms * tile.blocks * _BLOCK, D.product([r.ints["N"], D.ceildiv(r.ints["OW"], tile.columns), -(-select.static(r, "OC") // 2)])
+    """Rows of a strip of `tile`: as few as leave no more strips than run at once, or in as many
+    turns as whole columns of strips take.
+    """
+    room, beside = (
+        r.sms * tile.blocks * _BLOCK,
+        D.product(
+            [r.ints["N"], D.ceildiv(r.ints["OW"], tile.columns), -(-select.static(r, "OC") // 2)]
+        ),
+    )
     bands = D.floordiv(D.mul(D.maximum(D.ceildiv(beside, room), 1), room), D.maximum(beside, 1))
     return D.maximum(D.ceildiv(r.ints["OH"], D.maximum(bands, 1)), 1)
 
 
 def _few_outputs(r: Request) -> tuple[int, int]:
-    """Neighbouring outputs share their inputs: columns and rows of them that a thread computes where that leaves enough threads."""
+    """Neighbouring outputs share their inputs: columns and rows of them that a thread computes
+    where that leaves enough threads.
+    """
     i = r.ints
     if int(i["KH"]) * int(i["KW"]) > _LARGE:
         return (4 if i["SW"] * i["DW"] == 1 else 1), 1
@@ -105,7 +136,14 @@ def _waste(extent: DimLike, step: int) -> float:
 
 def _threads(r: Request, columns: int, lines: int, width: int) -> DimLike:
     i = r.ints
-    return D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], columns), -(-select.static(r, "OC") // width)])
+    return D.product(
+        [
+            i["N"],
+            D.ceildiv(i["OH"], lines),
+            D.ceildiv(i["OW"], columns),
+            -(-select.static(r, "OC") // width),
+        ]
+    )
 
 
 def _multiple(r: Request) -> int:
@@ -123,7 +161,9 @@ def _window(r: Request) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Strips:
-    """Output columns and rows of one strip, steps that its loads are ahead (1, or as many as there are open rows), blocks that a multiprocessor shall hold."""
+    """Output columns and rows of one strip, steps that its loads are ahead (1, or as many as there
+    are open rows), blocks that a multiprocessor shall hold.
+    """
 
     columns: int
     lines: int
@@ -131,55 +171,91 @@ class Strips:
     blocks: int
 
 
-#: What takes how long on an H200, fitted to measured divisions: microseconds to start and for each wave of blocks, clocks of one; bytes of DRAM in one and how
-#: much less of that time what lies in L2 takes; how far the shorter of computing and reading adds to the longer. A scheduler issues 1 / (1 + _ALONE) instructions
-#: a clock with one warp, and with k of them k / (k + _ALONE).
+#: What takes how long on an H200, fitted to measured divisions: microseconds to start and for each
+#: wave of blocks, clocks of one; bytes of DRAM in one and how much less of that time what lies in
+#: L2 takes; how far the shorter of computing and reading adds to the longer. A scheduler issues 1 /
+#: (1 + _ALONE) instructions a clock with one warp, and with k of them k / (k + _ALONE).
 _START, _WAVE, _CLOCKS, _BYTES, _NEAR, _ADDED, _ALONE = 2.0, 1.0, 1750.0, 3.8e6, 0.5, 0.15, 1.5
-#: Bytes read and written from which some are in DRAM, so that loads should be further ahead; registers a thread may have.
+#: Bytes read and written from which some are in DRAM, so that loads should be further ahead;
+#: registers a thread may have.
 _FAR, _REGISTERS = 40_000_000, 232
 
 
 def choose(r: Request, n: int, like: Strips | None = None) -> Strips | None:
-    """The division that should take least time for batch `n` (of those with the columns and blocks of `like`); None where no strip fits into registers."""
-    costs = {t: cost for t, cost in _divisions(r, n) if like is None or replace(t, lines=like.lines) == like}
+    """The division that should take least time for batch `n` (of those with the columns and blocks
+    of `like`); None where no strip fits into registers.
+    """
+    costs = {
+        t: cost
+        for t, cost in _divisions(r, n)
+        if like is None or replace(t, lines=like.lines) == like
+    }
     return kernel_choice.cheapest(costs) if costs else None
 
 
 def _divisions(r: Request, n: int) -> Iterator[tuple[Strips, float]]:
     i, (kh, kw, sh, sw, dh, dw) = r.ints, _window(r)
-    oh, ow, ih, iw = (d if isinstance(d, int) and d else about(d, 56) or 56 for d in (i["OH"], i["OW"], i["IH"], i["IW"]))
+    oh, ow, ih, iw = (
+        d if isinstance(d, int) and d else about(d, 56) or 56
+        for d in (i["OH"], i["OW"], i["IH"], i["IW"])
+    )
     top = i["PT"] if isinstance(i["PT"], int) else 0
     channels, size, depth = select.static(r, "OC"), r.dtype.size, (kh - 1) * dh + 1
     slots, bytes = (depth - 1) // sh + 1, n * channels * size * (ih * iw // _multiple(r) + oh * ow)
     moved = bytes / _BYTES * (_NEAR if bytes < _FAR else 1.0)
     ahead = slots if slots <= 3 and sh == 1 and bytes >= _FAR else 1
-    rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))  # rows of windows that lie in the image
+    # rows of windows that lie in the image
+    rows = sum(0 <= o * sh - top + k * dh < ih for o in range(oh) for k in range(kh))
     epilogue, used = _epilogue_cost(r), len({k * dh % sh for k in range(kh)}) / sh  # of the rows
-    reads = {lines: _rows_read(lines, oh, ih, sh, top, depth) for lines in {-(-oh // bands) for bands in range(1, oh + 1)}}
+    reads = {
+        lines: _rows_read(lines, oh, ih, sh, top, depth)
+        for lines in {-(-oh // bands) for bands in range(1, oh + 1)}
+    }
     for columns in range(1, min(ow, 8) + 1):
         span = len({j * sw + k * dw for j in range(columns) for k in range(kw)})
         registers = 2 * (slots * columns + kh * kw + span) + span * sh * ahead * size // 2 + 35
         if registers > _REGISTERS:
             continue
         natural = 65536 // (_BLOCK * -(-registers // 8) * 8)
-        squeezed = int(65536 / (_BLOCK * 0.9 * registers)) if sh == 1 else natural  # the compiler finds a tenth less
+        # the compiler finds a tenth less
+        squeezed = int(65536 / (_BLOCK * 0.9 * registers)) if sh == 1 else natural
         for blocks in {natural, squeezed}:
             for lines, read in reads.items():
                 bands = -(-oh // lines)
-                instructions = 150 + 3 * kh * kw + (read * used * (span * 4 + 14) + rows * kw * columns * 2) / bands
+                instructions = (
+                    150
+                    + 3 * kh * kw
+                    + (read * used * (span * 4 + 14) + rows * kw * columns * 2) / bands
+                )
                 instructions += min(lines, oh) * (columns * (2 * epilogue + 5) + 10)
                 grid = -(-n * -(-ow // columns) * bands * -(-channels // 2) // _BLOCK)
                 full = grid // (r.sms * blocks)  # waves
-                most = full * blocks + -(-(grid - full * blocks * r.sms) // r.sms)  # blocks that a multiprocessor computes
+                # blocks that a multiprocessor computes
+                most = full * blocks + -(-(grid - full * blocks * r.sms) // r.sms)
                 warps = min(blocks, max(1, -(-grid // r.sms)))  # a scheduler has at a time
-                busy = most * instructions * (1.04 if blocks > natural else 1.0) * (warps + _ALONE) / warps / _CLOCKS
-                cost = _START + -(-grid // (r.sms * blocks)) * _WAVE + max(busy, moved) + _ADDED * min(busy, moved)
+                busy = (
+                    most
+                    * instructions
+                    * (1.04 if blocks > natural else 1.0)
+                    * (warps + _ALONE)
+                    / warps
+                    / _CLOCKS
+                )
+                cost = (
+                    _START
+                    + -(-grid // (r.sms * blocks)) * _WAVE
+                    + max(busy, moved)
+                    + _ADDED * min(busy, moved)
+                )
                 yield Strips(columns, lines, ahead, blocks), cost
 
 
 def _rows_read(lines: int, oh: int, ih: int, sh: int, top: int, depth: int) -> int:
     """Rows of an image that its strips read."""
-    return sum(_clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih) for o in range(0, oh, lines))
+    return sum(
+        _clip((min(o + lines, oh) - 1) * sh - top + depth, ih) - _clip(o * sh - top, ih)
+        for o in range(0, oh, lines)
+    )
 
 
 def _clip(row: int, height: int) -> int:
@@ -187,7 +263,16 @@ def _clip(row: int, height: int) -> int:
 
 
 #: Instructions of an activation of one value; 8 where not named.
-_ACTIVATION_COST = {"none": 0, "relu": 1, "leaky_relu": 2, "clip": 2, "sigmoid": 4, "silu": 5, "hard_sigmoid": 3, "hard_swish": 2}
+_ACTIVATION_COST = {
+    "none": 0,
+    "relu": 1,
+    "leaky_relu": 2,
+    "clip": 2,
+    "sigmoid": 4,
+    "silu": 5,
+    "hard_sigmoid": 3,
+    "hard_swish": 2,
+}
 
 
 def _epilogue_cost(r: Request) -> int:
@@ -195,11 +280,15 @@ def _epilogue_cost(r: Request) -> int:
     if r.program is not None:
         return 3 * len(r.program["code"])
     exact = 3 if r.dtype == DType.F32 else 1
-    return _ACTIVATION_COST.get(ACTIVATIONS[int(r.ints.get("act", 0))], 8) * exact + 2 * bool(r.ints.get("res_mode", 0))
+    return _ACTIVATION_COST.get(ACTIVATIONS[int(r.ints.get("act", 0))], 8) * exact + 2 * bool(
+        r.ints.get("res_mode", 0)
+    )
 
 
 def _lines(r: Request, tile: Strips) -> DimLike:
-    """Rows of a strip of `tile`; where the batch is symbolic, shorter for small ones so that there are enough strips."""
+    """Rows of a strip of `tile`; where the batch is symbolic, shorter for small ones so that there
+    are enough strips.
+    """
     n = r.ints["N"]
     lines: DimLike = tile.lines
     if not isinstance(n, int):
@@ -225,10 +314,22 @@ def strips(r: Request, tile: Strips, lines: DimLike, use: DimLike) -> Kernel:
     extra: list[tuple[str, str, Argument]] = [("int", "lines", Int32(lines))]
     if "bias" in r.operands:
         extra.append(("const float*", "bias", Pointer("bias")))
-    fixed = [n for n in ("x_cs", "y_cs", "r_cs") if isinstance(i.get(n, 0), int)]  # so that a thread's accesses differ by immediate offsets
-    threads = D.product([i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], tile.columns), -(-c // 2)])
+    # so that a thread's accesses differ by immediate offsets
+    fixed = [n for n in ("x_cs", "y_cs", "r_cs") if isinstance(i.get(n, 0), int)]
+    threads = D.product(
+        [i["N"], D.ceildiv(i["OH"], lines), D.ceildiv(i["OW"], tile.columns), -(-c // 2)]
+    )
     lean = replace(r, operands=r.operands - {"bias"})  # sums start from the bias
-    return _kernel(lean, ("common/sliding_window", "conv/depthwise/strips"), "depthwise_strips", 2, D.mul(D.ceildiv(threads, _BLOCK), use), defines, extra, fixed)
+    return _kernel(
+        lean,
+        ("common/sliding_window", "conv/depthwise/strips"),
+        "depthwise_strips",
+        2,
+        D.mul(D.ceildiv(threads, _BLOCK), use),
+        defines,
+        extra,
+        fixed,
+    )
 
 
 def _width(r: Request) -> int:
@@ -240,14 +341,28 @@ def _width(r: Request) -> int:
 
 
 def single(r: Request, columns: int, lines: int, use: DimLike) -> Kernel:
-    """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way together."""
+    """A thread has `columns` x `lines` outputs of a few channels; all loads of a row are under way
+    together.
+    """
     kh, kw, width = *_window(r)[:2], _width(r)
     early = columns * lines == 1 and "w" in r.constant and kh * kw * width * r.dtype.size <= _EARLY
-    defines = [f"constexpr int COLUMNS = {columns}, LINES = {lines}, LARGE = {_LARGE};", f"constexpr bool EARLY = {int(early)};"]
+    defines = [
+        f"constexpr int COLUMNS = {columns}, LINES = {lines}, LARGE = {_LARGE};",
+        f"constexpr bool EARLY = {int(early)};",
+    ]
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.mul(D.ceildiv(_threads(r, columns, lines, width), _BLOCK), use)
     fixed = ("x_cs",) if isinstance(r.ints["x_cs"], int) else ()
-    return _kernel(r, ("conv/depthwise/channels", "conv/depthwise/direct"), "depthwise", width, grid, defines, extra, fixed)
+    return _kernel(
+        r,
+        ("conv/depthwise/channels", "conv/depthwise/direct"),
+        "depthwise",
+        width,
+        grid,
+        defines,
+        extra,
+        fixed,
+    )
 
 
 def large(r: Request, tile: Any, use: DimLike = 1) -> Kernel:
@@ -256,9 +371,25 @@ def large(r: Request, tile: Any, use: DimLike = 1) -> Kernel:
     early = f"constexpr bool EARLY = {int('w' in r.constant)};"
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(i["OC"]))]
     across, bands = D.ceildiv(i["OW"], tile.columns * tile.groups), D.ceildiv(i["OH"], tile.rows)
-    grid = D.product([i["N"], bands, across, -(-select.static(r, "OC") // depthwise_large.CHANNELS), use])
-    templates, defines = ("conv/depthwise/channels", "conv/depthwise/large"), [depthwise_large.constants(r, tile), early]
-    return _kernel(r, templates, "depthwise_large", 4, grid, defines, extra, (), tile.threads, depthwise_large.smem(r, tile))
+    grid = D.product(
+        [i["N"], bands, across, -(-select.static(r, "OC") // depthwise_large.CHANNELS), use]
+    )
+    templates, defines = (
+        ("conv/depthwise/channels", "conv/depthwise/large"),
+        [depthwise_large.constants(r, tile), early],
+    )
+    return _kernel(
+        r,
+        templates,
+        "depthwise_large",
+        4,
+        grid,
+        defines,
+        extra,
+        (),
+        tile.threads,
+        depthwise_large.smem(r, tile),
+    )
 
 
 def transposed(r: Request) -> list[Kernel]:
@@ -266,26 +397,51 @@ def transposed(r: Request) -> list[Kernel]:
     i = r.ints
     if i["SH"] == i["SW"] == 1:  # a convolution whose filters are read from their ends
         pads = {p: D.sub(select.static(r, k) - 1, i[p]) for p, k in (("PT", "KH"), ("PL", "KW"))}
-        return convolution(replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1}))
+        return convolution(
+            replace(r, ints={**i, **pads, "last_tap": int(i["KH"]) * int(i["KW"]) - 1})
+        )
     width = next((w for w in (8, 4) if known(D.less(_threads(r, 1, 1, w), r.sms * _FILL)) != 1), 2)
     extra: list[tuple[str, str, Argument]] = [("int", "C", Int32(r.ints["OC"]))]
     grid = D.ceildiv(_threads(r, 1, 1, width), _BLOCK)
-    return [_kernel(r, ("conv/depthwise/channels", "conv/depthwise/transposed"), "depthwise_turned", width, grid, (), extra, ())]
+    return [
+        _kernel(
+            r,
+            ("conv/depthwise/channels", "conv/depthwise/transposed"),
+            "depthwise_turned",
+            width,
+            grid,
+            (),
+            extra,
+            (),
+        )
+    ]
 
 
 def _kernel(
     r: Request, templates: Sequence[str], symbol: str, width: int, grid: DimLike, defines: Sequence[str], extra: Sequence[tuple[str, str, Argument]],
     fixed: Sequence[str], threads: int = _BLOCK, smem: int = 0,
 ) -> Kernel:  # fmt: skip
-    """width: channels that the epilogue takes. extra: more parameters. fixed: pitches that the text knows."""
+    """width: channels that the epilogue takes. extra: more parameters. fixed: pitches that the text
+    knows.
+    """
     i = r.ints
     pitch, last = -(-select.static(r, "OC") // 8) * 8, int(i.get("last_tap", 0))
-    vectors = [f"{s.upper()}_VECTOR = {int(_epilogue.vector(r, s, tuple(i[f'{s}_{p}'] for p in ('cs', 'rs', 'ns'))))}" for s in "xy"]
+    vectors = [
+        f"{s.upper()}_VECTOR = {int(_epilogue.vector(r, s, tuple(i[f'{s}_{p}'] for p in ('cs', 'rs', 'ns'))))}"
+        for s in "xy"
+    ]
     epi = _epilogue.epilogue(r, tuple(i.get(n, 0) for n in ("r_cs", "r_rs", "r_ns")), width=width)
-    params: list[tuple[str, str, Argument]] = [("const T*", "x", Pointer("x")), ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)), ("T*", "y", Pointer("y"))]
+    params: list[tuple[str, str, Argument]] = [
+        ("const T*", "x", Pointer("x")),
+        ("const T*", "w", Pointer("w", last * pitch * r.dtype.size)),
+        ("T*", "y", Pointer("y")),
+    ]
     params += select.int_params(r, ("N", "IH", "IW", "OH", "OW", "PT", "PL"))
     params += extra
-    params += [*(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed), *epi.parameters]
+    params += [
+        *(("i64", n, Int64(i.get(n, 0))) for n in _PITCHES if n not in fixed),
+        *epi.parameters,
+    ]
     text = "\n".join([
         prelude(r.dtype), f"#define IS_F32 {int(r.dtype.size == 4)}",
         f"constexpr int {', '.join(f'{n} = {v}' for n, v in zip(_WINDOW, _window(r), strict=True))}, THREADS = {threads}, MULTIPLE = {_multiple(r)};",
@@ -294,4 +450,6 @@ def _kernel(
         f"#define PARAMETERS {declared(r, params)}", f"#define EPILOGUE_ARGUMENTS {epi.arguments}",
         epi.source, *(template(t) for t in templates),
     ])  # fmt: skip
-    return Kernel(text, symbol, (grid, 1, 1), threads, tuple(v for _, _, v in params), smem, pdl=r.arch >= 90)
+    return Kernel(
+        text, symbol, (grid, 1, 1), threads, tuple(v for _, _, v in params), smem, pdl=r.arch >= 90
+    )

@@ -1,4 +1,6 @@
-"""Products of which one operand has few rows, and of few terms (`registers.cuh`, `registers_nmajor.cuh`): tiles and kernels."""
+"""Products of which one operand has few rows, and of few terms (`registers.cuh`,
+`registers_nmajor.cuh`): tiles and kernels.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,19 @@ from ...common.templates import template
 from .. import select
 
 _MOST = 8  # rows that count as few
-_READS, _TURNED_READS, _LAST_READS, _VALUES = 4, 8, 20, 16  # most of a lane; reads along rows where no other lanes need fewer
+# most of a lane; reads along rows where no other lanes need fewer
+_READS, _TURNED_READS, _LAST_READS, _VALUES = 4, 8, 20, 16
 _NEAR = 8  # chunks of the few rows of a lane
 _TERMS = 2048  # most k of f32 for which the cost model holds
 
 
 @dataclass(frozen=True)
 class DotTile:
-    """wide_a: A is the operand with many rows, else B. few: most rows of the other one; lanes: that have a row together, or where the wide operand is contiguous along
-    its rows (deep 0), a block's rows; reads: chunks of 16 bytes of a lane, of each of `deep` rows; whole: rows of the wide operand are
-    whole chunks; near: those of the other one, too, and lanes read them where they multiply."""
+    """wide_a: A is the operand with many rows, else B. few: most rows of the other one; lanes: that
+    have a row together, or where the wide operand is contiguous along its rows (deep 0), a block's
+    rows; reads: chunks of 16 bytes of a lane, of each of `deep` rows; whole: rows of the wide
+    operand are whole chunks; near: those of the other one, too, and lanes read them where they
+    multiply."""
 
     wide_a: bool
     few: int
@@ -49,11 +54,19 @@ class DotTile:
 def candidates(
     wide_a: bool, few: int, k: int, along: bool, aligned: bool = False, size: int = 2, whole: bool = False, near: bool = False,
 ) -> Iterator[DotTile]:  # fmt: skip
-    """Tiles that read all of k at once, and where none does, those that read most. aligned: rows begin at multiples of 16 bytes; size: bytes of an element;
-    whole, near: what tiles may know (`DotTile`)."""
-    (most, last), chunk = (_READS, 32) if along else (_TURNED_READS, 4 if size == 2 or few % 2 == 0 else 8), 16 // size
+    """Tiles that read all of k at once, and where none does, those that read most. aligned: rows
+    begin at multiples of 16 bytes; size: bytes of an element; whole, near: what tiles may know
+    (`DotTile`)."""
+    (most, last), chunk = (
+        (_READS, 32) if along else (_TURNED_READS, 4 if size == 2 or few % 2 == 0 else 8),
+        16 // size,
+    )
     for lanes in (4, 8, 16, 32):
-        reads = -(-(k + (0 if whole else chunk - 1)) // (chunk * lanes)) if along else -(-k * lanes // 256)
+        reads = (
+            -(-(k + (0 if whole else chunk - 1)) // (chunk * lanes))
+            if along
+            else -(-k * lanes // 256)
+        )
         if (reads > most and lanes != last) or (not along and few * chunk * lanes % 32):
             continue
         if not along:
@@ -61,14 +74,26 @@ def candidates(
             yield DotTile(wide_a, few, lanes, -(-reads // turns), 0)
             continue
         for deep in (1, 2, 4):
-            if deep * min(reads, most) <= (2 if aligned else 1) * _READS and deep * few <= min(lanes, _VALUES):
-                yield DotTile(wide_a, few, lanes, min(reads, most), deep, whole, near and few * min(reads, most) <= _NEAR)
+            if deep * min(reads, most) <= (2 if aligned else 1) * _READS and deep * few <= min(
+                lanes, _VALUES
+            ):
+                yield DotTile(
+                    wide_a,
+                    few,
+                    lanes,
+                    min(reads, most),
+                    deep,
+                    whole,
+                    near and few * min(reads, most) <= _NEAR,
+                )
 
 
 @dataclass(frozen=True)
 class Along:
-    """Clocks to start, more where the wide operand is not read before the kernel's turn, then also for each term of the few rows, and where its rows begin anywhere;
-    of a chunk's products alone and beside other blocks; of a chunk; of a lane's sums; of a block; until the next reads come; a byte."""
+    """Clocks to start, more where the wide operand is not read before the kernel's turn, then also
+    for each term of the few rows, and where its rows begin anywhere; of a chunk's products alone
+    and beside other blocks; of a chunk; of a lane's sums; of a block; until the next reads come; a
+    byte."""
 
     start: float
     late: float
@@ -85,9 +110,11 @@ class Along:
 
 @dataclass(frozen=True)
 class Whole:
-    """The same where rows of the wide operand are whole chunks. Clocks to start, more where it is not read before the kernel's turn; of a block; of a chunk beside
-    others and alone, and for each other one of its row where few lanes have that; of what chunks of the few rows take by way of shared memory, beside other blocks and
-    alone; of a lane's sums; until the next reads come; a byte."""
+    """The same where rows of the wide operand are whole chunks. Clocks to start, more where it is
+    not read before the kernel's turn; of a block; of a chunk beside others and alone, and for each
+    other one of its row where few lanes have that; of what chunks of the few rows take by way of
+    shared memory, beside other blocks and alone; of a lane's sums; until the next reads come; a
+    byte."""
 
     start: float
     late: float
@@ -104,7 +131,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class Turned:
-    """The same where the wide operand is contiguous along its rows, with clocks of filling shared memory, and of one of the few rows, alone and for each lane."""
+    """The same where the wide operand is contiguous along its rows, with clocks of filling shared
+    memory, and of one of the few rows, alone and for each lane.
+    """
 
     start: float
     anywhere: float
@@ -133,15 +162,22 @@ _TURNED = {
 }
 
 
-def tile_cost(t: DotTile, rows: int, k: int, batch: int, sms: int, whole: bool, early: bool, size: int = 2) -> float:
-    """Clocks for `rows` rows of the wide operand, comparable with `multistage_tiles.odd_cost`. whole: its rows begin at multiples of 16 bytes; early: it is
-    constant."""
-    here, chunk = -(-(-(-rows // t.rows(size)) * batch) // sms), 16 // size  # blocks of one multiprocessor
+def tile_cost(
+    t: DotTile, rows: int, k: int, batch: int, sms: int, whole: bool, early: bool, size: int = 2
+) -> float:
+    """Clocks for `rows` rows of the wide operand, comparable with `multistage_tiles.odd_cost`.
+    whole: its rows begin at multiples of 16 bytes; early: it is constant."""
+    # blocks of one multiprocessor
+    here, chunk = -(-(-(-rows // t.rows(size)) * batch) // sms), 16 // size
     memory, products = size * batch * (rows * k + t.few * k + rows * t.few), t.reads * t.few
     if not t.deep:
         c, turns = _TURNED[size], -(-k * t.lanes // (256 * t.reads))
         start = c.start + (0.0 if whole else c.anywhere) + c.memory * memory + (turns - 1) * c.turn
-        each = c.alone * products + c.beside * (here - 1) * (products + t.reads) + c.fill * here * -(-t.few * t.reads // t.lanes)
+        each = (
+            c.alone * products
+            + c.beside * (here - 1) * (products + t.reads)
+            + c.fill * here * -(-t.few * t.reads // t.lanes)
+        )
         return start + turns * each + here * (c.block + t.few * (c.row + c.lane * t.lanes))
     slots = 1 << (t.deep * t.few - 1).bit_length()
     if t.whole:
@@ -149,14 +185,32 @@ def tile_cost(t: DotTile, rows: int, k: int, batch: int, sms: int, whole: bool, 
         chunks, again = t.reads * t.deep, (t.reads - 1) * w.again if t.lanes < 8 else 0.0
         each, alone = (0.0, 0.0) if t.near else (products * w.fill, products * w.alone)
         start = w.start + (0.0 if early else w.late) + w.memory * memory + (turns - 1) * w.turn
-        return start + turns * (chunks * w.read + alone + here * (chunks * (w.chunk + again) + each)) + here * (w.block + w.sum * slots)
+        return (
+            start
+            + turns * (chunks * w.read + alone + here * (chunks * (w.chunk + again) + each))
+            + here * (w.block + w.sum * slots)
+        )
     d, turns = _ALONG[size], -(-k // (chunk * (t.lanes * t.reads - 1) + 1))
-    start = d.start + (0.0 if early else d.late + d.term * t.few * k) + (0.0 if whole else d.anywhere) + d.memory * memory + (turns - 1) * d.turn
-    return start + turns * (d.alone * products + here * (d.beside * products + d.chunk * t.reads * t.deep)) + here * (d.block + d.sum * slots)
+    start = (
+        d.start
+        + (0.0 if early else d.late + d.term * t.few * k)
+        + (0.0 if whole else d.anywhere)
+        + d.memory * memory
+        + (turns - 1) * d.turn
+    )
+    return (
+        start
+        + turns * (d.alone * products + here * (d.beside * products + d.chunk * t.reads * t.deep))
+        + here * (d.block + d.sum * slots)
+    )
 
 
-def prices(r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, batched: bool) -> dict[DotTile, float]:
-    """Clocks of the tiles for these sizes. a, b: how operands are read (`select.Access`); batched: whether both vary."""
+def prices(
+    r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, batched: bool
+) -> dict[DotTile, float]:
+    """Clocks of the tiles for these sizes. a, b: how operands are read (`select.Access`); batched:
+    whether both vary.
+    """
     if r.arch < 90 or (r.dtype == DType.F32 and k > _TERMS):
         return {}
     out: dict[DotTile, float] = {}
@@ -192,4 +246,13 @@ def product(
         epi.source, template("gemm/gemv/common"), template(tile.template),
     ])  # fmt: skip
     grid = D.mul(D.ceildiv(rows if tile.wide_a else columns, tile.rows(r.dtype.size)), active)
-    return Kernel(text, "product_dots", (grid, grid_y, grid_z), 256, tuple(v for _, _, v in parameters), 0, 1, r.arch >= 90)
+    return Kernel(
+        text,
+        "product_dots",
+        (grid, grid_y, grid_z),
+        256,
+        tuple(v for _, _, v in parameters),
+        0,
+        1,
+        r.arch >= 90,
+    )

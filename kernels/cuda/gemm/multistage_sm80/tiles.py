@@ -1,4 +1,6 @@
-"""The tiles of `gemm.cuh`, and what each takes: clocks of an H200, fitted to measurements of one kind of product or another."""
+"""The tiles of `gemm.cuh`, and what each takes: clocks of an H200, fitted to measurements of one
+kind of product or another.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from .. import block_costs
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share one tile's k. warps_k: warps that share the k of a stage (f32).
-    terms: products that tensor cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it. grouped: warpgroups make them (Hopper);
-    late: while threads split the next stage."""
+    """Rows and columns of one block, its warps along both, copy stages, and how many blocks share
+    one tile's k. warps_k: warps that share the k of a stage (f32). terms: products that tensor
+    cores make of one of f32 (3, or 1 of rounded operands); 0: none, FFMA does it. grouped:
+    warpgroups make them (Hopper); late: while threads split the next stage."""
 
     bm: int
     bn: int
@@ -36,7 +39,10 @@ class Tile:
 
     @property
     def smem(self) -> int:
-        return max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4) + self.parts
+        return (
+            max(self.stages * (self.bm + self.bn) * 128, self.warps_k * self.bm * (self.bn + 8) * 4)
+            + self.parts
+        )
 
     @property
     def parts(self) -> int:
@@ -52,20 +58,29 @@ _TILES = (
     Tile(128, 128, 2, 2, 3), Tile(64, 128, 2, 2, 3), Tile(128, 64, 2, 2, 3), Tile(64, 64, 2, 2, 4), Tile(32, 64, 1, 4, 4), Tile(16, 64, 1, 4, 6),
     Tile(16, 32, 1, 2, 8),
 )  # fmt: skip
-#: Beside these, where whole copies of less than 16 bytes take most of the time: more warps, or more blocks of fewer stages, hide more of it.
-TILES_WHOLE = (Tile(128, 128, 4, 2, 3), Tile(64, 128, 2, 4, 3), Tile(64, 128, 2, 2, 2), Tile(128, 64, 4, 2, 3), Tile(64, 64, 2, 2, 3))
+#: Beside these, where whole copies of less than 16 bytes take most of the time: more warps, or more
+#: blocks of fewer stages, hide more of it.
+TILES_WHOLE = (
+    Tile(128, 128, 4, 2, 3),
+    Tile(64, 128, 2, 4, 3),
+    Tile(64, 128, 2, 2, 2),
+    Tile(128, 64, 4, 2, 3),
+    Tile(64, 64, 2, 2, 3),
+)
 #: A thread has 8 rows and 8 or 16 columns where it can; small tiles get their warps along k.
 _TILES_F32 = (
     Tile(128, 128, 4, 1, 3), Tile(128, 64, 4, 1, 3, warps_k=2), Tile(64, 64, 2, 2, 3), Tile(64, 64, 2, 1, 3, warps_k=4), Tile(32, 64, 1, 1, 3, warps_k=8),
     Tile(32, 32, 1, 1, 4, warps_k=4), Tile(16, 64, 1, 1, 4, warps_k=8), Tile(16, 32, 1, 1, 4, warps_k=4),
 )  # fmt: skip
-#: Tiles of f32 on tensor cores: clocks of a stage for each element of a block, beside those for which blocks wait together, and of a block's ends.
+#: Tiles of f32 on tensor cores: clocks of a stage for each element of a block, beside those for
+#: which blocks wait together, and of a block's ends.
 _TENSOR = {
     Tile(128, 128, 2, 4, 3, terms=3): (0.230, 0.0, 3100.0), Tile(128, 64, 2, 2, 3, terms=3): (0.101, 1950.0, 800.0),
     Tile(64, 64, 2, 2, 3, terms=3): (0.195, 870.0, 50.0), Tile(64, 64, 2, 1, 3, warps_k=2, terms=3): (0.130, 1180.0, 440.0),
     Tile(128, 128, 2, 4, 3, terms=1): (0.0757, 0.0, 900.0), Tile(64, 64, 2, 2, 4, terms=1): (0.0493, 400.0, 0.0),
 }  # fmt: skip
-#: Of tiles of f32 for products of matrices: clocks to start, of each step of a wave of blocks, and of each step of a block.
+#: Of tiles of f32 for products of matrices: clocks to start, of each step of a wave of blocks, and
+#: of each step of a block.
 _STEPS = {
     Tile(16, 32, 1, 1, 4, warps_k=4): (2780.0, 283.0, 199.0), Tile(32, 32, 1, 1, 4, warps_k=4): (2620.0, 395.0, 290.0),
     Tile(16, 64, 1, 1, 4, warps_k=8): (2760.0, 231.0, 470.0), Tile(32, 64, 1, 1, 3, warps_k=8): (2070.0, 458.0, 715.0),
@@ -73,12 +88,31 @@ _STEPS = {
     Tile(128, 64, 2, 2, 3, terms=3): (3240.0, 2420.0, 0.0), Tile(128, 128, 2, 4, 3, terms=3): (0.0, 0.0, 3270.0),
 }  # fmt: skip
 _SIMT_COSTS = block_costs.Kind(
-    along=1.9, along16=0.0, turned=1.12, turned16=0.0, memory=0.000117, result=0.711, dear=0.848, joined=0.358, anywhere=0.237, exchange=796.0,
+    along=1.9,
+    along16=0.0,
+    turned=1.12,
+    turned16=0.0,
+    memory=0.000117,
+    result=0.711,
+    dear=0.848,
+    joined=0.358,
+    anywhere=0.237,
+    exchange=796.0,
 )
 _TENSOR_COSTS = block_costs.Kind(
-    along=4.72, along16=2.57, turned=6.57, turned16=17.0, memory=0.000173, result=0.423, dear=0.348, joined=0.0, anywhere=0.186, exchange=224.0,
+    along=4.72,
+    along16=2.57,
+    turned=6.57,
+    turned16=17.0,
+    memory=0.000173,
+    result=0.423,
+    dear=0.348,
+    joined=0.0,
+    anywhere=0.186,
+    exchange=224.0,
 )
-#: Of tiles of f32 whose products warpgroups make, for products of matrices and for windows of images: as _STEPS, for any k, and clocks of each wave of blocks.
+#: Of tiles of f32 whose products warpgroups make, for products of matrices and for windows of
+#: images: as _STEPS, for any k, and clocks of each wave of blocks.
 _GROUPED = {
     _grouped(64, 32, 4): (3950.0, 391.0, 101.0, 411.0), _grouped(64, 64, 3): (2960.0, 944.0, 0.0, 1060.0), _grouped(128, 32, 3): (3130.0, 853.0, 7.62, 1390.0),
     _grouped(128, 64, 3): (3130.0, 1070.0, 137.0, 995.0), _grouped(64, 128, 3, late=False): (3480.0, 1590.0, 143.0, 0.0),
@@ -90,68 +124,128 @@ _GROUPED_WINDOWS = {
     _grouped(128, 128, 4): (2490.0, 1990.0, 0.0, 5570.0),
 }  # fmt: skip
 _GROUPED_COSTS = block_costs.Kind(
-    along=3.74, along16=2.09, turned=4.07, turned16=8.42, memory=0.000178, result=0.331, dear=0.373, joined=0.0829, anywhere=0.00572, exchange=939.0,
+    along=3.74,
+    along16=2.09,
+    turned=4.07,
+    turned16=8.42,
+    memory=0.000178,
+    result=0.331,
+    dear=0.373,
+    joined=0.0829,
+    anywhere=0.00572,
+    exchange=939.0,
 )
 _WINDOWS_COSTS = block_costs.Kind(
-    along=2.57, along16=2.57, turned=0.0, turned16=0.0, memory=0.000213, result=0.0, dear=0.449, joined=0.253, anywhere=0.0, exchange=0.0,
+    along=2.57,
+    along16=2.57,
+    turned=0.0,
+    turned16=0.0,
+    memory=0.000213,
+    result=0.0,
+    dear=0.449,
+    joined=0.253,
+    anywhere=0.0,
+    exchange=0.0,
 )
-#: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are slower.
+#: GPUs whose tensor cores are at most twice as fast with TF32 as FFMA is: three products of it are
+#: slower.
 FEW_TENSOR = (86, 89)
-#: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each; where each has all of its elements or none.
+#: Clocks of the copies of 32 of a row's 64 elements of two bytes, by the bytes of each; where each
+#: has all of its elements or none.
 _COPIES, _WHOLE = {4: 5.6, 8: 3.0, 16: 1.3}, {4: 3.6, 8: 1.7, 16: 1.4}
 #: Columns of the widest f32 tile that reads neighbouring ones of b together.
 MOST_LINES = 64
-#: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks before the first step's data and after the last.
+#: Bytes one multiprocessor reads from L2 per clock, flops it does per clock (mma.sync), clocks
+#: before the first step's data and after the last.
 _L2_BYTES, _FLOPS, _LATENCY, _STEP_LATENCY, _EXCHANGE = 30.0, 1900.0, 2500.0, 700.0, 1500.0
+
 
 def tiles(dtype: DType, tf32: bool = False, arch: int = 80) -> tuple[Tile, ...]:
     """tf32: also those that round elements of f32."""
     if dtype != DType.F32:
         return _TILES
-    return (*_TILES_F32, *(t for t in _TENSOR if tf32 or t.terms == 3), *(_GROUPED if arch == 90 else ()))
+    return (
+        *_TILES_F32,
+        *(t for t in _TENSOR if tf32 or t.terms == 3),
+        *(_GROUPED if arch == 90 else ()),
+    )
 
 
 def _registers(t: Tile, f32: bool) -> int:
     """Of a thread, so many that what it reads ahead and its sums fit."""
     if not f32:
         return 200 if t.bm * t.bn > 8192 else 110
-    return min(48 + 2 * t.bm, 255) if not t.terms else 64 + 2 * t.bm * t.bn // (t.threads // t.warps_k)
+    return (
+        min(48 + 2 * t.bm, 255) if not t.terms else 64 + 2 * t.bm * t.bn // (t.threads // t.warps_k)
+    )
 
 
 def held(t: Tile, f32: bool = True, turned: bool = False) -> int:
     """Blocks that a multiprocessor holds. turned: whether neighbours are rows of b."""
     if t.grouped:
         registers = 255 if t.bn == 128 else 168 if t.threads == 128 else 128
-        return min(227 * 1024 // (t.smem + turned * t.parts + 1024), 65536 // (t.threads * registers))
-    return max(1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t, f32))))
+        return min(
+            227 * 1024 // (t.smem + turned * t.parts + 1024), 65536 // (t.threads * registers)
+        )
+    return max(
+        1, min(200 * 1024 // t.smem, 1536 // t.threads, 65536 // (t.threads * _registers(t, f32)))
+    )
 
 
 def tile_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int) -> float:
-    """Clocks for the product of m x n of two-byte elements with `steps` stages of k: full waves over the chip, each bound by arithmetic, L2 or copy latency."""
+    """Clocks for the product of m x n of two-byte elements with `steps` stages of k: full waves
+    over the chip, each bound by arithmetic, L2 or copy latency.
+    """
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
     resident = max(1, min(held(t, f32=False), -(-blocks // sms)))
     waves = -(-blocks // (sms * resident))
     flops = 2.0 * t.bm * t.bn * 64
-    efficiency = 1.0 if t.bm * t.bn >= 16384 else 0.8 if t.bm * t.bn >= 8192 else 0.65 if t.bm * t.bn >= 4096 else 0.5
-    step = max(resident * flops / (_FLOPS * efficiency), resident * (t.bm + t.bn) * 128 / _L2_BYTES, _STEP_LATENCY / (t.stages - 1))
-    return waves * (-(-steps // t.split) * step + _LATENCY) + (_EXCHANGE if t.split > 1 else 0.0) + 0.01 * t.bm * t.bn
+    efficiency = (
+        1.0
+        if t.bm * t.bn >= 16384
+        else 0.8
+        if t.bm * t.bn >= 8192
+        else 0.65
+        if t.bm * t.bn >= 4096
+        else 0.5
+    )
+    step = max(
+        resident * flops / (_FLOPS * efficiency),
+        resident * (t.bm + t.bn) * 128 / _L2_BYTES,
+        _STEP_LATENCY / (t.stages - 1),
+    )
+    return (
+        waves * (-(-steps // t.split) * step + _LATENCY)
+        + (_EXCHANGE if t.split > 1 else 0.0)
+        + 0.01 * t.bm * t.bn
+    )
 
 
-def window_cost(t: Tile, m: int, n: int, steps: int, batch: int, sms: int, transposed: bool) -> float:
-    """As `tile_cost`, of windows of an image, fitted to those of few channels on an H200: their addresses, and where results of phases lie, take most of the time."""
+def window_cost(
+    t: Tile, m: int, n: int, steps: int, batch: int, sms: int, transposed: bool
+) -> float:
+    """As `tile_cost`, of windows of an image, fitted to those of few channels on an H200: their
+    addresses, and where results of phases lie, take most of the time.
+    """
     blocks = -(-m // t.bm) * -(-n // t.bn) * t.split * batch
     resident = max(1, min(held(t, f32=False), -(-blocks // sms)))
     copies = (t.bm + t.bn) * 8 / t.threads
     step = copies * (79.0 + 64.0 * resident) + 0.0173 * resident * t.bm * t.bn
     ends = 1430.0 + t.bm * t.bn * (0.31 + resident * (0.24 if transposed else 0.042))
-    return 170.0 + -(-blocks // (sms * resident)) * (ends + -(-steps // t.split) * step) + (2190.0 if t.split > 1 else 0.0)
+    return (
+        170.0
+        + -(-blocks // (sms * resident)) * (ends + -(-steps // t.split) * step)
+        + (2190.0 if t.split > 1 else 0.0)
+    )
 
 
 @dataclass(frozen=True)
 class Odd:
-    """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either operand; y: whether rows of y begin at multiples of 16 bytes;
-    pixels: whether rows of a are windows of an image, uneven: whose taps do not begin where stages do. whole: whether each copy has all of its elements or none;
-    each: elements of two bytes that a store has where rows of y begin and end at multiples of so many (8, 4, 2, 1)."""
+    """What makes a product cost more than its arithmetic. a, b: bytes of the copies of either
+    operand; y: whether rows of y begin at multiples of 16 bytes; pixels: whether rows of a are
+    windows of an image, uneven: whose taps do not begin where stages do. whole: whether each copy
+    has all of its elements or none; each: elements of two bytes that a store has where rows of y
+    begin and end at multiples of so many (8, 4, 2, 1)."""
 
     a: int
     b: int
@@ -165,18 +259,32 @@ class Odd:
 def _tensor_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
     """As `odd_cost`, of tiles of f32 on tensor cores."""
     steps = -(-k // (32 * t.split))
-    here, resident = -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)), held(t)
+    here, resident = (
+        -(-(-(-m // t.bm) * -(-n // t.bn) * t.split * batch) // clustered(sms, t.split)),
+        held(t),
+    )
     if t.split > 1 and here > resident:
         return inf  # k is divided where all blocks run at once
     arithmetic, latency, ends = _TENSOR[replace(t, split=1)]
     aligned = 8 * (t.bm + t.bn)
     more = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b) - aligned  # copies of less than 16 bytes
-    latency += (2.0 if t.terms == 1 else 1.0) * (36.0 * more + (18.0 * aligned if odd.pixels else 0.0)) / t.threads
+    latency += (
+        (2.0 if t.terms == 1 else 1.0)
+        * (36.0 * more + (18.0 * aligned if odd.pixels else 0.0))
+        / t.threads
+    )
     step = here * arithmetic * t.bm * t.bn + -(-here // resident) * latency
     if odd.uneven and t.bm == 64:
         step *= 1.2  # few threads for as many addresses
     memory, results = batch * (m * k + n * k + m * n) * 4, here * t.bm * min(t.bn, n)
-    return 3600.0 + steps * step + (4600.0 if t.split > 1 else 0.0) + 3.0e-4 * memory + 0.2 * results + ends * here
+    return (
+        3600.0
+        + steps * step
+        + (4600.0 if t.split > 1 else 0.0)
+        + 3.0e-4 * memory
+        + 0.2 * results
+        + ends * here
+    )
 
 
 @dataclass(frozen=True)
@@ -186,40 +294,66 @@ class _Read:
     gather: bool = False
 
 
-def grouped_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, odd: Odd, turned: tuple[bool, bool]) -> float:
-    """As `odd_cost`, of tiles whose products warpgroups make. turned: operands whose rows are neighbours."""
+def grouped_cost(
+    t: Tile, r: Request, m: int, n: int, k: int, batch: int, odd: Odd, turned: tuple[bool, bool]
+) -> float:
+    """As `odd_cost`, of tiles whose products warpgroups make. turned: operands whose rows are
+    neighbours.
+    """
     how = block_costs.Blocks(t.bm, t.bn, 32, t.split, held(t, turned=turned[1]))
     here: int = how.here(m, n, batch, r.sms)
     waves: int = -(-here // how.resident)
     if t.split > 4 or (t.split > 1 and waves > 1):
         return inf  # k is divided where all blocks run at once
     a, b, base = _Read(odd.a, turned[0]), _Read(odd.b, turned[1]), replace(t, split=1)
-    kind, (start, wave, step, late) = (_WINDOWS_COSTS, _GROUPED_WINDOWS[base]) if odd.pixels else (_GROUPED_COSTS, _GROUPED[base])
-    cost: float = block_costs.clocks(kind, (start, wave, step), how, m, n, k, batch, r.sms, a, b, odd.y, block_costs.dear(r))
+    kind, (start, wave, step, late) = (
+        (_WINDOWS_COSTS, _GROUPED_WINDOWS[base]) if odd.pixels else (_GROUPED_COSTS, _GROUPED[base])
+    )
+    cost: float = block_costs.clocks(
+        kind, (start, wave, step), how, m, n, k, batch, r.sms, a, b, odd.y, block_costs.dear(r)
+    )
     if odd.pixels:  # those of several windows come from memory once
         cost -= kind.memory * 4 * batch * m * k
     return cost + late * waves
 
 
 def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, odd: Odd) -> float:
-    """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies of two bytes go through registers."""
+    """As `tile_cost`, fitted to products of f32 and of rows that begin anywhere on an H200; copies
+    of two bytes go through registers.
+    """
     if t.terms:
         return _tensor_cost(t, m, n, k, batch, sms, odd)
     depth = 32 if f32 else 64
     steps = -(-k // (depth * t.split))
     blocks, chip = -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
     resident = held(t, f32)
-    # Blocks of one multiprocessor: where they come while those of the kernel before are there, these make them lie unevenly.
-    here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
+    # Blocks of one multiprocessor: where they come while those of the kernel before are there,
+    # these make them lie unevenly.
+    here = (
+        -(-2 * blocks // chip) - blocks // chip
+        if 2 * blocks <= chip * resident
+        else -(-blocks // chip)
+    )
     waves = -(-here // resident)
     memory = batch * (m * k + n * k + m * n) * (4 if f32 else 2)
     results = here * t.bm * min(t.bn, n)
     copies = 8 * (t.bm * 16 // odd.a + t.bn * 16 // odd.b)
     if f32:
         down, across = t.bm // (4 * t.warps_m), t.bn // (8 * t.warps_n)  # of a thread
-        latency = 1370.0 / (t.stages - 1) + 12.0 * -(-copies // t.threads) + (345.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
-        step = here * (t.bm * t.bn * (0.163 + 0.764 / down + 0.244 / across) + 0.041 * copies) + waves * latency
-        ends = waves * (130.0 + 97.0 * t.bm * t.bn / t.threads) + 0.23 * results + (0.0 if odd.y else 5.0 * here * t.bm)
+        latency = (
+            1370.0 / (t.stages - 1)
+            + 12.0 * -(-copies // t.threads)
+            + (345.0 if t.bm < 32 and t.warps_k == 8 else 0.0)
+        )
+        step = (
+            here * (t.bm * t.bn * (0.163 + 0.764 / down + 0.244 / across) + 0.041 * copies)
+            + waves * latency
+        )
+        ends = (
+            waves * (130.0 + 97.0 * t.bm * t.bn / t.threads)
+            + 0.23 * results
+            + (0.0 if odd.y else 5.0 * here * t.bm)
+        )
         if t.bm * t.bn == 32 * 32:
             step *= 0.95  # it gains most by reads ahead
         elif t.bm * t.bn == 128 * 128:
@@ -228,25 +362,70 @@ def odd_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, f32: bool, o
     if odd.whole and min(odd.a, odd.b) > 2:
         return _whole_cost(t, m, n, k, batch, sms, odd)
     slow = [rows * 8 // t.threads for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size == 2]
-    wide = sum(rows * (_WHOLE if odd.whole else _COPIES)[size] for rows, size in ((t.bm, odd.a), (t.bn, odd.b)) if size > 2)
+    wide = sum(
+        rows * (_WHOLE if odd.whole else _COPIES)[size]
+        for rows, size in ((t.bm, odd.a), (t.bn, odd.b))
+        if size > 2
+    )
     turns = 1 if sum(slow) <= 8 else sum(-(-count // 4) for count in slow)
-    latency = (649.0 * turns if slow else 456.0 / (t.stages - 1)) * (2.0 if t.threads < 128 else 1.0)  # two warps hide less of it
+    # two warps hide less of it
+    latency = (649.0 * turns if slow else 456.0 / (t.stages - 1)) * (
+        2.0 if t.threads < 128 else 1.0
+    )
     step = here * (0.042 * t.bm * t.bn + wide + 1.14 * t.threads * sum(slow)) + waves * latency
     ends = 0.08 * results + waves * 6.4 * t.bm * t.bn / t.threads
-    return 2500.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.5e-4 * memory + ends + waves * _anywhere(t, m, n, odd)
+    return (
+        2500.0
+        + steps * step
+        + (1820.0 if t.split > 1 else 0.0)
+        + 3.5e-4 * memory
+        + ends
+        + waves * _anywhere(t, m, n, odd)
+    )
 
 
 def _whole_cost(t: Tile, m: int, n: int, k: int, batch: int, sms: int, odd: Odd) -> float:
-    """As `odd_cost`, of products of two-byte elements that are copied in whole pieces of 4, 8 or 16 bytes."""
-    steps, blocks, chip = -(-k // (64 * t.split)), -(-m // t.bm) * -(-n // t.bn) * t.split * batch, clustered(sms, t.split)
+    """As `odd_cost`, of products of two-byte elements that are copied in whole pieces of 4, 8 or 16
+    bytes.
+    """
+    steps, blocks, chip = (
+        -(-k // (64 * t.split)),
+        -(-m // t.bm) * -(-n // t.bn) * t.split * batch,
+        clustered(sms, t.split),
+    )
     sums = t.bm * t.bn / t.threads
-    resident = 2 if sums == 64 and t.threads == 256 else max(1, min(227 * 1024 // (t.smem + 1024), 2048 // t.threads, int(65536 / (t.threads * (50 + 1.5 * sums)))))
-    here = -(-2 * blocks // chip) - blocks // chip if 2 * blocks <= chip * resident else -(-blocks // chip)
+    resident = (
+        2
+        if sums == 64 and t.threads == 256
+        else max(
+            1,
+            min(
+                227 * 1024 // (t.smem + 1024),
+                2048 // t.threads,
+                int(65536 / (t.threads * (50 + 1.5 * sums))),
+            ),
+        )
+    )
+    here = (
+        -(-2 * blocks // chip) - blocks // chip
+        if 2 * blocks <= chip * resident
+        else -(-blocks // chip)
+    )
     waves = -(-here // resident)
     latency = (473.0 / (t.stages - 1) + 108.0) * (2.0 if t.threads < 128 else 1.0)
-    step = here * (0.0286 * t.bm * t.bn + t.bm * _WHOLE[odd.a] + t.bn * _WHOLE[odd.b]) + waves * latency
+    step = (
+        here * (0.0286 * t.bm * t.bn + t.bm * _WHOLE[odd.a] + t.bn * _WHOLE[odd.b])
+        + waves * latency
+    )
     ends = 0.064 * here * t.bm * min(t.bn, n) + waves * 13.2 * sums
-    return 2510.0 + steps * step + (1820.0 if t.split > 1 else 0.0) + 3.4e-4 * batch * (m * k + n * k + m * n) * 2 + ends + waves * _anywhere(t, m, n, odd)
+    return (
+        2510.0
+        + steps * step
+        + (1820.0 if t.split > 1 else 0.0)
+        + 3.4e-4 * batch * (m * k + n * k + m * n) * 2
+        + ends
+        + waves * _anywhere(t, m, n, odd)
+    )
 
 
 def _anywhere(t: Tile, m: int, n: int, odd: Odd) -> float:
@@ -254,15 +433,37 @@ def _anywhere(t: Tile, m: int, n: int, odd: Odd) -> float:
     columns, words = min(n, t.bn), max(odd.each, 2)
     lanes = 8 if columns <= 8 * words else 16 if columns <= 16 * words else 32  # of a row of y
     turns = min(t.bm, m) * lanes / t.threads
-    return 0.0 if odd.y else 323.0 + 153.0 * turns if odd.each == 1 else 443.0 + 7.2 * turns * max(1.0, columns / words / 32)
+    return (
+        0.0
+        if odd.y
+        else 323.0 + 153.0 * turns
+        if odd.each == 1
+        else 443.0 + 7.2 * turns * max(1.0, columns / words / 32)
+    )
 
 
-def steps_cost(t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool) -> float:
-    """What `odd_cost` of f32 is for products of matrices of few steps, fitted apart; infinite of tiles that others replace there. a, b: how operands are read;
-    y: whether rows of y begin at multiples of 16 bytes."""
+def steps_cost(
+    t: Tile, r: Request, m: int, n: int, k: int, batch: int, a: Any, b: Any, y: bool
+) -> float:
+    """What `odd_cost` of f32 is for products of matrices of few steps, fitted apart; infinite of
+    tiles that others replace there. a, b: how operands are read; y: whether rows of y begin at
+    multiples of 16 bytes."""
     own = _STEPS.get(replace(t, split=1))
     how = block_costs.Blocks(t.bm, t.bn, 32, t.split, held(t))
     if own is None or (t.terms and t.split > 1 and how.here(m, n, batch, r.sms) > how.resident):
         return inf  # k is divided where all blocks run at once
-    cost: float = block_costs.clocks(_TENSOR_COSTS if t.terms else _SIMT_COSTS, own, how, m, n, k, batch, r.sms, a, b, y, block_costs.dear(r))
+    cost: float = block_costs.clocks(
+        _TENSOR_COSTS if t.terms else _SIMT_COSTS,
+        own,
+        how,
+        m,
+        n,
+        k,
+        batch,
+        r.sms,
+        a,
+        b,
+        y,
+        block_costs.dear(r),
+    )
     return cost

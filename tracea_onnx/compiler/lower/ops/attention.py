@@ -1,4 +1,6 @@
-"""Attention from strided operands: the head split, the transposes and the packed projections cost nothing."""
+"""Attention from strided operands: the head split, the transposes and the packed projections cost
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,14 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
         ref = rows.ref
         size, stride, offset = strides(layout, v.shape, heads, index)
         parts = int("".join(c for c in layout if c.isdigit()) or 1)
-        ctx.same(D.mul(D.product(list(size.values())), parts), v.elements, f"the elements of the heads of '{v.name}' and its own")
+        ctx.same(
+            D.mul(D.product(list(size.values())), parts),
+            v.elements,
+            f"the elements of the heads of '{v.name}' and its own",
+        )
         if layout[:2] in ("bs", "sb") and v.rank == 3 and rows.strides[2] == 1:
-            stride |= {c: rows.strides[k] for k, c in enumerate(layout[:2])}  # a slice of a wider projection is read in place
+            # a slice of a wider projection is read in place
+            stride |= {c: rows.strides[k] for k, c in enumerate(layout[:2])}
         else:
             ref = ctx.plain(v)
         ref = ref.at(D.mul(offset, v.dtype.size))
@@ -74,7 +81,16 @@ def heads_of(ctx: Lowering, v: Value, spec: Mapping[str, Any], heads: int) -> He
         moved.view = View(ref, tuple(stride[c] for c in "bhsd"))
         ref = ctx.plain(moved)
         stride = dict(zip("bhsd", contiguous(moved.shape), strict=True))
-    return Heads(ref, stride["b"], stride["s"], stride["h"], size["b"], size["s"], _static(size["h"], "head count"), _static(size["d"], "head size"))
+    return Heads(
+        ref,
+        stride["b"],
+        stride["s"],
+        stride["h"],
+        size["b"],
+        size["s"],
+        _static(size["h"], "head count"),
+        _static(size["d"], "head size"),
+    )
 
 
 def attention(ctx: Lowering, op: Op) -> None:
@@ -89,9 +105,19 @@ def attention(ctx: Lowering, op: Op) -> None:
     v = heads_of(ctx, ctx.value(op.role("v")), op.attr("v"), kv_heads)
     if factors := op.role("head_scale"):
         q = _times_factors(ctx, q, ctx.value(factors), source.dtype, op)
-    if (q.heads, k.heads, v.heads, q.dim) != (heads, kv_heads, kv_heads, k.dim) or kv_heads == 0 or heads % kv_heads:
-        raise Unsupported(f"attention heads do not agree: {q.heads}x{q.dim}, {k.heads}x{k.dim} and {v.heads}x{v.dim}")
-    for one, two, what in ((q.batch, k.batch, "batches"), (q.batch, v.batch, "batches"), (k.seq, v.seq, "numbers of keys and values")):
+    if (
+        (q.heads, k.heads, v.heads, q.dim) != (heads, kv_heads, kv_heads, k.dim)
+        or kv_heads == 0
+        or heads % kv_heads
+    ):
+        raise Unsupported(
+            f"attention heads do not agree: {q.heads}x{q.dim}, {k.heads}x{k.dim} and {v.heads}x{v.dim}"
+        )
+    for one, two, what in (
+        (q.batch, k.batch, "batches"),
+        (q.batch, v.batch, "batches"),
+        (k.seq, v.seq, "numbers of keys and values"),
+    ):
         ctx.same(one, two, f"the {what} of attention '{op.label}'")
     ints: dict[str, DimLike] = {
         "B": q.batch, "H": heads, "KVH": kv_heads, "S": q.seq, "T": k.seq, "D": q.dim, "DV": v.dim, "q_b": q.b, "q_s": q.s, "q_h": q.h,
@@ -113,16 +139,31 @@ def attention(ctx: Lowering, op: Op) -> None:
         operands["mask"] = view.ref
         ints |= {"m_b": m_b, "m_h": m_h, "m_q": m_q, "m_k": m_k, "mask_kind": kind}
         floats["fill"] = fill
-    layout = str(op.attr("out")["layout"]) if isinstance(op.attr("out"), Mapping) else str(op.attr("out") or "bhsd")
+    layout = (
+        str(op.attr("out")["layout"])
+        if isinstance(op.attr("out"), Mapping)
+        else str(op.attr("out") or "bhsd")
+    )
     merged = "b" not in layout  # its first axis holds the heads of every row of the batch
-    size: dict[str, DimLike] = {"b": q.batch, "h": D.mul(q.batch, heads) if merged else heads, "s": q.seq, "d": v.dim, "x": heads * v.dim}
+    size: dict[str, DimLike] = {
+        "b": q.batch,
+        "h": D.mul(q.batch, heads) if merged else heads,
+        "s": q.seq,
+        "d": v.dim,
+        "x": heads * v.dim,
+    }
     if layout not in LAYOUTS or not set(layout) <= set(size):
         raise Unsupported(f"attention output layout {layout}")
     out = ctx.define(op.outputs[0], source.dtype, tuple(size[c] for c in layout))
-    # Kernels write the elements of a head side by side; where they lie apart, the result is read as a view of those.
+    # Kernels write the elements of a head side by side; where they lie apart, the result is read as
+    # a view of those.
     turned = layout in ("bxs", "bhds", "hds")
     own = layout if not turned else "bhsd" if merged else "bshd"
-    made = ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own)) if turned else out
+    made = (
+        ctx.define(out.name + "\0rows", out.dtype, tuple({**size, "h": heads}[c] for c in own))
+        if turned
+        else out
+    )
     _, stride, _ = strides(own, made.shape, heads)
     if merged:
         stride["b"] = D.mul(stride["h"], heads)
@@ -154,8 +195,9 @@ _MASK_KINDS = {"none": 0, "add": 1, "bool": 2, "drop": 3}
 
 
 def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Value | None, float]:
-    """Kind, operand and fill of the mask. Two masks become one: additive ones are summed; a boolean one before or after an additive
-    one writes its fill into the sum, which is the same as masking the scores when the fill swallows them (-inf, or beyond any score)."""
+    """Kind, operand and fill of the mask. Two masks become one: additive ones are summed; a boolean
+    one before or after an additive one writes its fill into the sum, which is the same as masking
+    the scores when the fill swallows them (-inf, or beyond any score)."""
     first, second = op.role("mask"), op.role("mask1")
     kind = _MASK_KINDS.get(str(op.attr("mask_kind", "none")))
     if kind is None:
@@ -169,7 +211,8 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
     kind1 = _MASK_KINDS[str(op.attr("mask1_kind", "add"))]
     other = _arranged(ctx, _typed_mask(ctx, second, kind1, dtype, op, "mask1"), op, "mask1", batch)
     fill1 = float(op.attr("fill1", "-inf"))
-    # What the first mask adds to a score, then what both add; a fill is added where it swallows the score, as writing it would.
+    # What the first mask adds to a score, then what both add; a fill is added where it swallows the
+    # score, as writing it would.
     code: list[Instr] = []
 
     def emit(ins: Instr) -> int:
@@ -185,7 +228,11 @@ def _mask(ctx: Lowering, op: Op, dtype: DType, batch: DimLike) -> tuple[int, Val
             raise Unsupported(f"two masks, one of them writing {at:g}")
         kept = total if k else emit(Instr("const", (), 0.0))
         # A finite fill stays finite: a row that masks every key must not become NaN.
-        low = emit(Instr("const", (), max(at, -65504.0) if dtype == DType.F16 and math.isfinite(at) else at))
+        low = emit(
+            Instr(
+                "const", (), max(at, -65504.0) if dtype == DType.F16 and math.isfinite(at) else at
+            )
+        )
         total = emit(Instr("where", (k, kept, low) if which == 2 else (k, low, kept)))
     expr = Expr(2, tuple(code), total)
     name = f"{mask.name}\0{other.name}\0{expr.to_json()}"  # all layers may have the same two
@@ -202,7 +249,13 @@ def _typed_mask(ctx: Lowering, name: str, kind: int, dtype: DType, op: Op, role:
         raise Unsupported(f"a boolean mask of type {mask.dtype.name}")
     if kind == 1 and scale != 1.0:
         scaled = f"{name}\0times{scale!r}"
-        lower_expression(ctx, Expr(1, (Instr("const", (), scale), Instr("mul", (0, 1))), 2), [mask], scaled, dtype)
+        lower_expression(
+            ctx,
+            Expr(1, (Instr("const", (), scale), Instr("mul", (0, 1))), 2),
+            [mask],
+            scaled,
+            dtype,
+        )
         return ctx.value(scaled)
     return mask
 
@@ -215,7 +268,11 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
         if not heads:
             raise Unsupported("a mask over merged heads whose number is not known")
         ctx.multiple(mask.shape[0], heads, f"the first axis of mask '{mask.name}'")
-        out = ctx.define(f"{mask.name}\0heads", mask.dtype, (D.floordiv(mask.shape[0], heads), heads, *mask.shape[1:]))
+        out = ctx.define(
+            f"{mask.name}\0heads",
+            mask.dtype,
+            (D.floordiv(mask.shape[0], heads), heads, *mask.shape[1:]),
+        )
         out.view = View(view.ref, (D.mul(view.strides[0], heads), *view.strides))
         return out
     if not period:
@@ -223,7 +280,8 @@ def _arranged(ctx: Lowering, mask: Value, op: Op, role: str, batch: DimLike) -> 
     ctx.multiple(batch, period, f"the batch of attention '{op.label}', of {period} windows,")
     if mask.shape[-4] != period:
         raise Unsupported(f"a mask of {mask.shape[-4]} windows where {period} take turns")
-    shape = mask.shape[-4:]  # [windows, heads, queries, keys]: row b of the batch meets window b mod windows
+    # [windows, heads, queries, keys]: row b of the batch meets window b mod windows
+    shape = mask.shape[-4:]
     moved = ctx.define(f"{mask.name}\0windows", mask.dtype, (D.floordiv(batch, period), *shape))
     moved.view = View(view.ref, (0, *view.strides[-4:]))
     out = ctx.define(f"{mask.name}\0repeated", mask.dtype, (batch, *shape[1:]))
@@ -242,13 +300,22 @@ def _rows(ctx: Lowering, table: Value, pos: Value, name: str) -> Value:
         "gather",
         {"x": ctx.plain(table), "idx": ctx.plain(pos)},
         {"y": ctx.new_plain(out)},
-        {"elem": table.dtype.size, "outer": 1, "n": table.shape[0], "inner": table.shape[1], "count": pos.elements, "idx_dtype": int(pos.dtype)},
+        {
+            "elem": table.dtype.size,
+            "outer": 1,
+            "n": table.shape[0],
+            "inner": table.shape[1],
+            "count": pos.elements,
+            "idx_dtype": int(pos.dtype),
+        },
     )
     return out
 
 
 def _halves(ctx: Lowering, table: Value, half: int) -> Value:
-    """Rows (a0, b0, a1, b1, ...) as (a0, a1, ..., b0, b1, ...), the order the kernel reads full rows in."""
+    """Rows (a0, b0, a1, b1, ...) as (a0, a1, ..., b0, b1, ...), the order the kernel reads full
+    rows in.
+    """
     view = ctx.strided(table)
     moved = ctx.define(f"{table.name}\0halves", table.dtype, (*table.shape[:-1], 2, half))
     moved.view = View(view.ref, (*view.strides[:-1], view.strides[-1], D.mul(2, view.strides[-1])))
@@ -264,8 +331,13 @@ def rope(ctx: Lowering, op: Op) -> None:
     if x.rank != (3 if layout == "bsx" else 4):
         raise Unsupported(f"rotary embedding of a rank-{x.rank} tensor")
     cos, sin = ctx.value(op.role("cos")), ctx.value(op.role("sin"))
-    if x.rank == cos.rank == 4 and cos.shape[1] == cos.shape[2] == 1 and not isinstance(x.shape[1 if layout == "bhsd" else 2], int):
-        layout = "bshd" if layout == "bhsd" else "bhsd"  # a row of the tables serves both axes: the one of known size may be that of the heads
+    if (
+        x.rank == cos.rank == 4
+        and cos.shape[1] == cos.shape[2] == 1
+        and not isinstance(x.shape[1 if layout == "bhsd" else 2], int)
+    ):
+        # a row of the tables serves both axes: the one of known size may be that of the heads
+        layout = "bshd" if layout == "bhsd" else "bhsd"
     h = heads_of(ctx, x, {"layout": layout}, int(op.attr("num_heads", 0)))
     ctx.require(x, "rotary embedding")
     rot = int(op.attr("rot") or h.dim)
@@ -281,16 +353,28 @@ def rope(ctx: Lowering, op: Op) -> None:
     if full and op.attr("interleaved", 0):
         cos, sin = (_halves(ctx, t, rot // 2) for t in (cos, sin))
     head_axis = 1 if layout == "bhsd" else 2
-    aligned: Dims = (h.batch, 1, h.seq, cos.shape[-1]) if head_axis == 1 else (h.batch, h.seq, 1, cos.shape[-1])
+    aligned: Dims = (
+        (h.batch, 1, h.seq, cos.shape[-1]) if head_axis == 1 else (h.batch, h.seq, 1, cos.shape[-1])
+    )
     if cos.rank < 4:
         aligned = (h.batch, h.seq, cos.shape[-1])
     c, s = ctx.plain(cos), ctx.plain(sin)
     strides = broadcast_strides(ctx.plan, View(c, contiguous(cos.shape)), cos.shape, aligned)
-    c_b, c_s = (strides[0], strides[2 if head_axis == 1 else 1]) if cos.rank == 4 else (strides[0], strides[1])
+    c_b, c_s = (
+        (strides[0], strides[2 if head_axis == 1 else 1])
+        if cos.rank == 4
+        else (strides[0], strides[1])
+    )
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     dst = ctx.new_plain(out)
     st = contiguous(x.shape)
-    y_b, y_h, y_s = (st[0], h.dim, st[1]) if layout == "bsx" else (st[0], st[1], st[2]) if head_axis == 1 else (st[0], st[2], st[1])
+    y_b, y_h, y_s = (
+        (st[0], h.dim, st[1])
+        if layout == "bsx"
+        else (st[0], st[1], st[2])
+        if head_axis == 1
+        else (st[0], st[2], st[1])
+    )
     ctx.plan.launch(
         "rope",
         {"x": h.ref, "cos": c, "sin": s},
@@ -302,30 +386,64 @@ def rope(ctx: Lowering, op: Op) -> None:
 
 
 def rotary_embedding(ctx: Lowering, op: Op) -> None:
-    """RotaryEmbedding as one operator, of ONNX or of com.microsoft: [batch, heads, sequence, head size], or rank 3 with the heads side by side."""
+    """RotaryEmbedding as one operator, of ONNX or of com.microsoft: [batch, heads, sequence, head
+    size], or rank 3 with the heads side by side.
+    """
     if op.attr("is_packed_batching", 0) or op.attr("scale", 1.0) != 1.0:
         raise Unsupported("a RotaryEmbedding of packed batches or with a scale")
-    names = ("x", "cos", "sin", "pos") if op.kind == "RotaryEmbedding" else ("x", "pos", "cos", "sin")
+    names = (
+        ("x", "cos", "sin", "pos") if op.kind == "RotaryEmbedding" else ("x", "pos", "cos", "sin")
+    )
     roles = {r: n for r, n in zip(names, op.inputs, strict=False) if n}
     heads = int(op.attr("num_heads", 0))
     flat = ctx.value(roles["x"]).rank == 3
     if flat and not heads:
         raise Unsupported("a RotaryEmbedding of an unknown number of heads")
-    attrs = {"layout": "bsx" if flat else "bhsd", "interleaved": int(op.attr("interleaved", 0)), "rot": int(op.attr("rotary_embedding_dim", 0)), "num_heads": heads}
-    rope(ctx, Op(":rope", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+    attrs = {
+        "layout": "bsx" if flat else "bhsd",
+        "interleaved": int(op.attr("interleaved", 0)),
+        "rot": int(op.attr("rotary_embedding_dim", 0)),
+        "num_heads": heads,
+    }
+    rope(
+        ctx,
+        Op(
+            ":rope",
+            op.label,
+            tuple(roles.values()),
+            op.outputs,
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        ),
+    )
 
 
 def attention_operator(ctx: Lowering, op: Op) -> None:
-    """Attention as one operator of ONNX, which nothing around it fused with: [batch, heads, sequence, head size], or rank 3 with the heads side by side."""
-    if op.attr("softcap", 0.0) < 0 or op.attr("qk_matmul_output_mode", 0) or any(op.inputs[4:]) or any(op.outputs[1:]):
+    """Attention as one operator of ONNX, which nothing around it fused with: [batch, heads,
+    sequence, head size], or rank 3 with the heads side by side.
+    """
+    if (
+        op.attr("softcap", 0.0) < 0
+        or op.attr("qk_matmul_output_mode", 0)
+        or any(op.inputs[4:])
+        or any(op.outputs[1:])
+    ):
         raise Unsupported("an Attention with a negative softcap, a cache or further results")
     q, k = ctx.value(op.input(0)), ctx.value(op.input(1))
     flat = q.rank == 3
-    counts = {"num_heads": int(op.attr("q_num_heads", 0)), "kv_heads": int(op.attr("kv_num_heads", 0))}
+    counts = {
+        "num_heads": int(op.attr("q_num_heads", 0)),
+        "kv_heads": int(op.attr("kv_num_heads", 0)),
+    }
     if q.rank not in (3, 4) or k.rank != q.rank or (flat and min(counts.values()) < 1):
         raise Unsupported("an Attention of an unknown number of heads")
     roles = {"q": op.input(0), "k": op.input(1), "v": op.input(2)}
-    attrs: dict[str, Any] = {role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")}
+    attrs: dict[str, Any] = {
+        role: {"layout": "bsx" if flat else "bhsd"} for role in (*roles, "out")
+    }
     width = q.shape[-1]
     if not isinstance(width, int):
         raise Unsupported("attention with a symbolic head size")
@@ -338,11 +456,26 @@ def attention_operator(ctx: Lowering, op: Op) -> None:
     }  # fmt: skip
     if op.input(3):
         mask, keys = ctx.value(op.input(3)), k.shape[1 if flat else 2]
-        if not mask.rank or (op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys)):
+        if not mask.rank or (
+            op.opset >= 24 and not (mask.shape[-1] == 1 or mask.shape[-1] == keys)
+        ):
             raise Unsupported("a mask that may be shorter than the keys")
         roles["mask"] = op.input(3)
         attrs |= {"mask_kind": "bool" if mask.dtype == DType.BOOL else "add", "fill": "-inf"}
-    attention(ctx, Op(":attention", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+    attention(
+        ctx,
+        Op(
+            ":attention",
+            op.label,
+            tuple(roles.values()),
+            op.outputs,
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        ),
+    )
 
 
 OPS = {

@@ -1,4 +1,6 @@
-"""Operators of com.microsoft that ONNX Runtime's transformer optimizer leaves behind: embeddings with their norm, attention with its projections."""
+"""Operators of com.microsoft that ONNX Runtime's transformer optimizer leaves behind: embeddings
+with their norm, attention with its projections.
+"""
 
 from __future__ import annotations
 
@@ -31,34 +33,67 @@ def _counted(ctx: Lowering, name: str, n: DimLike) -> Value:
 
 
 def embedding(ctx: Lowering, op: Op) -> None:
-    """EmbedLayerNormalization: norm(word[ids] + position[0, 1, ...] + segment[segments]); the number of valid tokens of each row; the sum."""
-    ids, segments, word, position, segment, gamma, beta, mask, places = (op.input(k) for k in range(9))
+    """EmbedLayerNormalization: norm(word[ids] + position[0, 1, ...] + segment[segments]); the
+    number of valid tokens of each row; the sum.
+    """
+    ids, segments, word, position, segment, gamma, beta, mask, places = (
+        op.input(k) for k in range(9)
+    )
     first = f"{op.outputs[0]}\0word"
     gather(ctx, Op("Gather", op.label, (word, ids), (first,), {"axis": 0}, op.nodes))
     x = ctx.value(first)
     if segments:
         second, both = f"{first}\0segment", f"{first}\0both"
         gather(ctx, Op("Gather", op.label, (segment, segments), (second,), {"axis": 0}, op.nodes))
-        lower_expression(ctx, Expr(2, (Instr("add", (0, 1)),), 2), [x, ctx.value(second)], both, x.dtype)
+        lower_expression(
+            ctx, Expr(2, (Instr("add", (0, 1)),), 2), [x, ctx.value(second)], both, x.dtype
+        )
         x = ctx.value(both)
     at = places or _counted(ctx, f"{first}\0places", x.shape[1]).name
     placed = f"{first}\0placed"
     gather(ctx, Op("Gather", op.label, (position, at), (placed,), {"axis": 0}, op.nodes))
-    roles = {r: n for r, n in (("x", x.name), ("res", placed), ("gamma", gamma), ("beta", beta)) if n}
+    roles = {
+        r: n for r, n in (("x", x.name), ("res", placed), ("gamma", gamma), ("beta", beta)) if n
+    }
     attrs = {"axis": -1, "eps": float(op.attr("epsilon", 1e-12))}
     outputs = (op.outputs[0], *(o for o in op.outputs[2:3] if o))
-    layernorm(ctx, Op(":layernorm", op.label, tuple(roles.values()), outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+    layernorm(
+        ctx,
+        Op(
+            ":layernorm",
+            op.label,
+            tuple(roles.values()),
+            outputs,
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        ),
+    )
     if len(op.outputs) > 1 and op.outputs[1]:
         if not mask:
-            raise Unsupported("an EmbedLayerNormalization that counts the tokens of a mask it does not have")
+            raise Unsupported(
+                "an EmbedLayerNormalization that counts the tokens of a mask it does not have"
+            )
         m = ctx.value(mask)
         out = ctx.define(op.outputs[1], m.dtype, m.shape[:1])
-        ints: dict[str, DimLike] = {"kind": 0, "outer": m.shape[0], "n": m.shape[1], "inner": 1, "dtype": int(m.dtype)}
-        ctx.plan.launch("reduce", {"x": ctx.plain(m)}, {"y": ctx.new_plain(out)}, ints, dtype=DType.F32)
+        ints: dict[str, DimLike] = {
+            "kind": 0,
+            "outer": m.shape[0],
+            "n": m.shape[1],
+            "inner": 1,
+            "dtype": int(m.dtype),
+        }
+        ctx.plan.launch(
+            "reduce", {"x": ctx.plain(m)}, {"y": ctx.new_plain(out)}, ints, dtype=DType.F32
+        )
 
 
 def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtype: DType) -> str:
-    """What a mask of keys (1: seen) [batch, keys] or [batch, queries, keys], or of how many keys of each row are valid [batch], adds to scores."""
+    """What a mask of keys (1: seen) [batch, keys] or [batch, queries, keys], or of how many keys of
+    each row are valid [batch], adds to scores.
+    """
     mask, fill = ctx.value(name), float(op.attr("mask_filter_value", -10000.0))
     low = max(fill, -65504.0) if dtype == DType.F16 and math.isfinite(fill) else fill
     made = f"{name}\0hides{low!r}\0{dtype.name}"
@@ -76,52 +111,102 @@ def _hidden(ctx: Lowering, op: Op, name: str, rows: DimLike, keys: DimLike, dtyp
     seen.view = View(view.ref, strides)
     constants = (Instr("const", (), 0.0), Instr("const", (), low))
     if mask.rank == 1:
-        ctx.same(mask.shape[0], rows, f"the lengths in the mask of {op.kind} and the rows")  # ONNX Runtime also takes begins and ends in one
-        lower_expression(ctx, Expr(2, (*constants, Instr("lt", (0, 1)), Instr("where", (4, 2, 3))), 5), [_counted(ctx, f"{made}\0at", keys), seen], made, dtype)
+        # ONNX Runtime also takes begins and ends in one
+        ctx.same(mask.shape[0], rows, f"the lengths in the mask of {op.kind} and the rows")
+        lower_expression(
+            ctx,
+            Expr(2, (*constants, Instr("lt", (0, 1)), Instr("where", (4, 2, 3))), 5),
+            [_counted(ctx, f"{made}\0at", keys), seen],
+            made,
+            dtype,
+        )
     else:
-        lower_expression(ctx, Expr(1, (*constants, Instr("where", (0, 1, 2))), 3), [seen], made, dtype)
+        lower_expression(
+            ctx, Expr(1, (*constants, Instr("where", (0, 1, 2))), 3), [seen], made, dtype
+        )
     return made
 
 
 def attention(ctx: Lowering, op: Op) -> None:
-    """Attention of com.microsoft: softmax(q k^T * scale + mask) v of the heads of (q, k, v) = x w + b, side by side again."""
+    """Attention of com.microsoft: softmax(q k^T * scale + mask) v of the heads of (q, k, v) = x w +
+    b, side by side again.
+    """
     x, w, heads = ctx.value(op.input(0)), ctx.value(op.input(1)), int(op.attr("num_heads", 0))
-    more = [what for k, what in ((4, "a cache"), (6, "a cache")) if op.input(k)] + ["a cache as output"] * any(op.outputs[1:])
+    more = [what for k, what in ((4, "a cache"), (6, "a cache")) if op.input(k)] + [
+        "a cache as output"
+    ] * any(op.outputs[1:])
     more += [a for a in ("do_rotary", "qkv_hidden_sizes") if op.attr(a)]
     width = w.shape[-1]
     if more or not isinstance(width, int) or not heads or width % (3 * heads):
         raise Unsupported(f"{op.kind} with {' and '.join(more) or 'projections of unknown widths'}")
     if op.input(3) and op.input(5):
         raise Unsupported(f"{op.kind} with a mask and a bias of the scores")
-    qkv = product(ctx, x, w, ctx.value(op.input(2)) if op.input(2) else None, False, f"{op.outputs[0]}\0qkv")
+    qkv = product(
+        ctx, x, w, ctx.value(op.input(2)) if op.input(2) else None, False, f"{op.outputs[0]}\0qkv"
+    )
     view, size = ctx.strided(qkv), width // 3
     roles: dict[str, str] = {}
     for k, role in enumerate("qkv"):
         part = ctx.define(f"{qkv.name}\0{role}", x.dtype, (*x.shape[:-1], size))
         part.view = View(view.ref.at(k * size * x.dtype.size), view.strides)
         roles[role] = part.name
-    mask = op.input(5) or (_hidden(ctx, op, op.input(3), x.shape[0], x.shape[1], x.dtype) if op.input(3) else "")
+    mask = op.input(5) or (
+        _hidden(ctx, op, op.input(3), x.shape[0], x.shape[1], x.dtype) if op.input(3) else ""
+    )
     _attend(ctx, op, roles, dict.fromkeys("qkv", "bsx"), heads, size // heads, mask)
 
 
-def _attend(ctx: Lowering, op: Op, roles: Mapping[str, str], layouts: Mapping[str, str], heads: int, size: int, mask: str) -> None:
+def _attend(
+    ctx: Lowering,
+    op: Op,
+    roles: Mapping[str, str],
+    layouts: Mapping[str, str],
+    heads: int,
+    size: int,
+    mask: str,
+) -> None:
     """mask: what is added to scores. The result has its heads side by side."""
     roles = {**roles, **({"mask": mask} if mask else {})}
-    attrs: dict[str, Any] = {role: {"layout": layout} for role, layout in {**layouts, "out": "bsx"}.items()}
-    attrs |= {"num_heads": heads, "kv_heads": heads, "scale": float(op.attr("scale") or size**-0.5), "causal": bool(op.attr("unidirectional", 0))}
+    attrs: dict[str, Any] = {
+        role: {"layout": layout} for role, layout in {**layouts, "out": "bsx"}.items()
+    }
+    attrs |= {
+        "num_heads": heads,
+        "kv_heads": heads,
+        "scale": float(op.attr("scale") or size**-0.5),
+        "causal": bool(op.attr("unidirectional", 0)),
+    }
     attrs |= {"mask_kind": "add"} if mask else {}
-    attention_of(ctx, Op(":attention", op.label, tuple(roles.values()), op.outputs[:1], attrs, op.nodes, tuple(roles), op.opset, roles))
+    attention_of(
+        ctx,
+        Op(
+            ":attention",
+            op.label,
+            tuple(roles.values()),
+            op.outputs[:1],
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        ),
+    )
 
 
 def multi_head(ctx: Lowering, op: Op) -> None:
-    """MultiHeadAttention of com.microsoft with what the fusion rule leaves: biases of the projections, masks of keys, packed keys and values."""
+    """MultiHeadAttention of com.microsoft with what the fusion rule leaves: biases of the
+    projections, masks of keys, packed keys and values.
+    """
     heads = int(op.attr("num_heads", 0))
     if any(op.inputs[6:]) or any(op.outputs[1:]) or (op.input(4) and op.input(5)):
         raise Unsupported(f"{op.kind} with a cache, or with a mask and a bias of the scores")
     parts: list[Value] = []
     for v in (ctx.value(n) for n in op.inputs[:3] if n):
         parts += _unpacked(ctx, op, v, "qkv"[len(parts) :]) if v.rank == 5 else [v]
-    layouts = [{3: "bsx", 4: "bshd" if v.name.startswith(f"{op.outputs[0]}\0") else "bhsd"}.get(v.rank, "") for v in parts]
+    layouts = [
+        {3: "bsx", 4: "bshd" if v.name.startswith(f"{op.outputs[0]}\0") else "bhsd"}.get(v.rank, "")
+        for v in parts
+    ]
     width = parts[0].shape[-1] if parts else 0
     if len(parts) != 3 or not all(layouts) or not heads or not isinstance(width, int):
         raise Unsupported(f"{op.kind} of projections of unknown form")
@@ -130,19 +215,34 @@ def multi_head(ctx: Lowering, op: Op) -> None:
             raise Unsupported(f"{op.kind} with biases of projections whose heads are apart")
         parts = _biased(ctx, op, parts, ctx.value(op.input(3)))
     q, keys = parts[0], parts[1].shape[2 if layouts[1] == "bhsd" else 1]
-    mask = op.input(5) or (_hidden(ctx, op, op.input(4), q.shape[0], keys, q.dtype) if op.input(4) else "")
+    mask = op.input(5) or (
+        _hidden(ctx, op, op.input(4), q.shape[0], keys, q.dtype) if op.input(4) else ""
+    )
     roles = {r: v.name for r, v in zip("qkv", parts, strict=True)}
-    _attend(ctx, op, roles, dict(zip("qkv", layouts, strict=True)), heads, width // heads if q.rank == 3 else width, mask)
+    _attend(
+        ctx,
+        op,
+        roles,
+        dict(zip("qkv", layouts, strict=True)),
+        heads,
+        width // heads if q.rank == 3 else width,
+        mask,
+    )
 
 
 def _unpacked(ctx: Lowering, op: Op, x: Value, roles: str) -> list[Value]:
     """[batch, sequence, heads, len(roles), head size]: its parts, as views."""
     if x.shape[3] != len(roles):
-        raise Unsupported(f"{op.kind} of {x.shape[3]} packed projections where {len(roles)} are missing")
+        raise Unsupported(
+            f"{op.kind} of {x.shape[3]} packed projections where {len(roles)} are missing"
+        )
     view, made = ctx.strided(x), []
     for k, role in enumerate(roles):
         part = ctx.define(f"{op.outputs[0]}\0{role}", x.dtype, (*x.shape[:3], x.shape[4]))
-        part.view = View(view.ref.at(D.mul(k * x.dtype.size, view.strides[3])), (*view.strides[:3], view.strides[4]))
+        part.view = View(
+            view.ref.at(D.mul(k * x.dtype.size, view.strides[3])),
+            (*view.strides[:3], view.strides[4]),
+        )
         made.append(part)
     return made
 
@@ -151,7 +251,11 @@ def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[
     view, at = ctx.strided(bias), 0
     if bias.rank != 1:
         raise Unsupported(f"{op.kind} with a bias of rank {bias.rank}")
-    ctx.same(bias.shape[0], sum((v.shape[-1] for v in parts), start=0), f"the biases and the columns of {op.kind} '{op.label}'")
+    ctx.same(
+        bias.shape[0],
+        sum((v.shape[-1] for v in parts), start=0),
+        f"the biases and the columns of {op.kind} '{op.label}'",
+    )
     made = []
     for role, v in zip("qkv", parts, strict=True):
         width = v.shape[-1]
@@ -160,9 +264,15 @@ def _biased(ctx: Lowering, op: Op, parts: Sequence[Value], bias: Value) -> list[
         own = ctx.define(f"{op.outputs[0]}\0bias {role}", bias.dtype, (width,))
         own.view = View(view.ref.at(at * bias.dtype.size), view.strides)
         at += width
-        lower_expression(ctx, Expr(2, (Instr("add", (0, 1)),), 2), [v, own], f"{op.outputs[0]}\0{role}", v.dtype)
+        lower_expression(
+            ctx, Expr(2, (Instr("add", (0, 1)),), 2), [v, own], f"{op.outputs[0]}\0{role}", v.dtype
+        )
         made.append(ctx.value(f"{op.outputs[0]}\0{role}"))
     return made
 
 
-OPS = {"com.microsoft.Attention": attention, "com.microsoft.EmbedLayerNormalization": embedding, "com.microsoft.MultiHeadAttention": multi_head}
+OPS = {
+    "com.microsoft.Attention": attention,
+    "com.microsoft.EmbedLayerNormalization": embedding,
+    "com.microsoft.MultiHeadAttention": multi_head,
+}

@@ -21,7 +21,8 @@ from tracea_onnx.ir.expr import Expr, Instr
 from tracea_onnx.ir.graph import Graph
 from tracea_onnx.plan.builder import Ref
 
-#: Up to how many times its pixels an image may have with the zeros that a dilated convolution reads around it; sizes of images and lines not known before a run.
+#: Up to how many times its pixels an image may have with the zeros that a dilated convolution reads
+#: around it; sizes of images and lines not known before a run.
 _MOST_PADDED, _USUAL_SIDE, _USUAL_LINE = 2.5, 32, 1024
 
 
@@ -32,28 +33,42 @@ def _roles(op: Op) -> Mapping[str, str]:
 
 
 def needed_border(op: Op, graph: Graph) -> tuple[str, Border] | None:
-    """The input a convolution reads with a zero border, and that border, as far as attributes tell (a hint, not a promise)."""
+    """The input a convolution reads with a zero border, and that border, as far as attributes tell
+    (a hint, not a promise).
+    """
     roles = _roles(op)
     shape = graph.shape(roles.get("w", ""))
     if shape is None or len(shape) not in (3, 4) or any(not isinstance(d, int) for d in shape):
         return None
     kernel = [int(d) for d in shape[2:] if isinstance(d, int)]
     x = graph.shape(roles["x"])
-    dims: list[DimLike] = [d if isinstance(d, int) else D.symbol("?") for d in (x or ())[2:]] or [D.symbol("?")] * len(kernel)
+    dims: list[DimLike] = [d if isinstance(d, int) else D.symbol("?") for d in (x or ())[2:]] or [
+        D.symbol("?")
+    ] * len(kernel)
     strides = [int(s) for s in op.attr("strides") or [1] * len(kernel)]
     dilations = [int(s) for s in op.attr("dilations") or [1] * len(kernel)]
     try:
         t, left, b, r = resolve_pads(op, dims, kernel, strides, dilations)
     except Unsupported:
         return None
-    if kernel == [3, 3] and strides == [1, 1] and dilations == [1, 1] and int(op.attr("group", 1)) == 1:
+    if (
+        kernel == [3, 3]
+        and strides == [1, 1]
+        and dilations == [1, 1]
+        and int(op.attr("group", 1)) == 1
+    ):
         b, r = b + 1, r + 1  # Winograd tiles may read one row and column further
     return roles["x"], (t, left, b, r)
 
 
 def _padded(h: DimLike, w: DimLike, border: Border) -> float:
-    """How many times its pixels an image has with the border around it; unknown sizes are taken to be usual ones."""
-    high, wide = (d if isinstance(d, int) and d > 0 else _USUAL_LINE if h == 1 else _USUAL_SIDE for d in (h, w))
+    """How many times its pixels an image has with the border around it; unknown sizes are taken to
+    be usual ones.
+    """
+    high, wide = (
+        d if isinstance(d, int) and d > 0 else _USUAL_LINE if h == 1 else _USUAL_SIDE
+        for d in (h, w)
+    )
     return (high + border[0] + border[2]) * (wide + border[1] + border[3]) / (high * wide)
 
 
@@ -66,7 +81,9 @@ def _groups(op: Op) -> int:
 
 
 def _as_many_channels(ctx: Lowering, x: Value, channels: int) -> None:
-    """Where only a run says how many channels an image has, there must be as many as the weight reads."""
+    """Where only a run says how many channels an image has, there must be as many as the weight
+    reads.
+    """
     if not isinstance(x.shape[1], int) and ctx.plan.require(x.shape[1], channels):
         x.shape = (x.shape[0], channels, *x.shape[2:])
 
@@ -103,21 +120,45 @@ def conv(ctx: Lowering, op: Op) -> None:
     ow = D.floordiv(wd + (pads[1] + pads[3] - dw * (kw - 1) - 1), sw) + 1
     if any(isinstance(d, int) and d <= 0 for d in (oh, ow)):
         raise Unsupported("a convolution with an empty output")
-    out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)  # a line under a 2-d weight is an image of height 1, and so is its result
+    # a line under a 2-d weight is an image of height 1, and so is its result
+    out_shape: Dims = (n, oc, oh, ow) if x.rank == 4 else (n, oc, ow)
     depthwise = g == ic > 1 and (oc == ic or ctx.target.any_depthwise)
-    wino = ctx.target.winograd and kh == kw == 3 and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1) and ic >= 16 and oc >= 16 and spatial == 2
-    border = (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
+    wino = (
+        ctx.target.winograd
+        and kh == kw == 3
+        and (sh, sw, dh, dw, g) == (1, 1, 1, 1, 1)
+        and ic >= 16
+        and oc >= 16
+        and spatial == 2
+    )
+    border = (
+        (pads[0], pads[1], pads[2] + wino, pads[3] + wino) if ctx.target.border else (0, 0, 0, 0)
+    )
     if max(dh, dw) > 1 and _padded(h, wd, border) > _MOST_PADDED:
-        raise Unsupported(f"taps {max(dh, dw)} apart would mostly meet the zeros around the image, and ONNX Runtime passes over these")
+        raise Unsupported(
+            f"taps {max(dh, dw)} apart would mostly meet the zeros around the image, and ONNX Runtime passes over these"
+        )
     planes: DimLike = 0
-    planar = ic <= ctx.target.planar and g == 1 and x.nhwc is None and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic]))
-    patches = blocks is None and ctx.target.few_launches and x.view is not None and _patches(x, kernel, (sh, sw), (dh, dw), pads, g)
+    planar = (
+        ic <= ctx.target.planar
+        and g == 1
+        and x.nhwc is None
+        and _in_planes(x, (kh, kw), (sh, sw), (dh, dw), D.product([n, oh, ow, oc, ic]))
+    )
+    patches = (
+        blocks is None
+        and ctx.target.few_launches
+        and x.view is not None
+        and _patches(x, kernel, (sh, sw), (dh, dw), pads, g)
+    )
     if patches and not (planar and x.dtype.size == 4 and ic * kh * kw <= _SHORT):
         src = _matrix(ctx, x, oh, ow, kh, kw)  # every input is read once: a product of rows
         ic, h, wd, kh, kw, sh, sw = ic * kh * kw, oh, ow, 1, 1, 1, 1
     elif planar:
         view = ctx.strided(x)
-        s_n, planes, s_h, s_w = view.strides if x.rank == 4 else (*view.strides[:2], 0, view.strides[2])
+        s_n, planes, s_h, s_w = (
+            view.strides if x.rank == 4 else (*view.strides[:2], 0, view.strides[2])
+        )
         src = Nhwc(view.ref, s_w, s_h, s_n, (0, 0, 0, 0))
     else:
         src = ctx.nhwc(x, border, stem=ic <= 4 and g == 1)
@@ -128,39 +169,83 @@ def conv(ctx: Lowering, op: Op) -> None:
         family, packing, params = "conv2d_wino", "pack_conv2d_wino", {"OC": oc, "IC": ic}
     else:
         pitch = int(src.cs) if isinstance(src.cs, int) else 0
-        family, packing, params = "conv2d", "pack_conv2d", {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch}
+        family, packing, params = (
+            "conv2d",
+            "pack_conv2d",
+            {"OC": oc, "IC": ic, "KH": kh, "KW": kw, "G": g, "x_cs": pitch},
+        )
     packed = ctx.packed(packing, {"w": ctx.plain(w), "scale": after.scale}, params, dtype=x.dtype)
     ints: dict[str, DimLike] = {
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, **({"x_c": planes} if planes != 0 else {}),
     }  # fmt: skip
-    _launch(ctx, op, after, x.dtype, family, src, packed, _bias(ctx, roles, after, oc), ints, out_shape)
+    _launch(
+        ctx, op, after, x.dtype, family, src, packed, _bias(ctx, roles, after, oc), ints, out_shape
+    )
 
 
-#: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel together.
+#: Multiply-adds for which tensor cores are worth a launch that brings the channels of a pixel
+#: together.
 _LITTLE = 1 << 25
 #: Terms of windows side by side for which FFMA is done before a launch has made rows of them.
 _SHORT = 64
 
 
-def _in_planes(x: Value, kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int], each: DimLike) -> bool:
-    """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small windows on tensor cores in 16-bit types, by FFMA those in f32,
-    lines and what is little work. each: multiply-adds of one tap."""
-    if x.dtype.size == 2 and x.rank == 4 and max(kernel) <= 8 and max(strides) <= 4 and dilations == (1, 1):
+def _in_planes(
+    x: Value,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    each: DimLike,
+) -> bool:
+    """Whether a convolution reads an image of `Target.planar` channels in any order of axes: small
+    windows on tensor cores in 16-bit types, by FFMA those in f32, lines and what is little work.
+    each: multiply-adds of one tap."""
+    if (
+        x.dtype.size == 2
+        and x.rank == 4
+        and max(kernel) <= 8
+        and max(strides) <= 4
+        and dilations == (1, 1)
+    ):
         return True
     taps, channels = math.prod(kernel), x.shape[1]
     wide = max((k - 1) * d for k, d in zip(kernel, dilations, strict=True))
-    little = x.dtype.size == 4 or kernel[0] == 1 or (isinstance(each, int) and each * taps <= _LITTLE)
-    return little and isinstance(channels, int) and taps * channels <= 400 and wide <= (31 if kernel[0] == 1 else 15) and max(strides) <= (8 if kernel[0] == 1 else 4)
+    little = (
+        x.dtype.size == 4 or kernel[0] == 1 or (isinstance(each, int) and each * taps <= _LITTLE)
+    )
+    return (
+        little
+        and isinstance(channels, int)
+        and taps * channels <= 400
+        and wide <= (31 if kernel[0] == 1 else 15)
+        and max(strides) <= (8 if kernel[0] == 1 else 4)
+    )
 
 
-def _patches(x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Border, groups: int) -> bool:
+def _patches(
+    x: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Border,
+    groups: int,
+) -> bool:
     """Whether the windows of a convolution tile the image."""
-    return x.rank == 4 and list(kernel) == list(strides) and math.prod(kernel) > 1 and set(dilations) == {1} and not any(pads) and groups == 1
+    return (
+        x.rank == 4
+        and list(kernel) == list(strides)
+        and math.prod(kernel) > 1
+        and set(dilations) == {1}
+        and not any(pads)
+        and groups == 1
+    )
 
 
 def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int) -> Nhwc:
-    """The windows of size kh x kw of an image as pixels of c * kh * kw channels, in the order of a convolution's weights."""
+    """The windows of size kh x kw of an image as pixels of c * kh * kw channels, in the order of a
+    convolution's weights.
+    """
     n, c, _, _ = x.image()
     view = ctx.strided(x)
     s_n, s_c, s_h, s_w = view.strides
@@ -168,7 +253,13 @@ def _matrix(ctx: Lowering, x: Value, oh: DimLike, ow: DimLike, kh: int, kw: int)
         raise Unsupported(f"'{x.name}' has a symbolic channel count")
     to = ctx.images(x.dtype, n, c * kh * kw, oh, ow)
     source = View(view.ref, (s_n, D.mul(s_h, kh), D.mul(s_w, kw), s_c, s_h, s_w))
-    ctx.copy(source, View(to.ref, (to.ns, to.rs, to.cs, kh * kw, kw, 1)), (n, oh, ow, c, kh, kw), x.dtype, whole=False)
+    ctx.copy(
+        source,
+        View(to.ref, (to.ns, to.rs, to.cs, kh * kw, kw, 1)),
+        (n, oh, ow, c, kh, kw),
+        x.dtype,
+        whole=False,
+    )
     return to
 
 
@@ -184,13 +275,18 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
     n, ic, h, wd = x.image()
     if not isinstance(ic, int) or ic != w.shape[0] or ic % g:
         raise Unsupported(f"channels do not agree: input {ic}, weight {w.shape[0]}")
-    if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in ("NOTSET", "VALID"):
+    if op.attr("output_shape") or (op.attr("auto_pad", "NOTSET") or "NOTSET") not in (
+        "NOTSET",
+        "VALID",
+    ):
         raise Unsupported("ConvTranspose with output_shape or auto_pad")
     sh, sw = pair(op.attr("strides"), 1, spatial)
     dh, dw = pair(op.attr("dilations"), 1, spatial)
     extra = [int(e) for e in op.attr("output_padding") or [0] * spatial]
     eh, ew = (extra[0], extra[1]) if spatial == 2 else (0, extra[0])
-    pads = resolve_pads(op, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial)
+    pads = resolve_pads(
+        op, (h, wd) if spatial == 2 else (wd,), kernel, [1] * spatial, [1] * spatial
+    )
     kh, kw = (kernel[0], kernel[1]) if spatial == 2 else (1, kernel[0])
     oh = D.mul(h - 1, sh) + (eh + dh * (kh - 1) + 1 - pads[0] - pads[2])
     ow = D.mul(wd - 1, sw) + (ew + dw * (kw - 1) + 1 - pads[1] - pads[3])
@@ -208,7 +304,18 @@ def conv_transpose(ctx: Lowering, op: Op) -> None:
         "N": n, "IC": ic, "IH": h, "IW": wd, "OC": oc, "OH": oh, "OW": ow, "KH": kh, "KW": kw, "SH": sh, "SW": sw, "DH": dh, "DW": dw,
         "PT": pads[0], "PL": pads[1], "G": g, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns,
     }  # fmt: skip
-    _launch(ctx, op, after, x.dtype, "deconv2d_dw" if depthwise else "deconv2d", src, packed, _bias(ctx, roles, after, oc), ints, shape)
+    _launch(
+        ctx,
+        op,
+        after,
+        x.dtype,
+        "deconv2d_dw" if depthwise else "deconv2d",
+        src,
+        packed,
+        _bias(ctx, roles, after, oc),
+        ints,
+        shape,
+    )
 
 
 def _check(ctx: Lowering, x: Value, w: Value) -> None:
@@ -226,7 +333,9 @@ def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int)
     if b is not None and not b.is_constant:
         raise Unsupported("a convolution whose bias is computed at run time")
     if b is not None and b.elements != channels:
-        raise Unsupported(f"a convolution to {channels} channels with a bias of shape {list(b.shape)}")
+        raise Unsupported(
+            f"a convolution to {channels} channels with a bias of shape {list(b.shape)}"
+        )
     return ctx.packed(
         "pack_bias",
         {"b": ctx.plain(b) if b is not None else None, "scale": after.scale, "shift": after.shift},
@@ -235,7 +344,18 @@ def _bias(ctx: Lowering, roles: Mapping[str, str], after: Scaled, channels: int)
     )
 
 
-def _launch(ctx: Lowering, op: Op, after: Scaled, dtype: DType, family: str, src: Nhwc, packed: Ref, bias: Ref, ints: dict[str, DimLike], shape: Dims) -> None:
+def _launch(
+    ctx: Lowering,
+    op: Op,
+    after: Scaled,
+    dtype: DType,
+    family: str,
+    src: Nhwc,
+    packed: Ref,
+    bias: Ref,
+    ints: dict[str, DimLike],
+    shape: Dims,
+) -> None:
     expr, extras = after.expr, after.extras
     epi = plan_epilogue(ctx, expr, extras, dtype, shape, 1)
     name = op.outputs[0]
@@ -257,11 +377,24 @@ def _launch(ctx: Lowering, op: Op, after: Scaled, dtype: DType, family: str, src
             if stored:
                 ints |= {"r_cs": stored[0].cs, "r_rs": stored[0].rs, "r_ns": stored[0].ns}
             ints |= epi.ints
-    if family == "conv2d" and epi is not None and conv_pool.launch(ctx, out, dtype, operands, ints, epi):
+    if (
+        family == "conv2d"
+        and epi is not None
+        and conv_pool.launch(ctx, out, dtype, operands, ints, epi)
+    ):
         return
     dst = ctx.new_nhwc(out)
     ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
-    ctx.plan.launch(family, operands, {"y": dst.ref}, ints, epi.floats if epi else None, epi.program if epi else None, whole=False, dtype=dtype)
+    ctx.plan.launch(
+        family,
+        operands,
+        {"y": dst.ref},
+        ints,
+        epi.floats if epi else None,
+        epi.program if epi else None,
+        whole=False,
+        dtype=dtype,
+    )
     if epi is None:
         assert expr is not None
         lower_expression(ctx, expr, [out, *extras], name, dtype)
@@ -279,7 +412,9 @@ _ORT_ACTIVATIONS = {
 
 
 def ort_fused_conv(ctx: Lowering, op: Op) -> None:
-    """com.microsoft.FusedConv(x, w, b?, z?): convolution, optional sum, then the named activation; what ORT's own tools leave behind."""
+    """com.microsoft.FusedConv(x, w, b?, z?): convolution, optional sum, then the named activation;
+    what ORT's own tools leave behind.
+    """
     name = op.attr("activation", "")
     if name and name not in _ORT_ACTIVATIONS:
         raise Unsupported(f"com.microsoft.FusedConv with activation {name}")
@@ -302,7 +437,26 @@ def ort_fused_conv(ctx: Lowering, op: Op) -> None:
     attrs = {k: v for k, v in op.attrs.items() if k not in ("activation", "activation_params")}
     if code:
         attrs["expr"] = Expr(n_in, tuple(code), value).to_json()
-    conv(ctx, Op(":conv", op.label, tuple(roles.values()), op.outputs, attrs, op.nodes, tuple(roles), op.opset, roles))
+    conv(
+        ctx,
+        Op(
+            ":conv",
+            op.label,
+            tuple(roles.values()),
+            op.outputs,
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        ),
+    )
 
 
-OPS = {"com.microsoft.FusedConv": ort_fused_conv, "Conv": conv, ":conv": conv, "ConvTranspose": conv_transpose, ":conv_transpose": conv_transpose}
+OPS = {
+    "com.microsoft.FusedConv": ort_fused_conv,
+    "Conv": conv,
+    ":conv": conv,
+    "ConvTranspose": conv_transpose,
+    ":conv_transpose": conv_transpose,
+}

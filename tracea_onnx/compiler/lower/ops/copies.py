@@ -40,14 +40,25 @@ def concat(ctx: Lowering, op: Op) -> None:
     for p in parts:
         for a in range(first.rank):
             if a != k:
-                ctx.same(p.shape[a], first.shape[a], f"the sizes along axis {a} of what Concat '{op.label}' joins")
+                ctx.same(
+                    p.shape[a],
+                    first.shape[a],
+                    f"the sizes along axis {a} of what Concat '{op.label}' joins",
+                )
     out = ctx.define(op.outputs[0], first.dtype, shape_)
     blocks = find_blocks(parts) if out.name in ctx.block_concats and k == 1 else None
     if blocks is not None:
         ctx.blocks[out.name] = blocks
         return
     images = [p for p in parts if p.nhwc is not None]
-    if k == 1 and first.rank in (3, 4) and images and len(images) * 2 >= len(parts) and first.dtype in ctx.target.types and isinstance(total, int):
+    if (
+        k == 1
+        and first.rank in (3, 4)
+        and images
+        and len(images) * 2 >= len(parts)
+        and first.dtype in ctx.target.types
+        and isinstance(total, int)
+    ):
         _concat_channels(ctx, op, out, parts)
         return
     if k == first.rank - 1 and all(p.counting is not None and p.shape[k] == 1 for p in parts):
@@ -81,7 +92,10 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
         c = p.shape[1]
         assert isinstance(c, int)
         there = replace(dst, ref=dst.ref.at(out.dtype.size * at))
-        if p.nhwc is None or (ctx.slots.get(p.name) != (out.name, at) and replace(p.nhwc, border=there.border) != there):
+        if p.nhwc is None or (
+            ctx.slots.get(p.name) != (out.name, at)
+            and replace(p.nhwc, border=there.border) != there
+        ):
             lying = image_in(p) if ctx.target.copies else None
             src = lying or ctx.nhwc(p)
             if ctx.target.copies:
@@ -92,7 +106,18 @@ def _concat_channels(ctx: Lowering, op: Op, out: Value, parts: list[Value]) -> N
                 "copy_nhwc",
                 {"x": src.ref},
                 {"y": there.ref},
-                {"N": n, "C": c, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns},
+                {
+                    "N": n,
+                    "C": c,
+                    "H": h,
+                    "W": w,
+                    "x_cs": src.cs,
+                    "x_rs": src.rs,
+                    "x_ns": src.ns,
+                    "y_cs": dst.cs,
+                    "y_rs": dst.rs,
+                    "y_ns": dst.ns,
+                },
                 whole=False,
                 dtype=out.dtype,
             )
@@ -105,10 +130,13 @@ def tile(ctx: Lowering, op: Op) -> None:
     repeats = ctx.int_list(op.input(1), "the repeats")
     for r in repeats:
         ctx.at_least(r, 0, f"a repeat of Tile '{op.label}'")
-    out = ctx.define(op.outputs[0], x.dtype, tuple(D.mul(d, r) for d, r in zip(x.shape, repeats, strict=True)))
+    out = ctx.define(
+        op.outputs[0], x.dtype, tuple(D.mul(d, r) for d, r in zip(x.shape, repeats, strict=True))
+    )
     ref = ctx.new_plain(out)
     view, strides = ctx.strided(x), contiguous(out.shape)
-    # y[r, i] over (repeat, index) pairs per axis: a copy of twice the rank with stride 0 on the source's repeats
+    # y[r, i] over (repeat, index) pairs per axis: a copy of twice the rank with stride 0 on the
+    # source's repeats
     shape_ = tuple(d for r, n in zip(repeats, x.shape, strict=True) for d in (r, n))
     src = tuple(s for st in view.strides for s in (0, st))
     dst = tuple(s for st, n in zip(strides, x.shape, strict=True) for s in (D.mul(st, n), st))
@@ -121,22 +149,38 @@ def constant_of_shape(ctx: Lowering, op: Op) -> None:
     value = numpy_helper.to_array(t) if t is not None else np.zeros(1, np.float32)
     dtype = DType(int(t.data_type) if t is not None else 1)
     out = ctx.define(op.outputs[0], dtype, dims)
-    if dtype == DType.I64 and len(dims) <= 1 and isinstance(out.elements, int) and out.elements <= 64:
+    if (
+        dtype == DType.I64
+        and len(dims) <= 1
+        and isinstance(out.elements, int)
+        and out.elements <= 64
+    ):
         out.ints = (int(value.reshape(-1)[0]),) * out.elements
         return
     ctx.plan.launch(
-        "fill", {}, {"y": ctx.new_plain(out)}, {"elem": dtype.size, "count": out.elements, "value": bits(value)}, whole=isinstance(out.elements, int)
+        "fill",
+        {},
+        {"y": ctx.new_plain(out)},
+        {"elem": dtype.size, "count": out.elements, "value": bits(value)},
+        whole=isinstance(out.elements, int),
     )
 
 
 def bits(value: np.ndarray[Any, Any]) -> int:
     """The bit pattern of the first element, as `fill` takes it."""
-    return int.from_bytes(value.reshape(-1)[:1].tobytes(), "little", signed=value.dtype.itemsize == 8)
+    return int.from_bytes(
+        value.reshape(-1)[:1].tobytes(), "little", signed=value.dtype.itemsize == 8
+    )
 
 
 def range_(ctx: Lowering, op: Op) -> None:
     start, limit, delta = (ctx.value(n) for n in op.inputs)
-    if start.ints is None or limit.ints is None or delta.ints is None or start.dtype not in (DType.I64, DType.I32):
+    if (
+        start.ints is None
+        or limit.ints is None
+        or delta.ints is None
+        or start.dtype not in (DType.I64, DType.I32)
+    ):
         raise Unsupported("a Range whose bounds are computed from tensor contents")
     first, last, step = (ctx.one_int(n, "a bound of a Range") for n in op.inputs)
     if not isinstance(step, int) or step == 0:
@@ -152,19 +196,29 @@ def range_(ctx: Lowering, op: Op) -> None:
 
 
 def gather_elements(ctx: Lowering, op: Op) -> None:
-    """Along one axis. Where x is wider than the indices on another, or may be, it is found element by element."""
+    """Along one axis.
+
+    Where x is wider than the indices on another, or may be, it is found element by element.
+    """
     x, idx = ctx.value(op.input(0)), ctx.value(op.input(1))
     k = axis_of(int(op.attr("axis", 0)), x.rank)
     if idx.dtype not in (DType.I64, DType.I32):
         raise Unsupported(f"GatherElements with indices of type {idx.dtype.name}")
     if idx.rank != x.rank:
         raise Unsupported(f"GatherElements with indices of rank {idx.rank} into rank {x.rank}")
-    if any(not (a is b or a == b) for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True)) if j != k):
+    if any(
+        not (a is b or a == b)
+        for j, (a, b) in enumerate(zip(x.shape, idx.shape, strict=True))
+        if j != k
+    ):
         indexed.gather_along(ctx, op, x, idx, k)
         return
     if idx.counting is not None and inside(ctx, idx.counting, idx.shape, x.shape[k]):
         counting, view = idx.counting, ctx.strided(x)
-        steps = tuple((0 if j == k else s) + D.mul(counting.strides[j], view.strides[k]) for j, s in enumerate(view.strides))
+        steps = tuple(
+            (0 if j == k else s) + D.mul(counting.strides[j], view.strides[k])
+            for j, s in enumerate(view.strides)
+        )
         start = D.mul(D.mul(counting.ref.offset, view.strides[k]), x.dtype.size)
         ctx.define(op.outputs[0], x.dtype, idx.shape).view = View(view.ref.at(start), steps)
         return
@@ -185,11 +239,17 @@ def gather_elements(ctx: Lowering, op: Op) -> None:
 
 
 def _counting(ctx: Lowering, op: Op, x: Value, idx: Value) -> list[View]:
-    """The members of index tuples where all of them count, within what they point into; nothing otherwise."""
+    """The members of index tuples where all of them count, within what they point into; nothing
+    otherwise.
+    """
     known = idx.deferred if idx.view is None else None
     if known is None or known.kind != "tuples" or op.attr("batch_dims", 0):
         return []
-    found = [p.counting for p, d in zip(known.parts, x.shape, strict=False) if p.counting is not None and inside(ctx, p.counting, p.shape, d)]
+    found = [
+        p.counting
+        for p, d in zip(known.parts, x.shape, strict=False)
+        if p.counting is not None and inside(ctx, p.counting, p.shape, d)
+    ]
     return found if len(found) == len(known.parts) else []
 
 
@@ -210,7 +270,9 @@ def gather_nd(ctx: Lowering, op: Op) -> None:
     steps: list[DimLike] = [0] * len(lead)
     for axis, part in enumerate(counting):
         start = start + D.mul(part.ref.offset, view.strides[axis])
-        steps = [s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.strides, strict=False)]
+        steps = [
+            s + D.mul(c, view.strides[axis]) for s, c in zip(steps, part.strides, strict=False)
+        ]
     rest = len(counting)
     out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[rest:]))
     out.view = View(view.ref.at(D.mul(start, x.dtype.size)), (*steps, *view.strides[rest:]))
@@ -233,10 +295,19 @@ def depth_to_space(ctx: Lowering, op: Op) -> None:
     else:
         src = (sn, D.mul(sc, b * b), sh, D.mul(sc, b), sw, sc)
     six: Dims = (n, q, h, b, w, b)
-    if image and ctx.target.few_launches and q % ctx.target.vector == 0 and x.dtype in ctx.target.types:  # of whole vectors of channels, an image stays one
+    # of whole vectors of channels, an image stays one
+    if (
+        image
+        and ctx.target.few_launches
+        and q % ctx.target.vector == 0
+        and x.dtype in ctx.target.types
+    ):
         to, order = ctx.new_nhwc(out), (0, 2, 3, 4, 5, 1)
         dst = (to.ns, 1, D.mul(to.rs, b), to.rs, D.mul(to.cs, b), to.cs)
-        turned = (View(view.ref, tuple(src[k] for k in order)), View(to.ref, tuple(dst[k] for k in order)))
+        turned = (
+            View(view.ref, tuple(src[k] for k in order)),
+            View(to.ref, tuple(dst[k] for k in order)),
+        )
         ctx.copy(*turned, tuple(six[k] for k in order), x.dtype, whole=False)
         return
     ctx.copy(View(view.ref, src), View(ctx.new_plain(out), contiguous(six)), six, x.dtype)

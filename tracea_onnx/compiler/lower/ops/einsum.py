@@ -19,7 +19,9 @@ Row = tuple[DimLike, list[DimLike]]
 
 
 def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of every operand and of the result; an ellipsis becomes letters of its own, the same for all."""
+    """The letters of every operand and of the result; an ellipsis becomes letters of its own, the
+    same for all.
+    """
     given, arrow, out = equation.replace(" ", "").partition("->")
     operands = given.split(",")
     free = [c for c in ascii_letters if c not in equation]
@@ -28,7 +30,9 @@ def terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     dots = "".join(free[:most])
     spelled = [t.replace("...", dots[most - w :]) for t, w in zip(operands, wide, strict=True)]
     if not arrow:
-        out = ("..." if dots else "") + "".join(sorted(c for c in set(given) - set(",.") if given.count(c) == 1))
+        out = ("..." if dots else "") + "".join(
+            sorted(c for c in set(given) - set(",.") if given.count(c) == 1)
+        )
     return spelled, out.replace("...", dots)
 
 
@@ -36,23 +40,37 @@ def einsum(ctx: Lowering, op: Op) -> None:
     values = [ctx.value(n) for n in op.inputs]
     spelled, out = terms(str(op.attr("equation", "")), [v.rank for v in values])
     if len(values) > 2 or any(len(set(t)) != len(t) for t in (*spelled, out)):
-        raise Unsupported(f"an Einsum of {len(values)} tensors or with an axis twice: '{op.attr('equation')}'")
-    if any(set(t) - set(out).union(*(o for k, o in enumerate(spelled) if k != j)) for j, t in enumerate(spelled)):
+        raise Unsupported(
+            f"an Einsum of {len(values)} tensors or with an axis twice: '{op.attr('equation')}'"
+        )
+    if any(
+        set(t) - set(out).union(*(o for k, o in enumerate(spelled) if k != j))
+        for j, t in enumerate(spelled)
+    ):
         raise Unsupported(f"an Einsum that sums over axes of one tensor: '{op.attr('equation')}'")
     size: dict[str, DimLike] = {}
     for v, t in zip(values, spelled, strict=True):
         for c, d in zip(t, v.shape, strict=True):
-            if c in size and not ctx.plan.require(size[c], d, f"the sizes along '{c}' of Einsum '{op.label}'"):
+            if c in size and not ctx.plan.require(
+                size[c], d, f"the sizes along '{c}' of Einsum '{op.label}'"
+            ):
                 raise Unsupported(f"an Einsum whose axis '{c}' has {size[c]} and {d} elements")
             size.setdefault(c, d)
     for v in values:
         ctx.require(v, "Einsum")
     if len(values) == 1:
-        ctx.define(op.outputs[0], values[0].dtype, tuple(size[c] for c in out)).view = _laid(ctx, values[0], spelled[0], out)
+        ctx.define(op.outputs[0], values[0].dtype, tuple(size[c] for c in out)).view = _laid(
+            ctx, values[0], spelled[0], out
+        )
         return
     if not set(spelled[0]) & set(spelled[1]) - set(out):
-        sides = [_turned(ctx, v, t, out, size, f"{op.outputs[0]}\0{k}") for k, (v, t) in enumerate(zip(values, spelled, strict=True))]
-        lower_expression(ctx, Expr(2, (Instr("mul", (0, 1)),), 2), sides, op.outputs[0], values[0].dtype)
+        sides = [
+            _turned(ctx, v, t, out, size, f"{op.outputs[0]}\0{k}")
+            for k, (v, t) in enumerate(zip(values, spelled, strict=True))
+        ]
+        lower_expression(
+            ctx, Expr(2, (Instr("mul", (0, 1)),), 2), sides, op.outputs[0], values[0].dtype
+        )
         return
     _product(ctx, op.outputs[0], values, spelled, out, size)
 
@@ -64,14 +82,25 @@ def _laid(ctx: Lowering, v: Value, term: str, out: str) -> View:
     return View(view.ref, tuple(steps.get(c, 0) for c in out))
 
 
-def _turned(ctx: Lowering, v: Value, term: str, out: str, size: dict[str, DimLike], name: str) -> Value:
+def _turned(
+    ctx: Lowering, v: Value, term: str, out: str, size: dict[str, DimLike], name: str
+) -> Value:
     turned = ctx.define(name, v.dtype, tuple(size[c] if c in term else 1 for c in out))
     turned.view = _laid(ctx, v, term, out)
     return turned
 
 
-def _product(ctx: Lowering, name: str, values: Sequence[Value], spelled: Sequence[str], out: str, size: dict[str, DimLike]) -> None:
-    """The result in its own order where every group of axes is one dim of a product then; else operands are copied, and the result is read as a view."""
+def _product(
+    ctx: Lowering,
+    name: str,
+    values: Sequence[Value],
+    spelled: Sequence[str],
+    out: str,
+    size: dict[str, DimLike],
+) -> None:
+    """The result in its own order where every group of axes is one dim of a product then; else
+    operands are copied, and the result is read as a view.
+    """
     result = ctx.define(name, values[0].dtype, tuple(size[c] for c in out))
     own = dict(zip(out, contiguous(result.shape), strict=True))
     for a, b in ((0, 1), (1, 0)):
@@ -86,7 +115,9 @@ def _product(ctx: Lowering, name: str, values: Sequence[Value], spelled: Sequenc
     views = []
     for v, order, side in ((values[0], [*batch, *m, *k], "a"), (values[1], [*batch, *k, *n], "b")):
         copied = _turned(ctx, v, spelled[len(views)], "".join(order), size, f"{name}\0{side}")
-        steps = dict(zip(order, View(ctx.plain(copied), contiguous(copied.shape)).strides, strict=True))
+        steps = dict(
+            zip(order, View(ctx.plain(copied), contiguous(copied.shape)).strides, strict=True)
+        )
         views.append(View(ctx.plain(copied), tuple(steps[c] for c in spelled[len(views)])))
     order = [*batch, *m, *n]
     made = ctx.define(f"{name}\0product", result.dtype, tuple(size[c] for c in order))
@@ -99,16 +130,32 @@ def _product(ctx: Lowering, name: str, values: Sequence[Value], spelled: Sequenc
 
 
 def _dims(
-    first: str, second: str, out: str, views: Sequence[View], own: dict[str, DimLike], size: dict[str, DimLike]
+    first: str,
+    second: str,
+    out: str,
+    views: Sequence[View],
+    own: dict[str, DimLike],
+    size: dict[str, DimLike],
 ) -> tuple[list[Row], Row, Row, Row] | None:
-    """(two batch dims, rows, columns, terms) of first @ second; None where they are more. An axis of the first operand alone that does not join the rows
-    is a batch dim along which the second one stays where it is."""
-    steps = [dict(zip(t, v.strides, strict=True)) for t, v in zip((first, second), views, strict=True)]
+    """(two batch dims, rows, columns, terms) of first @ second; None where they are more. An axis
+    of the first operand alone that does not join the rows is a batch dim along which the second one
+    stays where it is."""
+    steps = [
+        dict(zip(t, v.strides, strict=True)) for t, v in zip((first, second), views, strict=True)
+    ]
 
     def rows(letters: Sequence[str]) -> list[Row]:
-        return list(merge_dims(tuple(size[c] for c in letters), [tuple(s.get(c, 0) for c in letters) for s in (*steps, own)]))
+        return list(
+            merge_dims(
+                tuple(size[c] for c in letters),
+                [tuple(s.get(c, 0) for c in letters) for s in (*steps, own)],
+            )
+        )
 
-    columns, inner = rows([c for c in out if c not in first]), rows([c for c in first if c not in out])
+    columns, inner = (
+        rows([c for c in out if c not in first]),
+        rows([c for c in first if c not in out]),
+    )
     others = rows([c for c in out if c in first])
     if len(columns) > 1 or len(inner) > 1 or (columns and columns[0][1][2] != 1):
         return None
@@ -117,10 +164,17 @@ def _dims(
     m = others.pop(at) if at is not None else one
     if len(others) > 2:
         return None
-    return list(pad_rows(others, 2, 3)), m, columns[0] if columns else one, inner[0] if inner else one
+    return (
+        list(pad_rows(others, 2, 3)),
+        m,
+        columns[0] if columns else one,
+        inner[0] if inner else one,
+    )
 
 
-def _launch(ctx: Lowering, result: Value, views: Sequence[View], found: tuple[list[Row], Row, Row, Row]) -> None:
+def _launch(
+    ctx: Lowering, result: Value, views: Sequence[View], found: tuple[list[Row], Row, Row, Row]
+) -> None:
     (b0, b1), m, n, k = found
     ints: dict[str, DimLike] = {
         "B0": b0[0], "B1": b1[0], "M": m[0], "N": n[0], "K": k[0], "a_0": b0[1][0], "a_1": b1[1][0], "a_m": m[1][0], "a_k": k[1][0],
@@ -128,7 +182,14 @@ def _launch(ctx: Lowering, result: Value, views: Sequence[View], found: tuple[li
         "act": 0,
     }  # fmt: skip
     floats = {"alpha": 1.0, "p0": 0.0, "p1": 0.0}
-    ctx.plan.launch("matmul", {"a": views[0].ref, "b": views[1].ref}, {"y": ctx.new_plain(result)}, ints, floats, dtype=result.dtype)
+    ctx.plan.launch(
+        "matmul",
+        {"a": views[0].ref, "b": views[1].ref},
+        {"y": ctx.new_plain(result)},
+        ints,
+        floats,
+        dtype=result.dtype,
+    )
 
 
 OPS = {"Einsum": einsum}

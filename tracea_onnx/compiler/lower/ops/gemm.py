@@ -1,4 +1,6 @@
-"""Matrix products: packed-weight GEMM with fused epilogue, batched products of run-time operands, gated linear units."""
+"""Matrix products: packed-weight GEMM with fused epilogue, batched products of run-time operands,
+gated linear units.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def gemm(ctx: Lowering, op: Op) -> None:
     """y = epilogue(alpha * op(x) @ op(w) + beta * b)."""
     if op.outputs[0] in ctx.merges and op.outputs[0] in ctx.values:
         return  # computed with an earlier product of the same input
-    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+    roles = (
+        op.by_role
+        if op.fused
+        else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+    )
     x, w = ctx.value(roles["x"]), ctx.value(roles["w"])
     for v in (x, w):
         ctx.require(v, "a matrix product")
@@ -32,7 +38,10 @@ def gemm(ctx: Lowering, op: Op) -> None:
             raise Unsupported(f"a matrix product of {x.dtype.name} and {v.dtype.name}")
     if op.outputs[0] in ctx.merges and sibling_gemms.lower(ctx, x, ctx.merges[op.outputs[0]]):
         return
-    trans_a, trans_b = bool(op.attr("trans_a", op.attr("transA", 0))), bool(op.attr("trans_b", op.attr("transB", 0)))
+    trans_a, trans_b = (
+        bool(op.attr("trans_a", op.attr("transA", 0))),
+        bool(op.attr("trans_b", op.attr("transB", 0))),
+    )
     alpha, beta = float(op.attr("alpha", 1.0)), float(op.attr("beta", 1.0))
     b = ctx.optional(roles.get("b"))
     if "bn_scale" in roles:
@@ -43,7 +52,9 @@ def gemm(ctx: Lowering, op: Op) -> None:
         _runtime(ctx, op, x, w, b, trans_a, trans_b, alpha, beta)
 
 
-def _normalised(ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool) -> tuple[Value, Value]:
+def _normalised(
+    ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool
+) -> tuple[Value, Value]:
     """Weights and bias that include the BatchNormalization behind the product."""
     n = int(w.shape[0 if trans_b else 1])
     made = [ctx.define(f"{op.outputs[0]}\0bn_{k}", DType.F32, (n,)) for k in ("scale", "shift")]
@@ -59,7 +70,9 @@ def _normalised(ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool)
     if b is None:
         lower_expression(ctx, Expr(1, (), 0), [shift], names[1], w.dtype)
     else:
-        lower_expression(ctx, Expr(3, (Instr("fma", (0, 1, 2)),), 3), [b, made[0], shift], names[1], w.dtype)
+        lower_expression(
+            ctx, Expr(3, (Instr("fma", (0, 1, 2)),), 3), [b, made[0], shift], names[1], w.dtype
+        )
     both = ctx.value(names[0]), ctx.value(names[1])
     for v in both:
         v.prepared = True
@@ -68,10 +81,25 @@ def _normalised(ctx: Lowering, op: Op, w: Value, b: Value | None, trans_b: bool)
 
 def _is_row(b: Value, beta: float, n: int) -> bool:
     """Whether this is a constant with one value for each column, added as it is."""
-    return b.is_constant and b.rank > 0 and all(d == 1 for d in b.shape[:-1]) and b.shape[-1] == n and beta == 1.0
+    return (
+        b.is_constant
+        and b.rank > 0
+        and all(d == 1 for d in b.shape[:-1])
+        and b.shape[-1] == n
+        and beta == 1.0
+    )
 
 
-def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b: bool, alpha: float, beta: float) -> None:
+def _packed(
+    ctx: Lowering,
+    op: Op,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    trans_b: bool,
+    alpha: float,
+    beta: float,
+) -> None:
     k, n = (int(w.shape[1]), int(w.shape[0])) if trans_b else (int(w.shape[0]), int(w.shape[1]))
     ctx.same(x.shape[-1], k, f"the inner dims of {_named(op)}")
     shape: Dims = (*x.shape[:-1], n)
@@ -86,14 +114,22 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
     src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
     ints: dict[str, DimLike] = {"M": D.product(x.shape[:-1]), "N": n, "K": k, "ldx": ldx, "ldy": n}
     if norm is not None:
-        folded = gemm_norm.weights(ctx, norm, ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", **params)), n)
+        folded = gemm_norm.weights(
+            ctx, norm, ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", **params)), n
+        )
         folded.add(ctx, w, b if plain_bias else None, params, alpha)
         operands = {"x": src, **folded.operands()}
         ints |= folded.ints()
         floats |= folded.floats()
     else:
-        packed = ctx.packed("pack_gemm", {"w": ctx.plain(w)}, params, {"alpha": alpha}, dtype=x.dtype)
-        bias = ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype) if b is not None and plain_bias else None
+        packed = ctx.packed(
+            "pack_gemm", {"w": ctx.plain(w)}, params, {"alpha": alpha}, dtype=x.dtype
+        )
+        bias = (
+            ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype)
+            if b is not None and plain_bias
+            else None
+        )
         operands = {"x": src, "w": packed, "bias": bias}
     epi = plan_epilogue(ctx, expr, extras, x.dtype, shape, len(shape) - 1)
     name = op.outputs[0]
@@ -106,7 +142,9 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
             if added is not None:
                 more = gemm_norm.residual(ctx, added)
                 operands, ints, floats = operands | more[0], ints | more[1], floats | more[2]
-            operands["res"], ints["ldr"] = matrix_rows(ctx, added.x if added is not None else epi.residual)
+            operands["res"], ints["ldr"] = matrix_rows(
+                ctx, added.x if added is not None else epi.residual
+            )
         for j, v in epi.full:
             operands[f"o{j}"], ints[f"o{j}_ld"] = matrix_rows(ctx, v)
     out = ctx.define(name if epi is not None else name + "\0before", x.dtype, shape)
@@ -117,13 +155,17 @@ def _packed(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_b:
         if (left := gemm_norm.statistics(ctx, name, x.dtype, ints["M"], n, reached)) is not None:
             outs["y_stats"] = left
     family = "gemm_norm" if {"x_stats", "r_stats", "y_stats"} & {*operands, *outs} else "gemm"
-    ctx.plan.launch(family, operands, outs, ints, floats, epi.program if epi else None, dtype=x.dtype)
+    ctx.plan.launch(
+        family, operands, outs, ints, floats, epi.program if epi else None, dtype=x.dtype
+    )
     if epi is None:
         assert expr is not None
         lower_expression(ctx, expr, [out, *extras], name, x.dtype)
 
 
-def _with_bias(expr: Expr | None, extras: list[Value], b: Value, beta: float) -> tuple[Expr, list[Value]]:
+def _with_bias(
+    expr: Expr | None, extras: list[Value], b: Value, beta: float
+) -> tuple[Expr, list[Value]]:
     """Move `+ beta * b` into the epilogue expression."""
     old = expr or Expr(1, (), 0)
     n = old.n_in
@@ -144,20 +186,39 @@ def _with_bias(expr: Expr | None, extras: list[Value], b: Value, beta: float) ->
     return Expr(n + 1, tuple(code), moved(old.out)), [*extras, b]
 
 
-def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a: bool, trans_b: bool, alpha: float, beta: float) -> None:
+def _runtime(
+    ctx: Lowering,
+    op: Op,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    trans_a: bool,
+    trans_b: bool,
+    alpha: float,
+    beta: float,
+) -> None:
     """Both operands at run time, any rank (numpy matmul semantics)."""
-    if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:  # which lie one after the other in what is contiguous
+    # which lie one after the other in what is contiguous
+    if max(x.rank, w.rank) > 4 and _batch_dims(ctx, x, w) > 2:
         for v in (x, w):
             ctx.plain(v)
     a_view, b_view = ctx.strided(x), ctx.strided(w)
-    a_shape, a_st = (x.shape, a_view.strides) if x.rank > 1 else ((1, *x.shape), (0, *a_view.strides))
-    b_shape, b_st = (w.shape, b_view.strides) if w.rank > 1 else ((*w.shape, 1), (*b_view.strides, 0))
+    a_shape, a_st = (
+        (x.shape, a_view.strides) if x.rank > 1 else ((1, *x.shape), (0, *a_view.strides))
+    )
+    b_shape, b_st = (
+        (w.shape, b_view.strides) if w.rank > 1 else ((*w.shape, 1), (*b_view.strides, 0))
+    )
     m, ka = (a_shape[-1], a_shape[-2]) if trans_a else (a_shape[-2], a_shape[-1])
     kb, n = (b_shape[-1], b_shape[-2]) if trans_b else (b_shape[-2], b_shape[-1])
     ctx.same(ka, kb, f"the inner dims of {_named(op)}")
     batch = broadcast([a_shape[:-2], b_shape[:-2]], [x.name, w.name])
     full: Dims = (*batch, m, n)
-    shape = tuple(d for k, d in enumerate(full) if not (x.rank == 1 and k == len(full) - 2) and not (w.rank == 1 and k == len(full) - 1))
+    shape = tuple(
+        d
+        for k, d in enumerate(full)
+        if not (x.rank == 1 and k == len(full) - 2) and not (w.rank == 1 and k == len(full) - 1)
+    )
     expr, extras = expression(op.attr("expr")), [ctx.value(e) for e in op.extras]
     if b is not None:
         expr, extras = _with_bias(expr, extras, b, beta)
@@ -175,7 +236,9 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
     ya = tuple(D.mul(s, D.mul(m, n)) for s in contiguous(batch))
     rows = _batches(ctx, batch, [(a_shape[:-2], a_st[:-2]), (b_shape[:-2], b_st[:-2]), (batch, ya)])
     if len(rows) > 2:
-        raise Unsupported(f"a matrix product over {len(rows)} separate batch dims (the kernel takes 2)")
+        raise Unsupported(
+            f"a matrix product over {len(rows)} separate batch dims (the kernel takes 2)"
+        )
     rows = pad_rows(rows, 2, 3)
     a_m, a_k = (a_st[-1], a_st[-2]) if trans_a else (a_st[-2], a_st[-1])
     b_k, b_n = (b_st[-1], b_st[-2]) if trans_b else (b_st[-2], b_st[-1])
@@ -183,15 +246,30 @@ def _runtime(ctx: Lowering, op: Op, x: Value, w: Value, b: Value | None, trans_a
         "B0": rows[0][0], "B1": rows[1][0], "M": m, "N": n, "K": ka, "a_0": rows[0][1][0], "a_1": rows[1][1][0], "a_m": a_m, "a_k": a_k,
         "b_0": rows[0][1][1], "b_1": rows[1][1][1], "b_k": b_k, "b_n": b_n, "y_0": rows[0][1][2], "y_1": rows[1][1][2], "ldy": n, "act": act,
     }  # fmt: skip
-    ctx.plan.launch("matmul", {"a": a_view.ref, "b": b_view.ref}, {"y": dst}, ints, {"alpha": alpha, "p0": p0, "p1": p1}, dtype=x.dtype)
+    ctx.plan.launch(
+        "matmul",
+        {"a": a_view.ref, "b": b_view.ref},
+        {"y": dst},
+        ints,
+        {"alpha": alpha, "p0": p0, "p1": p1},
+        dtype=x.dtype,
+    )
     if not simple:
         assert expr is not None
         lower_expression(ctx, expr, [out, *extras], op.outputs[0], x.dtype)
 
 
-def _batches(ctx: Lowering, batch: Dims, parts: Sequence[tuple[Dims, Dims]]) -> list[tuple[DimLike, list[DimLike]]]:
+def _batches(
+    ctx: Lowering, batch: Dims, parts: Sequence[tuple[Dims, Dims]]
+) -> list[tuple[DimLike, list[DimLike]]]:
     """Separate batch dims of operands of such (shape, strides) before their last two dims."""
-    return merge_dims(batch, [broadcast_strides(ctx.plan, View(Ref(0), strides), shape, batch) for shape, strides in parts])
+    return merge_dims(
+        batch,
+        [
+            broadcast_strides(ctx.plan, View(Ref(0), strides), shape, batch)
+            for shape, strides in parts
+        ],
+    )
 
 
 def _batch_dims(ctx: Lowering, x: Value, w: Value) -> int:
@@ -206,7 +284,9 @@ def _named(op: Op) -> str:
 
 
 def swiglu(ctx: Lowering, op: Op) -> None:
-    """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two products and one pointwise pass."""
+    """act(x @ w_gate + b_gate) * (x @ w_up + b_up), or the packed form: two products and one
+    pointwise pass.
+    """
     expr = Expr.from_json(op.attr("expr"))
     x = ctx.value(op.role("x"))
     trans_b = bool(op.attr("trans_b", 0))
@@ -226,15 +306,42 @@ def swiglu(ctx: Lowering, op: Op) -> None:
             halves.reverse()
     else:
         parts = [
-            sibling_gemms.Part(f"{op.outputs[0]}\0{half}", ctx.value(op.role(f"w_{half}")), ctx.optional(op.role(f"b_{half}")), trans_b) for half in ("gate", "up")
+            sibling_gemms.Part(
+                f"{op.outputs[0]}\0{half}",
+                ctx.value(op.role(f"w_{half}")),
+                ctx.optional(op.role(f"b_{half}")),
+                trans_b,
+            )
+            for half in ("gate", "up")
         ]
-        halves = sibling_gemms.product(ctx, x, parts) if sibling_gemms.fits(ctx, x, parts) else [product(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
+        halves = (
+            sibling_gemms.product(ctx, x, parts)
+            if sibling_gemms.fits(ctx, x, parts)
+            else [product(ctx, x, p.w, p.b, p.trans, p.name) for p in parts]
+        )
     lower_expression(ctx, expr, halves, op.outputs[0], x.dtype)
 
 
 def product(ctx: Lowering, x: Value, w: Value, b: Value | None, trans_b: bool, name: str) -> Value:
-    inputs: Mapping[str, str] = {"x": x.name, "w": w.name, **({"b": b.name} if b is not None else {})}
-    gemm(ctx, Op(":gemm", name, tuple(inputs.values()), (name,), {"trans_b": int(trans_b)}, (), tuple(inputs), 0, inputs))
+    inputs: Mapping[str, str] = {
+        "x": x.name,
+        "w": w.name,
+        **({"b": b.name} if b is not None else {}),
+    }
+    gemm(
+        ctx,
+        Op(
+            ":gemm",
+            name,
+            tuple(inputs.values()),
+            (name,),
+            {"trans_b": int(trans_b)},
+            (),
+            tuple(inputs),
+            0,
+            inputs,
+        ),
+    )
     return ctx.value(name)
 
 

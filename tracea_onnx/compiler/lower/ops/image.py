@@ -63,7 +63,9 @@ def _global_pool(ctx: Lowering, x: Value, out: Value, mode: int) -> None:
             "inner": 1,
             "dtype": int(x.dtype),
         }
-        ctx.plan.launch("reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype)
+        ctx.plan.launch(
+            "reduce", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype
+        )
         return
     n, c, h, w = x.image()
     src = x.nhwc
@@ -85,13 +87,26 @@ def resize(ctx: Lowering, op: Op) -> None:
     if x.rank not in (3, 4):
         raise Unsupported(f"Resize of a rank-{x.rank} tensor")
     mode = op.attr("mode", "nearest")
-    if mode not in ("nearest", "linear", "cubic") or (mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))):
+    if mode not in ("nearest", "linear", "cubic") or (
+        mode == "cubic" and (not ctx.target.cubic or op.attr("exclude_outside", 0))
+    ):
         raise Unsupported(f"Resize in mode '{mode}'")
     old = op.kind == "Upsample" or op.opset < 11
     coord = "asymmetric" if old else op.attr("coordinate_transformation_mode", "half_pixel")
-    if coord not in _COORD or op.attr("antialias", 0) or op.attr("axes") is not None or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+    if (
+        coord not in _COORD
+        or op.attr("antialias", 0)
+        or op.attr("axes") is not None
+        or op.attr("keep_aspect_ratio_policy", "stretch") != "stretch"
+    ):
         raise Unsupported(f"Resize with coordinates '{coord}' or antialias, axes, aspect policy")
-    rounding = "floor" if op.kind == "Upsample" else "" if old else op.attr("nearest_mode", "round_prefer_floor")
+    rounding = (
+        "floor"
+        if op.kind == "Upsample"
+        else ""
+        if old
+        else op.attr("nearest_mode", "round_prefer_floor")
+    )
     if rounding not in _ROUNDING or (rounding == "" and not old):
         raise Unsupported(f"Resize that rounds by '{rounding}'")
     n, c, h, w = x.image()
@@ -103,7 +118,11 @@ def resize(ctx: Lowering, op: Op) -> None:
         oh, ow = (sizes[2], sizes[3]) if x.rank == 4 else (1, sizes[2])
         scale_h, scale_w = _ratio(oh, h), _ratio(ow, w)
     else:
-        scales = [float(s) for s in op.attr("scales")] if op.attr("scales") is not None else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
+        scales = (
+            [float(s) for s in op.attr("scales")]
+            if op.attr("scales") is not None
+            else [float(s) for s in ctx.contents(op.input(scales_at), "the scales")]
+        )
         if len(scales) != x.rank or scales[0] != 1 or scales[1] != 1:
             raise Unsupported("Resize of the batch or channel dim")
         scale_h, scale_w = (scales[2], scales[3]) if x.rank == 4 else (1.0, scales[2])
@@ -111,12 +130,17 @@ def resize(ctx: Lowering, op: Op) -> None:
     cubic = mode == "cubic"
     how = _Sampling(
         "resize_cubic" if cubic else "resize2d",
-        {"coord": _COORD[coord]} | ({} if cubic else {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}),
-        {"scale_h": scale_h, "scale_w": scale_w} | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
+        {"coord": _COORD[coord]}
+        | ({} if cubic else {"mode": int(mode == "linear"), "rounding": _ROUNDING[rounding]}),
+        {"scale_h": scale_h, "scale_w": scale_w}
+        | ({"a": float(op.attr("cubic_coeff_a", -0.75))} if cubic else {}),
     )
     out = ctx.define(op.outputs[0], x.dtype, (n, c, oh, ow) if x.rank == 4 else (n, c, ow))
     if not isinstance(c, int):  # images of one channel each
-        planes, made = (ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size)) for k, size in (("planes", (h, w)), ("resized", (oh, ow))))
+        planes, made = (
+            ctx.define(f"{out.name}\0{k}", x.dtype, (D.mul(n, c), 1, *size))
+            for k, size in (("planes", (h, w)), ("resized", (oh, ow)))
+        )
         planes.view = View(ctx.plain(x), contiguous(planes.shape))
         _resize(ctx, planes, made, how)
         out.view = View(ctx.plain(made), contiguous(out.shape))
@@ -139,14 +163,18 @@ def _resize(ctx: Lowering, x: Value, out: Value, how: _Sampling) -> None:
         **how.ints, "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
-    ctx.plan.launch(how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype)
+    ctx.plan.launch(
+        how.family, {"x": src.ref}, {"y": dst.ref}, ints, how.floats, whole=False, dtype=x.dtype
+    )
 
 
 def lrn(ctx: Lowering, op: Op) -> None:
     """Local response normalisation, of channels."""
     x = ctx.value(op.input(0))
     if not ctx.target.samples:
-        raise Unsupported("no kernel computes LRN, nor is one needed where ONNX Runtime's own runs beside it")
+        raise Unsupported(
+            "no kernel computes LRN, nor is one needed where ONNX Runtime's own runs beside it"
+        )
     if x.rank != 4:
         raise Unsupported(f"LRN of a rank-{x.rank} tensor")
     n, c, h, w = x.image()
@@ -156,7 +184,11 @@ def lrn(ctx: Lowering, op: Op) -> None:
         "size": int(op.attr("size")), "N": n, "C": c, "H": h, "W": w,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
-    floats = {"alpha": float(op.attr("alpha", 1e-4)), "beta": float(op.attr("beta", 0.75)), "bias": float(op.attr("bias", 1.0))}
+    floats = {
+        "alpha": float(op.attr("alpha", 1e-4)),
+        "beta": float(op.attr("beta", 0.75)),
+        "bias": float(op.attr("bias", 1.0)),
+    }
     ctx.plan.launch("lrn", {"x": src.ref}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
 
 
@@ -169,9 +201,18 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
     x, grid = (ctx.value(n) for n in op.inputs)
     mode, pad = op.attr("mode", "linear"), op.attr("padding_mode", "zeros")
     if not ctx.target.samples:
-        raise Unsupported("no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it")
-    if x.rank != 4 or mode not in _SAMPLING or pad not in _OUTSIDE or grid.dtype not in (x.dtype, DType.F32):
-        raise Unsupported(f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}")
+        raise Unsupported(
+            "no kernel computes GridSample, nor is one needed where ONNX Runtime's own runs beside it"
+        )
+    if (
+        x.rank != 4
+        or mode not in _SAMPLING
+        or pad not in _OUTSIDE
+        or grid.dtype not in (x.dtype, DType.F32)
+    ):
+        raise Unsupported(
+            f"GridSample of a rank-{x.rank} tensor in mode '{mode}', outside '{pad}', at places of type {grid.dtype.name}"
+        )
     n, c, h, w = x.image()
     _, oh, ow, pair = grid.shape
     ctx.same(grid.shape[0], n, f"the batches of GridSample '{op.label}'")
@@ -184,11 +225,20 @@ def grid_sample(ctx: Lowering, op: Op) -> None:
         "grid_dtype": int(grid.dtype), "N": n, "C": c, "IH": h, "IW": w, "OH": oh, "OW": ow,
         "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
-    ctx.plan.launch("grid_sample", {"x": src.ref, "grid": places}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)
+    ctx.plan.launch(
+        "grid_sample",
+        {"x": src.ref, "grid": places},
+        {"y": dst.ref},
+        ints,
+        whole=False,
+        dtype=x.dtype,
+    )
 
 
 def _ratio(out: DimLike, of: DimLike) -> float:
-    """The scale that makes `of` positions `out`; 0 (of the sizes themselves, as the kernels take it) where they are known at run time only."""
+    """The scale that makes `of` positions `out`; 0 (of the sizes themselves, as the kernels take
+    it) where they are known at run time only.
+    """
     return out / of if isinstance(out, int) and isinstance(of, int) else 0.0
 
 
@@ -206,8 +256,16 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
     weights = [ctx.value(op.role(f"w{k}")) for k in (1, 2)]
     biases = [ctx.optional(op.role(f"b{k}")) for k in (1, 2)]
     c = x.shape[1] if x.rank == 4 else None
-    constant = all(v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None)
-    if not ctx.target.few_launches or x.nhwc is None or x.view is not None or not isinstance(c, int) or not constant:
+    constant = all(
+        v.is_constant and v.dtype == x.dtype for v in (*weights, *biases) if v is not None
+    )
+    if (
+        not ctx.target.few_launches
+        or x.nhwc is None
+        or x.view is not None
+        or not isinstance(c, int)
+        or not constant
+    ):
         return False
     try:
         act1, act2 = (activation_only(expression(op.attr(f"expr{k}")), x.dtype) for k in (1, 2))
@@ -221,10 +279,21 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
         return False
     size = {"K": c, "N": r, "n0": 0, "N_total": r}
     packed = [
-        ctx.packed("pack_gemm", {"w": ctx.plain(w)}, {**size, "trans": int(t), "ldw": c if t else r}, {"alpha": 1.0}, dtype=x.dtype)
+        ctx.packed(
+            "pack_gemm",
+            {"w": ctx.plain(w)},
+            {**size, "trans": int(t), "ldw": c if t else r},
+            {"alpha": 1.0},
+            dtype=x.dtype,
+        )
         for w, t in zip(weights, (rows, not rows), strict=True)
     ]
-    bias = [ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype) if b is not None else None for b, n in zip(biases, (r, c), strict=True)]
+    bias = [
+        ctx.packed("pack_bias", {"b": ctx.plain(b)}, {"OC": n}, dtype=b.dtype)
+        if b is not None
+        else None
+        for b, n in zip(biases, (r, c), strict=True)
+    ]
     n, _, h, w = x.image()
     src = x.nhwc
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
@@ -236,7 +305,9 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
     floats = {"p0": act1[1], "p1": act1[2], "q0": act2[1], "q1": act2[2]}
     operands = {"x": src.ref, "w1": packed[0], "b1": bias[0], "w2": packed[1], "b2": bias[1]}
     try:
-        ctx.plan.launch("squeeze_excite", operands, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+        ctx.plan.launch(
+            "squeeze_excite", operands, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype
+        )
     except Unsupported:
         del ctx.values[out.name]
         return False
@@ -244,22 +315,42 @@ def _excite(ctx: Lowering, op: Op, x: Value) -> bool:
 
 
 def squeeze_excite(ctx: Lowering, op: Op) -> None:
-    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products and a channel-wise multiply."""
+    """y = x * gate, gate = f2(w2 f1(w1 mean(x) + b1) + b2): one launch, or pool, two small products
+    and a channel-wise multiply.
+    """
     x = ctx.value(op.role("x"))
     base = op.outputs[0]
     ctx.require(x, "squeeze-excite")
     if _excite(ctx, op, x):
         return
-    pooled = ctx.define(base + "\0pool", x.dtype, (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]))
+    pooled = ctx.define(
+        base + "\0pool",
+        x.dtype,
+        (x.shape[0], x.shape[1], 1, 1) if op.attr("kind") == "conv" else (x.shape[0], x.shape[1]),
+    )
     if x.rank != 4:
         raise Unsupported(f"squeeze-excite of a rank-{x.rank} tensor")
     _global_pool(ctx, x, pooled, 1)
     step = pooled.name
     for k in (1, 2):
-        roles = {"x": step, "w": op.role(f"w{k}"), **({"b": op.role(f"b{k}")} if op.role(f"b{k}") else {})}
+        roles = {
+            "x": step,
+            "w": op.role(f"w{k}"),
+            **({"b": op.role(f"b{k}")} if op.role(f"b{k}") else {}),
+        }
         step = f"{base}\0fc{k}"
         attrs = {"expr": op.attr(f"expr{k}"), "trans_b": op.attr("trans_b", 0)}
-        part = Op(":conv" if op.attr("kind") == "conv" else ":gemm", op.label, tuple(roles.values()), (step,), attrs, op.nodes, tuple(roles), op.opset, roles)
+        part = Op(
+            ":conv" if op.attr("kind") == "conv" else ":gemm",
+            op.label,
+            tuple(roles.values()),
+            (step,),
+            attrs,
+            op.nodes,
+            tuple(roles),
+            op.opset,
+            roles,
+        )
         (conv if op.attr("kind") == "conv" else gemm)(ctx, part)
     gate = ctx.value(step)
     if gate.rank == 2:

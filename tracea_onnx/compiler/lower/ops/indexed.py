@@ -1,4 +1,6 @@
-"""Elements found by indices known at run time only: scattered ones, and gathered ones where a row is not one piece; triangles of matrices."""
+"""Elements found by indices known at run time only: scattered ones, and gathered ones where a row
+is not one piece; triangles of matrices.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _axis(op: Op, x: Value) -> int:
 
 def _available(ctx: Lowering, op: Op) -> None:
     if not ctx.target.scatters:
-        raise Unsupported(f"no kernel computes {op.kind}, nor is one needed where ONNX Runtime's own runs beside it")
+        raise Unsupported(
+            f"no kernel computes {op.kind}, nor is one needed where ONNX Runtime's own runs beside it"
+        )
 
 
 def _require(ctx: Lowering, op: Op, indices: Value, rank: int) -> None:
@@ -33,14 +37,22 @@ def _require(ctx: Lowering, op: Op, indices: Value, rank: int) -> None:
         raise Unsupported(f"{op.kind} over {rank} dims (the kernel takes {_RANK})")
 
 
-def _five(n: Sequence[DimLike], s: Sequence[DimLike], m: Sequence[DimLike], *, first: bool = False) -> dict[str, DimLike]:
-    """The kernels' parameters of so many dims; those that are left over come first unless the dims do."""
+def _five(
+    n: Sequence[DimLike], s: Sequence[DimLike], m: Sequence[DimLike], *, first: bool = False
+) -> dict[str, DimLike]:
+    """The kernels' parameters of so many dims; those that are left over come first unless the dims
+    do.
+    """
 
     def filled(values: Sequence[DimLike], fill: int) -> list[DimLike]:
         rest: list[DimLike] = [fill] * (_RANK - len(values))
         return [*values, *rest] if first else [*rest, *values]
 
-    return {f"{letter}{k}": d for letter, values, fill in (("n", n, 1), ("s", s, 0), ("m", m, 1)) for k, d in enumerate(filled(values, fill))}
+    return {
+        f"{letter}{k}": d
+        for letter, values, fill in (("n", n, 1), ("s", s, 0), ("m", m, 1))
+        for k, d in enumerate(filled(values, fill))
+    }
 
 
 def _within(ctx: Lowering, op: Op, idx: Value, x: Value, axis: int) -> None:
@@ -49,7 +61,11 @@ def _within(ctx: Lowering, op: Op, idx: Value, x: Value, axis: int) -> None:
         raise Unsupported(f"{op.kind} of rank {x.rank} with indices of rank {idx.rank}")
     for a in range(x.rank):
         if a != axis:
-            ctx.at_least(x.shape[a], idx.shape[a], f"axis {a} of '{x.name}', which {op.kind} '{op.label}' indexes,")
+            ctx.at_least(
+                x.shape[a],
+                idx.shape[a],
+                f"axis {a} of '{x.name}', which {op.kind} '{op.label}' indexes,",
+            )
 
 
 def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None:
@@ -58,23 +74,42 @@ def gather_along(ctx: Lowering, op: Op, x: Value, idx: Value, axis: int) -> None
     _within(ctx, op, idx, x, axis)
     view = ctx.strided(x)
     out = ctx.define(op.outputs[0], x.dtype, idx.shape)
-    ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": axis + _RANK - x.rank, **_five(idx.shape, view.strides, x.shape)}
-    ctx.plan.launch("gather_along", {"x": view.ref, "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
+    ints = {
+        "elem": x.dtype.size,
+        "idx_dtype": int(idx.dtype),
+        "axis": axis + _RANK - x.rank,
+        **_five(idx.shape, view.strides, x.shape),
+    }
+    ctx.plan.launch(
+        "gather_along", {"x": view.ref, "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints
+    )
 
 
 def gather_tuples(ctx: Lowering, op: Op, x: Value, idx: Value) -> None:
     """GatherND by indices that only a run knows."""
     b, k = int(op.attr("batch_dims", 0)), idx.shape[-1]
     if not isinstance(k, int) or not 0 <= b < idx.rank or b + k > x.rank:
-        raise Unsupported(f"GatherND by tuples of {k} behind {b} batch dims of a tensor of rank {x.rank}")
+        raise Unsupported(
+            f"GatherND by tuples of {k} behind {b} batch dims of a tensor of rank {x.rank}"
+        )
     for a in range(b):
         ctx.same(idx.shape[a], x.shape[a], f"the batches of GatherND '{op.label}'")
     _require(ctx, op, idx, k)
     lead, strides = idx.shape[:-1], contiguous(x.shape)
     operands = {"x": ctx.plain(x), "idx": ctx.plain(idx)}
     out = ctx.define(op.outputs[0], x.dtype, (*lead, *x.shape[b + k :]))
-    ints: dict[str, DimLike] = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "k": k, "count": D.product(lead), "inner": D.product(x.shape[b + k :])}
-    ints |= {"each": D.product(lead[b:]), "step": D.product(x.shape[b:]), **_five((), strides[b : b + k], x.shape[b : b + k], first=True)}
+    ints: dict[str, DimLike] = {
+        "elem": x.dtype.size,
+        "idx_dtype": int(idx.dtype),
+        "k": k,
+        "count": D.product(lead),
+        "inner": D.product(x.shape[b + k :]),
+    }
+    ints |= {
+        "each": D.product(lead[b:]),
+        "step": D.product(x.shape[b:]),
+        **_five((), strides[b : b + k], x.shape[b : b + k], first=True),
+    }
     ctx.plan.launch("gather_tuples", operands, {"y": ctx.new_plain(out)}, ints)
 
 
@@ -91,7 +126,9 @@ def _changes(ctx: Lowering, op: Op, updates: Value, shape: Sequence[DimLike]) ->
     if op.attr("reduction", "none") != "none":
         raise Unsupported(f"{op.kind} that reduces: sums would depend on which came first")
     if len(shape) != updates.rank:
-        raise Unsupported(f"{op.kind} of updates of rank {updates.rank} for indices that want {len(shape)}")
+        raise Unsupported(
+            f"{op.kind} of updates of rank {updates.rank} for indices that want {len(shape)}"
+        )
     for axis, (a, b) in enumerate(zip(updates.shape, shape, strict=True)):
         ctx.same(a, b, f"the updates of {op.kind} '{op.label}' and its indices along axis {axis}")
 
@@ -103,8 +140,15 @@ def scatter_elements(ctx: Lowering, op: Op) -> None:
     _within(ctx, op, idx, x, _axis(op, x))
     index, update = ctx.plain(idx), ctx.plain(updates)
     out = _copied(ctx, op, x)
-    ints = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "axis": _axis(op, x) + _RANK - x.rank, **_five(idx.shape, contiguous(x.shape), x.shape)}
-    ctx.plan.launch("scatter_along", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False)
+    ints = {
+        "elem": x.dtype.size,
+        "idx_dtype": int(idx.dtype),
+        "axis": _axis(op, x) + _RANK - x.rank,
+        **_five(idx.shape, contiguous(x.shape), x.shape),
+    }
+    ctx.plan.launch(
+        "scatter_along", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False
+    )
 
 
 def scatter_nd(ctx: Lowering, op: Op) -> None:
@@ -116,9 +160,17 @@ def scatter_nd(ctx: Lowering, op: Op) -> None:
     _changes(ctx, op, updates, (*idx.shape[:-1], *x.shape[k:]))
     index, update = ctx.plain(idx), ctx.plain(updates)
     out = _copied(ctx, op, x)
-    ints: dict[str, DimLike] = {"elem": x.dtype.size, "idx_dtype": int(idx.dtype), "k": k, "count": D.product(idx.shape[:-1]), "inner": D.product(x.shape[k:])}
+    ints: dict[str, DimLike] = {
+        "elem": x.dtype.size,
+        "idx_dtype": int(idx.dtype),
+        "k": k,
+        "count": D.product(idx.shape[:-1]),
+        "inner": D.product(x.shape[k:]),
+    }
     ints |= _five((), contiguous(x.shape)[:k], x.shape[:k], first=True)
-    ctx.plan.launch("scatter_tuples", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False)
+    ctx.plan.launch(
+        "scatter_tuples", {"idx": index, "u": update}, {"y": ctx.plain(out)}, ints, whole=False
+    )
 
 
 def trilu(ctx: Lowering, op: Op) -> None:
@@ -127,8 +179,16 @@ def trilu(ctx: Lowering, op: Op) -> None:
     diagonal = ctx.one(op.input(1), "the diagonal") if op.input(1) else 0
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     rows, columns = x.shape[-2:]
-    ints: dict[str, DimLike] = {"outer": D.product(x.shape[:-2]), "rows": rows, "columns": columns, "diagonal": diagonal, "upper": int(op.attr("upper", 1))}
-    ctx.plan.launch("triangle", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"elem": x.dtype.size, **ints})
+    ints: dict[str, DimLike] = {
+        "outer": D.product(x.shape[:-2]),
+        "rows": rows,
+        "columns": columns,
+        "diagonal": diagonal,
+        "upper": int(op.attr("upper", 1)),
+    }
+    ctx.plan.launch(
+        "triangle", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"elem": x.dtype.size, **ints}
+    )
 
 
 def one_hot(ctx: Lowering, op: Op) -> None:
@@ -136,16 +196,38 @@ def one_hot(ctx: Lowering, op: Op) -> None:
     depth = ctx.one_int(op.input(1), "the depth")
     axis = axis_of(int(op.attr("axis", -1)), idx.rank + 1)
     shape = (*idx.shape[:axis], depth, *idx.shape[axis:])
-    if values.ints is not None and idx.ints is not None and len(idx.ints) == 1 and all(isinstance(d, int) for d in (depth, *idx.ints)):
+    if (
+        values.ints is not None
+        and idx.ints is not None
+        and len(idx.ints) == 1
+        and all(isinstance(d, int) for d in (depth, *idx.ints))
+    ):
         # How TorchScript writes the repeats of `repeat_interleave`: one dim among ones.
-        ctx.define(op.outputs[0], values.dtype, shape).ints = tuple(values.ints[d in (idx.ints[0], idx.ints[0] + depth)] for d in range(int(depth)))
+        ctx.define(op.outputs[0], values.dtype, shape).ints = tuple(
+            values.ints[d in (idx.ints[0], idx.ints[0] + depth)] for d in range(int(depth))
+        )
         return
     _require(ctx, op, idx, idx.rank)
     ctx.same(values.elements, 2, f"the values of OneHot '{op.label}' and what it takes")
     out = ctx.define(op.outputs[0], values.dtype, shape)
-    ints: dict[str, DimLike] = {"outer": D.product(idx.shape[:axis]), "depth": depth, "inner": D.product(idx.shape[axis:])}
+    ints: dict[str, DimLike] = {
+        "outer": D.product(idx.shape[:axis]),
+        "depth": depth,
+        "inner": D.product(idx.shape[axis:]),
+    }
     operands = {"idx": ctx.plain(idx), "values": ctx.plain(values)}
-    ctx.plan.launch("one_hot", operands, {"y": ctx.new_plain(out)}, {"elem": values.dtype.size, "idx_dtype": int(idx.dtype), **ints})
+    ctx.plan.launch(
+        "one_hot",
+        operands,
+        {"y": ctx.new_plain(out)},
+        {"elem": values.dtype.size, "idx_dtype": int(idx.dtype), **ints},
+    )
 
 
-OPS = {"OneHot": one_hot, "ScatterElements": scatter_elements, "Scatter": scatter_elements, "ScatterND": scatter_nd, "Trilu": trilu}
+OPS = {
+    "OneHot": one_hot,
+    "ScatterElements": scatter_elements,
+    "Scatter": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Trilu": trilu,
+}

@@ -1,8 +1,7 @@
 """Shape arithmetic and views: they cost nothing, because a view or a symbolic value is enough.
 
-Small integer tensors (the Shape/Gather/Concat towers of dynamic exports) are followed symbolically; they reach memory only
-when something really reads them.
-"""
+Small integer tensors (the Shape/Gather/Concat towers of dynamic exports) are followed symbolically;
+they reach memory only when something really reads them."""
 
 from __future__ import annotations
 
@@ -34,9 +33,18 @@ def _axes(ctx: Lowering, op: Op, position: int) -> list[int] | None:
     return None
 
 
-def _moved(ctx: Lowering, op: Op, x: Value, shape: Dims, move: Callable[[View, int], View], *, image: bool = False) -> None:
-    """The output as `move` of the view of x and the size of an element. Integers that merely count go on counting; they are moved in memory only
-    when something reads them there. `image`: any order of axes in memory will do."""
+def _moved(
+    ctx: Lowering,
+    op: Op,
+    x: Value,
+    shape: Dims,
+    move: Callable[[View, int], View],
+    *,
+    image: bool = False,
+) -> None:
+    """The output as `move` of the view of x and the size of an element. Integers that merely count
+    go on counting; they are moved in memory only when something reads them there. `image`: any
+    order of axes in memory will do."""
     out = ctx.define(op.outputs[0], x.dtype, shape)
 
     def make() -> None:
@@ -67,12 +75,23 @@ def identity(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     ctx.settle(x)
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
+    out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = (
+        x.view,
+        x.nhwc,
+        x.ints,
+        x.data,
+        x.initializer,
+        x.counting,
+    )
 
 
 def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
     """Same elements in the same order under another shape, which has as many of them."""
-    ctx.same(D.product(new), x.elements, f"the elements of {op.kind} '{op.label}', of its result and its input,")
+    ctx.same(
+        D.product(new),
+        x.elements,
+        f"the elements of {op.kind} '{op.label}', of its result and its input,",
+    )
     out = ctx.define(op.outputs[0], x.dtype, new)
     out.counting = reshape_view(x.counting, x.shape, new) if x.counting is not None else None
     if out.counting is not None and x.deferred is not None and x.view is None:
@@ -92,7 +111,11 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
         if x.data is not None:
             out.data = x.data.reshape([int(d) for d in new if isinstance(d, int)])
         return
-    view = ctx.as_view(x) if x.view is not None or (x.nhwc is not None and ctx.target.few_launches) else None
+    view = (
+        ctx.as_view(x)
+        if x.view is not None or (x.nhwc is not None and ctx.target.few_launches)
+        else None
+    )
     out.view = reshape_view(view, x.shape, new) if view is not None else None
     if out.view is None and view is not None and _to_image(ctx, out, view, x.shape):
         return
@@ -101,8 +124,16 @@ def relabel(ctx: Lowering, op: Op, x: Value, new: Dims) -> None:
 
 
 def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
-    """Where channels that lie side by side are reordered (shuffled between groups), the copy makes a channels-last image again."""
-    if not ctx.target.few_launches or out.rank != 4 or not isinstance(out.shape[1], int) or out.dtype not in ctx.target.types or out.name in ctx.alias:
+    """Where channels that lie side by side are reordered (shuffled between groups), the copy makes
+    a channels-last image again.
+    """
+    if (
+        not ctx.target.few_launches
+        or out.rank != 4
+        or not isinstance(out.shape[1], int)
+        or out.dtype not in ctx.target.types
+        or out.name in ctx.alias
+    ):
         return False
     if len(old) < 5 or view.strides[-1] == 1 or 1 not in view.strides[1:-2]:
         return False
@@ -117,7 +148,11 @@ def _to_image(ctx: Lowering, out: Value, view: View, old: Dims) -> bool:
 
 def reshape(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
-    target = tuple(int(v) for v in op.attr("shape")) if op.attr("shape") is not None else ctx.int_list(op.input(1), "the shape")
+    target = (
+        tuple(int(v) for v in op.attr("shape"))
+        if op.attr("shape") is not None
+        else ctx.int_list(op.input(1), "the shape")
+    )
     keep_zero = bool(op.attr("allowzero", 0))
     dims: list[DimLike] = []
     unknown = -1
@@ -131,9 +166,14 @@ def reshape(ctx: Lowering, op: Op) -> None:
             dims.append(1)
         else:
             if isinstance(d, Dim) and not keep_zero and k < x.rank and d is not x.shape[k]:
-                # A 0 that only a run knows stands for the input's size, too: then the two must be equal. (Symbols of other partitions cannot be compared.)
+                # A 0 that only a run knows stands for the input's size, too: then the two must be
+                # equal. (Symbols of other partitions cannot be compared.)
                 copied = D.select(D.equal(d, 0), x.shape[k], d)
-                ctx.plan.require(d, copied, f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the input's, and that")
+                ctx.plan.require(
+                    d,
+                    copied,
+                    f"dim {k} of the target of {op.kind} '{op.label}', where 0 stands for the input's, and that",
+                )
             dims.append(d)
     if unknown >= 0:
         rest = [d for k, d in enumerate(dims) if k != unknown]
@@ -198,7 +238,14 @@ def transpose(ctx: Lowering, op: Op) -> None:
         out = ctx.define(op.outputs[0], x.dtype, tuple(x.shape[p] for p in perm))
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x).transpose(perm).reshape(-1))
         return
-    _moved(ctx, op, x, tuple(x.shape[p] for p in perm), lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)), image=True)
+    _moved(
+        ctx,
+        op,
+        x,
+        tuple(x.shape[p] for p in perm),
+        lambda view, _: View(view.ref, tuple(view.strides[p] for p in perm)),
+        image=True,
+    )
 
 
 def _numbered(x: Value) -> Array:
@@ -218,9 +265,20 @@ def slice_(ctx: Lowering, op: Op) -> None:
         axes = list(op.attr("axes") or range(len(starts)))
         steps = [1] * len(starts)
     else:
-        starts, ends = ctx.int_list(op.input(1), "the starts"), ctx.int_list(op.input(2), "the ends")
-        axes = [int(a) for a in ctx.contents(op.input(3), "the axes")] if op.input(3) else list(range(len(starts)))
-        steps = [int(s) for s in ctx.contents(op.input(4), "the steps")] if op.input(4) else [1] * len(starts)
+        starts, ends = (
+            ctx.int_list(op.input(1), "the starts"),
+            ctx.int_list(op.input(2), "the ends"),
+        )
+        axes = (
+            [int(a) for a in ctx.contents(op.input(3), "the axes")]
+            if op.input(3)
+            else list(range(len(starts)))
+        )
+        steps = (
+            [int(s) for s in ctx.contents(op.input(4), "the steps")]
+            if op.input(4)
+            else [1] * len(starts)
+        )
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise Unsupported("a Slice whose starts, ends, axes and steps are not equally many")
     if 0 in steps or len({axis_of(a, x.rank) for a in axes}) < len(axes):
@@ -236,7 +294,8 @@ def slice_(ctx: Lowering, op: Op) -> None:
             first, last = _clamp(first, 0, n), _clamp(last, 0, n)
             length = D.maximum(D.ceildiv(last - first, st), 0)
             if first != 0:
-                first = D.maximum(D.minimum(first, n - 1), 0)  # an empty slice begins within its operand, too
+                # an empty slice begins within its operand, too
+                first = D.maximum(D.minimum(first, n - 1), 0)
         else:
             if not isinstance(n, int) or not isinstance(first, int) or not isinstance(last, int):
                 raise Unsupported("a backward Slice of a symbolic dim")
@@ -244,29 +303,55 @@ def slice_(ctx: Lowering, op: Op) -> None:
             last = min(max(last, -1), n - 1) if not (isinstance(e, int) and e < -n) else -1
             length = max(-(-(last - first) // st), 0)
         begin[k], step_of[k], shape_[k] = first, st, _known_length(x, k, s, e, st, length)
-    if x.ints is not None and (x.rank == 1 or x.data is None) and all(isinstance(d, int) for d in (*begin, *shape_)):
-        places = [[b + st * i for i in range(n)] for b, st, n in zip(begin, step_of, shape_, strict=True) if isinstance(b, int) and isinstance(n, int)]
+    if (
+        x.ints is not None
+        and (x.rank == 1 or x.data is None)
+        and all(isinstance(d, int) for d in (*begin, *shape_))
+    ):
+        places = [
+            [b + st * i for i in range(n)]
+            for b, st, n in zip(begin, step_of, shape_, strict=True)
+            if isinstance(b, int) and isinstance(n, int)
+        ]
         out = ctx.define(op.outputs[0], x.dtype, tuple(shape_))
         out.ints = tuple(x.ints[int(k)] for k in _numbered(x)[np.ix_(*places)].reshape(-1))
         return
 
-    if x.view is None and x.nhwc is not None and _cut_image(ctx, ctx.define(op.outputs[0], x.dtype, tuple(shape_)), x, begin, step_of):
+    if (
+        x.view is None
+        and x.nhwc is not None
+        and _cut_image(ctx, ctx.define(op.outputs[0], x.dtype, tuple(shape_)), x, begin, step_of)
+    ):
         return
 
     def move(view: View, size: int) -> View:
         start: DimLike = 0
         for b, s in zip(begin, view.strides, strict=True):
             start = start + D.mul(b, s)
-        return View(view.ref.at(D.mul(start, size)), tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)))
+        return View(
+            view.ref.at(D.mul(start, size)),
+            tuple(D.mul(s, k) for s, k in zip(view.strides, step_of, strict=True)),
+        )
 
     _moved(ctx, op, x, tuple(shape_), move, image=True)
 
 
-def _cut_image(ctx: Lowering, out: Value, x: Value, begin: Sequence[DimLike], steps: Sequence[int]) -> bool:
-    """`out` as part of a channels-last image in place; not where its channels would not begin at a vector."""
+def _cut_image(
+    ctx: Lowering, out: Value, x: Value, begin: Sequence[DimLike], steps: Sequence[int]
+) -> bool:
+    """`out` as part of a channels-last image in place; not where its channels would not begin at a
+    vector.
+    """
     assert x.nhwc is not None
     first, old = begin[1], x.nhwc
-    if not ctx.target.few_launches or not isinstance(first, int) or first % _VECTOR or steps[1] != 1 or not isinstance(out.shape[1], int) or min(steps) < 1:
+    if (
+        not ctx.target.few_launches
+        or not isinstance(first, int)
+        or first % _VECTOR
+        or steps[1] != 1
+        or not isinstance(out.shape[1], int)
+        or min(steps) < 1
+    ):
         return False
     *rows, column = (0, *begin[2:]) if x.rank == 3 else begin[2:]
     *row_steps, column_step = (1, *steps[2:]) if x.rank == 3 else steps[2:]
@@ -287,10 +372,19 @@ def _from_end(v: DimLike, n: DimLike) -> DimLike:
     return D.select(D.less(v, 0), v + n, v)
 
 
-def _known_length(x: Value, axis: int, start: DimLike, end: DimLike, step: int, length: DimLike) -> DimLike:
-    """Plain spellings of common symbolic slices: everything, and up to a dim that is no longer than the axis."""
+def _known_length(
+    x: Value, axis: int, start: DimLike, end: DimLike, step: int, length: DimLike
+) -> DimLike:
+    """Plain spellings of common symbolic slices: everything, and up to a dim that is no longer than
+    the axis.
+    """
     n = x.shape[axis]
-    if step == 1 and isinstance(start, int) and start == 0 and ((isinstance(end, int) and end >= 2**31 - 1) or end is n):
+    if (
+        step == 1
+        and isinstance(start, int)
+        and start == 0
+        and ((isinstance(end, int) and end >= 2**31 - 1) or end is n)
+    ):
         return n
     return length
 
@@ -328,9 +422,17 @@ def split(ctx: Lowering, op: Op) -> None:
     for name, s in zip(op.outputs, sizes, strict=True):
         if name:
             out = ctx.define(name, x.dtype, (*x.shape[:k], s, *x.shape[k + 1 :]))
-            if x.view is not None or x.nhwc is None or not _cut_image(ctx, out, x, [start if a == k else 0 for a in range(x.rank)], [1] * x.rank):
+            if (
+                x.view is not None
+                or x.nhwc is None
+                or not _cut_image(
+                    ctx, out, x, [start if a == k else 0 for a in range(x.rank)], [1] * x.rank
+                )
+            ):
                 view = ctx.as_view(x)
-                out.view = View(view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides)
+                out.view = View(
+                    view.ref.at(D.mul(D.mul(start, view.strides[k]), x.dtype.size)), view.strides
+                )
         start = start + s
 
 
@@ -338,22 +440,44 @@ def expand(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     target = ctx.int_list(op.input(1), "the shape")
     shape_ = broadcast([x.shape, target], [op.input(0), "the target shape"])
-    if x.ints is not None and len(x.ints) == 1 and len(shape_) == 1 and isinstance(shape_[0], int) and shape_[0] <= 8:
+    if (
+        x.ints is not None
+        and len(x.ints) == 1
+        and len(shape_) == 1
+        and isinstance(shape_[0], int)
+        and shape_[0] <= 8
+    ):
         ctx.define(op.outputs[0], x.dtype, shape_).ints = x.ints * shape_[0]
         return
-    if pointwise_stages.placed(ctx, x, [*[None] * (len(shape_) - x.rank), *range(x.rank)], Value(op.outputs[0], x.dtype, shape_)):
+    if pointwise_stages.placed(
+        ctx,
+        x,
+        [*[None] * (len(shape_) - x.rank), *range(x.rank)],
+        Value(op.outputs[0], x.dtype, shape_),
+    ):
         return
-    _moved(ctx, op, x, shape_, lambda view, _: View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)))
+    _moved(
+        ctx,
+        op,
+        x,
+        shape_,
+        lambda view, _: View(view.ref, broadcast_strides(ctx.plan, view, x.shape, shape_)),
+    )
 
 
 def _picked(view: View, axis: int, first: DimLike, steps: Dims, size: int) -> View:
     """The view with `axis` indexed by first + sum(index * step)."""
     stride = view.strides[axis]
-    return View(view.ref.at(D.mul(D.mul(first, stride), size)), (*view.strides[:axis], *(D.mul(s, stride) for s in steps), *view.strides[axis + 1 :]))
+    return View(
+        view.ref.at(D.mul(D.mul(first, stride), size)),
+        (*view.strides[:axis], *(D.mul(s, stride) for s in steps), *view.strides[axis + 1 :]),
+    )
 
 
 def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
-    """Whether indices of this shape that count stay in 0..n; the Plan checks at run time what the symbols do not show."""
+    """Whether indices of this shape that count stay in 0..n; the Plan checks at run time what the
+    symbols do not show.
+    """
     last = counting.ref.offset
     if not all(D.never_negative(d) for d in (last, *counting.strides)):
         return False
@@ -361,7 +485,9 @@ def inside(ctx: Lowering, counting: View, shape: Dims, n: DimLike) -> bool:
         last = last + D.mul(d - 1, s)
     if isinstance(last, int) and isinstance(n, int):
         return last < n
-    return ctx.plan.require_at_least(n, last + 1, "an axis that is read at each position up to a size of the inputs")
+    return ctx.plan.require_at_least(
+        n, last + 1, "an axis that is read at each position up to a size of the inputs"
+    )
 
 
 def gather(ctx: Lowering, op: Op) -> None:
@@ -373,14 +499,26 @@ def gather(ctx: Lowering, op: Op) -> None:
         picks = [int(i) for i in idx.ints if isinstance(i, int)]
         if x.ints is not None and x.rank == 1:
             if any(not -len(x.ints) <= i < len(x.ints) for i in picks):
-                raise Unsupported(f"a Gather at {', '.join(map(str, picks))} of {len(x.ints)} elements")
+                raise Unsupported(
+                    f"a Gather at {', '.join(map(str, picks))} of {len(x.ints)} elements"
+                )
             out = ctx.define(op.outputs[0], x.dtype, shape_)
             out.ints = tuple(x.ints[i] for i in picks)
             return
         if len(picks) == 1:
             at = n + picks[0] if picks[0] < 0 else picks[0]
-            ctx.at_least(n, picks[0] + 1 if picks[0] >= 0 else -picks[0], f"the axis that Gather '{op.label}' reads at {picks[0]}")
-            _moved(ctx, op, x, shape_, lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size))
+            ctx.at_least(
+                n,
+                picks[0] + 1 if picks[0] >= 0 else -picks[0],
+                f"the axis that Gather '{op.label}' reads at {picks[0]}",
+            )
+            _moved(
+                ctx,
+                op,
+                x,
+                shape_,
+                lambda view, size: _picked(view, k, at, tuple(0 for _ in idx.shape), size),
+            )
             return
     if idx.counting is not None and inside(ctx, idx.counting, idx.shape, n):
         first, steps = idx.counting.ref.offset, idx.counting.strides
@@ -394,7 +532,9 @@ def gather(ctx: Lowering, op: Op) -> None:
     }  # fmt: skip
 
     def make() -> None:
-        ctx.plan.launch("gather", {"x": ctx.plain(x), "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints)
+        ctx.plan.launch(
+            "gather", {"x": ctx.plain(x), "idx": ctx.plain(idx)}, {"y": ctx.new_plain(out)}, ints
+        )
 
     if out.name in ctx.deferrable and x.rank == 2 and k == 0 and summed_rows.fits(ctx, out, [x]):
         ctx.defer(out, "rows", [x, idx], make)
@@ -406,5 +546,6 @@ OPS = {
     "Shape": shape, "Size": size, "Identity": identity, "Dropout": identity, "Reshape": reshape, "Flatten": flatten, "Squeeze": squeeze,
     "Unsqueeze": unsqueeze, "Transpose": transpose, "Slice": slice_, "Split": split, "Expand": expand, "Gather": gather,
 }  # fmt: skip
-#: Ops whose output is the input's elements in the same order (an output buffer may be written by their producer).
+#: Ops whose output is the input's elements in the same order (an output buffer may be written by
+#: their producer).
 RESHAPES = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})

@@ -31,7 +31,11 @@ def _vector(ctx: Lowering, name: str, n: DimLike) -> Ref | None:
 
 def layernorm(ctx: Lowering, op: Op) -> None:
     """y = norm(x + res + xbias) * gamma + beta; the optional second output is the sum."""
-    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
+    roles = (
+        op.by_role
+        if op.fused
+        else {r: n for r, n in zip(("x", "gamma", "beta"), op.inputs, strict=False) if n}
+    )
     x = ctx.value(roles["x"])
     ctx.require(x, "a norm")
     rms = op.attr("rms", 0) or op.kind == "RMSNormalization"
@@ -45,10 +49,29 @@ def layernorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported("LayerNormalization with its mean and deviation as outputs")
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
     rule = {"rms": int(bool(rms)), "gamma_add": int(bool(op.attr("gamma_add", 0)))}
-    if axis == x.rank - 1 and not channels and gemm_norm.leave(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op)):
+    if (
+        axis == x.rank - 1
+        and not channels
+        and gemm_norm.leave(ctx, op, x, roles, rule, eps, lambda: layernorm(ctx, op))
+    ):
         return
-    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), n), "beta": _vector(ctx, roles.get("beta", ""), n)}
-    if axis == x.rank - 1 and not channels and _over_sum(ctx, op, x, [ctx.value(roles[r]) for r in ("res", "xbias") if roles.get(r)], operands, rule, eps):
+    operands: dict[str, Ref | None] = {
+        "gamma": _vector(ctx, roles.get("gamma", ""), n),
+        "beta": _vector(ctx, roles.get("beta", ""), n),
+    }
+    if (
+        axis == x.rank - 1
+        and not channels
+        and _over_sum(
+            ctx,
+            op,
+            x,
+            [ctx.value(roles[r]) for r in ("res", "xbias") if roles.get(r)],
+            operands,
+            rule,
+            eps,
+        )
+    ):
         return
     operands["x"] = ctx.plain(x)
     if roles.get("xbias"):
@@ -59,30 +82,61 @@ def layernorm(ctx: Lowering, op: Op) -> None:
         res = _channels_last(ctx, res) if channels else res
         if res.shape != x.shape:
             wide = ctx.define(f"{op.outputs[0]}\0res", x.dtype, x.shape)
-            wide.view = View((view := ctx.strided(res)).ref, broadcast_strides(ctx.plan, view, res.shape, x.shape))
+            wide.view = View(
+                (view := ctx.strided(res)).ref,
+                broadcast_strides(ctx.plan, view, res.shape, x.shape),
+            )
             res = wide
         operands["res"] = ctx.plain(res)
-    made = [ctx.define(o + ("\0last" if channels else ""), x.dtype, x.shape) for o in op.outputs if o]
-    outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(v) for v in made), strict=False))
+    made = [
+        ctx.define(o + ("\0last" if channels else ""), x.dtype, x.shape) for o in op.outputs if o
+    ]
+    outs: dict[str, Ref | None] = dict(
+        zip(("y", "skip"), (ctx.new_plain(v) for v in made), strict=False)
+    )
     for o, last in zip(op.outputs, made if channels else (), strict=False):
-        ctx.define(o, x.dtype, _first(last.shape)).view = View(ctx.plain(last), _first(contiguous(last.shape)))
-    ctx.plan.launch("layernorm", operands, outs, {"rows": D.product(x.shape[:axis]), "N": n, **rule}, {"eps": eps}, dtype=x.dtype)
+        ctx.define(o, x.dtype, _first(last.shape)).view = View(
+            ctx.plain(last), _first(contiguous(last.shape))
+        )
+    ctx.plan.launch(
+        "layernorm",
+        operands,
+        outs,
+        {"rows": D.product(x.shape[:axis]), "N": n, **rule},
+        {"eps": eps},
+        dtype=x.dtype,
+    )
 
 
 def _over_sum(
     ctx: Lowering, op: Op, x: Value, others: Sequence[Value], weights: Mapping[str, Ref | None], rule: Mapping[str, int], eps: float
 ) -> bool:  # fmt: skip
     """Normalise rows that the kernel adds up itself, where that saves launches."""
-    if not summed_rows.fits(ctx, x, others) or not summed_rows.worth([x, *(o for o in others if o.rank > 1)], x.shape):
+    if not summed_rows.fits(ctx, x, others) or not summed_rows.worth(
+        [x, *(o for o in others if o.rank > 1)], x.shape
+    ):
         return False
     found = summed_rows.operands(ctx, [x, *others], x.shape)
     if found is None:
         return False
     refs, ints = found
-    outs: dict[str, Ref | None] = dict(zip(("y", "skip"), (ctx.new_plain(ctx.define(o, x.dtype, x.shape)) for o in op.outputs if o), strict=False))
-    if x.view is None and not others and "skip" not in outs and len(ctx.graph.consumers(x.name)) > 1:
+    outs: dict[str, Ref | None] = dict(
+        zip(
+            ("y", "skip"),
+            (ctx.new_plain(ctx.define(o, x.dtype, x.shape)) for o in op.outputs if o),
+            strict=False,
+        )
+    )
+    if (
+        x.view is None
+        and not others
+        and "skip" not in outs
+        and len(ctx.graph.consumers(x.name)) > 1
+    ):
         outs["skip"] = ctx.new_plain(x)  # for its other readers
-    ctx.plan.launch("layernorm_sum", {**refs, **weights}, outs, {**ints, **rule}, {"eps": eps}, dtype=x.dtype)
+    ctx.plan.launch(
+        "layernorm_sum", {**refs, **weights}, outs, {**ints, **rule}, {"eps": eps}, dtype=x.dtype
+    )
     return True
 
 
@@ -122,7 +176,10 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"a group norm of {c} channels in {groups} groups")
     act, p0, p1 = activation_only(expression(op.attr("expr")), x.dtype)
     eps = float(op.attr("eps", op.attr("epsilon", 1e-5)))
-    operands: dict[str, Ref | None] = {"gamma": _vector(ctx, roles.get("gamma", ""), c), "beta": _vector(ctx, roles.get("beta", ""), c)}
+    operands: dict[str, Ref | None] = {
+        "gamma": _vector(ctx, roles.get("gamma", ""), c),
+        "beta": _vector(ctx, roles.get("beta", ""), c),
+    }
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
     floats = {"eps": eps, "p0": p0, "p1": p1}
     if x.nhwc is not None and x.view is None:
@@ -132,10 +189,31 @@ def groupnorm(ctx: Lowering, op: Op) -> None:
             "N": n, "C": c, "G": groups, "H": h, "W": w, "x_cs": src.cs, "x_rs": src.rs, "x_ns": src.ns, "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
             "act": act,
         }  # fmt: skip
-        ctx.plan.launch("groupnorm_nhwc", {"x": src.ref, **operands}, {"y": dst.ref}, ints, floats, whole=False, dtype=x.dtype)
+        ctx.plan.launch(
+            "groupnorm_nhwc",
+            {"x": src.ref, **operands},
+            {"y": dst.ref},
+            ints,
+            floats,
+            whole=False,
+            dtype=x.dtype,
+        )
         return
-    shape: dict[str, DimLike] = {"B": x.shape[0], "C": c, "G": groups, "inner": D.product(x.shape[2:]), "act": act}
-    ctx.plan.launch("groupnorm", {"x": ctx.plain(x), **operands}, {"y": ctx.new_plain(out)}, shape, floats, dtype=x.dtype)
+    shape: dict[str, DimLike] = {
+        "B": x.shape[0],
+        "C": c,
+        "G": groups,
+        "inner": D.product(x.shape[2:]),
+        "act": act,
+    }
+    ctx.plan.launch(
+        "groupnorm",
+        {"x": ctx.plain(x), **operands},
+        {"y": ctx.new_plain(out)},
+        shape,
+        floats,
+        dtype=x.dtype,
+    )
 
 
 def softmax(ctx: Lowering, op: Op) -> None:
@@ -148,7 +226,13 @@ def softmax(ctx: Lowering, op: Op) -> None:
     if old:  # before opset 13 the tensor is coerced to 2-d at the axis
         n, inner = D.mul(n, inner), 1
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ctx.plan.launch("softmax", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, {"outer": outer, "n": n, "inner": inner, "log": log}, dtype=x.dtype)
+    ctx.plan.launch(
+        "softmax",
+        {"x": ctx.plain(x)},
+        {"y": ctx.new_plain(out)},
+        {"outer": outer, "n": n, "inner": inner, "log": log},
+        dtype=x.dtype,
+    )
 
 
 _KINDS = {
@@ -172,7 +256,9 @@ def reduce(ctx: Lowering, op: Op) -> None:
     """Reduction over adjacent axes (others are transposed next to each other first)."""
     x = ctx.value(op.input(0))
     kind = _KINDS[op.kind]
-    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types} or (x.dtype not in ctx.target.types and kind not in (0, 2, 3, 4)):
+    if x.dtype not in {DType.I64, DType.I32, *ctx.target.types} or (
+        x.dtype not in ctx.target.types and kind not in (0, 2, 3, 4)
+    ):
         raise Unsupported(f"{op.kind} of type {x.dtype.name}")
     if op.attr("axes") is not None:
         axes = [int(a) for a in op.attr("axes")]
@@ -189,8 +275,17 @@ def reduce(ctx: Lowering, op: Op) -> None:
             raise Unsupported(f"{op.kind} that does nothing")
         axes = list(range(x.rank))
     gone = sorted({axis_of(a, x.rank) for a in axes})
-    shape: Dims = tuple(1 if k in gone else d for k, d in enumerate(x.shape) if keep or k not in gone)
-    if gone and gone == [2, 3] and x.rank == 4 and x.nhwc is not None and x.view is None and kind in (1, 2):
+    shape: Dims = tuple(
+        1 if k in gone else d for k, d in enumerate(x.shape) if keep or k not in gone
+    )
+    if (
+        gone
+        and gone == [2, 3]
+        and x.rank == 4
+        and x.nhwc is not None
+        and x.view is None
+        and kind in (1, 2)
+    ):
         n, c, h, w = x.image()
         assert isinstance(c, int)
         out = ctx.define(op.outputs[0], x.dtype, shape)
@@ -207,12 +302,21 @@ def reduce(ctx: Lowering, op: Op) -> None:
         view = ctx.strided(x)
         moved = ctx.define(op.outputs[0] + "\0moved", x.dtype, tuple(x.shape[k] for k in order))
         moved.view = View(view.ref, tuple(view.strides[k] for k in order))
-        source, outer, n_, inner = ctx.plain(moved), D.product(moved.shape[: len(kept)]), D.product(moved.shape[len(kept) :]), 1
+        source, outer, n_, inner = (
+            ctx.plain(moved),
+            D.product(moved.shape[: len(kept)]),
+            D.product(moved.shape[len(kept) :]),
+            1,
+        )
         dims: tuple[DimLike, DimLike, DimLike] = (outer, n_, inner)
     else:
         first, last = (gone[0], gone[-1]) if gone else (x.rank, x.rank - 1)
         source = ctx.plain(x)
-        dims = (D.product(x.shape[:first]), D.product(x.shape[first : last + 1]), D.product(x.shape[last + 1 :]))
+        dims = (
+            D.product(x.shape[:first]),
+            D.product(x.shape[first : last + 1]),
+            D.product(x.shape[last + 1 :]),
+        )
     out = ctx.define(op.outputs[0], x.dtype, shape)
     ctx.plan.launch(
         "reduce",
@@ -229,7 +333,9 @@ def argmax(ctx: Lowering, op: Op) -> None:
     if x.dtype not in whole | ctx.target.types:
         raise Unsupported(f"{op.kind} of type {x.dtype.name}")
     axis = axis_of(int(op.attr("axis", 0)), x.rank)
-    ctx.at_least(x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,")
+    ctx.at_least(
+        x.shape[axis], 1, f"axis {axis} of '{x.name}', of which {op.kind} takes an element,"
+    )
     keep = bool(op.attr("keepdims", 1))
     shape = tuple(1 if k == axis else d for k, d in enumerate(x.shape) if keep or k != axis)
     out = ctx.define(op.outputs[0], DType.I64, shape)
@@ -237,13 +343,21 @@ def argmax(ctx: Lowering, op: Op) -> None:
         "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "min": int(op.kind == "ArgMin"),
         "last": int(op.attr("select_last_index", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
-    ctx.plan.launch("argmax", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+    ctx.plan.launch(
+        "argmax",
+        {"x": ctx.plain(x)},
+        {"y": ctx.new_plain(out)},
+        ints,
+        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
+    )
 
 
 def cumsum(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     if ctx.target.name != "cuda":
-        raise Unsupported("no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it")
+        raise Unsupported(
+            "no kernel computes CumSum, nor is one needed where ONNX Runtime's own runs beside it"
+        )
     if x.dtype not in {DType.I64, DType.I32, *ctx.target.types}:
         raise Unsupported(f"CumSum of type {x.dtype.name}")
     axis = axis_of(ctx.one(op.input(1), "the axis"), x.rank)
@@ -252,24 +366,47 @@ def cumsum(ctx: Lowering, op: Op) -> None:
         "outer": D.product(x.shape[:axis]), "n": x.shape[axis], "inner": D.product(x.shape[axis + 1 :]), "exclusive": int(op.attr("exclusive", 0)),
         "reverse": int(op.attr("reverse", 0)), "dtype": int(x.dtype),
     }  # fmt: skip
-    ctx.plan.launch("cumsum", {"x": ctx.plain(x)}, {"y": ctx.new_plain(out)}, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+    ctx.plan.launch(
+        "cumsum",
+        {"x": ctx.plain(x)},
+        {"y": ctx.new_plain(out)},
+        ints,
+        dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
+    )
 
 
 def _by_statistics(ctx: Lowering, op: Op, x: Value, parts: Sequence[Value]) -> None:
-    """BatchNormalization with statistics of a run (what TensorFlow makes of a layer norm), as it is written."""
+    """BatchNormalization with statistics of a run (what TensorFlow makes of a layer norm), as it is
+    written.
+    """
     columns = []
     for p in parts:
-        column = ctx.define(f"{op.outputs[0]}\0{p.name}", p.dtype, (*p.shape, *(1 for _ in x.shape[2:])))
+        column = ctx.define(
+            f"{op.outputs[0]}\0{p.name}", p.dtype, (*p.shape, *(1 for _ in x.shape[2:]))
+        )
         column.view = View(ctx.plain(p), contiguous(column.shape))
         columns.append(column)
     eps = Instr("const", (), float(op.attr("epsilon", 1e-5)))
-    code = (Instr("sub", (0, 3)), eps, Instr("add", (4, 6)), Instr("sqrt", (7,)), Instr("div", (1, 8)), Instr("fma", (5, 9, 2)))
+    code = (
+        Instr("sub", (0, 3)),
+        eps,
+        Instr("add", (4, 6)),
+        Instr("sqrt", (7,)),
+        Instr("div", (1, 8)),
+        Instr("fma", (5, 9, 2)),
+    )
     lower_expression(ctx, Expr(5, code, 10), [x, *columns], op.outputs[0], x.dtype)
 
 
 def batchnorm(ctx: Lowering, op: Op) -> None:
-    """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale + shift, ...) per channel."""
-    roles = op.by_role if op.fused else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
+    """A BatchNormalization that follows no convolution, with what follows it: expr(x * scale +
+    shift, ...) per channel.
+    """
+    roles = (
+        op.by_role
+        if op.fused
+        else dict(zip(("x", "bn_scale", "bn_bias", "bn_mean", "bn_var"), op.inputs, strict=False))
+    )
     x = ctx.value(roles["x"])
     if op.attr("training_mode", 0) or len([o for o in op.outputs if o]) > 1:
         raise Unsupported("BatchNormalization in training mode")
@@ -285,12 +422,24 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
         raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
     c = x.shape[1]
     if not isinstance(c, int) or any(p.elements != c for p in parts):
-        raise Unsupported(f"BatchNormalization of {c} channels with {', '.join(str(p.elements) for p in parts)} statistics")
-    scale, shift = (ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:]))) for s in ("\0scale", "\0shift"))
+        raise Unsupported(
+            f"BatchNormalization of {c} channels with {', '.join(str(p.elements) for p in parts)} statistics"
+        )
+    scale, shift = (
+        ctx.define(op.outputs[0] + s, DType.F32, (c, *(1 for _ in x.shape[2:])))
+        for s in ("\0scale", "\0shift")
+    )
     outs = {"scale": ctx.new_plain(scale), "shift": ctx.new_plain(shift)}
     names = ("gamma", "beta", "mean", "var")
     eps = float(op.attr("bn_eps", op.attr("epsilon", 1e-5)))
-    ctx.plan.launch("fold_bn", {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)}, outs, {"C": c}, {"eps": eps}, dtype=kinds.pop())
+    ctx.plan.launch(
+        "fold_bn",
+        {k: ctx.plain(p) for k, p in zip(names, parts, strict=True)},
+        outs,
+        {"C": c},
+        {"eps": eps},
+        dtype=kinds.pop(),
+    )
     follow = expression(op.attr("expr")) or Expr(1, (), 0)
     extras = [ctx.value(n) for n in op.extras]
     # inputs of the whole: x, scale, shift, then the epilogue's own operands
@@ -299,12 +448,27 @@ def batchnorm(ctx: Lowering, op: Op) -> None:
     def moved(i: int) -> int:
         return first if i == 0 else i + 2 if i < follow.n_in else i - follow.n_in + first + 1
 
-    code = (Instr("fma", (0, 1, 2)), *(Instr(i.op, tuple(moved(a) for a in i.args), i.imm) for i in follow.code))
-    lower_expression(ctx, Expr(first, code, moved(follow.out)), [x, scale, shift, *extras], op.outputs[0], x.dtype)
+    code = (
+        Instr("fma", (0, 1, 2)),
+        *(Instr(i.op, tuple(moved(a) for a in i.args), i.imm) for i in follow.code),
+    )
+    lower_expression(
+        ctx,
+        Expr(first, code, moved(follow.out)),
+        [x, scale, shift, *extras],
+        op.outputs[0],
+        x.dtype,
+    )
 
 
 #: Kinds of this module whose first operand is [N, C, ...].
-CHANNELS = ("InstanceNormalization", "GroupNormalization", ":groupnorm", "BatchNormalization", ":batchnorm")
+CHANNELS = (
+    "InstanceNormalization",
+    "GroupNormalization",
+    ":groupnorm",
+    "BatchNormalization",
+    ":batchnorm",
+)
 OPS = {
     "LayerNormalization": layernorm, "RMSNormalization": layernorm, ":layernorm": layernorm, ":groupnorm": groupnorm,
     "InstanceNormalization": groupnorm, "GroupNormalization": groupnorm, "Softmax": softmax, "LogSoftmax": softmax, ":softmax": softmax,

@@ -1,4 +1,6 @@
-"""Padding: one launch where the target has a kernel for it, else a fill or copies that read backwards."""
+"""Padding: one launch where the target has a kernel for it, else a fill or copies that read
+backwards.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ def pad(ctx: Lowering, op: Op) -> None:
         raise Unsupported(f"Pad in mode '{mode}'")
     if op.attr("pads") is not None:
         pads: list[DimLike] = [int(p) for p in op.attr("pads")]
-        fill = np.asarray(float(op.attr("value", 0.0)), helper.tensor_dtype_to_np_dtype(int(x.dtype)))
+        fill = np.asarray(
+            float(op.attr("value", 0.0)), helper.tensor_dtype_to_np_dtype(int(x.dtype))
+        )
     else:
         pads = list(ctx.int_list(op.input(1), "the pads"))
         fill = ctx.contents(op.input(2), "the pad value") if op.input(2) else np.zeros(1, np.int64)
         if op.input(3):
-            axes = [axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes").reshape(-1)]
+            axes = [
+                axis_of(int(a), x.rank) for a in ctx.contents(op.input(3), "the axes").reshape(-1)
+            ]
             full: list[DimLike] = [0] * (2 * x.rank)
             for j, a in enumerate(axes):
                 full[a], full[a + x.rank] = pads[j], pads[j + len(axes)]
@@ -60,27 +66,54 @@ def pad(ctx: Lowering, op: Op) -> None:
 
 def with_zeros(ctx: Lowering, name: str, x: Value, pads: Sequence[int]) -> Value:
     """`x` with zeros before and behind each axis."""
-    return _pad_at_once(ctx, name, x, pads, 0, 0) if ctx.target.pads else _fill_and_copy(ctx, name, x, pads, 0)
+    return (
+        _pad_at_once(ctx, name, x, pads, 0, 0)
+        if ctx.target.pads
+        else _fill_and_copy(ctx, name, x, pads, 0)
+    )
 
 
 def _fill_and_copy(ctx: Lowering, name: str, x: Value, pads: Sequence[int], value: int) -> Value:
-    out = ctx.define(name, x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape)))
+    out = ctx.define(
+        name, x.dtype, tuple(d + (pads[k] + pads[k + x.rank]) for k, d in enumerate(x.shape))
+    )
     ref, strides = ctx.new_plain(out), contiguous(out.shape)
-    ctx.plan.launch("fill", {}, {"y": ref}, {"elem": x.dtype.size, "count": out.elements, "value": value}, whole=False)
+    ctx.plan.launch(
+        "fill",
+        {},
+        {"y": ref},
+        {"elem": x.dtype.size, "count": out.elements, "value": value},
+        whole=False,
+    )
     start: DimLike = 0
     for k in range(x.rank):
         start = start + D.mul(strides[k], pads[k])
-    ctx.copy(ctx.strided(x), View(ref.at(D.mul(start, x.dtype.size)), strides), x.shape, x.dtype, whole=False)
+    ctx.copy(
+        ctx.strided(x),
+        View(ref.at(D.mul(start, x.dtype.size)), strides),
+        x.shape,
+        x.dtype,
+        whole=False,
+    )
     return out
 
 
-def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int, value: int) -> Value:
+def _pad_at_once(
+    ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mode: int, value: int
+) -> Value:
     """An image stays one where its height and width are padded."""
     before, after = pads[: x.rank], pads[x.rank :]
     if x.dtype.size not in (1, 2, 4, 8):
         raise Unsupported("an element size the kernel does not pad")
-    out = ctx.define(name, x.dtype, tuple(d + b + a for d, b, a in zip(x.shape, before, after, strict=True)))
-    image = x.nhwc is not None and x.view is None and x.rank in (3, 4) and all(p == 0 for p in (*before[:2], *after[:2]))
+    out = ctx.define(
+        name, x.dtype, tuple(d + b + a for d, b, a in zip(x.shape, before, after, strict=True))
+    )
+    image = (
+        x.nhwc is not None
+        and x.view is None
+        and x.rank in (3, 4)
+        and all(p == 0 for p in (*before[:2], *after[:2]))
+    )
     if image and x.nhwc is not None:
         to, spatial = ctx.new_nhwc(out), (0,) if x.rank == 3 else ()
         rows = merged(
@@ -91,8 +124,12 @@ def _pad_at_once(ctx: Lowering, name: str, x: Value, pads: Sequence[DimLike], mo
     else:
         view = ctx.strided(x)
         source, target = view.ref, ctx.new_plain(out)
-        rows = merged(list(zip(x.shape, out.shape, before, strict=True)), view.strides, contiguous(out.shape))
-    ctx.plan.launch("pad", {"x": source}, {"y": target}, numbers(rows, x.dtype, mode, value), whole=not image)
+        rows = merged(
+            list(zip(x.shape, out.shape, before, strict=True)), view.strides, contiguous(out.shape)
+        )
+    ctx.plan.launch(
+        "pad", {"x": source}, {"y": target}, numbers(rows, x.dtype, mode, value), whole=not image
+    )
     return out
 
 
@@ -107,7 +144,13 @@ def merged(sizes: Sequence[tuple[DimLike, DimLike, DimLike]], xs: Dims, ys: Dims
         plain = p == 0 and m == n
         if plain and n == 1:
             continue
-        if rows and plain and rows[-1][0] == rows[-1][1] and rows[-1][2] == 0 and rows[-1][3:] == (D.mul(n, x), D.mul(n, y)):
+        if (
+            rows
+            and plain
+            and rows[-1][0] == rows[-1][1]
+            and rows[-1][2] == 0
+            and rows[-1][3:] == (D.mul(n, x), D.mul(n, y))
+        ):
             rows[-1] = (D.mul(rows[-1][0], m), D.mul(rows[-1][1], n), 0, x, y)
         else:
             rows.append((m, n, p, x, y))
@@ -125,14 +168,22 @@ def numbers(rows: Sequence[Row], dtype: DType, mode: int, value: int) -> dict[st
 
 
 def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: bool) -> None:
-    """Reflect or edge padding, two axes at a time: of each the middle, then each side read backwards (or its edge repeated)."""
+    """Reflect or edge padding, two axes at a time: of each the middle, then each side read
+    backwards (or its edge repeated).
+    """
     axes = [k for k in range(x.rank) if pads[k] or pads[k + x.rank]]
     if not axes:
         raise Unsupported("a Pad that adds nothing")
     for first in range(0, len(axes), 2):
         pair = axes[first : first + 2]
-        shape_ = tuple(d + (pads[k] + pads[k + x.rank]) if k in pair else d for k, d in enumerate(x.shape))
-        out = ctx.define(op.outputs[0] if pair[-1] == axes[-1] else f"{op.outputs[0]}\0pad{pair[-1]}", x.dtype, shape_)
+        shape_ = tuple(
+            d + (pads[k] + pads[k + x.rank]) if k in pair else d for k, d in enumerate(x.shape)
+        )
+        out = ctx.define(
+            op.outputs[0] if pair[-1] == axes[-1] else f"{op.outputs[0]}\0pad{pair[-1]}",
+            x.dtype,
+            shape_,
+        )
         strides, src = contiguous(shape_), ctx.strided(x)
         moves: list[tuple[View, DimLike, Dims]] = [(src, 0, x.shape)]
         for axis in pair:
@@ -147,7 +198,9 @@ def _pad_mirrored(ctx: Lowering, op: Op, x: Value, pads: list[int], *, reflect: 
         x = out
 
 
-def _segments(n: DimLike, before: int, after: int, *, reflect: bool) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
+def _segments(
+    n: DimLike, before: int, after: int, *, reflect: bool
+) -> Iterator[tuple[DimLike, DimLike, int, DimLike]]:
     """The parts of a padded axis: elements, first source index, source step, first target index."""
     if reflect and (not isinstance(n, int) or max(before, after) >= n):
         raise Unsupported("reflect padding of a symbolic dim, or wider than the dim")

@@ -1,4 +1,6 @@
-"""Pointwise expressions: symbolic on shape arithmetic, channels-last when their operands are, plain with broadcasting otherwise."""
+"""Pointwise expressions: symbolic on shape arithmetic, channels-last when their operands are, plain
+with broadcasting otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import Callable, Sequence
 
 from tracea_onnx.compiler.lower.axes import broadcast
 from tracea_onnx.compiler.lower.context import Lowering, element_type
-from tracea_onnx.compiler.lower.epilogue_kinds import CHANNEL, CHANNEL_F32, FULL, SCALAR, operand_kind
+from tracea_onnx.compiler.lower.epilogue_kinds import (
+    CHANNEL,
+    CHANNEL_F32,
+    FULL,
+    SCALAR,
+    operand_kind,
+)
 from tracea_onnx.compiler.lower.op import Op
 from tracea_onnx.compiler.lower.passes import pointwise_stages, summed_rows
 from tracea_onnx.compiler.lower.value import Dims, Unsupported, Value
@@ -22,7 +30,9 @@ from tracea_onnx.ir.graph import Graph, Node
 from tracea_onnx.ir.pointwise_ops import POINTWISE, Code
 from tracea_onnx.plan.builder import Ref
 
-_INTEGER = frozenset({DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32})
+_INTEGER = frozenset(
+    {DType.I64, DType.I32, DType.BOOL, DType.I8, DType.U8, DType.I16, DType.U16, DType.U32}
+)
 _FLOAT = frozenset({DType.F32, DType.F16, DType.BF16})
 _IMAGE_INPUTS, _PLAIN_INPUTS = 4, 6
 
@@ -39,7 +49,15 @@ def pointwise(ctx: Lowering, op: Op) -> None:
     values = [ctx.value(n) for n in names]
     dtype = DType(ctx.graph.dtype(op.outputs[0]) or int(values[0].dtype))
     out = Value(op.outputs[0], dtype, broadcast([v.shape for v in values], names))
-    kind = "" if out.name in ctx.unread else "sum" if out.name in ctx.deferrable and summed_rows.is_sum(expr) and summed_rows.fits(ctx, out, values) else None
+    kind = (
+        ""
+        if out.name in ctx.unread
+        else "sum"
+        if out.name in ctx.deferrable
+        and summed_rows.is_sum(expr)
+        and summed_rows.fits(ctx, out, values)
+        else None
+    )
     if kind is not None:
         ctx.values[out.name] = out
         ctx.defer(out, kind, values, lambda: lower_expression(ctx, expr, values, out.name, dtype))
@@ -48,7 +66,9 @@ def pointwise(ctx: Lowering, op: Op) -> None:
 
 
 def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
-    """One ONNX pointwise node as an expression and its tensor operands; None for a form the expression language cannot say."""
+    """One ONNX pointwise node as an expression and its tensor operands; None for a form the
+    expression language cannot say.
+    """
     code = Code()
     ids: list[int] = []
     ranks = [graph.rank(name) or 0 for name in node.inputs if name and graph.scalar(name) is None]
@@ -57,7 +77,11 @@ def node_expression(graph: Graph, node: Node) -> tuple[Expr, list[str]] | None:
             value = graph.scalar(name)
             if value is not None and (graph.rank(name) or 0) > max(ranks, default=0):
                 value = None  # it gives the result its rank
-            exact = value is not None and math.isfinite(value) and (graph.dtype(name) in (1, 10, 16) or abs(value) < 2**24)
+            exact = (
+                value is not None
+                and math.isfinite(value)
+                and (graph.dtype(name) in (1, 10, 16) or abs(value) < 2**24)
+            )
             ids.append(code.const(value) if exact and value is not None else code.operand(name))
     if not code.operands:
         return None
@@ -73,12 +97,21 @@ def cast(ctx: Lowering, op: Op) -> None:
     if to == x.dtype:
         out = ctx.define(op.outputs[0], to, x.shape)
         ctx.settle(x)
-        out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = x.view, x.nhwc, x.ints, x.data, x.initializer, x.counting
+        out.view, out.nhwc, out.ints, out.data, out.initializer, out.counting = (
+            x.view,
+            x.nhwc,
+            x.ints,
+            x.data,
+            x.initializer,
+            x.counting,
+        )
         return
     lower_expression(ctx, Expr(1, (), 0), [x], op.outputs[0], to)
 
 
-def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType) -> None:
+def lower_expression(
+    ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType
+) -> None:
     """name = expr(inputs) with ONNX broadcasting."""
     shape = broadcast([v.shape for v in inputs], [v.name for v in inputs])
     if dtype in _INTEGER and len(shape) <= 1 and all(v.ints is not None for v in inputs):
@@ -88,13 +121,21 @@ def lower_expression(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: s
             return
     kinds_in, kind_out = {v.dtype for v in inputs}, dtype
     if not (kinds_in | {kind_out}) <= _INTEGER | _FLOAT:
-        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}")
+        raise Unsupported(
+            f"pointwise arithmetic on {', '.join(sorted(k.name for k in kinds_in | {kind_out}))}"
+        )
     narrow = (kinds_in | {kind_out}) & (_FLOAT - ctx.target.types)
     if narrow and expr.code:
-        raise Unsupported(f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert")
+        raise Unsupported(
+            f"pointwise arithmetic on {', '.join(sorted(k.name for k in narrow))}, which the {ctx.target.name} kernels only convert"
+        )
     if kinds_in <= _INTEGER and kind_out in _INTEGER:
         expr = _unclipped(expr)
-    integer = kinds_in <= _INTEGER and kind_out in _INTEGER and all(i.op in I64_OPCODES for i in expr.code)
+    integer = (
+        kinds_in <= _INTEGER
+        and kind_out in _INTEGER
+        and all(i.op in I64_OPCODES for i in expr.code)
+    )
     if not integer and kinds_in & {DType.I64, DType.I32} and kind_out in _INTEGER - {DType.BOOL}:
         raise Unsupported("float arithmetic on integers wider than a float's mantissa")
     if not integer:
@@ -118,7 +159,9 @@ def _unclipped(expr: Expr) -> Expr:
     return Expr(expr.n_in, tuple(code), place[expr.out])
 
 
-def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims) -> bool:
+def _image(
+    ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims
+) -> bool:
     """Channels-last, when some operand already is and the rest can follow."""
     if len(shape) not in (3, 4) or len(inputs) > _IMAGE_INPUTS or dtype not in ctx.target.types:
         return False
@@ -140,30 +183,57 @@ def _image(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype:
             ints |= {f"x{k}_cs": src.cs, f"x{k}_rs": src.rs, f"x{k}_ns": src.ns}
         else:
             operands[f"x{k}"] = ctx.plain(v)
-            ints[f"x{k}_ns"] = c if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
+            ints[f"x{k}_ns"] = (
+                c if kind != SCALAR and v.rank == len(shape) and v.shape[0] != 1 else 0
+            )
     dst = ctx.new_nhwc(out)
     ints |= {"y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns}
-    ctx.plan.launch("pointwise_nhwc", operands, {"y": dst.ref}, ints, None, compile_program(expr, type="f32"), whole=False, dtype=dtype)
+    ctx.plan.launch(
+        "pointwise_nhwc",
+        operands,
+        {"y": dst.ref},
+        ints,
+        None,
+        compile_program(expr, type="f32"),
+        whole=False,
+        dtype=dtype,
+    )
     return True
 
 
 def _image_kind(v: Value, shape: Dims, dtype: DType) -> int | None:
-    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1]), which may be f32 whatever the rest is."""
+    """FULL, SCALAR, or CHANNEL ([C, 1, 1], [1, C, 1, 1] or a per-image gate [N, C, 1, 1]), which
+    may be f32 whatever the rest is.
+    """
     kind = operand_kind(v, shape, 1)
     if kind not in (FULL, SCALAR, CHANNEL):
-        gate = v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
+        gate = (
+            v.rank == len(shape) and v.shape[:2] == shape[:2] and all(d == 1 for d in v.shape[2:])
+        )
         kind = CHANNEL if gate else None
     if v.dtype != dtype:
         return CHANNEL_F32 if kind == CHANNEL and v.dtype == DType.F32 else None
     return kind
 
 
-def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype: DType, shape: Dims, integer: bool) -> None:
+def _plain(
+    ctx: Lowering,
+    expr: Expr,
+    inputs: Sequence[Value],
+    name: str,
+    dtype: DType,
+    shape: Dims,
+    integer: bool,
+) -> None:
     if len(inputs) > _PLAIN_INPUTS:
-        raise Unsupported(f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})")
+        raise Unsupported(
+            f"a pointwise expression of {len(inputs)} tensors (the kernel takes {_PLAIN_INPUTS})"
+        )
     try:
         program = compile_program(expr, type="i64" if integer else "f32")
-    except ValueError as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
+    except (
+        ValueError
+    ) as e:  # a constant of an exporter's (-inf, 1e38) among integers, or too many registers
         raise Unsupported(f"pointwise arithmetic that no program computes: {e}") from None
     out = Value(name, dtype, shape)
     read = _within_limits(ctx, inputs, shape)
@@ -173,11 +243,18 @@ def _plain(ctx: Lowering, expr: Expr, inputs: Sequence[Value], name: str, dtype:
     pointwise_stages.launch(ctx, read, ctx.define(name, dtype, shape), program)
 
 
-def _within_limits(ctx: Lowering, inputs: Sequence[Value], shape: Dims) -> list[Value | pointwise_stages.Stage]:
-    """The inputs, those that were left to their readers as stages as far as one launch reads what these do."""
+def _within_limits(
+    ctx: Lowering, inputs: Sequence[Value], shape: Dims
+) -> list[Value | pointwise_stages.Stage]:
+    """The inputs, those that were left to their readers as stages as far as one launch reads what
+    these do.
+    """
     read = [pointwise_stages.of(v) for v in inputs]
     while any(isinstance(x, pointwise_stages.Stage) for x in read) and not _fits(ctx, read, shape):
-        widest = max((k for k, x in enumerate(read) if isinstance(x, pointwise_stages.Stage)), key=lambda k: len(pointwise_stages.leaves([read[k]])))
+        widest = max(
+            (k for k, x in enumerate(read) if isinstance(x, pointwise_stages.Stage)),
+            key=lambda k: len(pointwise_stages.leaves([read[k]])),
+        )
         ctx.settle(inputs[widest])
         read = [pointwise_stages.of(v) for v in inputs]
     if not _fits(ctx, read, shape):
@@ -197,7 +274,9 @@ _SYMBOLIC: dict[str, Callable[..., DimLike]] = {
 
 
 def _symbolic(expr: Expr, inputs: Sequence[Dims], shape: Dims) -> Dims | None:
-    """The expression on symbolic integers, element by element; None when an operation has no symbolic form."""
+    """The expression on symbolic integers, element by element; None when an operation has no
+    symbolic form.
+    """
     count = shape[0] if shape else 1
     if not isinstance(count, int):
         return None

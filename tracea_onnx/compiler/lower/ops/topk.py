@@ -14,7 +14,9 @@ from tracea_onnx.ir.dims import DimLike
 def topk(ctx: Lowering, op: Op) -> None:
     x = ctx.value(op.input(0))
     if ctx.target.name != "cuda":
-        raise Unsupported("no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it")
+        raise Unsupported(
+            "no kernel computes TopK, nor is one needed where ONNX Runtime's own runs beside it"
+        )
     if x.dtype not in {DType.I32, *ctx.target.types}:
         raise Unsupported(f"TopK of type {x.dtype.name}")
     k = ctx.one_int(op.input(1), "the number of results") if op.input(1) else int(op.attr("k"))
@@ -34,7 +36,13 @@ def topk(ctx: Lowering, op: Op) -> None:
         "dtype": int(x.dtype),
     }  # fmt: skip
     if k:
-        ctx.plan.launch("topk", {"x": source}, written, ints, dtype=x.dtype if x.dtype in ctx.target.types else DType.F32)
+        ctx.plan.launch(
+            "topk",
+            {"x": source},
+            written,
+            ints,
+            dtype=x.dtype if x.dtype in ctx.target.types else DType.F32,
+        )
 
 
 OPS = {"TopK": topk}

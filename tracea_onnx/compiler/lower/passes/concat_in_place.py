@@ -1,6 +1,8 @@
-"""Concatenations of channels that no kernel makes: what makes an image writes it straight into its slice.
+"""Concatenations of channels that no kernel makes: what makes an image writes it straight into its
+slice.
 
-Where launches cost, concatenations within concatenations (a dense block joins all of its images after every layer) lie in the longest one:
+Where launches cost, concatenations within concatenations (a dense block joins all of its images
+after every layer) lie in the longest one:
 
     b = Concat(a, f)                    slots[a] = (d, 0), slots[f] = (d, channels of a), slots[b] = (d, 0), slots[g] = (d, channels of b)
     d = Concat(a, f, g)  or  Concat(b, g)
@@ -15,14 +17,40 @@ from tracea_onnx.compiler.lower.op import Op, makers
 from tracea_onnx.compiler.lower.value import Value
 from tracea_onnx.ir.pointwise_ops import POINTWISE
 
-_WRITES_IMAGES = frozenset({"Conv", "com.microsoft.FusedConv", ":conv", "ConvTranspose", ":conv_transpose", "MaxPool", "AveragePool", "Resize"})
+_WRITES_IMAGES = frozenset(
+    {
+        "Conv",
+        "com.microsoft.FusedConv",
+        ":conv",
+        "ConvTranspose",
+        ":conv_transpose",
+        "MaxPool",
+        "AveragePool",
+        "Resize",
+    }
+)
 #: Those that do so when they read one: worth a look where a launch costs more than a pitch.
-_KEEPS_IMAGES = frozenset({":groupnorm", "GroupNormalization", "InstanceNormalization", ":squeeze_excite", ":pointwise", *POINTWISE})
+_KEEPS_IMAGES = frozenset(
+    {
+        ":groupnorm",
+        "GroupNormalization",
+        "InstanceNormalization",
+        ":squeeze_excite",
+        ":pointwise",
+        *POINTWISE,
+    }
+)
 
 
-def place(ctx: Lowering, ops: Sequence[Op], known: Mapping[str, Value], outputs: Collection[str]) -> None:
+def place(
+    ctx: Lowering, ops: Sequence[Op], known: Mapping[str, Value], outputs: Collection[str]
+) -> None:
     """Fill `ctx.slots`. A slice must start at a vector boundary."""
-    concats = {op.outputs[0]: op for op in ops if op.kind == "Concat" and op.outputs[0] not in outputs and _joins_channels(ctx, op, known)}
+    concats = {
+        op.outputs[0]: op
+        for op in ops
+        if op.kind == "Concat" and op.outputs[0] not in outputs and _joins_channels(ctx, op, known)
+    }
     maker = makers(ops)
     if not ctx.target.few_launches:
         for whole, op in concats.items():
@@ -47,12 +75,20 @@ def place(ctx: Lowering, ops: Sequence[Op], known: Mapping[str, Value], outputs:
 def widen(ctx: Lowering, name: str, border: tuple[int, int, int, int]) -> None:
     """Ask for at least this zero border around an image."""
     a = ctx.borders.get(name, (0, 0, 0, 0))
-    ctx.borders[name] = (max(a[0], border[0]), max(a[1], border[1]), max(a[2], border[2]), max(a[3], border[3]))
+    ctx.borders[name] = (
+        max(a[0], border[0]),
+        max(a[1], border[1]),
+        max(a[2], border[2]),
+        max(a[3], border[3]),
+    )
 
 
 def _joins_channels(ctx: Lowering, op: Op, known: Mapping[str, Value]) -> bool:
     parts = [known[n] for n in op.inputs]
-    return int(op.attr("axis")) == 1 and all(p.rank in (3, 4) and p.dtype in ctx.target.types and isinstance(p.shape[1], int) for p in parts)
+    return int(op.attr("axis")) == 1 and all(
+        p.rank in (3, 4) and p.dtype in ctx.target.types and isinstance(p.shape[1], int)
+        for p in parts
+    )
 
 
 def _channels(known: Mapping[str, Value], name: str) -> int:
@@ -66,7 +102,12 @@ def _unsplit(names: list[str], maker: Mapping[str, Op]) -> list[str]:
     k = 0
     while k < len(names):
         split = maker.get(names[k])
-        if split is not None and split.kind == "Split" and int(split.attr("axis", 0)) == 1 and tuple(names[k : k + len(split.outputs)]) == tuple(split.outputs):
+        if (
+            split is not None
+            and split.kind == "Split"
+            and int(split.attr("axis", 0)) == 1
+            and tuple(names[k : k + len(split.outputs)]) == tuple(split.outputs)
+        ):
             names[k : k + len(split.outputs)] = [split.input(0)]
         k += 1
     return names
@@ -74,16 +115,32 @@ def _unsplit(names: list[str], maker: Mapping[str, Op]) -> list[str]:
 
 def _index(names: Sequence[str], part: Sequence[str]) -> int | None:
     """Where `part` stands in `names`, in one piece."""
-    return next((k for k in range(len(names) - len(part) + 1) if list(names[k : k + len(part)]) == list(part)), None)
+    return next(
+        (
+            k
+            for k in range(len(names) - len(part) + 1)
+            if list(names[k : k + len(part)]) == list(part)
+        ),
+        None,
+    )
 
 
-def _place(ctx: Lowering, whole: str, names: Sequence[str], maker: Mapping[str, Op], known: Mapping[str, Value]) -> bool:
+def _place(
+    ctx: Lowering,
+    whole: str,
+    names: Sequence[str],
+    maker: Mapping[str, Op],
+    known: Mapping[str, Value],
+) -> bool:
     """Give the images of `whole` their slices, if at least half of them can be written there."""
     channels = [_channels(known, n) for n in names]
     if any(c % 16 for c in channels[:-1]):
         return False  # a kernel writes whole vectors and would spill into the next slice
     writers = _WRITES_IMAGES | _KEEPS_IMAGES if ctx.target.few_launches else _WRITES_IMAGES
-    direct = [n in maker and maker[n].kind in writers and n not in ctx.slots and names.count(n) == 1 for n in names]
+    direct = [
+        n in maker and maker[n].kind in writers and n not in ctx.slots and names.count(n) == 1
+        for n in names
+    ]
     if sum(direct) * 2 < len(names):
         return False
     ctx.concat_channels[whole] = sum(channels)

@@ -1,5 +1,6 @@
-"""Convolution and pooling over three spatial dims, by kernels for two: a convolution sees the slices that its window covers as channels of one image, a pooling goes
-over height and width first, then over the depth."""
+"""Convolution and pooling over three spatial dims, by kernels for two: a convolution sees the
+slices that its window covers as channels of one image, a pooling goes over height and width first,
+then over the depth."""
 
 from __future__ import annotations
 
@@ -18,25 +19,43 @@ _NO_BORDER = (0, 0, 0, 0)
 
 
 def slices(ctx: Lowering, x: Value, depth: Extent) -> tuple[Nhwc, DimLike, int]:
-    """The image of each step along the depth, whose channels are those of `x` for every tap there: its storage, how many there are, their channels."""
+    """The image of each step along the depth, whose channels are those of `x` for every tap there:
+    its storage, how many there are, their channels.
+    """
     c = x.shape[1]
     if not ctx.target.few_launches:
         raise Unsupported("convolution or pooling over 3 spatial dims")
     if not isinstance(c, int):
         raise Unsupported(f"'{x.name}' has a symbolic channel count")
     if depth.before or depth.after:
-        x = with_zeros(ctx, f"{x.name}\0deep", x, (0, 0, depth.before, 0, 0, 0, 0, depth.after, 0, 0))
+        x = with_zeros(
+            ctx, f"{x.name}\0deep", x, (0, 0, depth.before, 0, 0, 0, 0, depth.after, 0, 0)
+        )
     n, _, _, h, w = x.shape
     s_n, s_c, s_d, s_h, s_w = ctx.strided(x).strides
     count, taps = D.mul(n, depth.out), depth.kernel
-    lies = taps == depth.stride == 1 and s_c == 1 and (n == 1 or s_n == D.mul(x.shape[2], s_d)) and all(factor(s) % ctx.target.vector == 0 for s in (s_w, s_h, s_d))
+    lies = (
+        taps == depth.stride == 1
+        and s_c == 1
+        and (n == 1 or s_n == D.mul(x.shape[2], s_d))
+        and all(factor(s) % ctx.target.vector == 0 for s in (s_w, s_h, s_d))
+    )
     if lies:
         return Nhwc(ctx.strided(x).ref, s_w, s_h, s_d, _NO_BORDER), count, c
     wide = c * taps
     to = ctx.images(x.dtype, count, wide, h, w)
     shape: Dims = (n, depth.out, h, w, c, taps)
-    source = View(ctx.strided(x).ref, (s_n, D.mul(s_d, depth.stride), s_h, s_w, s_c, D.mul(s_d, depth.dilation)))
-    ctx.copy(source, View(to.ref, (D.mul(depth.out, to.ns), to.ns, to.rs, to.cs, taps, 1)), shape, x.dtype, whole=False)
+    source = View(
+        ctx.strided(x).ref,
+        (s_n, D.mul(s_d, depth.stride), s_h, s_w, s_c, D.mul(s_d, depth.dilation)),
+    )
+    ctx.copy(
+        source,
+        View(to.ref, (D.mul(depth.out, to.ns), to.ns, to.rs, to.cs, taps, 1)),
+        shape,
+        x.dtype,
+        whole=False,
+    )
     return to, count, wide
 
 
@@ -52,8 +71,14 @@ def conv(ctx: Lowering, op: Op, x: Value, w: Value, lower: Callable[[Lowering, O
     v = ctx.define(image, x.dtype, (count, wide, *x.shape[3:]))
     v.nhwc = src
     f = ctx.define(filters, w.dtype, (oc, icg * kernel[0], *kernel[1:]))
-    f.initializer, f.data = w.initializer, None if w.data is None else w.data.reshape(oc, -1, *kernel[1:])
-    attrs = {"group": op.attr("group", 1), "pads": [e.before for e in plane] + [e.after for e in plane]}
+    f.initializer, f.data = (
+        w.initializer,
+        None if w.data is None else w.data.reshape(oc, -1, *kernel[1:]),
+    )
+    attrs = {
+        "group": op.attr("group", 1),
+        "pads": [e.before for e in plane] + [e.after for e in plane],
+    }
     attrs |= {"strides": [e.stride for e in plane], "dilations": [e.dilation for e in plane]}
     lower(ctx, replace(op, inputs=(image, filters, *op.inputs[2:]), outputs=(name,), attrs=attrs))
     made = ctx.nhwc(ctx.value(name))
@@ -81,14 +106,29 @@ def pool(ctx: Lowering, op: Op, x: Value, mode: int) -> None:
     lines = Nhwc(flat.ref, flat.cs, flat.ns, D.mul(d, flat.ns), _NO_BORDER)
     width = D.mul(oh, ow)
     deep = ctx.images(x.dtype, n, c, depth.out, width)
-    _launch(ctx, x, mode, lines, deep, (n, c, d, width), (depth, Extent(width, 1, 1, 1, 0, 0, width)))
-    give(ctx, op, Nhwc(deep.ref, deep.cs, D.mul(ow, deep.cs), deep.rs, _NO_BORDER), x, (n, c, depth.out, oh, ow))
+    _launch(
+        ctx, x, mode, lines, deep, (n, c, d, width), (depth, Extent(width, 1, 1, 1, 0, 0, width))
+    )
+    give(
+        ctx,
+        op,
+        Nhwc(deep.ref, deep.cs, D.mul(ow, deep.cs), deep.rs, _NO_BORDER),
+        x,
+        (n, c, depth.out, oh, ow),
+    )
 
 
-def _launch(ctx: Lowering, x: Value, mode: int, src: Nhwc, dst: Nhwc, sizes: Dims, axes: Sequence[Extent]) -> None:
-    ints: dict[str, DimLike] = {"mode": mode, **dict(zip(("N", "C", "IH", "IW"), sizes, strict=True))}
+def _launch(
+    ctx: Lowering, x: Value, mode: int, src: Nhwc, dst: Nhwc, sizes: Dims, axes: Sequence[Extent]
+) -> None:
+    ints: dict[str, DimLike] = {
+        "mode": mode,
+        **dict(zip(("N", "C", "IH", "IW"), sizes, strict=True)),
+    }
     for a, e in zip("HW", axes, strict=True):
         ints |= {f"O{a}": e.out, f"K{a}": e.kernel, f"S{a}": e.stride, f"D{a}": e.dilation}
     ints |= {"PT": axes[0].before, "PL": axes[1].before, "PB": axes[0].after, "PR": axes[1].after}
-    ints |= {f"{s}_{p}": getattr(v, p) for s, v in (("x", src), ("y", dst)) for p in ("cs", "rs", "ns")}
+    ints |= {
+        f"{s}_{p}": getattr(v, p) for s, v in (("x", src), ("y", dst)) for p in ("cs", "rs", "ns")
+    }
     ctx.plan.launch("pool2d", {"x": src.ref}, {"y": dst.ref}, ints, whole=False, dtype=x.dtype)

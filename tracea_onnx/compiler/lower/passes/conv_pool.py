@@ -1,4 +1,6 @@
-"""A convolution that pools its own result: the first layers of a network, between which lies the largest image of all, then never written."""
+"""A convolution that pools its own result: the first layers of a network, between which lies the
+largest image of all, then never written.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,28 @@ _WINDOWS, _STRIDE = frozenset({2, 3}), 2
 
 
 def find(ops: Sequence[Op], outputs: Sequence[str]) -> dict[str, Op]:
-    """Results of convolutions that nothing but a max pooling reads: each one's name -> that pooling."""
+    """Results of convolutions that nothing but a max pooling reads: each one's name -> that
+    pooling.
+    """
     made = {op.outputs[0] for op in ops if op.kind in _CONVOLUTIONS} - set(outputs)
-    return {name: read[0] for name, read in readers(ops).items() if name in made and len(read) == 1 and read[0].kind == "MaxPool"}
+    return {
+        name: read[0]
+        for name, read in readers(ops).items()
+        if name in made and len(read) == 1 and read[0].kind == "MaxPool"
+    }
 
 
-def launch(ctx: Lowering, x: Value, dtype: DType, operands: Mapping[str, Ref | None], ints: Mapping[str, DimLike], epi: Epilogue) -> bool:
-    """The convolution that makes `x` and the pooling that reads it as one launch, of 16-bit types; False where that cannot be."""
+def launch(
+    ctx: Lowering,
+    x: Value,
+    dtype: DType,
+    operands: Mapping[str, Ref | None],
+    ints: Mapping[str, DimLike],
+    epi: Epilogue,
+) -> bool:
+    """The convolution that makes `x` and the pooling that reads it as one launch, of 16-bit types;
+    False where that cannot be.
+    """
     pool = ctx.pooled.get(x.name)
     if pool is None or dtype.size != 2 or x.rank != 4 or epi.full or epi.residual is not None:
         return False
@@ -33,8 +50,14 @@ def launch(ctx: Lowering, x: Value, dtype: DType, operands: Mapping[str, Ref | N
         p = pooling(pool, x)
     except Unsupported:
         return False
-    padded = any(pad >= size for pad, size in zip(p.pads, p.kernel * 2, strict=True))  # a window may see nothing
-    if not _WINDOWS.issuperset(p.kernel) or set(p.strides) != {_STRIDE} or set(p.dilations) != {1} or padded:
+    # a window may see nothing
+    padded = any(pad >= size for pad, size in zip(p.pads, p.kernel * 2, strict=True))
+    if (
+        not _WINDOWS.issuperset(p.kernel)
+        or set(p.strides) != {_STRIDE}
+        or set(p.dilations) != {1}
+        or padded
+    ):
         return False
     out = ctx.define(pool.outputs[0], dtype, (*x.shape[:2], *p.out))
     dst = ctx.new_nhwc(out)
@@ -43,7 +66,16 @@ def launch(ctx: Lowering, x: Value, dtype: DType, operands: Mapping[str, Ref | N
         "y_cs": dst.cs, "y_rs": dst.rs, "y_ns": dst.ns,
     }  # fmt: skip
     try:
-        ctx.plan.launch("conv_pool", operands, {"y": dst.ref}, {**ints, **window}, epi.floats, epi.program, whole=False, dtype=dtype)
+        ctx.plan.launch(
+            "conv_pool",
+            operands,
+            {"y": dst.ref},
+            {**ints, **window},
+            epi.floats,
+            epi.program,
+            whole=False,
+            dtype=dtype,
+        )
     except Unsupported:
         del ctx.values[out.name]
         return False

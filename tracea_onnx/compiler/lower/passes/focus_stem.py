@@ -1,9 +1,11 @@
-"""A convolution over 2x2 blocks turned into channels (the "Focus" stem of detectors): four slices of step 2 along height and width, concatenated.
+"""A convolution over 2x2 blocks turned into channels (the "Focus" stem of detectors): four slices
+of step 2 along height and width, concatenated.
 
-    conv(concat(x[:, :, 0::2, 0::2], x[:, :, 1::2, 0::2], x[:, :, 0::2, 1::2], x[:, :, 1::2, 1::2]), w)
+    conv(concat(x[:, :, 0::2, 0::2], x[:, :, 1::2, 0::2], x[:, :, 0::2, 1::2], x[:, :, 1::2, 1::2]),
+    w)
 
-is the convolution of x itself with a kernel twice as large and stride 2: the same products, and nothing is moved.
-"""
+is the convolution of x itself with a kernel twice as large and stride 2: the same products, and
+nothing is moved."""
 
 from __future__ import annotations
 
@@ -17,30 +19,61 @@ from tracea_onnx.ir.graph import Graph
 
 
 def reads_blocks(op: Op, name: str, graph: Graph) -> bool:
-    """Whether this convolution reads `name` as its image only, and could read the image below a concatenation of its slices instead."""
-    roles: Mapping[str, str] = op.by_role if op.fused else dict(zip(("x", "w", "b"), op.inputs, strict=False))
+    """Whether this convolution reads `name` as its image only, and could read the image below a
+    concatenation of its slices instead.
+    """
+    roles: Mapping[str, str] = (
+        op.by_role if op.fused else dict(zip(("x", "w", "b"), op.inputs, strict=False))
+    )
     shape = graph.shape(roles.get("w", ""))
     plain = all(int(s) == 1 for key in ("strides", "dilations") for s in op.attr(key) or [1])
-    fixed = (op.attr("auto_pad", "NOTSET") or "NOTSET") == "NOTSET" and int(op.attr("group", 1)) == 1
+    fixed = (op.attr("auto_pad", "NOTSET") or "NOTSET") == "NOTSET" and int(
+        op.attr("group", 1)
+    ) == 1
     only_image = roles["x"] == name and op.inputs.count(name) == 1
-    return shape is not None and len(shape) == 4 and graph.is_const(roles["w"]) and only_image and plain and fixed
+    return (
+        shape is not None
+        and len(shape) == 4
+        and graph.is_const(roles["w"])
+        and only_image
+        and plain
+        and fixed
+    )
 
 
 def find_blocks(parts: Sequence[Value]) -> Blocks | None:
     """The image whose four step-2 slices these are, or None."""
     views = [p.view for p in parts if p.view is not None]
     first = parts[0]
-    static = all(isinstance(d, int) for p in parts for d in p.shape[1:]) and all(p.shape[1:] == first.shape[1:] for p in parts)
-    if len(views) != 4 or len(parts) != 4 or first.rank != 4 or not static or any(v.strides[1:] != views[0].strides[1:] for v in views):
+    static = all(isinstance(d, int) for p in parts for d in p.shape[1:]) and all(
+        p.shape[1:] == first.shape[1:] for p in parts
+    )
+    if (
+        len(views) != 4
+        or len(parts) != 4
+        or first.rank != 4
+        or not static
+        or any(v.strides[1:] != views[0].strides[1:] for v in views)
+    ):
         return None
     strides, offsets = views[0].strides, [v.ref.offset for v in views]
-    if not all(isinstance(s, int) for s in strides[1:]) or not all(isinstance(o, int) for o in offsets) or len({v.ref.buffer for v in views}) != 1:
+    if (
+        not all(isinstance(s, int) for s in strides[1:])
+        or not all(isinstance(o, int) for o in offsets)
+        or len({v.ref.buffer for v in views}) != 1
+    ):
         return None
     _, channel, row, column = (s if isinstance(s, int) else 0 for s in strides)
-    moved = [(o - offsets[0]) // first.dtype.size for o in offsets if isinstance(o, int) and isinstance(offsets[0], int)]
+    moved = [
+        (o - offsets[0]) // first.dtype.size
+        for o in offsets
+        if isinstance(o, int) and isinstance(offsets[0], int)
+    ]
     if row % 2 or column % 2 or moved[3] != row // 2 + column // 2:
         return None
-    steps = {(row // 2, column // 2): (1, 2), (column // 2, row // 2): (2, 1)}.get((moved[1], moved[2]))
+    steps = {(row // 2, column // 2): (1, 2), (column // 2, row // 2): (2, 1)}.get(
+        (moved[1], moved[2])
+    )
     if steps is None:
         return None
     n, c, h, w = first.shape
@@ -57,7 +90,10 @@ def spread_weight(ctx: Lowering, w: Value, blocks: Blocks) -> Value:
     by_block = D.mul(s_c, c)
     out = Value(w.name + "\0spread", w.dtype, (oc, c, 2 * kh, 2 * kw), initializer=w.name)
     shape: Dims = (oc, c, kh, 2, kw, 2)
-    source = View(ctx.plain(w), (s_o, s_c, s_h, D.mul(by_block, blocks.row_step), 1, D.mul(by_block, blocks.column_step)))
+    source = View(
+        ctx.plain(w),
+        (s_o, s_c, s_h, D.mul(by_block, blocks.row_step), 1, D.mul(by_block, blocks.column_step)),
+    )
     ref = ctx.plan.arena(D.mul(out.elements, w.dtype.size))
     ctx.copy(source, View(ref, contiguous(shape)), shape, w.dtype)
     out.view = View(ref, contiguous(out.shape))

@@ -1,4 +1,6 @@
-"""What weights and bias of a convolution or matrix product take in: a BatchNormalization, or factors and sums per channel (what TensorFlow leaves of one)."""
+"""What weights and bias of a convolution or matrix product take in: a BatchNormalization, or
+factors and sums per channel (what TensorFlow leaves of one).
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,27 @@ class Scaled:
     extras: Sequence[Value]
 
 
-def batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -> tuple[Ref | None, Ref | None]:
+def batch_norm(
+    ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int
+) -> tuple[Ref | None, Ref | None]:
     """(scale, shift) that fold an inference BatchNormalization into weights and bias."""
     if "bn_scale" not in roles:
         return None, None
-    parts = {k: ctx.value(roles[f"bn_{r}"]) for k, r in (("gamma", "scale"), ("beta", "bias"), ("mean", "mean"), ("var", "var"))}
+    parts = {
+        k: ctx.value(roles[f"bn_{r}"])
+        for k, r in (("gamma", "scale"), ("beta", "bias"), ("mean", "mean"), ("var", "var"))
+    }
     kinds = {v.dtype for v in parts.values()}
-    if not all(v.is_constant for v in parts.values()) or len(kinds) > 1 or not kinds <= ctx.target.types:
+    if (
+        not all(v.is_constant for v in parts.values())
+        or len(kinds) > 1
+        or not kinds <= ctx.target.types
+    ):
         raise Unsupported("BatchNormalization whose statistics are not constants of one float type")
     if any(v.elements != channels for v in parts.values()):
-        raise Unsupported(f"BatchNormalization of {channels} channels with {', '.join(str(v.elements) for v in parts.values())} statistics")
+        raise Unsupported(
+            f"BatchNormalization of {channels} channels with {', '.join(str(v.elements) for v in parts.values())} statistics"
+        )
     scale, shift = ctx.plan.arena(4 * channels), ctx.plan.arena(4 * channels)
     ctx.plan.launch(
         "fold_bn",
@@ -49,9 +62,11 @@ def batch_norm(ctx: Lowering, roles: Mapping[str, str], op: Op, channels: int) -
 
 
 def scaled(ctx: Lowering, op: Op, roles: Mapping[str, str], channels: int, out: Dims) -> Scaled:
-    """What a convolution with this result takes in, if it has no BatchNormalization a factor and a sum per channel that come first behind it.
+    """What a convolution with this result takes in, if it has no BatchNormalization a factor and a
+    sum per channel that come first behind it.
 
-    In f16 a factor stays: weights times 1e-5 (the scale of a residual branch) would lose their digits."""
+    In f16 a factor stays: weights times 1e-5 (the scale of a residual branch) would lose their
+    digits."""
     scale, shift = batch_norm(ctx, roles, op, channels)
     expr, extras = expression(op.attr("expr")), [ctx.value(n) for n in op.extras]
     if scale is None:
@@ -59,12 +74,18 @@ def scaled(ctx: Lowering, op: Op, roles: Mapping[str, str], channels: int, out: 
         if ctx.value(roles["w"]).dtype != DType.F16:
             expr, extras, factor = _take(expr, extras, "mul", out)
         expr, extras, term = _take(expr, extras, "add", out)
-        scale, shift = (_floats(ctx, v, channels) if v is not None else None for v in (factor, term))
+        scale, shift = (
+            _floats(ctx, v, channels) if v is not None else None for v in (factor, term)
+        )
     return Scaled(scale, shift, expr, extras)
 
 
-def _take(expr: Expr | None, extras: list[Value], op: str, out: Dims) -> tuple[Expr | None, list[Value], Value | None]:
-    """`expr` and its operands without the one that the result alone is multiplied by, or added to, before anything else reads it."""
+def _take(
+    expr: Expr | None, extras: list[Value], op: str, out: Dims
+) -> tuple[Expr | None, list[Value], Value | None]:
+    """`expr` and its operands without the one that the result alone is multiplied by, or added to,
+    before anything else reads it.
+    """
     readers = [k for k, ins in enumerate(expr.code) if 0 in ins.args] if expr is not None else []
     if expr is None or len(readers) != 1 or expr.out == 0:
         return expr, extras, None
@@ -74,7 +95,11 @@ def _take(expr: Expr | None, extras: list[Value], op: str, out: Dims) -> tuple[E
     if ins.op != op or sorted(ins.args) != [0, other] or not 0 < other < expr.n_in or not alone:
         return expr, extras, None
     v = extras[other - 1]
-    if not v.is_constant or operand_kind(v, out, 1) != CHANNEL or v.dtype not in (DType.F32, DType.F16, DType.BF16):
+    if (
+        not v.is_constant
+        or operand_kind(v, out, 1) != CHANNEL
+        or v.dtype not in (DType.F32, DType.F16, DType.BF16)
+    ):
         return expr, extras, None
     gone = expr.n_in + at
 
@@ -82,7 +107,9 @@ def _take(expr: Expr | None, extras: list[Value], op: str, out: Dims) -> tuple[E
         return 0 if i == gone else i - (i > other) - (i > gone)
 
     rest = [extra for k, extra in enumerate(extras) if k != other - 1]
-    code = tuple(Instr(i.op, tuple(map(moved, i.args)), i.imm) for k, i in enumerate(expr.code) if k != at)
+    code = tuple(
+        Instr(i.op, tuple(map(moved, i.args)), i.imm) for k, i in enumerate(expr.code) if k != at
+    )
     return Expr(expr.n_in - 1, code, moved(expr.out)) if code else None, rest, v
 
 

@@ -4,8 +4,8 @@
     y = norm(h) @ w1 + b         reads h, with gamma * w1 as its weight, and finishes rstd * (h @ (gamma * w1) - mean * sum(gamma * w1)) + beta @ w1 + b,
     z = g @ w2 + norm(h)         normalises h where it adds it.
 
-The norm's value is deferred: a reader that is none of these has it made. Where a gamma is so small that gamma * w would lose bits, a power of two makes up for it.
-"""
+The norm's value is deferred: a reader that is none of these has it made. Where a gamma is so small
+that gamma * w would lose bits, a power of two makes up for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tracea_onnx.ir.dims import DimLike, multiple_of
 from tracea_onnx.plan.builder import Ref
 from tracea_onnx.plan.kernel_families import PANEL, weight_pitch
 
-#: Columns that readers of a norm may make of one of its: the work of normalising grows with them (measured on an H200: 4 pay, a vocabulary does not).
+#: Columns that readers of a norm may make of one of its: the work of normalising grows with them
+#: (measured on an H200: 4 pay, a vocabulary does not).
 _WIDEST = 8.0
 _STATISTICS = 8  # its bytes
 _SLACK = 32  # elements a kernel may read behind a vector of columns
@@ -38,14 +39,33 @@ def _weight(op: Op) -> str:
 
 def _growth(ctx: Lowering, op: Op) -> float:
     """Columns of the product's result for one of x."""
-    shapes = [ctx.graph.shape(n) for n in ([_weight(op)] if op.kind in PRODUCTS else [n for r, n in op.by_role.items() if r[0] == "w"])]
+    shapes = [
+        ctx.graph.shape(n)
+        for n in (
+            [_weight(op)]
+            if op.kind in PRODUCTS
+            else [n for r, n in op.by_role.items() if r[0] == "w"]
+        )
+    ]
     trans = op.attr("trans_b", op.attr("transB", 0))
-    sizes = [(int(a), int(b)) for s in shapes if s is not None and len(s) == 2 for a, b in [s] if isinstance(a, int) and isinstance(b, int)]
-    return sum(n / max(k, 1) for n, k in (s if trans else s[::-1] for s in sizes)) if len(sizes) == len(shapes) else math.inf
+    sizes = [
+        (int(a), int(b))
+        for s in shapes
+        if s is not None and len(s) == 2
+        for a, b in [s]
+        if isinstance(a, int) and isinstance(b, int)
+    ]
+    return (
+        sum(n / max(k, 1) for n, k in (s if trans else s[::-1] for s in sizes))
+        if len(sizes) == len(shapes)
+        else math.inf
+    )
 
 
 def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
-    """Results of products whose rows are normalised for products alone: their statistics are wanted."""
+    """Results of products whose rows are normalised for products alone: their statistics are
+    wanted.
+    """
     graph = ctx.graph
     maker, read_by = makers(ops), readers(ops)
 
@@ -53,7 +73,9 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
         return op.kind in PRODUCTS and graph.is_const(_weight(op))
 
     def multiplies(op: Op, value: str) -> bool:
-        gates = op.kind == ":swiglu" and all(graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w")
+        gates = op.kind == ":swiglu" and all(
+            graph.is_const(n) for r, n in op.by_role.items() if r[0] == "w"
+        )
         return _source(op) == value and (product(op) or gates)
 
     def adds(op: Op, value: str) -> bool:
@@ -61,37 +83,78 @@ def find(ctx: Lowering, ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
 
     found: set[str] = set()
     for op in ops:
-        if op.kind not in ROW_NORMS or op.role("res") or op.role("xbias") or len([o for o in op.outputs if o]) != 1:
+        if (
+            op.kind not in ROW_NORMS
+            or op.role("res")
+            or op.role("xbias")
+            or len([o for o in op.outputs if o]) != 1
+        ):
             continue
         x, y = _source(op), op.outputs[0]
         read = read_by.get(y, [])
-        fit = x in maker and product(maker[x]) and y not in outputs and all(multiplies(r, y) or adds(r, y) for r in read)
+        fit = (
+            x in maker
+            and product(maker[x])
+            and y not in outputs
+            and all(multiplies(r, y) or adds(r, y) for r in read)
+        )
         widths = [_growth(ctx, r) for r in read if multiplies(r, y)]
         if fit and widths and sum(widths) <= _WIDEST:
             found.add(x)
     return found
 
 
-def statistics(ctx: Lowering, name: str, dtype: DType, rows: DimLike, columns: int, places: Sequence[tuple[Ref, DimLike]]) -> Ref | None:
-    """Where the product that makes `name` shall leave its statistics; None where nobody wants them or no kernel leaves them.
+def statistics(
+    ctx: Lowering,
+    name: str,
+    dtype: DType,
+    rows: DimLike,
+    columns: int,
+    places: Sequence[tuple[Ref, DimLike]],
+) -> Ref | None:
+    """Where the product that makes `name` shall leave its statistics; None where nobody wants them
+    or no kernel leaves them.
 
     places: operands that the kernel must reach through tensor maps, with their pitches."""
-    aligned = all(multiple_of(ref.offset) % 16 == 0 and multiple_of(pitch) * dtype.size >= 16 for ref, pitch in places)
-    if name not in ctx.measured or dtype not in (DType.F16, DType.BF16) or columns % PANEL or not aligned:
+    aligned = all(
+        multiple_of(ref.offset) % 16 == 0 and multiple_of(pitch) * dtype.size >= 16
+        for ref, pitch in places
+    )
+    if (
+        name not in ctx.measured
+        or dtype not in (DType.F16, DType.BF16)
+        or columns % PANEL
+        or not aligned
+    ):
         return None
     ctx.statistics[name] = ctx.plan.arena(D.mul(rows, columns // PANEL * _STATISTICS))
     return ctx.statistics[name]
 
 
-def leave(ctx: Lowering, op: Op, x: Value, weights: Mapping[str, str], rule: Mapping[str, int], eps: float, make: Callable[[], None]) -> bool:
-    """Leave this norm over the last axis of x to its readers, where the statistics of x are at hand."""
+def leave(
+    ctx: Lowering,
+    op: Op,
+    x: Value,
+    weights: Mapping[str, str],
+    rule: Mapping[str, int],
+    eps: float,
+    make: Callable[[], None],
+) -> bool:
+    """Leave this norm over the last axis of x to its readers, where the statistics of x are at
+    hand.
+    """
     if x.name not in ctx.statistics or op.outputs[0] in ctx.folded:
         return False
     gamma, beta = (ctx.optional(weights.get(r)) for r in ("gamma", "beta"))
-    if any(v is not None and not (v.is_constant and v.dtype == x.dtype and v.elements == x.shape[-1]) for v in (gamma, beta)):
+    if any(
+        v is not None and not (v.is_constant and v.dtype == x.dtype and v.elements == x.shape[-1])
+        for v in (gamma, beta)
+    ):
         return False
     out = ctx.define(op.outputs[0], x.dtype, x.shape)
-    ctx.folded[out.name] = Folded(x, ctx.statistics[x.name], gamma, beta, eps, bool(rule["rms"]), rule["gamma_add"])
+    ctx.folded[out.name] = Folded(
+        x, ctx.statistics[x.name], gamma, beta, eps, bool(rule["rms"]), rule["gamma_add"]
+    )
     ctx.defer(out, "norm", (x,), make)
     return True
 
@@ -103,30 +166,56 @@ def of(ctx: Lowering, v: Value) -> Folded | None:
 
 @dataclass
 class Weights:
-    """Constants of a product of normalised rows, filled part by part: packed weight, its sums over k, bias."""
+    """Constants of a product of normalised rows, filled part by part: packed weight, its sums over
+    k, bias.
+    """
 
     norm: Folded
     packed: Ref
     sums: Ref
     bias: Ref
 
-    def add(self, ctx: Lowering, w: Value, b: Value | None, params: Mapping[str, int], alpha: float) -> None:
+    def add(
+        self, ctx: Lowering, w: Value, b: Value | None, params: Mapping[str, int], alpha: float
+    ) -> None:
         """params: of pack_gemm, without gamma_add."""
         norm, dtype, at = self.norm, w.dtype, params["n0"]
         gamma = ctx.plain(norm.gamma) if norm.gamma is not None else None
         ints = {**params, "gamma_add": norm.gamma_add}
         inputs = {"w": ctx.plain(w), "gamma": gamma}
-        ctx.plan.launch("pack_gemm", inputs, {"packed": self.packed}, ints, {"alpha": alpha / norm.unscale}, dtype=dtype, more=at > 0)
-        given = {name: ctx.plain(v) if v is not None else None for name, v in (("beta", norm.beta), ("b", b))}
+        ctx.plan.launch(
+            "pack_gemm",
+            inputs,
+            {"packed": self.packed},
+            ints,
+            {"alpha": alpha / norm.unscale},
+            dtype=dtype,
+            more=at > 0,
+        )
+        given = {
+            name: ctx.plain(v) if v is not None else None
+            for name, v in (("beta", norm.beta), ("b", b))
+        }
         mine = self.packed.at(dtype.size * at * weight_pitch(params["K"], dtype.size))
         size = {name: params[name] for name in ("K", "N", "trans", "ldw")}
         outs = {"sums": self.sums.at(4 * at), "bias": self.bias.at(4 * at)}
         ctx.plan.launch(
-            "fold_norm", {"w": inputs["w"], "packed": mine, **given}, outs, size, {"alpha": alpha, "unscale": norm.unscale}, dtype=dtype, more=at > 0
+            "fold_norm",
+            {"w": inputs["w"], "packed": mine, **given},
+            outs,
+            size,
+            {"alpha": alpha, "unscale": norm.unscale},
+            dtype=dtype,
+            more=at > 0,
         )
 
     def operands(self) -> dict[str, Ref | None]:
-        return {"w": self.packed, "bias": self.bias, "x_stats": self.norm.statistics, "x_sums": self.sums}
+        return {
+            "w": self.packed,
+            "bias": self.bias,
+            "x_stats": self.norm.statistics,
+            "x_sums": self.sums,
+        }
 
     def ints(self) -> dict[str, DimLike]:
         return {"x_rms": int(self.norm.rms)}
@@ -141,7 +230,9 @@ def weights(ctx: Lowering, norm: Folded, packed: Ref, columns: int) -> Weights:
     return Weights(norm, packed, sums, bias)
 
 
-def residual(ctx: Lowering, norm: Folded) -> tuple[dict[str, Ref | None], dict[str, DimLike], dict[str, float]]:
+def residual(
+    ctx: Lowering, norm: Folded
+) -> tuple[dict[str, Ref | None], dict[str, DimLike], dict[str, float]]:
     """Operands and parameters of a residual that is normalised when it is added."""
     n = int(norm.x.shape[-1])
     operands: dict[str, Ref | None] = {"r_stats": norm.statistics}

@@ -1,8 +1,9 @@
-"""Pointwise results that no launch makes: an expression that reads them computes them on the way, as a stage before its own.
+"""Pointwise results that no launch makes: an expression that reads them computes them on the way,
+as a stage before its own.
 
-Chains of integers, booleans and their conversions (masks, positions, buckets of relative positions) become one launch each. A stage's result is rounded to its
-element type before the next one reads it, so that results stay what they are.
-"""
+Chains of integers, booleans and their conversions (masks, positions, buckets of relative positions)
+become one launch each. A stage's result is rounded to its element type before the next one reads
+it, so that results stay what they are."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Stage:
 
 
 def find(ops: Sequence[Op], outputs: Collection[str], taken: Collection[str]) -> dict[str, int]:
-    """Values of this partition that only pointwise expressions read, if need be after axes were placed, and how many of those."""
+    """Values of this partition that only pointwise expressions read, if need be after axes were
+    placed, and how many of those.
+    """
     read_by = readers(ops)
     found: dict[str, int] = {}
 
@@ -46,7 +49,13 @@ def find(ops: Sequence[Op], outputs: Collection[str], taken: Collection[str]) ->
             return 0
         total = 0
         for r in read_by.get(name, []):
-            one = 1 if r.kind in _READERS else count(r.outputs[0]) if r.kind in _VIEWS and r.input(0) == name else 0
+            one = (
+                1
+                if r.kind in _READERS
+                else count(r.outputs[0])
+                if r.kind in _VIEWS and r.input(0) == name
+                else 0
+            )
             if one == 0:
                 return 0
             total += one
@@ -62,7 +71,11 @@ def find(ops: Sequence[Op], outputs: Collection[str], taken: Collection[str]) ->
 
 def of(v: Value) -> Value | Stage:
     """The stage of a value that was left to its readers, or the value."""
-    return v.deferred.stage if v.deferred is not None and v.view is None and isinstance(v.deferred.stage, Stage) else v
+    return (
+        v.deferred.stage
+        if v.deferred is not None and v.view is None and isinstance(v.deferred.stage, Stage)
+        else v
+    )
 
 
 def leaves(inputs: Sequence[Value | Stage]) -> list[Value]:
@@ -85,25 +98,34 @@ def stages(inputs: Sequence[Value | Stage]) -> list[Stage]:
 
 
 def worth(ctx: Lowering, out: Value, inputs: Sequence[Value | Stage]) -> bool:
-    """Whether a value should wait for its readers: floats for a single one alone, and not after too many stages."""
+    """Whether a value should wait for its readers: floats for a single one alone, and not after too
+    many stages.
+    """
     count = ctx.staged.get(out.name, 0)
     kinds = {out.dtype, *(v.dtype for v in inputs)}
     return count > 0 and (count == 1 or not kinds <= _FLOATS) and len(stages(inputs)) < _LONGEST
 
 
-def combined(inputs: Sequence[Value | Stage], program: Mapping[str, Any], dtype: DType) -> Mapping[str, Any]:
+def combined(
+    inputs: Sequence[Value | Stage], program: Mapping[str, Any], dtype: DType
+) -> Mapping[str, Any]:
     """The program of a launch that reads `leaves(inputs)`."""
     before = stages(inputs)
     if not before:
         return program
     own = leaves(inputs)
     place = {id(x): k for k, x in enumerate([*own, *before])}
-    rows = [{"program": s.program, "dtype": int(s.dtype), "from": [place[id(x)] for x in s.inputs]} for s in (*before, Stage(program, dtype, tuple(inputs)))]
+    rows = [
+        {"program": s.program, "dtype": int(s.dtype), "from": [place[id(x)] for x in s.inputs]}
+        for s in (*before, Stage(program, dtype, tuple(inputs)))
+    ]
     return {"n_in": len(own), "stages": rows}
 
 
 def placed(ctx: Lowering, x: Value, axes: Sequence[int | None], out: Value) -> bool:
-    """Makes `out` the stages of `x` with its axes where `axes` says (None: a new one of size 1); False where x is no stage."""
+    """Makes `out` the stages of `x` with its axes where `axes` says (None: a new one of size 1);
+    False where x is no stage.
+    """
     stage = of(x)
     if not isinstance(stage, Stage) or out.name not in ctx.staged:
         return False
@@ -112,13 +134,19 @@ def placed(ctx: Lowering, x: Value, axes: Sequence[int | None], out: Value) -> b
     def leaf(v: Value) -> Value:
         view, before = ctx.strided(v), x.rank - v.rank
         kept = [None if a is None or a < before else a - before for a in axes]
-        turned = Value(f"{v.name}\0placed", v.dtype, tuple(1 if k is None else v.shape[k] for k in kept))
+        turned = Value(
+            f"{v.name}\0placed", v.dtype, tuple(1 if k is None else v.shape[k] for k in kept)
+        )
         turned.view = View(view.ref, tuple(0 if k is None else view.strides[k] for k in kept))
         return turned
 
     def again(s: Value | Stage) -> Value | Stage:
         if id(s) not in moved:
-            moved[id(s)] = leaf(s) if isinstance(s, Value) else Stage(s.program, s.dtype, tuple(again(i) for i in s.inputs))
+            moved[id(s)] = (
+                leaf(s)
+                if isinstance(s, Value)
+                else Stage(s.program, s.dtype, tuple(again(i) for i in s.inputs))
+            )
         return moved[id(s)]
 
     new = again(stage)
@@ -137,12 +165,25 @@ def wait(ctx: Lowering, out: Value, stage: Stage) -> None:
     ctx.defer(out, "", leaves([stage]), make, stage)
 
 
-def rows_of(ctx: Lowering, values: Sequence[Value], shape: Dims) -> list[tuple[DimLike, list[DimLike]]]:
+def rows_of(
+    ctx: Lowering, values: Sequence[Value], shape: Dims
+) -> list[tuple[DimLike, list[DimLike]]]:
     views = [ctx.strided(v) for v in values]
-    return merge_dims(shape, [contiguous(shape), *(broadcast_strides(ctx.plan, view, v.shape, shape) for view, v in zip(views, values, strict=True))])
+    return merge_dims(
+        shape,
+        [
+            contiguous(shape),
+            *(
+                broadcast_strides(ctx.plan, view, v.shape, shape)
+                for view, v in zip(views, values, strict=True)
+            ),
+        ],
+    )
 
 
-def launch(ctx: Lowering, inputs: Sequence[Value | Stage], out: Value, program: Mapping[str, Any]) -> None:
+def launch(
+    ctx: Lowering, inputs: Sequence[Value | Stage], out: Value, program: Mapping[str, Any]
+) -> None:
     """out = program(inputs), the stages among them computed on the way."""
     values = leaves(inputs)
     rows = pad_rows(rows_of(ctx, values, out.shape), 6, 1 + len(values))
@@ -154,4 +195,11 @@ def launch(ctx: Lowering, inputs: Sequence[Value | Stage], out: Value, program: 
     for k, v in enumerate(values):
         ints[f"x{k}_dtype"] = int(v.dtype)
     operands: dict[str, Ref | None] = {f"x{k}": ctx.strided(v).ref for k, v in enumerate(values)}
-    ctx.plan.launch("pointwise", operands, {"y": ctx.new_plain(out)}, ints, None, combined(inputs, program, out.dtype))
+    ctx.plan.launch(
+        "pointwise",
+        operands,
+        {"y": ctx.new_plain(out)},
+        ints,
+        None,
+        combined(inputs, program, out.dtype),
+    )

@@ -1,4 +1,5 @@
-"""Products of one input that become one product, its weights side by side: the query, key and value projections of attention, the halves of a gate.
+"""Products of one input that become one product, its weights side by side: the query, key and value
+projections of attention, the halves of a gate.
 
 Each result is a column slice of the wide one, so this pays where the readers take strided operands.
 """
@@ -47,38 +48,79 @@ def fits(ctx: Lowering, x: Value, parts: Sequence[Part]) -> bool:
     """Whether `product` can compute these."""
     for p in parts:
         constant = p.w.is_constant and p.w.rank == 2 and p.w.dtype == x.dtype
-        row = p.b is None or (p.b.is_constant and p.b.elements == p.width == p.b.shape[-1] and p.b.dtype == x.dtype)
+        row = p.b is None or (
+            p.b.is_constant and p.b.elements == p.width == p.b.shape[-1] and p.b.dtype == x.dtype
+        )
         if not constant or not row or p.width % _ALIGNED or x.shape[-1] != p.depth:
             return False
-    return ctx.target.few_launches and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
+    return (
+        ctx.target.few_launches and len(parts) > 1 and x.rank >= 2 and x.dtype in ctx.target.types
+    )
 
 
 def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
-    """x @ [w0 | w1 | ...] + [b0 | b1 | ...] as one launch; the parts' values are slices of its rows."""
+    """x @ [w0 | w1 | ...] + [b0 | b1 | ...] as one launch; the parts' values are slices of its
+    rows.
+    """
     k, total = parts[0].depth, sum(p.width for p in parts)
     packed = ctx.plan.arena(x.dtype.size * packed_elements("pack_gemm", K=k, N_total=total))
     norm = gemm_norm.of(ctx, x)
     folded = gemm_norm.weights(ctx, norm, packed, total) if norm is not None else None
-    bias = ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS)) if any(p.b is not None for p in parts) else None
+    bias = (
+        ctx.plan.arena(DType.F32.size * (packed_elements("pack_bias", OC=total) + _WHOLE_BIAS))
+        if any(p.b is not None for p in parts)
+        else None
+    )
     at = 0
     for p in parts:
-        params = {"K": k, "N": p.width, "trans": int(p.trans), "ldw": int(contiguous(p.w.shape)[0]), "n0": at, "N_total": total}
+        params = {
+            "K": k,
+            "N": p.width,
+            "trans": int(p.trans),
+            "ldw": int(contiguous(p.w.shape)[0]),
+            "n0": at,
+            "N_total": total,
+        }
         if folded is not None:
             folded.add(ctx, p.w, p.b, params, p.alpha)
         else:
-            ctx.plan.launch("pack_gemm", {"w": ctx.plain(p.w)}, {"packed": packed}, params, {"alpha": p.alpha}, dtype=x.dtype, more=at > 0)
+            ctx.plan.launch(
+                "pack_gemm",
+                {"w": ctx.plain(p.w)},
+                {"packed": packed},
+                params,
+                {"alpha": p.alpha},
+                dtype=x.dtype,
+                more=at > 0,
+            )
             if bias is not None:
                 given = ctx.plain(p.b) if p.b is not None else None
-                ctx.plan.launch("pack_bias", {"b": given}, {"packed": bias.at(DType.F32.size * at)}, {"OC": p.width}, dtype=x.dtype, more=at > 0)
+                ctx.plan.launch(
+                    "pack_bias",
+                    {"b": given},
+                    {"packed": bias.at(DType.F32.size * at)},
+                    {"OC": p.width},
+                    dtype=x.dtype,
+                    more=at > 0,
+                )
         at += p.width
     src, ldx = matrix_rows(ctx, norm.x if norm is not None else x)
     lead = x.shape[:-1]
     dst = ctx.plan.arena(D.mul(D.mul(D.product(lead), total), x.dtype.size))
     ints: dict[str, DimLike] = {"M": D.product(lead), "N": total, "K": k, "ldx": ldx, "ldy": total}
     if folded is not None:
-        ctx.plan.launch("gemm_norm", {"x": src, **folded.operands()}, {"y": dst}, ints | folded.ints(), folded.floats(), dtype=x.dtype)
+        ctx.plan.launch(
+            "gemm_norm",
+            {"x": src, **folded.operands()},
+            {"y": dst},
+            ints | folded.ints(),
+            folded.floats(),
+            dtype=x.dtype,
+        )
     else:
-        ctx.plan.launch("gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype)
+        ctx.plan.launch(
+            "gemm", {"x": src, "w": packed, "bias": bias}, {"y": dst}, ints, dtype=x.dtype
+        )
     made: list[Value] = []
     strides: Dims = contiguous((*lead, total))
     at = 0
@@ -92,22 +134,49 @@ def product(ctx: Lowering, x: Value, parts: Sequence[Part]) -> list[Value]:
 
 def part_of(ctx: Lowering, op: Op) -> Part | None:
     """A product as a part, when nothing but a bias follows it."""
-    roles = op.by_role if op.fused else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
-    if op.kind not in PRODUCTS or op.attr("trans_a", op.attr("transA", 0)) or op.attr("expr") is not None or float(op.attr("beta", 1.0)) != 1.0:
+    roles = (
+        op.by_role
+        if op.fused
+        else {r: n for r, n in zip(("x", "w", "b"), op.inputs, strict=False) if n}
+    )
+    if (
+        op.kind not in PRODUCTS
+        or op.attr("trans_a", op.attr("transA", 0))
+        or op.attr("expr") is not None
+        or float(op.attr("beta", 1.0)) != 1.0
+    ):
         return None
-    if "bn_scale" in roles or not ctx.graph.is_const(roles["w"]) or (roles.get("b") and not ctx.graph.is_const(roles["b"])):
+    if (
+        "bn_scale" in roles
+        or not ctx.graph.is_const(roles["w"])
+        or (roles.get("b") and not ctx.graph.is_const(roles["b"]))
+    ):
         return None
     trans = bool(op.attr("trans_b", op.attr("transB", 0)))
-    return Part(op.outputs[0], ctx.value(roles["w"]), ctx.optional(roles.get("b")), trans, float(op.attr("alpha", 1.0)))
+    return Part(
+        op.outputs[0],
+        ctx.value(roles["w"]),
+        ctx.optional(roles.get("b")),
+        trans,
+        float(op.attr("alpha", 1.0)),
+    )
 
 
-def _in_place(value: str, read_by: Mapping[str, list[Op]], known: Mapping[str, Value], outputs: Sequence[str]) -> bool:
-    """Whether everything that reads the value takes it as a slice of rows, if need be after its columns were split into heads and axes exchanged."""
+def _in_place(
+    value: str, read_by: Mapping[str, list[Op]], known: Mapping[str, Value], outputs: Sequence[str]
+) -> bool:
+    """Whether everything that reads the value takes it as a slice of rows, if need be after its
+    columns were split into heads and axes exchanged.
+    """
     read = read_by.get(value, [])
     return (
         value not in outputs
         and bool(read)
-        and all(r.kind in _READERS or (_is_view(r, known) and _in_place(r.outputs[0], read_by, known, outputs)) for r in read)
+        and all(
+            r.kind in _READERS
+            or (_is_view(r, known) and _in_place(r.outputs[0], read_by, known, outputs))
+            for r in read
+        )
     )
 
 
@@ -115,11 +184,25 @@ def _is_view(op: Op, known: Mapping[str, Value]) -> bool:
     if op.kind == "Transpose":
         return True
     old, new = known.get(op.input(0)), known.get(op.outputs[0])
-    return op.kind == "Reshape" and old is not None and new is not None and new.rank == old.rank + 1 and old.shape[:-1] == new.shape[:-2]
+    return (
+        op.kind == "Reshape"
+        and old is not None
+        and new is not None
+        and new.rank == old.rank + 1
+        and old.shape[:-1] == new.shape[:-2]
+    )
 
 
-def find(ctx: Lowering, graph: Graph, ops: Sequence[Op], known: Mapping[str, Value], outputs: Sequence[str]) -> dict[str, list[Op]]:
-    """Products of this partition to compute together: each one's value -> all of its group, where every reader takes a slice."""
+def find(
+    ctx: Lowering,
+    graph: Graph,
+    ops: Sequence[Op],
+    known: Mapping[str, Value],
+    outputs: Sequence[str],
+) -> dict[str, list[Op]]:
+    """Products of this partition to compute together: each one's value -> all of its group, where
+    every reader takes a slice.
+    """
     read_by = readers(ops)
     groups: dict[str, list[Op]] = {}
     for op in ops:

@@ -1,9 +1,10 @@
-"""Rows that a norm adds up on the way: embeddings looked up in tables, broadcast positions, a class token before the patches of an image.
+"""Rows that a norm adds up on the way: embeddings looked up in tables, broadcast positions, a class
+token before the patches of an image.
 
     norm(table0[ids] + table1[types] + positions)
 
-is one launch: each summand says where the row of it for a row of the result lies, and nothing is written in between.
-"""
+is one launch: each summand says where the row of it for a row of the result lies, and nothing is
+written in between."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Summand:
-    """Rows at `ref` + index * stride over the leading dims, in elements; with `index` that is where the row's number in the table at `ref` is read
-    (`rows` rows, `pitch` elements apart). It counts where lo <= index of the last leading dim < hi (None: everywhere), and strides there start at lo."""
+    """Rows at `ref` + index * stride over the leading dims, in elements; with `index` that is where
+    the row's number in the table at `ref` is read (`rows` rows, `pitch` elements apart). It counts
+    where lo <= index of the last leading dim < hi (None: everywhere), and strides there start at
+    lo."""
 
     ref: Ref
     strides: Dims
@@ -52,7 +55,12 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
     """Values of this partition that a norm could add up on the way, with all that they are made of."""
     maker = makers(ops)
     found: set[str] = set()
-    queue = [n for op in ops if op.kind in ROW_NORMS for n in ((op.role("x"), op.role("res")) if op.fused else (op.input(0),))]
+    queue = [
+        n
+        for op in ops
+        if op.kind in ROW_NORMS
+        for n in ((op.role("x"), op.role("res")) if op.fused else (op.input(0),))
+    ]
     while queue:
         name = queue.pop()
         op = maker.get(name)
@@ -60,22 +68,30 @@ def find(ops: Sequence[Op], outputs: Sequence[str]) -> set[str]:
             continue
         if op.kind in ("Gather", "Concat"):
             found.add(name)
-        if op.kind in ("Add", "Sum", "Concat") or (op.kind == ":pointwise" and is_sum(Expr.from_json(op.attr("expr")))):
+        if op.kind in ("Add", "Sum", "Concat") or (
+            op.kind == ":pointwise" and is_sum(Expr.from_json(op.attr("expr")))
+        ):
             found.add(name)
             queue += op.inputs
     return found
 
 
 def fits(ctx: Lowering, out: Value, parts: Sequence[Value]) -> bool:
-    """Whether these may be summands of `out`: of its float type, whole along the last axis, and not images."""
+    """Whether these may be summands of `out`: of its float type, whole along the last axis, and not
+    images.
+    """
     return (
         out.dtype in ctx.target.types and out.rank > 1
         and all(p.dtype == out.dtype and p.rank and p.shape[-1] == out.shape[-1] and (p.nhwc is None or p.view is not None) for p in parts)
     )  # fmt: skip
 
 
-def operands(ctx: Lowering, parts: Sequence[Value], shape: Dims) -> tuple[dict[str, Ref | None], dict[str, DimLike]] | None:
-    """Operands and parameters of a `layernorm_sum` over the sum of `parts`, of this shape; None when there are too many of them."""
+def operands(
+    ctx: Lowering, parts: Sequence[Value], shape: Dims
+) -> tuple[dict[str, Ref | None], dict[str, DimLike]] | None:
+    """Operands and parameters of a `layernorm_sum` over the sum of `parts`, of this shape; None
+    when there are too many of them.
+    """
     found = [s for p in parts for s in _summands(ctx, p, shape)]
     lead = shape[:-1]
     cut = any(s.hi is not None for s in found)
@@ -90,13 +106,21 @@ def operands(ctx: Lowering, parts: Sequence[Value], shape: Dims) -> tuple[dict[s
     ints: dict[str, DimLike] = {"outer": rows[0][0], "inner": rows[1][0], "N": shape[-1]}
     for k, s in enumerate(found):
         refs |= {f"x{k}": s.ref, f"i{k}": s.index}
-        ints |= {f"x{k}_o": rows[0][1][k], f"x{k}_i": rows[1][1][k], f"x{k}_lo": s.lo, f"x{k}_hi": rows[1][0] if s.hi is None else s.hi}
+        ints |= {
+            f"x{k}_o": rows[0][1][k],
+            f"x{k}_i": rows[1][1][k],
+            f"x{k}_lo": s.lo,
+            f"x{k}_hi": rows[1][0] if s.hi is None else s.hi,
+        }
         ints |= {f"x{k}_ld": s.pitch, f"x{k}_n": s.rows, f"i{k}_dtype": s.index_type}
     return refs, ints
 
 
 def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> list[Summand]:
-    """`v` broadcast to `shape` as summands. `part`: it is one of those that lie side by side already."""
+    """`v` broadcast to `shape` as summands.
+
+    `part`: it is one of those that lie side by side already.
+    """
     known = v.deferred if v.view is None else None
     if known is not None and known.kind == "sum":
         return [s for p in known.parts for s in _summands(ctx, p, shape, part=part)]
@@ -104,13 +128,25 @@ def _summands(ctx: Lowering, v: Value, shape: Dims, *, part: bool = False) -> li
         table, index = known.parts
         view = ctx.strided(index)
         strides = broadcast_strides(ctx.plan, view, index.shape, shape[:-1])
-        return [Summand(ctx.plain(table), strides, view.ref, int(index.dtype), table.shape[0], table.shape[1])]
+        return [
+            Summand(
+                ctx.plain(table),
+                strides,
+                view.ref,
+                int(index.dtype),
+                table.shape[0],
+                table.shape[1],
+            )
+        ]
     if known is not None and known.kind == "concat" and not part and v.shape[-2] == shape[-2]:
         found: list[Summand] = []
         at: DimLike = 0
         for p in known.parts:
             end = at + p.shape[-2]
-            found += [replace(s, lo=at, hi=end) for s in _summands(ctx, p, (*shape[:-2], p.shape[-2], shape[-1]), part=True)]
+            found += [
+                replace(s, lo=at, hi=end)
+                for s in _summands(ctx, p, (*shape[:-2], p.shape[-2], shape[-1]), part=True)
+            ]
             at = end
         return found
     view = ctx.strided(v)
